@@ -1,0 +1,7 @@
+"""Paged attention for LLM inference engines, in plain Python."""
+
+from . import reference
+from .api import merge_states, paged_attention, write_kv
+
+__version__ = "0.1.0"
+__all__ = ["merge_states", "paged_attention", "reference", "write_kv"]

@@ -1,0 +1,5 @@
+"""`python -m paged_attn`: the same verbs as the `paged-attn` command."""
+
+from paged_attn.cli import main
+
+main(prog_name="paged-attn")

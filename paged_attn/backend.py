@@ -1,0 +1,71 @@
+"""Where kernels run: compiled on a GPU, or by Triton's interpreter on a machine without one.
+
+Import this before any module that defines kernels: Triton decides at decoration time which of the two a function becomes.
+"""
+
+import functools
+import os
+import warnings
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+TESTED_TRITON = ("3.6",)
+
+
+class Device(NamedTuple):
+    """What the planner may know of a device."""
+
+    arch: str  # "sm90", "gfx942", "interpreter"
+    multiprocessors: int
+
+    @property
+    def capability(self) -> int:
+        """CUDA compute capability as one number, 90 for sm_90; 0 elsewhere."""
+        return int(self.arch[2:]) if self.arch.startswith("sm") else 0
+
+
+def _wants_interpreter() -> bool:
+    """The user's TRITON_INTERPRET if set; otherwise whether the machine lacks a GPU."""
+    asked = os.environ.get("TRITON_INTERPRET")
+    return asked.lower() in ("1", "true", "on", "yes") if asked is not None else not torch.cuda.is_available()
+
+
+def _interpret_standard_library() -> None:
+    """Triton's own jit functions (tl.max, tl.cdiv ...) became compiled ones if it was imported before we decided."""
+    for module in (tl, tl.core, tl.standard, tl.math, tl.random):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, JITFunction):
+                setattr(module, name, InterpretedFunction(value.fn))
+
+
+INTERPRET = _wants_interpreter()
+if INTERPRET:
+    triton.knobs.runtime.interpret = True
+    _interpret_standard_library()
+
+if not triton.__version__.startswith(TESTED_TRITON):
+    warnings.warn(
+        f"paged-attn is tested with Triton {', '.join(TESTED_TRITON)}; this is {triton.__version__}. "
+        "Results should be right, machine code and speed were not looked at.",
+        stacklevel=2,
+    )
+
+
+@functools.cache
+def device_of(device: torch.device) -> Device:
+    """Facts of a torch device; raises ValueError where our kernels cannot run."""
+    if INTERPRET:
+        return Device("interpreter", 2)
+    if device.type != "cuda":
+        raise ValueError(
+            f"q is on {device}, but the kernels of this process are compiled for the GPU: move the tensors to 'cuda', "
+            "or start Python with TRITON_INTERPRET=1 to run the same kernels in Triton's interpreter"
+        )
+    properties = torch.cuda.get_device_properties(device)
+    arch = properties.gcnArchName.split(":")[0] if torch.version.hip else f"sm{properties.major}{properties.minor}"
+    return Device(arch, properties.multi_processor_count)

@@ -1,0 +1,156 @@
+"""What a launcher hands to a kernel, and what helpers hand to each other: records of a few fields, no behaviour.
+
+Absent is None and costs nothing: Triton resolves it at compile time.  Strides are in elements.
+"""
+
+from typing import Any, NamedTuple
+
+# ---- from the host -------------------------------------------------------------------------------
+
+
+class Rows(NamedTuple):
+    """A [tokens, heads, head_dim] tensor, head_dim contiguous."""
+
+    ptr: Any
+    stride_token: Any
+    stride_head: Any
+    FORMAT: Any = None  # constexpr "e4m3" | "e5m2": bytes behind a uint8 pointer; None: the pointer's own type
+
+
+class KV(NamedTuple):
+    """Keys or values of any layout: RUN consecutive dims lie together, runs are stride_run apart."""
+
+    ptr: Any
+    stride_page: Any
+    stride_slot: Any
+    stride_head: Any
+    stride_run: Any
+    RUN: Any  # constexpr
+    FORMAT: Any = None  # as in Rows
+
+
+class Batch(NamedTuple):
+    """The ragged batch, on the device, and the query lengths that this launch serves."""
+
+    query_starts: Any  # int32 [seqs + 1]; None = one query token per sequence
+    seq_lens: Any  # int32 [seqs]
+    page_table: Any  # int32 [seqs, max_pages]
+    page_table_stride: Any
+    num_seqs: Any
+    num_tokens: Any
+    shortest: Any  # query lengths outside [shortest, longest] belong to another launch
+    longest: Any
+    segments: Any  # shares of one sequence's keys
+
+
+class Modifiers(NamedTuple):
+    """What a score meets between <q, k> and the softmax, and the sink beside the keys."""
+
+    left: Any = None  # keys visible before and after a query's own position; None = all
+    right: Any = None  # causal is right = 0
+    softcap: Any = None  # float
+    alibi_slopes: Any = None  # float32 [heads]
+    qq_bias: Any = None  # [n, n]
+    qq_bias_stride: Any = None
+    qq_bias_size: Any = None  # n
+    sinks: Any = None  # [heads]
+
+
+class Scale(NamedTuple):
+    """A factor known on the host, times one in memory (stride 0: one for all, 1: one per KV head)."""
+
+    factor: Any
+    ptr: Any = None
+    stride: Any = None
+
+
+class Scales(NamedTuple):
+    softmax: Any  # float
+    query: Any = None  # Scale | None
+    key: Any = None
+    value: Any = None
+    out: Any = None
+
+
+class Partial(NamedTuple):
+    """Unfinished states of the segments: acc [tokens, heads, segments, DIM]; max, sum [tokens, heads, segments]; float32."""
+
+    acc: Any
+    max: Any
+    sum: Any
+
+
+class Shape(NamedTuple):
+    """Everything a kernel is compiled for."""
+
+    GROUP: int  # query heads per KV head
+    KV_HEADS: int
+    HEAD_DIM: int
+    DIM: int  # HEAD_DIM rounded up to a power of two
+    PAGE: int
+    BLOCK_Q: int  # query tokens of a block
+    ROWS: int  # BLOCK_Q * GROUP rounded up to a power of two
+    TILE: int  # keys per step
+    STAGES: int  # tiles in flight
+    COMPUTE: Any  # tl.dtype of the operands of both dots
+    ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
+    SPLIT: bool  # keys are cut into segments, partial states are written
+    PEEL: bool  # tiles that every row sees whole run in a loop of their own, without masks
+    SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
+    CLEAR: bool  # this launch zeroes the rows past the last sequence
+    NATIVE_FP8: bool  # the target converts e4m3 in hardware
+
+
+# ---- inside a kernel -----------------------------------------------------------------------------
+
+
+class Block(NamedTuple):
+    """One block of query tokens of one sequence."""
+
+    seq: Any
+    first_token: Any  # of the sequence, in the batch
+    query_len: Any
+    seq_len: Any
+    first: Any  # first query of the block, within the sequence
+
+
+class RowTile(NamedTuple):
+    """The R rows of a block: query tokens x heads of the group."""
+
+    token: Any  # int64 [R], in the batch
+    head: Any  # [R]
+    pos: Any  # [R], in the sequence
+    first_key: Any  # [R], first and last visible position; last < first where nothing is
+    last_key: Any
+    valid: Any  # [R]
+    kv_head: Any
+    context_len: Any
+
+
+class Span(NamedTuple):
+    """Half-open ranges of key positions: [lo, hi) some row may see, [full_lo, full_hi) every row sees."""
+
+    lo: Any
+    hi: Any
+    full_lo: Any
+    full_hi: Any
+
+
+class Source(NamedTuple):
+    """Where keys live, for positions [first, end)."""
+
+    key: Any  # KV
+    value: Any
+    pages: Any  # this sequence's row of the page table; None = contiguous
+    shift: Any  # contiguous: position p is row p + shift
+    first: Any
+    end: Any
+    scale: Any  # of the scores: softmax, query and key scales in one
+
+
+class State(NamedTuple):
+    """Softmax over the keys seen so far, base 2."""
+
+    acc: Any  # float32 [R, D]
+    max: Any  # float32 [R]
+    sum: Any  # float32 [R]

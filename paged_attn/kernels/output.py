@@ -1,0 +1,62 @@
+"""Rows in and out: queries, results, log-sum-exp, the states of segments."""
+
+import triton
+import triton.language as tl
+
+from .numerics import decode, encode, factor
+
+
+@triton.jit
+def _addresses(rows, tensor, S: tl.constexpr):
+    """Addresses [R, D] and which of them exist."""
+    dim = tl.arange(0, S.DIM)
+    row = rows.token * tensor.stride_token + rows.head * tensor.stride_head
+    return tensor.ptr + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
+
+
+@triton.jit
+def load_query(query, rows, S: tl.constexpr):
+    """Queries [R, D] in the compute type."""
+    ptr, inside = _addresses(rows, query, S)
+    return decode(tl.load(ptr, mask=inside, other=0), query.FORMAT, S.COMPUTE, S.NATIVE_FP8)
+
+
+@triton.jit
+def quantize(x, scale, tensor):
+    """x / out_scale as elements of the output."""
+    if scale is not None:
+        x = x / factor(scale, 0)
+    return encode(x, tensor.FORMAT, tensor.ptr.dtype.element_ty)
+
+
+@triton.jit
+def store_rows(out, rows, x, scale, S: tl.constexpr):
+    """Finished rows [R, D]."""
+    ptr, inside = _addresses(rows, out, S)
+    tl.store(ptr, quantize(x, scale, out), mask=inside)
+
+
+@triton.jit
+def store_partial(partial, rows, state, segment, segments, S: tl.constexpr):
+    """One segment's state; a segment that saw nothing says so and leaves acc alone."""
+    dim = tl.arange(0, S.DIM)
+    at = (rows.token * (S.KV_HEADS * S.GROUP) + rows.head) * segments + segment
+    seen = rows.valid & (state.sum > 0)
+    tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=seen[:, None])
+    tl.store(partial.max + at, state.max, mask=rows.valid)
+    tl.store(partial.sum + at, state.sum, mask=rows.valid)
+
+
+@triton.jit
+def clear_padding(out, lse, batch, S: tl.constexpr):
+    """Rows past the last sequence: output 0, log-sum-exp -inf; all programs share them."""
+    HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
+    dim = tl.arange(0, S.DIM)
+    live = tl.load(batch.query_starts + batch.num_seqs)
+    for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
+        token = (row // HEADS).to(tl.int64)
+        head = row % HEADS
+        zero = encode(tl.zeros([S.DIM], tl.float32), out.FORMAT, out.ptr.dtype.element_ty)
+        tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)
+        if lse is not None:
+            tl.store(lse + token * HEADS + head, float("-inf"))

@@ -1,0 +1,39 @@
+"""What happens to a score between <q, k> and the softmax: scale, modifiers in their fixed order, mask."""
+
+import triton
+import triton.language as tl
+
+from .numerics import LOG2E
+
+
+@triton.jit
+def softcap(scores, cap):
+    """cap * tanh(scores / cap), without the overflow of exp."""
+    e = tl.exp2(-2 * LOG2E * tl.abs(scores) / cap)
+    return tl.where(scores < 0, -cap, cap) * (1 - e) / (1 + e)
+
+
+@triton.jit
+def modify(scores, rows, pos, mods):
+    """Scaled scores [R, N] with softcap, ALiBi and query-query bias, in this order."""
+    if mods.softcap is not None:
+        scores = softcap(scores, mods.softcap)
+    if mods.alibi_slopes is not None:
+        slope = tl.load(mods.alibi_slopes + rows.head, mask=rows.valid, other=0.0)
+        scores += slope[:, None] * (pos[None, :] - rows.pos[:, None]).to(tl.float32)
+    if mods.qq_bias is not None:
+        row = rows.pos - rows.context_len
+        column = pos - rows.context_len
+        inside = (rows.valid & (row < mods.qq_bias_size))[:, None] & ((column >= 0) & (column < mods.qq_bias_size))[None, :]
+        bias = mods.qq_bias + row.to(tl.int64)[:, None] * mods.qq_bias_stride + column[None, :]
+        scores += tl.load(bias, mask=inside, other=0.0).to(tl.float32)
+    return scores
+
+
+@triton.jit
+def mask(scores, rows, pos, end, mods):
+    """-inf where a row must not look: outside its window, at or past end."""
+    visible = pos[None, :] <= tl.minimum(rows.last_key, end - 1)[:, None]
+    if mods.left is not None:
+        visible &= pos[None, :] >= rows.first_key[:, None]
+    return tl.where(visible, scores, float("-inf"))

@@ -1,0 +1,59 @@
+"""Attention over a set of keys as a state (acc, max, sum): start, update with a tile, merge two, finish.  Base 2 throughout."""
+
+import triton
+import triton.language as tl
+
+from .args import State
+from .numerics import LN2, LOG2E, dot
+
+
+@triton.jit
+def start(sinks, rows, first, S: tl.constexpr):
+    """Nothing seen yet; in the first share the sink, a key of score sinks[head] and value zero."""
+    row_max = tl.full([S.ROWS], float("-inf"), tl.float32)
+    row_sum = tl.zeros([S.ROWS], tl.float32)
+    if sinks is not None:
+        sink = tl.load(sinks + rows.head, mask=rows.valid & first, other=float("-inf"))
+        row_max = sink.to(tl.float32) * LOG2E
+        row_sum = tl.where(row_max > float("-inf"), 1.0, 0.0)
+    return State(tl.zeros([S.ROWS, S.DIM], tl.float32), row_max, row_sum)
+
+
+@triton.jit
+def _base(row_max):
+    """What exponents are taken relative to: -inf - -inf is NaN, so rows that have seen nothing use 0."""
+    return tl.where(row_max > float("-inf"), row_max, 0.0)
+
+
+@triton.jit
+def update(state, scores, unit, v, SOME_SEE_NOTHING: tl.constexpr):
+    """Fold scores [R, N] (times unit: base 2) and values [N, D] into the running softmax (Milakov & Gimelshein 2018)."""
+    row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
+    base = _base(row_max) if SOME_SEE_NOTHING else row_max
+    p = tl.exp2(scores * unit - base[:, None])
+    decay = tl.exp2(state.max - base)
+    acc = dot(p.to(v.dtype), v, state.acc * decay[:, None])
+    return State(acc, row_max, state.sum * decay + tl.sum(p, 1))
+
+
+@triton.jit
+def merge(state, acc, row_max, row_sum):
+    """Join a state [D] with N others, acc [N, D], max [N], sum [N]; those that saw nothing may hold anything in acc."""
+    both = tl.maximum(state.max, tl.max(row_max, 0))
+    base = _base(both)
+    decay = tl.exp2(state.max - base)
+    weight = tl.exp2(row_max - base)
+    acc = tl.where((weight > 0)[:, None], acc, 0.0) * weight[:, None]
+    return State(state.acc * decay + tl.sum(acc, 0), both, state.sum * decay + tl.sum(row_sum * weight, 0))
+
+
+@triton.jit
+def finish(acc, row_sum):
+    """The output; zero where nothing was seen."""
+    return acc / tl.where(row_sum > 0, row_sum, 1.0)
+
+
+@triton.jit
+def log_sum_exp(row_max, row_sum):
+    """Natural logarithm of the softmax's denominator; -inf where nothing was seen."""
+    return tl.where(row_sum > 0, (row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0))) * LN2, float("-inf"))

@@ -1,0 +1,140 @@
+"""Which kernels a call launches, and how: from shapes, dtypes and device only.
+
+Pure Python and cached by key: every layer of a model reuses one plan, nothing is read back from the device,
+and a plan made while a CUDA graph is captured is right for every replay.
+"""
+
+import functools
+from typing import NamedTuple
+
+import torch
+import triton
+
+from .backend import Device
+from .kernels.args import Shape
+from .tuning import Config, decode_config, prefill_config
+
+
+class Problem(NamedTuple):
+    """What decides a plan."""
+
+    tokens: int
+    seqs: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    max_seqlen_q: int  # upper bounds, not readings
+    max_seqlen_k: int
+    window_left: int  # -1: none
+    ragged: bool  # cu_seqlens_q given
+    modified: bool  # scores meet more than a positive scale and a mask
+    only: str | None
+    compute: torch.dtype
+    cache_itemsize: int
+    device: Device
+
+
+class Launch(NamedTuple):
+    """One launch of the attention kernel, and of the merge if shape.SPLIT."""
+
+    shape: Shape
+    blocks: int
+    segments: int
+    shortest: int  # query lengths served
+    longest: int
+    config: Config
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (self.blocks * self.shape.KV_HEADS * self.segments,)
+
+
+class Plan(NamedTuple):
+    launches: tuple[Launch, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"queries {x.shortest}..{x.longest}: {x.blocks} blocks x {x.shape.KV_HEADS} heads x {x.segments} segments, "
+            f"{x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) x {x.shape.TILE} keys, {x.config.warps} warps, {x.shape.STAGES} stages"
+            for x in self.launches
+        )
+
+
+UNBOUNDED = 2**31 - 1
+# Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
+FEW_ROWS = 64
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(problem: Problem) -> Plan:
+    """Few-query sequences (decode, speculation) in one launch, the others in a second one, unless one kind cannot occur."""
+    p = problem
+    group = p.heads // p.kv_heads
+    few = decode_config(p)
+    few_tokens = max(1, few.rows // group)
+    if p.only == "decode" or not p.ragged:
+        return Plan((_few(p, few, 1, 1),))
+    if p.max_seqlen_q <= max(few_tokens, FEW_ROWS // group):
+        rows = max(few.rows, triton.next_power_of_2(p.max_seqlen_q * group))
+        return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
+    if p.only == "prefill":
+        return Plan((_many(p, 2),))
+    if p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q:
+        return Plan((_many(p, 0),))
+    return Plan((_many(p, few_tokens + 1), _few(p, few, 0, few_tokens)))
+
+
+def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
+    """One block per sequence."""
+    return _launch(p, config, p.seqs, True, shortest, longest)
+
+
+def _many(p: Problem, shortest: int) -> Launch:
+    """As many blocks per sequence as its queries fill."""
+    config = prefill_config(p)
+    block_q = max(1, config.rows * p.kv_heads // p.heads)
+    return _launch(p, config, p.tokens // block_q + p.seqs, False, shortest, UNBOUNDED)
+
+
+def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: int, longest: int) -> Launch:
+    group = p.heads // p.kv_heads
+    rows = max(config.rows, triton.next_power_of_2(group))
+    block_q = rows // group
+    segments = _segments(p, config, blocks * p.kv_heads, block_q)
+    shape = Shape(
+        GROUP=group,
+        KV_HEADS=p.kv_heads,
+        HEAD_DIM=p.head_dim,
+        DIM=max(16, triton.next_power_of_2(p.head_dim)),
+        PAGE=p.page_size,
+        BLOCK_Q=block_q,
+        ROWS=rows,
+        TILE=config.tile,
+        STAGES=config.stages,
+        COMPUTE=_TRITON_DTYPES[p.compute],
+        ONE_BLOCK=one_block,
+        SPLIT=segments > 1,
+        PEEL=config.peel,
+        SCALE_FIRST=p.modified,
+        CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
+        NATIVE_FP8=p.device.capability >= 89,
+    )
+    return Launch(shape, blocks, segments, shortest, longest, config)
+
+
+def _segments(p: Problem, config: Config, programs: int, block_q: int) -> int:
+    """Shares of a sequence's keys: enough programs to fill the device, none with less than config.min_tiles."""
+    keys = p.max_seqlen_k
+    if p.window_left >= 0:
+        keys = min(keys, p.window_left + block_q + config.tile)
+    most = max(1, triton.cdiv(keys, config.tile * config.min_tiles))
+    wanted = triton.cdiv(config.programs_per_multiprocessor * p.device.multiprocessors, max(programs, 1))
+    return min(most, wanted)
+
+
+_TRITON_DTYPES = {
+    torch.float16: triton.language.float16,
+    torch.bfloat16: triton.language.bfloat16,
+    torch.float32: triton.language.float32,
+}

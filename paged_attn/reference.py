@@ -1,0 +1,206 @@
+"""The definition of correct: the public calls once more, in dense float64 torch, one sequence at a time.
+
+Same signatures, any device, no Triton, nothing of ours imported.  Written to be read, and to be believed; it copies
+lengths to the host and checks nothing.
+Shapes: T query tokens of one sequence, N keys that they see between them, H heads, G KV heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Scale = float | Tensor | None
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    *,
+    kv_layout: str = "NHD",
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = True,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    sinks: Tensor | None = None,
+    qq_bias: Tensor | None = None,
+    q_scale: Scale = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    out: Tensor | None = None,
+    out_scale: Scale = None,
+    return_lse: bool = False,
+    only: str | None = None,
+    check: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """What `paged_attn.paged_attention` must return; its docstring explains the arguments.
+
+    `max_seqlen_q`, `max_seqlen_k` and `check` cannot change a result and are ignored.
+    Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp; rows that `only`
+    leaves out are 0.  With `out` it is written there, clamped for an fp8 type, and those rows keep what they held.
+    Returns: out [tokens, heads, head_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf for
+    padding and for rows left out.
+    """
+    tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
+    scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
+    score_scale = scale * _per_kv_head(q_scale, num_kv_heads, q)
+    left, right = window_size
+
+    result = torch.zeros(tokens, num_heads, head_dim, dtype=torch.float64, device=q.device)
+    lse = torch.full((tokens, num_heads), -torch.inf, dtype=torch.float64, device=q.device)
+    written = torch.full((tokens,), only is None, dtype=torch.bool, device=q.device)
+
+    lengths = seq_lens.tolist()
+    starts = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
+    for seq, seq_len in enumerate(lengths):
+        start, end = starts[seq], starts[seq + 1]
+        query_len = end - start
+        context_len = seq_len - query_len  # negative where seq_len < query_len: those first queries stand before key 0
+        if query_len == 0 or (only is not None and (only == "decode") != (query_len == 1)):
+            continue
+        written[start:end] = True
+
+        # Only positions [first, seq_len) are visible to any query, so pages before `first` need not exist.
+        first = 0 if left < 0 else max(0, context_len - left)
+        in_cache = seq_len if k_new is None else context_len
+        k, v = _gather(k_cache, v_cache, page_table[seq], first, in_cache, kv_layout)
+        k = k * _per_kv_head(k_scale, num_kv_heads, q)[:, None]
+        v = v * _per_kv_head(v_scale, num_kv_heads, q)[:, None]
+        if k_new is not None and v_new is not None:
+            own = slice(start + max(first, context_len) - context_len, end)
+            k, v = torch.cat([k, k_new[own].double()]), torch.cat([v, v_new[own].double()])
+        key_pos = torch.arange(first, first + len(k), device=q.device)
+
+        for row in range(0, query_len, 1024):  # rows are independent; a block bounds the memory of long prompts
+            rows = slice(start + row, min(start + row + 1024, end))
+            query_pos = context_len + torch.arange(row, row + rows.stop - rows.start, device=q.device)
+            scores = _scores(q[rows].double(), k, score_scale)  # [H, T, N]
+            if softcap:
+                scores = softcap * torch.tanh(scores / softcap)
+            distance = key_pos[None, :] - query_pos[:, None]  # [T, N]
+            if alibi_slopes is not None:
+                scores = scores + alibi_slopes.double()[:, None, None] * distance
+            if qq_bias is not None:
+                scores = scores + _bias(qq_bias, query_pos - context_len, key_pos - context_len)
+            visible = torch.ones_like(distance, dtype=torch.bool)
+            if causal:
+                visible &= distance <= 0
+            if left >= 0:
+                visible &= distance >= -left
+            if right >= 0:
+                visible &= distance <= right
+            scores = scores.masked_fill(~visible, -torch.inf)
+            result[rows], lse[rows] = _attend(scores, v, sinks)
+
+    result = result / _per_kv_head(out_scale, 1, q)
+    if out is not None:
+        out[written] = _narrow(result[written], out.dtype)
+        result = out
+    return (result, lse) if return_lse else result
+
+
+def write_kv(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    kv_layout: str = "NHD",
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+) -> None:
+    """What `paged_attn.write_kv` must leave in the caches.
+
+    Token t of k, v goes to slot_mapping[t] = page * page_size + slot, or nowhere if that is negative.
+    """
+    page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
+    keep = slot_mapping >= 0
+    page, slot = slot_mapping[keep].long() // page_size, slot_mapping[keep].long() % page_size
+    num_kv_heads = k.shape[1]
+    new_k = _narrow(k[keep].double() / _per_kv_head(k_scale, num_kv_heads, k)[:, None], k_cache.dtype)  # [tokens, G, D]
+    new_v = _narrow(v[keep].double() / _per_kv_head(v_scale, num_kv_heads, v)[:, None], v_cache.dtype)
+    if k_cache.dim() == 5:
+        k_cache[page, :, :, slot] = new_k.unflatten(-1, (k_cache.shape[2], k_cache.shape[4]))
+        v_cache[page, :, :, slot] = new_v
+    elif kv_layout == "HND":
+        k_cache[page, :, slot] = new_k
+        v_cache[page, :, slot] = new_v
+    else:
+        k_cache[page, slot] = new_k
+        v_cache[page, slot] = new_v
+
+
+def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """What `paged_attn.merge_states` must return, in float64: [n, tokens, heads, head_dim], [n, tokens, heads] -> (out, lse).
+
+    Each part is attention over its own keys; a part with lse = -inf holds none, whatever its out says.
+    """
+    outs, lses = outs.double(), lses.double()
+    lse = torch.logsumexp(lses, dim=0)
+    weights = torch.where(lses == -torch.inf, 0.0, torch.exp(lses - lse))[..., None]
+    return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse
+
+
+def _per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
+    """A scale given as None, a float, [1] or [kv_heads], as float64 [kv_heads]."""
+    value = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64, device=like.device)
+    return value.reshape(-1).expand(num_kv_heads)
+
+
+def _narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Cast to the nearest number of dtype; fp8 types saturate."""
+    if dtype.itemsize == 1:
+        limit = torch.finfo(dtype).max
+        values = values.clamp(-limit, limit)
+    return values.to(dtype)
+
+
+def _gather(
+    k_cache: Tensor, v_cache: Tensor, pages: Tensor, first: int, end: int, kv_layout: str
+) -> tuple[Tensor, Tensor]:
+    """Keys and values [N, G, D] of the positions [first, end) of one sequence; no other slot is touched."""
+    page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
+    pos = torch.arange(first, max(first, end), device=k_cache.device)
+    page, slot = pages[pos // page_size].long(), pos % page_size
+    if k_cache.dim() == 5:  # K [pages, G, D // x, page_size, x], V [pages, G, D, page_size]
+        return k_cache[page, :, :, slot].flatten(2).double(), v_cache[page, :, :, slot].double()
+    if kv_layout == "HND":  # [pages, G, page_size, D]
+        return k_cache[page, :, slot].double(), v_cache[page, :, slot].double()
+    return k_cache[page, slot].double(), v_cache[page, slot].double()  # NHD: [pages, page_size, G, D]
+
+
+def _scores(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
+    """scale * <q, k> as [H, T, N], each KV head serving a group of H // G heads."""
+    grouped = q.unflatten(1, (k.shape[1], -1)) * scale[:, None, None]
+    return torch.einsum("tgid,ngd->gitn", grouped, k).flatten(0, 1)
+
+
+def _bias(qq_bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """qq_bias[query, key] as [T, N], both counted from the first query of the call; 0 outside the matrix."""
+    n = qq_bias.shape[0]
+    inside = (query[:, None] < n) & (key[None, :] >= 0) & (key[None, :] < n)
+    picked = qq_bias.double()[query.clamp(0, n - 1)[:, None], key.clamp(0, n - 1)[None, :]]
+    return torch.where(inside, picked, 0.0)
+
+
+def _attend(scores: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Softmax of scores [H, T, N] over values [N, G, D], a sink being one more key of value 0: [T, H, D], lse [T, H]."""
+    sink = scores.new_full((*scores.shape[:2], 1), -torch.inf)
+    if sinks is not None:
+        sink = sink.copy_(sinks[:, None, None])
+    lse = torch.logsumexp(torch.cat([scores, sink], dim=2), dim=2)  # [H, T]
+    weights = torch.where(scores == -torch.inf, 0.0, torch.exp(scores - lse[:, :, None]))
+    grouped = weights.unflatten(0, (v.shape[1], -1))
+    out = torch.einsum("gitn,ngd->tgid", grouped, v).flatten(1, 2)
+    return out, lse.T
