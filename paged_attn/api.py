@@ -4,15 +4,13 @@ import torch
 import triton
 
 from . import check as checks
-from . import layout
+from . import launch, layout
 from .backend import INTERPRET, device_of
-from .kernels.args import Modifiers, Partial, Scales
+from .kernels.args import KeyValues, Modifiers, Partial
 from .kernels.merge import merge_states_kernel
 from .kernels.write import write_kv_kernel
-from .launch import Call, attention, scale
+from .launch import Call, ScaleLike
 from .plan import Problem, plan
-
-ScaleLike = float | torch.Tensor | None
 
 
 def paged_attention(
@@ -139,6 +137,7 @@ def paged_attention(
         only=only,
         compute=_compute_dtype(q, k_cache, k_new),
         cache_itemsize=k_cache.element_size(),
+        packed=axes.x > 0,
         device=device,
     )
     mods = Modifiers(
@@ -156,15 +155,14 @@ def paged_attention(
         lse=lse,
         query=layout.rows(q),
         cache=layout.cache(k_cache, v_cache, kv_layout),
-        new_key=None if k_new is None else layout.contiguous(k_new),
-        new_value=None if v_new is None else layout.contiguous(v_new),
+        new=None if k_new is None or v_new is None else KeyValues(layout.contiguous(k_new), layout.contiguous(v_new)),
         query_starts=cu_seqlens_q,
         seq_lens=seq_lens,
         page_table=page_table,
         mods=mods,
-        scales=Scales(softmax_scale, scale(q_scale), scale(k_scale), scale(v_scale), scale(out_scale)),
+        scales=launch.scales(softmax_scale, q_scale, k_scale, v_scale, out_scale),
     )
-    attention(plan(problem), call)
+    launch.attention(plan(problem), call)
     return result
 
 
@@ -204,8 +202,9 @@ def write_kv(
     cache = layout.cache(k_cache, v_cache, kv_layout)
     dim = max(16, triton.next_power_of_2(axes.head_dim))
     block_heads = min(triton.next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
-    write_kv_kernel[(axes.tokens, triton.cdiv(axes.kv_heads, block_heads))](
-        layout.rows(k), layout.rows(v), cache.key, cache.value, slot_mapping, scale(k_scale), scale(v_scale),
+    grid = (axes.tokens, triton.cdiv(axes.kv_heads, block_heads))
+    launch.run(
+        write_kv_kernel, grid, layout.rows(k), layout.rows(v), cache, slot_mapping, launch.scales(1.0, key=k_scale, value=v_scale),
         axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads,
     )  # fmt: skip
 
@@ -230,8 +229,8 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
     outs, lses = outs.contiguous(), lses.contiguous()
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     if axes.tokens and axes.heads:
-        merge_states_kernel[(axes.tokens, axes.heads)](
-            layout.rows(out), lse, Partial(outs, lses, None), outs.shape[0], axes.tokens * axes.heads,
+        launch.run(
+            merge_states_kernel, (axes.tokens, axes.heads), layout.rows(out), lse, Partial(outs, lses, None), outs.shape[0], axes.tokens * axes.heads,
             axes.heads, axes.head_dim, max(16, triton.next_power_of_2(axes.head_dim)), num_warps=1,
         )  # fmt: skip
     return out, lse

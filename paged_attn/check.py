@@ -60,6 +60,8 @@ class _Door:
         """Admit a tensor of these axes and one of these dtypes, its last axis contiguous."""
         self.place(name, value, dtypes)
         self.bind(name, value, axes)
+        if value.stride(-1) != 1 and value.shape[-1] > 1:
+            raise ValueError(f"{name} must be contiguous along {axes[-1]}, got strides {list(value.stride())}")
 
     def place(self, name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:
         """One of these dtypes, on the device of the first tensor."""
@@ -80,8 +82,6 @@ class _Door:
         for axis, size in zip(axes, shape):
             if sizes.setdefault(axis, size) != size:
                 raise self.wrong_shape(name, shape, axes, instead)
-        if value.stride(-1) != 1 and shape[-1] > 1:
-            raise ValueError(f"{name} must be contiguous along {axes[-1]}, got strides {list(value.stride())}")
 
     def wrong_shape(self, name: str, shape: torch.Size, axes: tuple[str, ...], instead: str = "") -> ValueError:
         """Names the axes that differ or, where the number of axes does, every axis already known."""
@@ -247,8 +247,10 @@ def check_write(
 def check_merge(outs: Tensor, lses: Tensor) -> Axes:
     """Everything the host can know about a call of merge_states: raises, or returns its sizes."""
     door = _Door()
-    door.tensor("outs", outs, ("n", "tokens", "heads", "head_dim"), FLOAT)
-    door.tensor("lses", lses, ("n", "tokens", "heads"), FLOAT32)
+    door.place("outs", outs, FLOAT)
+    door.bind("outs", outs, ("n", "tokens", "heads", "head_dim"))
+    door.place("lses", lses, FLOAT32)
+    door.bind("lses", lses, ("n", "tokens", "heads"))
     size = door.sizes
     if size["n"] < 1:
         raise ValueError(f"outs must be [n, tokens, heads, head_dim] with n >= 1, got {list(outs.shape)}")
@@ -259,7 +261,7 @@ def enabled(check: bool | None) -> bool:
     """Whether this call is a checked one: `check` itself or, where it is None, what PAGED_ATTN_CHECK says now."""
     if check is None:
         return os.environ.get("PAGED_ATTN_CHECK", "").lower() in ("1", "true", "yes", "on")
-    _bool("check", check)
+    _bool("check", check, "True, False or None")
     return check
 
 
@@ -271,7 +273,7 @@ def check_attention_contents(
     *,
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
-    new: bool,
+    k_new: Tensor | None,
     window_size: tuple[int, int],
     only: str | None,
 ) -> None:
@@ -292,7 +294,7 @@ def check_attention_contents(
     # the positions that some query of the sequence may see, and that are in the cache: first ... end - 1
     context = length - query
     first = (context - window_size[0]).clamp(min=0) if window_size[0] >= 0 else torch.zeros_like(context)
-    end = context if new else length
+    end = length if k_new is None else context
     live &= first < end
     for i in _first(live & (end > axes.max_pages * axes.page_size)):
         held = f"page_table[{i}] holds max_pages = {axes.max_pages} pages of {axes.page_size}"
@@ -372,9 +374,9 @@ def _window(value: Any) -> None:
     _integer("window_size[1]", value[1], -1, "an int")
 
 
-def _bool(name: str, value: Any) -> None:
+def _bool(name: str, value: Any, wanted: str = "True or False") -> None:
     if value is not True and value is not False:
-        raise TypeError(f"{name} must be True or False, got {_kind(value)}")
+        raise TypeError(f"{name} must be {wanted}, got {_kind(value)}")
 
 
 def _number(name: str, value: Any, wanted: str, least: float = -HUGE) -> None:

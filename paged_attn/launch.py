@@ -1,14 +1,16 @@
 """Kernel arguments from tensors and a plan; allocates nothing but the states of segments."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from . import layout
-from .kernels.args import KV, Batch, Modifiers, Partial, Rows, Scale, Scales
+from .kernels.args import Batch, KeyValues, Modifiers, Partial, PerHead, Rows, Scales
 from .kernels.attention import attention_kernel
 from .kernels.merge import merge_segments_kernel
 from .plan import Launch, Plan
+
+
+ScaleLike = float | torch.Tensor | None
 
 
 class Call(NamedTuple):
@@ -17,9 +19,8 @@ class Call(NamedTuple):
     out: Rows
     lse: torch.Tensor | None
     query: Rows
-    cache: layout.Cache
-    new_key: KV | None
-    new_value: KV | None
+    cache: KeyValues
+    new: KeyValues | None
     query_starts: torch.Tensor | None
     seq_lens: torch.Tensor
     page_table: torch.Tensor
@@ -27,13 +28,19 @@ class Call(NamedTuple):
     scales: Scales
 
 
-def scale(value: float | torch.Tensor | None) -> Scale | None:
-    """A float, a [1] or a [kv_heads] tensor as kernels take it."""
-    if value is None:
-        return None
-    if isinstance(value, torch.Tensor):
-        return Scale(1.0, value, value.stride(0) if value.numel() > 1 else 0)
-    return Scale(float(value))
+def scales(softmax: float, query: ScaleLike = None, key: ScaleLike = None, value: ScaleLike = None, out: ScaleLike = None) -> Scales:
+    """Scales as kernels take them: absent is 1."""
+    numbers = [1.0 if x is None or isinstance(x, torch.Tensor) else float(x) for x in (query, key, value, out)]
+    in_memory = [
+        PerHead(x, x.stride(0) if x.numel() > 1 else 0) if isinstance(x, torch.Tensor) else None
+        for x in (query, key, value, out)
+    ]
+    return Scales(softmax, *numbers, *in_memory)
+
+
+def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Every launch of the library goes through here."""
+    kernel[grid](*args, **options)
 
 
 def attention(plan: Plan, call: Call) -> None:
@@ -59,15 +66,15 @@ def _attention(launch: Launch, call: Call) -> None:
     options = {"num_warps": config.warps}
     if config.max_registers is not None:
         options["maxnreg"] = config.max_registers
-    attention_kernel[launch.grid](
+    run(
+        attention_kernel,
+        launch.grid,
         call.out,
         call.lse,
         partial,
         call.query,
-        call.cache.key,
-        call.cache.value,
-        call.new_key,
-        call.new_value,
+        call.cache,
+        call.new,
         batch,
         call.mods,
         call.scales,
@@ -77,7 +84,7 @@ def _attention(launch: Launch, call: Call) -> None:
     if shape.SPLIT:
         rows = launch.blocks * shape.BLOCK_Q if shape.ONE_BLOCK and call.query_starts is not None else batch.num_tokens
         grid = (rows, shape.KV_HEADS * shape.GROUP)
-        merge_segments_kernel[grid](call.out, call.lse, partial, batch, call.scales, shape, num_warps=1)
+        run(merge_segments_kernel, grid, call.out, call.lse, partial, batch, call.scales, shape, num_warps=1)
 
 
 def _partial(launch: Launch, call: Call) -> Partial:

@@ -1,70 +1,59 @@
 """Cache layouts: each is a handful of strides, decided here, so that kernels know one address formula."""
 
-from typing import NamedTuple
-
 import torch
 import triton.language as tl
 
-from .kernels.args import KV, Rows
+from .kernels.args import KV, KeyValues, Rows
 
-_FORMATS = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
-
-
-class Cache(NamedTuple):
-    """Two caches as kernels see them."""
-
-    key: KV
-    value: KV
-    page_size: int
+_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
     """Whether elements of this type are passed to kernels as bytes."""
-    return dtype in _FORMATS
+    return dtype in _MANTISSA
 
 
 def _stored(x: torch.Tensor):
-    """(tensor to point at, FORMAT): fp8 goes as bytes, since not every target and not the interpreter knows the types."""
-    format = _FORMATS.get(x.dtype)
-    return (x, None) if format is None else (x.view(torch.uint8), tl.constexpr(format))
+    """(tensor to point at, FP8): fp8 goes as bytes, since not every target and not the interpreter knows the types."""
+    fp8 = _MANTISSA.get(x.dtype, 0)
+    return x.view(torch.uint8) if fp8 else x, tl.constexpr(fp8)
 
 
 def rows(x: torch.Tensor) -> Rows:
     """[tokens, heads, head_dim]"""
-    stored, format = _stored(x)
-    return Rows(stored, x.stride(0), x.stride(1), format)
+    stored, fp8 = _stored(x)
+    return Rows(stored, x.stride(0), x.stride(1), fp8)
 
 
 def contiguous(x: torch.Tensor) -> KV:
     """[tokens, kv_heads, head_dim] outside the cache: one page, token = slot."""
-    stored, format = _stored(x)
-    return KV(stored, 0, x.stride(0), x.stride(1), 0, tl.constexpr(x.shape[2]), format)
+    stored, fp8 = _stored(x)
+    return KV(stored, 0, x.stride(0), x.stride(1), 0, tl.constexpr(x.shape[2]), fp8)
 
 
 def paged(x: torch.Tensor, kv_layout: str) -> KV:
     """NHD [pages, page_size, kv_heads, head_dim] or HND [pages, kv_heads, page_size, head_dim]."""
-    stored, format = _stored(x)
+    stored, fp8 = _stored(x)
     page, slot, head, _ = x.stride() if kv_layout == "NHD" else (x.stride(i) for i in (0, 2, 1, 3))
-    return KV(stored, page, slot, head, 0, tl.constexpr(x.shape[3]), format)
+    return KV(stored, page, slot, head, 0, tl.constexpr(x.shape[3]), fp8)
 
 
 def packed_key(x: torch.Tensor) -> KV:
     """x-packed keys [pages, kv_heads, head_dim // x, page_size, x]."""
-    stored, format = _stored(x)
+    stored, fp8 = _stored(x)
     page, head, run, slot, _ = x.stride()
-    return KV(stored, page, slot, head, run, tl.constexpr(x.shape[4]), format)
+    return KV(stored, page, slot, head, run, tl.constexpr(x.shape[4]), fp8)
 
 
 def packed_value(x: torch.Tensor) -> KV:
     """The values beside x-packed keys [pages, kv_heads, head_dim, page_size]: every dim is a run of its own."""
-    stored, format = _stored(x)
+    stored, fp8 = _stored(x)
     page, head, run, slot = x.stride()
-    return KV(stored, page, slot, head, run, tl.constexpr(1), format)
+    return KV(stored, page, slot, head, run, tl.constexpr(1), fp8)
 
 
-def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> Cache:
+def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> KeyValues:
     """The caches of a call; a 5-D k_cache is x-packed."""
     if k_cache.ndim == 5:
-        return Cache(packed_key(k_cache), packed_value(v_cache), k_cache.shape[3])
-    page_size = k_cache.shape[1 if kv_layout == "NHD" else 2]
-    return Cache(paged(k_cache, kv_layout), paged(v_cache, kv_layout), page_size)
+        return KeyValues(packed_key(k_cache), packed_value(v_cache))
+    return KeyValues(paged(k_cache, kv_layout), paged(v_cache, kv_layout))

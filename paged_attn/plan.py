@@ -32,6 +32,7 @@ class Problem(NamedTuple):
     only: str | None
     compute: torch.dtype
     cache_itemsize: int
+    packed: bool  # x-packed: values lie along the slots, which a mask would cut into single elements
     device: Device
 
 
@@ -115,7 +116,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         COMPUTE=_TRITON_DTYPES[p.compute],
         ONE_BLOCK=one_block,
         SPLIT=segments > 1,
-        PEEL=config.peel,
+        PEEL=config.peel or p.packed,
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,

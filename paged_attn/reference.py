@@ -142,9 +142,10 @@ def write_kv(
 
 
 def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """What `paged_attn.merge_states` must return, in float64: [n, tokens, heads, head_dim], [n, tokens, heads] -> (out, lse).
+    """What `paged_attn.merge_states` must return, in float64.
 
-    Each part is attention over its own keys; a part with lse = -inf holds none, whatever its out says.
+    outs [n, tokens, heads, head_dim] and lses [n, tokens, heads] are attention over n sets of keys, the result is
+    attention over all.  A part with lse = -inf holds no key, whatever its out says.
     """
     outs, lses = outs.double(), lses.double()
     lse = torch.logsumexp(lses, dim=0)
@@ -195,7 +196,7 @@ def _bias(qq_bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _attend(scores: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Softmax of scores [H, T, N] over values [N, G, D], a sink being one more key of value 0: [T, H, D], lse [T, H]."""
+    """Softmax of scores [H, T, N] over values [N, G, D], the sink one more key of value 0: [T, H, D], lse [T, H]."""
     sink = scores.new_full((*scores.shape[:2], 1), -torch.inf)
     if sinks is not None:
         sink = sink.copy_(sinks[:, None, None])

@@ -14,7 +14,7 @@ class Rows(NamedTuple):
     ptr: Any
     stride_token: Any
     stride_head: Any
-    FORMAT: Any = None  # constexpr "e4m3" | "e5m2": bytes behind a uint8 pointer; None: the pointer's own type
+    FP8: Any  # constexpr mantissa bits: bytes behind a uint8 pointer, 3 = e4m3, 2 = e5m2; 0: the pointer's own type
 
 
 class KV(NamedTuple):
@@ -26,7 +26,14 @@ class KV(NamedTuple):
     stride_head: Any
     stride_run: Any
     RUN: Any  # constexpr
-    FORMAT: Any = None  # as in Rows
+    FP8: Any  # as in Rows
+
+
+class KeyValues(NamedTuple):
+    """Keys and the values beside them."""
+
+    key: Any  # KV
+    value: Any
 
 
 class Batch(NamedTuple):
@@ -56,20 +63,25 @@ class Modifiers(NamedTuple):
     sinks: Any = None  # [heads]
 
 
-class Scale(NamedTuple):
-    """A factor known on the host, times one in memory (stride 0: one for all, 1: one per KV head)."""
+class PerHead(NamedTuple):
+    """A scale in memory: stride 0 = one for all, 1 = one per KV head."""
 
-    factor: Any
-    ptr: Any = None
-    stride: Any = None
+    ptr: Any
+    stride: Any
 
 
 class Scales(NamedTuple):
-    softmax: Any  # float
-    query: Any = None  # Scale | None
-    key: Any = None
-    value: Any = None
-    out: Any = None
+    """Each scale is a number times, where it lies in memory, a PerHead."""
+
+    softmax: Any
+    query: Any = 1.0
+    key: Any = 1.0
+    value: Any = 1.0
+    out: Any = 1.0
+    query_memory: Any = None  # PerHead | None
+    key_memory: Any = None
+    value_memory: Any = None
+    out_memory: Any = None
 
 
 class Partial(NamedTuple):
@@ -137,10 +149,11 @@ class Span(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where keys live, for positions [first, end)."""
+    """Where keys at positions [first, end) are found.
 
-    key: Any  # KV
-    value: Any
+    Apart from KeyValues, because a compile-time field does not survive in a record that a kernel builds.
+    """
+
     pages: Any  # this sequence's row of the page table; None = contiguous
     shift: Any  # contiguous: position p is row p + shift
     first: Any

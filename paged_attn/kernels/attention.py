@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .args import Source, State
 from .cache import load_ids, load_kv, locate
-from .numerics import LOG2E, dot, factor
+from .numerics import LOG2E, dot, scale_of
 from .output import clear_padding, load_query, store_partial, store_rows
 from .schedule import find_block, row_tile, segment_range, unflatten, visible_range
 from .scores import mask, modify
@@ -13,15 +13,15 @@ from .softmax import finish, log_sum_exp, start, update
 
 
 @triton.jit
-def step(state, q, rows, source, ids, tile, mods, S: tl.constexpr, MASKED: tl.constexpr):
+def step(state, q, rows, kv, source, ids, tile, mods, S: tl.constexpr, MASKED: tl.constexpr):
     """Fold the keys of one tile into the state."""
     pos = tile + tl.arange(0, S.TILE)
     page, slot = locate(source, ids, tile, S)
-    k = load_kv(source.key, page, slot, rows.kv_head, None, S)
+    k = load_kv(kv.key, page, slot, rows.kv_head, None, S)
     # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
     live = (pos >= source.first) & (pos < source.end) if MASKED else None
-    v = load_kv(source.value, page, slot, rows.kv_head, live, S)
-    scores = dot(q, k.T, tl.zeros([S.ROWS, S.TILE], tl.float32))
+    v = load_kv(kv.value, page, slot, rows.kv_head, live, S)
+    scores = dot(q, k.T, tl.full([S.ROWS, S.TILE], 0.0, tl.float32))
     unit = source.scale * LOG2E
     if S.SCALE_FIRST:
         scores = modify(scores * source.scale, rows, pos, mods)
@@ -32,52 +32,34 @@ def step(state, q, rows, source, ids, tile, mods, S: tl.constexpr, MASKED: tl.co
 
 
 @triton.jit
-def attend_tiles(state, q, rows, source, begin, end, mods, S: tl.constexpr, MASKED: tl.constexpr):
+def attend_tiles(state, q, rows, kv, source, begin, end, mods, S: tl.constexpr, MASKED: tl.constexpr):
     """Fold the tiles of [begin, end) into the state, page ids one tile ahead of the keys."""
     ids = load_ids(source, begin, S)
     for tile in tl.range(begin, end, S.TILE, num_stages=S.STAGES):
         ahead = load_ids(source, tile + S.TILE, S)
-        state = step(state, q, rows, source, ids, tile, mods, S, MASKED)
+        state = step(state, q, rows, kv, source, ids, tile, mods, S, MASKED)
         ids = ahead
     return state
 
 
 @triton.jit
-def attend(state, q, rows, source, begin, end, span, mods, S: tl.constexpr):
+def attend(state, q, rows, kv, source, begin, end, span, mods, S: tl.constexpr):
     """Fold the keys of one source at positions [begin, end) into the state."""
     end = tl.minimum(end, source.end)
     if S.PEEL:
         full = begin
         if mods.left is not None:
             full = tl.minimum(begin + tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE, tl.maximum(begin, end))
-            state = attend_tiles(state, q, rows, source, begin, full, mods, S, True)
+            state = attend_tiles(state, q, rows, kv, source, begin, full, mods, S, True)
         rest = full + tl.maximum(tl.minimum(span.full_hi, end) - full, 0) // S.TILE * S.TILE
-        state = attend_tiles(state, q, rows, source, full, rest, mods, S, False)
-        return attend_tiles(state, q, rows, source, rest, end, mods, S, True)
+        state = attend_tiles(state, q, rows, kv, source, full, rest, mods, S, False)
+        return attend_tiles(state, q, rows, kv, source, rest, end, mods, S, True)
     else:
-        return attend_tiles(state, q, rows, source, begin, end, mods, S, True)
+        return attend_tiles(state, q, rows, kv, source, begin, end, mods, S, True)
 
 
 @triton.jit
-def scaled(state, scale, kv_head):
-    """The state after all its values were multiplied by a scale."""
-    if scale is None:
-        return state
-    else:
-        return State(state.acc * factor(scale, kv_head), state.max, state.sum)
-
-
-@triton.jit
-def score_scale(scales, kv_head):
-    """Softmax scale and query scale in one."""
-    if scales.query is None:
-        return scales.softmax
-    else:
-        return scales.softmax * factor(scales.query, kv_head)
-
-
-@triton.jit
-def attention_kernel(out, lse, partial, query, key, value, new_key, new_value, batch, mods, scales, S: tl.constexpr):
+def attention_kernel(out, lse, partial, query, cache, new, batch, mods, scales, S: tl.constexpr):
     """One block of query tokens x one KV head x one segment of the keys."""
     index, kv_head, segment = unflatten(batch, S)
     if S.CLEAR:
@@ -90,21 +72,22 @@ def attention_kernel(out, lse, partial, query, key, value, new_key, new_value, b
         q = load_query(query, rows, S)
         state = start(mods.sinks, rows, segment == 0, S)
 
-        scale = score_scale(scales, kv_head)
-        cache_end = block.seq_len if new_key is None else tl.minimum(rows.context_len, block.seq_len)
-        cache_scale = scale if scales.key is None else scale * factor(scales.key, kv_head)
+        scale = scales.softmax * scale_of(scales.query, scales.query_memory, kv_head)
+        cache_end = block.seq_len if new is None else tl.minimum(rows.context_len, block.seq_len)
+        cache_scale = scale * scale_of(scales.key, scales.key_memory, kv_head)
         pages = batch.page_table + block.seq.to(tl.int64) * batch.page_table_stride
-        cache = Source(key, value, pages, 0, span.lo, tl.minimum(cache_end, span.hi), cache_scale)
-        state = scaled(attend(state, q, rows, cache, begin, end, span, mods, S), scales.value, kv_head)
-        if new_key is not None:
-            shift = block.first_token - rows.context_len
-            new = Source(new_key, new_value, None, shift, span.lo, span.hi, scale)
-            state = attend(state, q, rows, new, tl.maximum(begin, rows.context_len), end, span, mods, S)
+        source = Source(pages, 0, span.lo, tl.minimum(cache_end, span.hi), cache_scale)
+        state = attend(state, q, rows, cache, source, begin, end, span, mods, S)
+        # nothing else is in acc yet: a sink has value 0, and new values are not scaled
+        state = State(state.acc * scale_of(scales.value, scales.value_memory, kv_head), state.max, state.sum)
+        if new is not None:
+            source = Source(None, block.first_token - rows.context_len, span.lo, span.hi, scale)
+            state = attend(state, q, rows, new, source, tl.maximum(begin, rows.context_len), end, span, mods, S)
 
         if S.SPLIT:
             store_partial(partial, rows, state, segment, batch.segments, S)
         else:
-            store_rows(out, rows, finish(state.acc, state.sum[:, None]), scales.out, S)
+            store_rows(out, rows, finish(state.acc, state.sum[:, None]), scales, S)
             if lse is not None:
                 at = rows.token * (S.KV_HEADS * S.GROUP) + rows.head
                 tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)

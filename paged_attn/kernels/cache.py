@@ -7,22 +7,29 @@ from .numerics import decode
 
 
 @triton.jit
+def columns(tile, S: tl.constexpr):
+    """Columns of the page table that the tile at position tile needs, as few as its pages."""
+    if S.PAGE % S.TILE == 0:
+        return tile // S.PAGE
+    elif S.TILE % S.PAGE == 0:
+        return tile // S.PAGE + tl.arange(0, S.TILE // S.PAGE)
+    else:
+        return (tile + tl.arange(0, S.TILE)) // S.PAGE
+
+
+@triton.jit
 def load_ids(source, tile, S: tl.constexpr):
-    """Page ids of the tile that begins at position tile, as few as its pages; kept raw (int32) until locate.
+    """Page ids of the tile at position tile, kept raw (int32) until locate.
 
     Loading them one tile ahead keeps the loads of keys and values direct, so that the pipeliner gives them every stage.
     """
     if source.pages is None:
         return 0
-    elif S.PAGE % S.TILE == 0:
-        column = tile // S.PAGE
-    elif S.TILE % S.PAGE == 0:
-        column = tile // S.PAGE + tl.arange(0, S.TILE // S.PAGE)
     else:
-        column = (tile + tl.arange(0, S.TILE)) // S.PAGE
-    # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
-    inside = (column >= source.first // S.PAGE) & (column * S.PAGE < source.end)
-    return tl.load(source.pages + column, mask=inside, other=0)
+        column = columns(tile, S)
+        # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
+        inside = (column >= source.first // S.PAGE) & (column * S.PAGE < source.end)
+        return tl.load(source.pages + column, mask=inside, other=0)
 
 
 @triton.jit
@@ -55,4 +62,4 @@ def load_kv(kv, page, slot, kv_head, live, S: tl.constexpr):
         x = tl.load(ptr, mask=live[:, None], other=0)
     else:
         x = tl.load(ptr, mask=live[:, None] & (dim < S.HEAD_DIM)[None, :], other=0)
-    return decode(x, kv.FORMAT, S.COMPUTE, S.NATIVE_FP8)
+    return decode(x, kv.FP8, S.COMPUTE, S.NATIVE_FP8)

@@ -16,7 +16,7 @@ CHUNK = tl.constexpr(8)  # states in flight: their loads overlap
 def find_token(batch, index, S: tl.constexpr):
     """(token, whether this launch wrote its states) of a program."""
     if batch.query_starts is None:
-        return index, True
+        return index.to(tl.int64), True
     else:
         if S.ONE_BLOCK:
             seq = index // S.BLOCK_Q
@@ -27,15 +27,14 @@ def find_token(batch, index, S: tl.constexpr):
         begin = tl.load(batch.query_starts + seq)
         end = tl.load(batch.query_starts + seq + 1)
         served = (end - begin >= batch.shortest) & (end - begin <= batch.longest)
-        return token, served & (token < end)
+        return token.to(tl.int64), served & (token < end)
 
 
 @triton.jit
 def join(parts, at, stride, num_parts, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
     """The states at, at + stride, ... as one, in this order."""
     dim = tl.arange(0, DIM)
-    acc = tl.zeros([DIM], tl.float32)
-    state = State(acc, tl.max(tl.full([1], float("-inf"), tl.float32), 0), tl.sum(tl.zeros([1], tl.float32), 0))
+    state = State(tl.full([DIM], 0.0, tl.float32), tl.max(tl.full([1], float("-inf"), tl.float32), 0), tl.sum(tl.full([1], 0.0, tl.float32), 0))
     for first in range(0, num_parts, CHUNK):
         part = first + tl.arange(0, CHUNK)
         index = at + part * stride
@@ -52,11 +51,11 @@ def join(parts, at, stride, num_parts, HEAD_DIM: tl.constexpr, DIM: tl.constexpr
 
 
 @triton.jit
-def store_token(out, lse, token, head, state, scale, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+def store_token(out, lse, token, head, state, scales, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
     """Finish one token x one head."""
     dim = tl.arange(0, DIM)
     ptr = out.ptr + token * out.stride_token + head * out.stride_head + dim
-    tl.store(ptr, quantize(finish(state.acc, state.sum), scale, out), mask=dim < HEAD_DIM)
+    tl.store(ptr, quantize(finish(state.acc, state.sum), scales, out), mask=dim < HEAD_DIM)
     if lse is not None:
         tl.store(lse + token * HEADS + head, log_sum_exp(state.max, state.sum))
 
@@ -68,9 +67,8 @@ def merge_segments_kernel(out, lse, partial, batch, scales, S: tl.constexpr):
     if served:
         HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
         head = tl.program_id(1)
-        token = token.to(tl.int64)
         state = join(partial, (token * HEADS + head) * batch.segments, 1, batch.segments, S.DIM, S.DIM)
-        store_token(out, lse, token, head, state, scales.out, HEADS, S.HEAD_DIM, S.DIM)
+        store_token(out, lse, token, head, state, scales, HEADS, S.HEAD_DIM, S.DIM)
 
 
 @triton.jit

@@ -20,9 +20,9 @@ def dot(a, b, acc):
 
 
 @triton.jit
-def decode(x, FORMAT: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
+def decode(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
     """Stored elements as dtype; exact for fp8 into float16, bfloat16 and float32."""
-    if FORMAT == "e4m3":
+    if FP8 == 3:
         if NATIVE_FP8:
             return x.to(tl.float8e4nv, bitcast=True).to(dtype)
         else:
@@ -30,7 +30,7 @@ def decode(x, FORMAT: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexp
             bits = x.to(tl.uint16)
             half = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).to(tl.float16, bitcast=True) * 256.0
             return tl.where((bits & 0x7F) == 0x7F, float("nan"), half.to(tl.float32)).to(dtype)
-    elif FORMAT == "e5m2":
+    elif FP8 == 2:
         return (x.to(tl.uint16) << 8).to(tl.float16, bitcast=True).to(dtype)  # float16's upper byte
     elif INTERPRET and x.dtype == tl.bfloat16:
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True).to(dtype)
@@ -56,11 +56,11 @@ def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
 
 
 @triton.jit
-def encode(x, FORMAT: tl.constexpr, dtype: tl.constexpr):
+def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
     """float32 values as stored elements, to nearest even; fp8 formats saturate."""
-    if FORMAT == "e4m3":
+    if FP8 == 3:
         return _to_fp8(x, 3, 7, 448.0)
-    elif FORMAT == "e5m2":
+    elif FP8 == 2:
         return _to_fp8(x, 2, 15, 57344.0)
     elif INTERPRET and dtype == tl.bfloat16:
         # the interpreter truncates
@@ -72,9 +72,9 @@ def encode(x, FORMAT: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def factor(scale, kv_head):
-    """The value of a Scale for one KV head."""
-    if scale.ptr is None:
-        return scale.factor
+def scale_of(number, per_head, kv_head):
+    """A scale as the host gave it: a number, or one in memory for each KV head or for all."""
+    if per_head is None:
+        return number
     else:
-        return scale.factor * tl.load(scale.ptr + kv_head * scale.stride)
+        return number * tl.load(per_head.ptr + kv_head * per_head.stride)

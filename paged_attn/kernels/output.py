@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .numerics import decode, encode, factor
+from .numerics import decode, encode, scale_of
 
 
 @triton.jit
@@ -18,22 +18,22 @@ def _addresses(rows, tensor, S: tl.constexpr):
 def load_query(query, rows, S: tl.constexpr):
     """Queries [R, D] in the compute type."""
     ptr, inside = _addresses(rows, query, S)
-    return decode(tl.load(ptr, mask=inside, other=0), query.FORMAT, S.COMPUTE, S.NATIVE_FP8)
+    return decode(tl.load(ptr, mask=inside, other=0), query.FP8, S.COMPUTE, S.NATIVE_FP8)
 
 
 @triton.jit
-def quantize(x, scale, tensor):
-    """x / out_scale as elements of the output."""
-    if scale is not None:
-        x = x / factor(scale, 0)
-    return encode(x, tensor.FORMAT, tensor.ptr.dtype.element_ty)
+def quantize(x, scales, tensor):
+    """Results as elements of the output; an fp8 one holds x / out_scale."""
+    if tensor.FP8 > 0:
+        x = x / scale_of(scales.out, scales.out_memory, 0)
+    return encode(x, tensor.FP8, tensor.ptr.dtype.element_ty)
 
 
 @triton.jit
-def store_rows(out, rows, x, scale, S: tl.constexpr):
+def store_rows(out, rows, x, scales, S: tl.constexpr):
     """Finished rows [R, D]."""
     ptr, inside = _addresses(rows, out, S)
-    tl.store(ptr, quantize(x, scale, out), mask=inside)
+    tl.store(ptr, quantize(x, scales, out), mask=inside)
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def clear_padding(out, lse, batch, S: tl.constexpr):
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
         token = (row // HEADS).to(tl.int64)
         head = row % HEADS
-        zero = encode(tl.zeros([S.DIM], tl.float32), out.FORMAT, out.ptr.dtype.element_ty)
+        zero = encode(tl.full([S.DIM], 0.0, tl.float32), out.FP8, out.ptr.dtype.element_ty)
         tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)
         if lse is not None:
             tl.store(lse + token * HEADS + head, float("-inf"))

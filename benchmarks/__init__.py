@@ -1,0 +1,1 @@
+"""Measuring the library against its peers."""

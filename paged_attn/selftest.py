@@ -1,0 +1,100 @@
+"""A few calls against the reference, for `paged-attn check`: one of each layout and kind, with every feature somewhere.
+
+It tells a broken installation from a sound one; what is right in general is for the test suite to show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paged_attn
+from paged_attn import reference
+from paged_attn.serving.caches import Caches
+from paged_attn.serving.demo import TOLERANCES
+
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 48
+NO_PAGE = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """A ragged batch: sequence i has query_lens[i] tokens, the last of seq_lens[i]."""
+
+    name: str
+    query_lens: list[int]
+    seq_lens: list[int]
+    dtype: torch.dtype = torch.float32
+    kv_dtype: torch.dtype | None = None
+    layout: str = "NHD"
+    page_size: int = 16
+    own_keys: bool = False  # pass the call's keys as k_new, v_new and keep them out of the cache
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES = [
+    Case("decode", [1, 1, 1], [1, 17, 40]),
+    Case("decode, pages of 12, x-packed", [1, 1], [11, 30], layout="x-packed", page_size=12),
+    Case("prefill", [19, 33], [19, 33]),
+    Case("prefill, keys outside the cache", [9, 5], [25, 5], layout="x-packed", own_keys=True),
+    Case("mixed batch", [1, 20, 7], [33, 20, 30], layout="HND"),
+    Case("window and sinks", [1, 12], [40, 30], options=dict(window_size=(9, -1), sinks=True)),
+    Case("softcap and ALiBi", [1, 12], [20, 30], options=dict(softcap=2.0, alibi_slopes=True)),
+    Case("float16", [1, 12], [20, 30], dtype=torch.float16),
+    Case("bfloat16", [1, 12], [20, 30], dtype=torch.bfloat16),
+    Case("fp8 cache", [1, 12], [20, 30], dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn),
+]
+
+
+def run(device: torch.device) -> Iterator[tuple[str, float, float]]:
+    """Run every case; yield its name, its largest absolute error, and the error that it may have."""
+    for seed, case in enumerate(CASES):
+        error = _error(case, torch.Generator(device).manual_seed(seed), device)
+        yield case.name, error, TOLERANCES[case.dtype].max_abs
+
+
+def _error(case: Case, generator: torch.Generator, device: torch.device) -> float:
+    tokens = sum(case.query_lens)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device).to(case.dtype)
+
+    def int32(values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=device)
+
+    # Pages are dealt from the last one down; page 0 belongs to nobody and stays NaN.
+    counts = [-(-seq_len // case.page_size) for seq_len in case.seq_lens]
+    free = list(range(1, sum(counts) + 1))
+    table = [[free.pop() for _ in range(count)] + [NO_PAGE] * (max(counts) - count) for count in counts]
+    slots = []
+    for pages, query_len, seq_len in zip(table, case.query_lens, case.seq_lens):
+        held = seq_len - query_len if case.own_keys else seq_len
+        slots += [pages[pos // case.page_size] * case.page_size + pos % case.page_size for pos in range(held)]
+
+    kv_dtype = case.kv_dtype or case.dtype
+    shape = (case.layout, sum(counts) + 1, case.page_size, KV_HEADS, HEAD_DIM, kv_dtype, device)
+    ours, theirs = Caches.allocate(*shape), Caches.allocate(*shape)
+    scale = None if case.kv_dtype is None else 1 / 32
+    k, v = normal(len(slots), KV_HEADS, HEAD_DIM), normal(len(slots), KV_HEADS, HEAD_DIM)
+    mapping = torch.tensor(slots, dtype=torch.int64, device=device)
+    for write_kv, caches in ((paged_attn.write_kv, ours), (reference.write_kv, theirs)):
+        write_kv(k, v, caches.k, caches.v, mapping, kv_layout=caches.kv_layout, k_scale=scale, v_scale=scale)
+
+    options = dict(case.options, kv_layout=ours.kv_layout, k_scale=scale, v_scale=scale)
+    for per_head in ("sinks", "alibi_slopes"):
+        if options.get(per_head):
+            options[per_head] = torch.linspace(0.1, 0.5, HEADS, device=device)
+    if case.own_keys:
+        options |= dict(k_new=normal(tokens, KV_HEADS, HEAD_DIM), v_new=normal(tokens, KV_HEADS, HEAD_DIM))
+    offsets = [sum(case.query_lens[:i]) for i in range(len(case.query_lens) + 1)]
+    q = normal(tokens, HEADS, HEAD_DIM)
+    batch = (int32(table), int32(case.seq_lens), int32(offsets))
+    out = paged_attn.paged_attention(q, ours.k, ours.v, *batch, **options)
+    wanted = reference.paged_attention(q, theirs.k, theirs.v, *batch, **options)
+    assert isinstance(out, Tensor)
+    assert isinstance(wanted, Tensor)
+    return float((out.double() - wanted).abs().max())

@@ -1,0 +1,231 @@
+"""The step loop: serve requests over a paged cache, and check what every step computes.
+
+A step writes its tokens' random keys and values with `write_kv`, attends with `paged_attention`, and is compared with
+the reference, which reads a cache of its own, filled by the reference's `write_kv`: a misplaced key shows as well.
+Time is the trace's: a step takes `step_seconds` of it, whatever it takes here.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paged_attn
+from paged_attn import reference
+from paged_attn.serving.batch import Batch, batch_of, sample
+from paged_attn.serving.caches import Caches
+from paged_attn.serving.meter import Stopwatch, Work, work_of
+from paged_attn.serving.pages import Pages
+from paged_attn.serving.scheduler import Scheduler, Share
+from paged_attn.serving.trace import Request
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest |out - reference|, and largest ||out - reference|| / ||reference|| of one token's head.
+
+    The second is the sharper one: outputs shrink with the square root of the context."""
+
+    max_abs: float
+    relative: float
+
+
+# Values are normal, so outputs reach about 5: there a bfloat16 step is 2^-5 and a float16 step 2^-8.  The absolute
+# bounds are one such step (a store that truncates is allowed) plus what rounding the weights to the same type adds.
+TOLERANCES = {
+    torch.float32: Tolerance(2e-5, 1e-5),
+    torch.float16: Tolerance(6e-3, 1e-3),
+    torch.bfloat16: Tolerance(4e-2, 8e-3),
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is served: the shape of attention, of its cache, and of a step."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    pages: int
+    layers: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    layout: str
+    budget: int  # tokens in a step
+    max_seqs: int  # sequences in a step
+    step_seconds: float  # of the trace's time
+    checked: int | None  # sequences of a step compared with the reference; None = all, to the last token
+    seed: int
+
+    checked_tokens = 64  # of each such sequence, side by side, where not all are compared
+
+    @property
+    def kv_scale(self) -> float | None:
+        # Normal values times 32 stay inside both fp8 types.
+        return 1 / 32 if self.kv_dtype.itemsize == 1 else None
+
+    def work(self, shares: list[Share]) -> Work:
+        """What attention over a step costs at least, all layers together."""
+        shape = (self.heads, self.kv_heads, self.head_dim, self.page_size)
+        return work_of(shares, *shape, self.dtype.itemsize, self.kv_dtype.itemsize) * self.layers
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a step's attention compares with the reference, over all layers, and what it took."""
+
+    max_abs: float
+    relative: float
+    attention_seconds: float
+    reference_seconds: float
+
+    def within(self, tolerance: Tolerance) -> bool:
+        return self.max_abs <= tolerance.max_abs and self.relative <= tolerance.relative  # False for NaN
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step was, and how it went."""
+
+    prefill_tokens: int
+    decode_tokens: int
+    running: int  # sequences that hold pages, while the step runs
+    waiting: int  # sequences that have arrived and hold none
+    pages: int  # in use
+    finished: int  # requests, once the step has run
+    preemptions: int  # since the start
+    seconds: float
+    outcome: Outcome
+    work: Work
+
+
+def serve(requests: list[Request], sizes: Sizes, device: torch.device) -> Iterator[Step]:
+    """Serve all requests, in order of arrival; yield each step once it has been checked."""
+    scheduler = Scheduler(Pages(sizes.pages), sizes.page_size, sizes.budget, sizes.max_seqs)
+    layers = _Layers(sizes, device)
+    arrivals = sorted(requests, key=lambda request: request.arrival)
+    submitted, now = 0, 0.0
+    while submitted < len(arrivals) or not scheduler.idle:
+        began = perf_counter()
+        if scheduler.idle:
+            now = max(now, arrivals[submitted].arrival)
+        while submitted < len(arrivals) and arrivals[submitted].arrival <= now:
+            scheduler.submit(arrivals[submitted])
+            submitted += 1
+
+        shares, preempted = scheduler.plan()
+        layers.poison(preempted)
+        running, waiting, pages = len(scheduler.running), len(scheduler.waiting), scheduler.pages.used
+        outcome = layers.step(shares)
+        layers.poison(scheduler.complete(shares))
+        now += sizes.step_seconds
+        yield Step(
+            prefill_tokens=sum(share.query_len for share in shares if not share.decode),
+            decode_tokens=sum(share.decode for share in shares),
+            running=running,
+            waiting=waiting,
+            pages=pages,
+            finished=submitted - len(scheduler.waiting) - len(scheduler.running),
+            preemptions=scheduler.preemptions,
+            seconds=perf_counter() - began,
+            outcome=outcome,
+            work=sizes.work(shares),
+        )
+
+
+class _Layers:
+    """The caches of every layer, twice: one for the library, its twin for the reference."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self.sizes, self.device = sizes, device
+        shape = (sizes.layout, sizes.pages, sizes.page_size, sizes.kv_heads, sizes.head_dim, sizes.kv_dtype, device)
+        self.caches = [Caches.allocate(*shape) for _ in range(sizes.layers)]
+        self.twins = [Caches.allocate(*shape) for _ in range(sizes.layers)]
+        self.choice = random.Random(sizes.seed)
+        self.normal = torch.Generator(device).manual_seed(sizes.seed)
+        self.stopwatch = Stopwatch(device) if device.type == "cuda" else None
+
+    def poison(self, pages: list[int]) -> None:
+        for caches in (*self.caches, *self.twins):
+            caches.poison(pages)
+
+    def step(self, shares: list[Share]) -> Outcome:
+        """Run one step over all layers, and the reference over what is compared of it."""
+        sizes = self.sizes
+        batch = batch_of(shares, sizes.page_size, self.device)
+        tokens = len(batch.slot_mapping)
+        runs, rows = shares, list(range(tokens))
+        if sizes.checked is not None:
+            runs, rows = sample(shares, self.choice, sizes.checked, sizes.checked_tokens)
+        checked, picked = batch_of(runs, sizes.page_size, self.device), torch.tensor(rows, device=self.device)
+
+        queries: list[Tensor] = []
+        max_abs, relative = [], []
+        attention_seconds = reference_seconds = 0.0
+        for caches, twin in zip(self.caches, self.twins):
+            q, k, v = (self._draw(tokens, heads) for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads))
+            queries.append(q)
+            self._write(paged_attn.write_kv, k, v, caches, batch)
+            began = self._now()
+            out = self._attend(paged_attn.paged_attention, q, caches, batch)
+            attended = self._now()
+            self._write(reference.write_kv, k, v, twin, batch)
+            wanted = self._attend(reference.paged_attention, q[picked], twin, checked).double()
+            difference = out[picked].double() - wanted
+            max_abs.append(difference.abs().max().item())
+            relative.append((difference.norm(dim=-1) / wanted.norm(dim=-1)).max().item())
+            attention_seconds += attended - began
+            reference_seconds += self._now() - attended
+
+        if self.stopwatch is not None:
+            # Once more, compiled by now and layer after layer: what the device alone needs.
+            attention_seconds = self.stopwatch.seconds(
+                lambda: [
+                    self._attend(paged_attn.paged_attention, q, caches, batch)
+                    for q, caches in zip(queries, self.caches)
+                ]
+            )
+        return Outcome(_largest(max_abs), _largest(relative), attention_seconds, reference_seconds)
+
+    def _draw(self, tokens: int, heads: int) -> Tensor:
+        shape = (tokens, heads, self.sizes.head_dim)
+        return torch.randn(shape, generator=self.normal, device=self.device).to(self.sizes.dtype)
+
+    def _write(self, write_kv: Callable[..., None], k: Tensor, v: Tensor, caches: Caches, batch: Batch) -> None:
+        scale = self.sizes.kv_scale
+        write_kv(k, v, caches.k, caches.v, batch.slot_mapping, kv_layout=caches.kv_layout, k_scale=scale, v_scale=scale)
+
+    def _attend(self, attention: Callable[..., Any], q: Tensor, caches: Caches, batch: Batch) -> Tensor:
+        out = attention(
+            q,
+            caches.k,
+            caches.v,
+            batch.page_table,
+            batch.seq_lens,
+            batch.cu_seqlens_q,
+            kv_layout=caches.kv_layout,
+            max_seqlen_q=batch.max_seqlen_q,
+            max_seqlen_k=batch.max_seqlen_k,
+            k_scale=self.sizes.kv_scale,
+            v_scale=self.sizes.kv_scale,
+        )
+        assert isinstance(out, Tensor)  # no lse was asked for
+        return out
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return perf_counter()
+
+
+def _largest(values: list[float]) -> float:
+    """The largest value, NaN if there is one; max() alone may pass over it."""
+    return math.nan if any(map(math.isnan, values)) else max(values)

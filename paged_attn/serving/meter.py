@@ -1,0 +1,87 @@
+"""What a step's attention must move and compute, counted from its lengths, and what the device can do at best."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from paged_attn.serving.scheduler import Share
+
+
+@dataclass(frozen=True)
+class Work:
+    """The least bytes and the exact floating point operations of attention."""
+
+    bytes: int
+    flops: int
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
+
+    def __mul__(self, times: int) -> Work:
+        return Work(self.bytes * times, self.flops * times)
+
+
+def work_of(
+    shares: Iterable[Share], heads: int, kv_heads: int, head_dim: int, page_size: int, q_bytes: int, kv_bytes: int
+) -> Work:
+    """One causal call: live keys and values, page ids, queries and outputs once; 4 flops per visible pair and dim."""
+    keys = queries = ids = pairs = 0
+    for share in shares:
+        keys += share.seq_len
+        queries += share.query_len
+        ids += -(-share.seq_len // page_size)
+        pairs += share.query_len * share.context_len + share.query_len * (share.query_len + 1) // 2
+    moved = 2 * keys * kv_heads * head_dim * kv_bytes + 2 * queries * heads * head_dim * q_bytes + 4 * ids
+    return Work(moved, 4 * pairs * heads * head_dim)
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What this device reaches in torch: a sum over 2 GiB, and an 8192^3 bfloat16 product."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+    @staticmethod
+    def measure(device: torch.device) -> Ceilings:
+        data = torch.zeros(2**30, dtype=torch.bfloat16, device=device)
+        stream = _median_seconds(data.sum)
+        a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+        product = _median_seconds(lambda: a @ b)
+        return Ceilings(data.numel() * data.element_size() / stream, 2 * 8192**3 / product)
+
+
+class Stopwatch:
+    """GPU seconds of a function, without the time in which the host prepares the launches.
+
+    The function should have run before, so that nothing compiles; a product in front keeps the device busy meanwhile.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._busy = torch.zeros(8192, 8192, device=device, dtype=torch.bfloat16)
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._busy @ self._busy
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1000
+
+
+def _median_seconds(run: Callable[[], object]) -> float:
+    """Median of 20 GPU timings after 3 that do not count."""
+    times = []
+    for _ in range(23):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return statistics.median(times[3:])

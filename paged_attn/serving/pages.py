@@ -1,0 +1,55 @@
+"""The free list of cache pages: who may write where.  It knows no sequence and no tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class OutOfPages(RuntimeError):
+    """More pages were asked for than are free; nothing was taken."""
+
+
+class Pages:
+    """`total` pages, handed out last-freed first, so that a sequence's pages are soon scattered over the cache."""
+
+    def __init__(self, total: int) -> None:
+        if total < 1:
+            raise ValueError(f"a cache needs at least 1 page, got {total}")
+        self.total = total
+        self._free = list(range(total - 1, -1, -1))
+        self._is_free = [True] * total
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        return self.total - self.free
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` pages, or raise `OutOfPages` and take none."""
+        if count < 0:
+            raise ValueError(f"cannot take {count} pages")
+        if count > self.free:
+            raise OutOfPages(f"{count} pages wanted, {self.free} of {self.total} are free")
+        taken = [self._free.pop() for _ in range(count)]
+        for page in taken:
+            self._is_free[page] = False
+        return taken
+
+    def give(self, pages: Iterable[int]) -> None:
+        """Give pages back, all or none; `ValueError` for one that is free already, given twice, or not of the cache."""
+        pages = list(pages)
+        seen: set[int] = set()
+        for page in pages:
+            if not 0 <= page < self.total:
+                raise ValueError(f"page {page} is outside the cache of {self.total} pages")
+            if self._is_free[page]:
+                raise ValueError(f"page {page} is free already")
+            if page in seen:
+                raise ValueError(f"page {page} is given back twice")
+            seen.add(page)
+        for page in pages:
+            self._is_free[page] = True
+        self._free.extend(pages)

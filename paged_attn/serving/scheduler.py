@@ -1,0 +1,150 @@
+"""Continuous batching: which tokens of which sequences make up the next step.  Host integers only.
+
+The rules, in order, for a step of at most `budget` tokens:
+1. Every sequence past its prompt decodes one token, oldest first.
+2. Prompts under way go on in chunks, oldest first, as far as the budget reaches.
+3. Waiting requests are admitted in order of arrival while budget, seats (`max_seqs`) and pages allow: one is admitted
+   when the free pages hold all its known tokens, and takes those pages at once.
+So only decoding can run out of pages, at a page's edge.  Then the youngest running sequence is preempted: it gives its
+pages back, waits at the head of the queue, and once admitted again prefills its known tokens anew.  The oldest is
+preempted by nobody, so every request finishes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paged_attn.serving.pages import Pages
+from paged_attn.serving.trace import Request
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A request being served.  The last wanted token is made but never fed back, so it needs no slot."""
+
+    request: Request
+    known: int  # tokens that exist: the prompt and what has been generated
+    cached: int = 0  # tokens whose keys and values are in the cache
+    pages: list[int] = field(default_factory=list)
+
+    @property
+    def decoding(self) -> bool:
+        return self.known > self.request.prompt and self.known - self.cached == 1
+
+    @property
+    def finished(self) -> bool:
+        return self.known == self.request.prompt + self.request.output
+
+
+@dataclass(frozen=True)
+class Share:
+    """One sequence's part of a step: its next `query_len` tokens, behind `context_len` that are in the cache."""
+
+    sequence: Sequence
+    context_len: int
+    query_len: int
+    decode: bool
+
+    @property
+    def seq_len(self) -> int:
+        return self.context_len + self.query_len
+
+
+class Scheduler:
+    """Requests in, steps out: `submit`, then `plan` and `complete` in turn until `idle`."""
+
+    def __init__(self, pages: Pages, page_size: int, budget: int, max_seqs: int) -> None:
+        if budget < max_seqs:
+            raise ValueError(
+                f"a step of {budget} tokens cannot decode {max_seqs} sequences: budget must be >= max_seqs"
+            )
+        self.pages, self.page_size, self.budget, self.max_seqs = pages, page_size, budget, max_seqs
+        self.waiting: deque[Sequence] = deque()
+        self.running: list[Sequence] = []  # in order of admission, oldest first
+        self.preemptions = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.running
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; `ValueError` if the whole cache could not hold it."""
+        needed = self._pages_for(request.prompt + request.output - 1)
+        if needed > self.pages.total:
+            raise ValueError(
+                f"a request of {request.prompt} + {request.output} tokens needs {needed} pages of {self.page_size}, "
+                f"the cache has {self.pages.total}"
+            )
+        self.waiting.append(Sequence(request, known=request.prompt))
+
+    def plan(self) -> tuple[list[Share], list[int]]:
+        """The next step, decodes first, and the pages that preemption freed; nothing is cached until `complete`."""
+        freed: list[int] = []
+        shares: list[Share] = []
+        left = self.budget
+
+        for sequence in [s for s in self.running if s.decoding]:
+            if sequence in self.running:  # not preempted by an older one
+                freed += self._make_room(sequence)
+            if sequence in self.running:  # nor by itself
+                shares.append(Share(sequence, sequence.cached, 1, decode=True))
+                left -= 1
+
+        for sequence in [s for s in self.running if not s.decoding]:
+            left -= self._prefill(sequence, left, shares)
+
+        while self.waiting and left and len(self.running) < self.max_seqs:
+            needed = self._pages_for(self.waiting[0].known)
+            if needed > self.pages.free:
+                break
+            sequence = self.waiting.popleft()
+            sequence.pages = self.pages.take(needed)
+            self.running.append(sequence)
+            left -= self._prefill(sequence, left, shares)
+        return shares, freed
+
+    def complete(self, shares: Iterable[Share]) -> list[int]:
+        """Account for a step that ran; return the pages of the requests that it finished, now free."""
+        freed: list[int] = []
+        for share in shares:
+            sequence = share.sequence
+            sequence.cached = share.seq_len
+            if sequence.cached == sequence.known:  # the step's last token yields the next one
+                sequence.known += 1
+            if sequence.finished:
+                self.running.remove(sequence)
+                freed += self._release(sequence)
+        return freed
+
+    def _prefill(self, sequence: Sequence, left: int, shares: list[Share]) -> int:
+        """Add the next chunk of a prompt, as far as `left` reaches; return its length."""
+        chunk = min(left, sequence.known - sequence.cached)
+        if chunk:
+            shares.append(Share(sequence, sequence.cached, chunk, decode=False))
+        return chunk
+
+    def _make_room(self, sequence: Sequence) -> list[int]:
+        """Give a decoding sequence the page of its next token, preempting from the youngest; return what that freed."""
+        freed: list[int] = []
+        if sequence.cached < len(sequence.pages) * self.page_size:
+            return freed
+        while not self.pages.free:
+            youngest = self.running.pop()
+            self.preemptions += 1
+            freed += self._release(youngest)
+            youngest.cached = 0
+            self.waiting.appendleft(youngest)
+            if youngest is sequence:
+                return freed
+        sequence.pages += self.pages.take(1)
+        return freed
+
+    def _release(self, sequence: Sequence) -> list[int]:
+        pages, sequence.pages = sequence.pages, []
+        self.pages.give(pages)
+        return pages
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)

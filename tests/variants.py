@@ -1,0 +1,86 @@
+"""The calls whose kernels ship: one per kernel variant that a planner can ask for, on the smallest tensors that ask for it."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import paged_attn
+from tests.cases import E4M3, E5M2, Case, build
+
+LONG, MANY = (8192,), (64,) * 64
+DECODE = dict(query_lens=(1,) * 64, seq_lens=MANY, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True)
+PREFILL = dict(query_lens=(2048,), seq_lens=(2048,), heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+FEATURES = dict(window_size=(1023, -1), softcap=30.0, alibi=True, sinks=True)
+ATTENTION = {
+    "decode": DECODE,
+    "decode split": DECODE | dict(query_lens=(1,), seq_lens=LONG),
+    "decode fp16": DECODE | dict(dtype=torch.float16),
+    "decode fp32": DECODE | dict(dtype=torch.float32),
+    "decode features": DECODE | FEATURES,
+    "decode window sinks": DECODE | dict(window_size=(1023, -1), sinks=True),
+    "decode e4m3": DECODE | dict(cache_dtype=E4M3, scales="per_head"),
+    "decode e5m2": DECODE | dict(cache_dtype=E5M2),
+    "decode all fp8": DECODE | dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=E4M3),
+    "decode hnd": DECODE | dict(layout="HND"),
+    "decode packed": DECODE | dict(layout="x"),
+    "decode packed 544": DECODE | dict(layout="x", page_size=544, head_dim=256, heads=16, kv_heads=2),
+    "decode packed e4m3": DECODE | dict(layout="x", cache_dtype=E4M3),
+    "decode page 12": DECODE | dict(page_size=12),
+    "decode page 1": DECODE | dict(page_size=1),
+    "decode page 128": DECODE | dict(page_size=128),
+    "decode head_dim 64": DECODE | dict(head_dim=64),
+    "decode head_dim 80": DECODE | dict(head_dim=80),
+    "decode head_dim 192": DECODE | dict(head_dim=192),
+    "decode head_dim 256": DECODE | dict(head_dim=256),
+    "decode group 64": DECODE | dict(heads=64, kv_heads=1),
+    "decode new": DECODE | dict(new=True, window_size=(1023, -1), sinks=True),
+    "speculate": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_bias=8),
+    "prefill": PREFILL,
+    "prefill split": PREFILL | dict(query_lens=(128,), seq_lens=LONG),
+    "prefill fp16": PREFILL | dict(dtype=torch.float16),
+    "prefill fp32": PREFILL | dict(dtype=torch.float32),
+    "prefill features": PREFILL | FEATURES | dict(qq_bias=64),
+    "prefill window sinks": PREFILL | dict(window_size=(1023, -1), sinks=True),
+    "prefill not causal": PREFILL | dict(causal=False, window_size=(100, 100)),
+    "prefill e4m3": PREFILL | dict(cache_dtype=E4M3),
+    "prefill e5m2": PREFILL | dict(cache_dtype=E5M2),
+    "prefill all fp8": PREFILL | dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=E4M3),
+    "prefill hnd": PREFILL | dict(layout="HND"),
+    "prefill packed": PREFILL | dict(layout="x"),
+    "prefill packed new": PREFILL | dict(layout="x", new=True),
+    "prefill e4m3 new": PREFILL | dict(cache_dtype=E4M3, new=True),
+    "prefill page 12": PREFILL | dict(page_size=12),
+    "prefill page 128": PREFILL | dict(page_size=128),
+    "prefill head_dim 64": PREFILL | dict(head_dim=64),
+    "prefill head_dim 80": PREFILL | dict(head_dim=80),
+    "prefill head_dim 192": PREFILL | dict(head_dim=192),
+    "prefill head_dim 256": PREFILL | dict(head_dim=256),
+}
+
+
+def _attention(name: str, fields: dict[str, Any]) -> None:
+    paged_attn.paged_attention(**build(Case(name, **fields)))
+
+
+def _write(cache_dtype: torch.dtype, layout: str) -> None:
+    inputs = build(Case("write", query_lens=(4,), seq_lens=(4,), heads=8, kv_heads=8, head_dim=128, dtype=torch.bfloat16,
+                        cache_dtype=cache_dtype, layout=layout))  # fmt: skip
+    k = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
+    scales = {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
+    paged_attn.write_kv(k, k, inputs["k_cache"], inputs["v_cache"], torch.arange(4), **scales)
+
+
+def _merge() -> None:
+    paged_attn.merge_states(torch.zeros(4, 8, 32, 128, dtype=torch.bfloat16), torch.zeros(4, 8, 32))
+
+
+def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
+    """(name, call) of every variant whose name contains one of the wanted words; all if none is given."""
+    found = {name: functools.partial(_attention, name, fields) for name, fields in ATTENTION.items()}
+    found["write"] = functools.partial(_write, torch.bfloat16, "NHD")
+    found["write e4m3"] = functools.partial(_write, E4M3, "NHD")
+    found["write packed e5m2"] = functools.partial(_write, E5M2, "x")
+    found["merge"] = _merge
+    return [(name, call) for name, call in found.items() if not wanted or any(word in name for word in wanted)]
