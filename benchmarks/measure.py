@@ -23,7 +23,9 @@ def measure(calls: dict[str, Callable[[], object]], rounds: int = 40, seed: int 
     """Median seconds of each call.  The card throttles: only figures of one call of this function can be compared."""
     graphs = {name: capture(call) for name, call in calls.items()}
     flush = torch.ones(FLUSH_BYTES // 4, device="cuda")
-    events = {name: [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(rounds)] for name in calls}
+    events = {
+        name: [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(rounds)] for name in calls
+    }
     order, shuffle = list(calls), random.Random(seed).shuffle
     for warm_up in (True, False):
         for i in range(3 if warm_up else rounds):

@@ -134,6 +134,7 @@ def paged_attention(
         window_left=window_size[0],
         ragged=cu_seqlens_q is not None,
         modified=softmax_scale <= 0 or softcap > 0 or alibi_slopes is not None or qq_bias is not None,
+        qq_bias=qq_bias is not None,
         only=only,
         compute=_compute_dtype(q, k_cache, k_new),
         cache_itemsize=k_cache.element_size(),

@@ -35,10 +35,10 @@ FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 
 # What suits the device: a few requests of a small model in the interpreter, a traffic of hundreds on a GPU.
 # cache: tokens that the cache holds.  mean: the mean prompt that the lengths are divided down to; None = as they are.
-CPU = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=32, budget=64, max_seqs=16)
-CPU |= dict(cache=640, mean=40, step_seconds=0.25, checked=0)
+CPU = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64, max_seqs=16)
+CPU |= dict(cache=512, mean=40, step_seconds=0.25, checked=0)
 GPU = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=4, requests=512, budget=4096, max_seqs=256)
-GPU |= dict(cache=2**18, mean=None, step_seconds=0.1, checked=8)
+GPU |= dict(cache=3 * 2**16, mean=None, step_seconds=0.2, checked=8)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -49,12 +49,12 @@ def main() -> None:
 
 @main.command()
 @click.option("--trace", type=click.Path(exists=True, dir_okay=False), help="An Azure CSV or Mooncake JSONL.")
-@click.option("--requests", type=click.IntRange(1), help="How many requests to serve.  [GPU 512, CPU 32]")
+@click.option("--requests", type=click.IntRange(1), help="How many requests to serve.  [GPU 512, CPU 24]")
 @click.option(
     "--scale", type=click.FloatRange(0, min_open=True), help="Divide all lengths by this.  [GPU 1, CPU: fits]"
 )
 @click.option(
-    "--step-seconds", type=click.FloatRange(0, min_open=True), help="Trace time of a step.  [GPU .1, CPU .25]"
+    "--step-seconds", type=click.FloatRange(0, min_open=True), help="Trace time of a step.  [GPU .2, CPU .25]"
 )
 @click.option("--heads", type=click.IntRange(1), help="Query heads.  [GPU 32, CPU 4]")
 @click.option("--kv-heads", type=click.IntRange(1), help="Key and value heads.  [GPU 8, CPU 2]")
@@ -64,7 +64,7 @@ def main() -> None:
 @click.option("--kv-dtype", type=click.Choice(list(FP8)), help="Of the cache.  [as --dtype]")
 @click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache.")
 @click.option("--page-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens in a page.")
-@click.option("--pages", type=click.IntRange(1), help="Pages in the cache.  [room for 262144 tokens; CPU 640]")
+@click.option("--pages", type=click.IntRange(1), help="Pages in the cache.  [room for 196608 tokens, CPU 512]")
 @click.option("--budget", type=click.IntRange(1), help="Tokens in a step.  [GPU 4096, CPU 64]")
 @click.option("--max-seqs", type=click.IntRange(1), help="Sequences in a step.  [GPU 256, CPU 16]")
 @click.option("--checked", type=click.IntRange(0), help="Sequences of a step to check, 0 = all.  [GPU 8, CPU 0]")

@@ -28,7 +28,9 @@ class Call(NamedTuple):
     scales: Scales
 
 
-def scales(softmax: float, query: ScaleLike = None, key: ScaleLike = None, value: ScaleLike = None, out: ScaleLike = None) -> Scales:
+def scales(
+    softmax: float, query: ScaleLike = None, key: ScaleLike = None, value: ScaleLike = None, out: ScaleLike = None
+) -> Scales:
     """Scales as kernels take them: absent is 1."""
     numbers = [1.0 if x is None or isinstance(x, torch.Tensor) else float(x) for x in (query, key, value, out)]
     in_memory = [

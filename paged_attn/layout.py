@@ -42,7 +42,8 @@ def packed_key(x: torch.Tensor) -> KV:
     """x-packed keys [pages, kv_heads, head_dim // x, page_size, x]."""
     stored, fp8 = _stored(x)
     page, head, run, slot, _ = x.stride()
-    return KV(stored, page, slot, head, run, tl.constexpr(x.shape[4]), fp8)
+    # a slot is x elements on: at compile time, so that the compiler knows it for 16 bytes
+    return KV(stored, page, tl.constexpr(slot), head, run, tl.constexpr(x.shape[4]), fp8)
 
 
 def packed_value(x: torch.Tensor) -> KV:

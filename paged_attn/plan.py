@@ -5,6 +5,7 @@ and a plan made while a CUDA graph is captured is right for every replay.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -29,6 +30,7 @@ class Problem(NamedTuple):
     window_left: int  # -1: none
     ragged: bool  # cu_seqlens_q given
     modified: bool  # scores meet more than a positive scale and a mask
+    qq_bias: bool
     only: str | None
     compute: torch.dtype
     cache_itemsize: int
@@ -112,11 +114,14 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         BLOCK_Q=block_q,
         ROWS=rows,
         TILE=config.tile,
+        CHUNK=math.gcd(config.tile, p.page_size),
         STAGES=config.stages,
         COMPUTE=_TRITON_DTYPES[p.compute],
+        # three tensor-core products of split operands come within rounding of float32's own
+        PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
         ONE_BLOCK=one_block,
         SPLIT=segments > 1,
-        PEEL=config.peel or p.packed,
+        PEEL=config.peel,
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
@@ -125,13 +130,26 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
 
 
 def _segments(p: Problem, config: Config, programs: int, block_q: int) -> int:
-    """Shares of a sequence's keys: enough programs to fill the device, none with less than config.min_tiles."""
+    """Shares of a sequence's keys that finish earliest, if every sequence were as long as the bound allows.
+
+    The unit is one tile on one multiprocessor.  A program costs its tiles and an overhead.  As long as all programs run at
+    once, the multiprocessor with the most of them decides; otherwise the last programs run alone, at the speed of latency.
+    """
     keys = p.max_seqlen_k
     if p.window_left >= 0:
         keys = min(keys, p.window_left + block_q + config.tile)
-    most = max(1, triton.cdiv(keys, config.tile * config.min_tiles))
-    wanted = triton.cdiv(config.programs_per_multiprocessor * p.device.multiprocessors, max(programs, 1))
-    return min(most, wanted)
+    tiles = max(1, triton.cdiv(keys, config.tile))
+
+    def cost(segments: int) -> float:
+        share = triton.cdiv(tiles, segments)
+        per_multiprocessor = programs * segments / p.device.multiprocessors
+        if per_multiprocessor <= config.resident:
+            return math.ceil(per_multiprocessor) * (share + config.overhead)
+        return per_multiprocessor * (share + config.overhead) + config.tail * share
+
+    filled = triton.cdiv(2 * config.resident * p.device.multiprocessors, max(1, programs))
+    most = min(triton.cdiv(tiles, config.min_tiles), max(8, filled))
+    return min(range(1, most + 1), key=cost)
 
 
 _TRITON_DTYPES = {

@@ -15,7 +15,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TARGETS = {"sm80": ("cuda", 80, 32), "sm90": ("cuda", 90, 32), "sm100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
+TARGETS = {
+    "sm80": ("cuda", 80, 32),
+    "sm90": ("cuda", 90, 32),
+    "sm100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 
 
@@ -73,7 +78,11 @@ def resources(kernel: Any) -> dict[str, int]:
     """Registers, spilled bytes and shared memory of one program."""
     if "cubin" not in kernel.asm:
         number = {x: int(n) for x, n in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", kernel.asm["amdgcn"])}
-        return {"registers": number["vgpr_count"], "spilled": 4 * number["vgpr_spill_count"], "shared": kernel.metadata.shared}
+        return {
+            "registers": number["vgpr_count"],
+            "spilled": 4 * number["vgpr_spill_count"],
+            "shared": kernel.metadata.shared,
+        }
     usage = _tool("cuobjdump", "--dump-resource-usage", binary=kernel.asm["cubin"])
     registers, _, local = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage).groups()
     stack = re.search(r"STACK:(\d+)", usage)[1]

@@ -10,7 +10,9 @@ import paged_attn
 from tests.cases import E4M3, E5M2, Case, build
 
 LONG, MANY = (8192,), (64,) * 64
-DECODE = dict(query_lens=(1,) * 64, seq_lens=MANY, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True)
+DECODE = dict(
+    query_lens=(1,) * 64, seq_lens=MANY, heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True
+)
 PREFILL = dict(query_lens=(2048,), seq_lens=(2048,), heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 FEATURES = dict(window_size=(1023, -1), softcap=30.0, alibi=True, sinks=True)
 ATTENTION = {

@@ -103,8 +103,10 @@ class Shape(NamedTuple):
     BLOCK_Q: int  # query tokens of a block
     ROWS: int  # BLOCK_Q * GROUP rounded up to a power of two
     TILE: int  # keys per step
+    CHUNK: int  # keys of a tile that are sure to lie in one page: the largest power of two that divides both
     STAGES: int  # tiles in flight
     COMPUTE: Any  # tl.dtype of the operands of both dots
+    PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
     SPLIT: bool  # keys are cut into segments, partial states are written
     PEEL: bool  # tiles that every row sees whole run in a loop of their own, without masks
@@ -149,7 +151,7 @@ class Span(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where keys at positions [first, end) are found.
+    """Where keys at positions [first, end) are found; this segment visits none at or past end.
 
     Apart from KeyValues, because a compile-time field does not survive in a record that a kernel builds.
     """

@@ -21,14 +21,14 @@ def step(state, q, rows, kv, source, ids, tile, mods, S: tl.constexpr, MASKED: t
     # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
     live = (pos >= source.first) & (pos < source.end) if MASKED else None
     v = load_kv(kv.value, page, slot, rows.kv_head, live, S)
-    scores = dot(q, k.T, tl.full([S.ROWS, S.TILE], 0.0, tl.float32))
+    scores = dot(q, k.T, tl.full([S.ROWS, S.TILE], 0.0, tl.float32), S)
     unit = source.scale * LOG2E
     if S.SCALE_FIRST:
-        scores = modify(scores * source.scale, rows, pos, mods)
+        scores = modify(scores * source.scale, rows, tile, mods, S)
         unit = LOG2E
     if MASKED:
         scores = mask(scores, rows, pos, source.end, mods)
-    return update(state, scores, unit, v, MASKED or mods.qq_bias is not None)
+    return update(state, scores, unit, v, S, MASKED or mods.qq_bias is not None)
 
 
 @triton.jit
@@ -43,13 +43,15 @@ def attend_tiles(state, q, rows, kv, source, begin, end, mods, S: tl.constexpr, 
 
 
 @triton.jit
-def attend(state, q, rows, kv, source, begin, end, span, mods, S: tl.constexpr):
-    """Fold the keys of one source at positions [begin, end) into the state."""
-    end = tl.minimum(end, source.end)
+def attend(state, q, rows, kv, source, begin, span, mods, S: tl.constexpr):
+    """Fold the keys of one source from position begin on into the state."""
+    end = source.end
     if S.PEEL:
         full = begin
         if mods.left is not None:
-            full = tl.minimum(begin + tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE, tl.maximum(begin, end))
+            full = tl.minimum(
+                begin + tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE, tl.maximum(begin, end)
+            )
             state = attend_tiles(state, q, rows, kv, source, begin, full, mods, S, True)
         rest = full + tl.maximum(tl.minimum(span.full_hi, end) - full, 0) // S.TILE * S.TILE
         state = attend_tiles(state, q, rows, kv, source, full, rest, mods, S, False)
@@ -76,13 +78,13 @@ def attention_kernel(out, lse, partial, query, cache, new, batch, mods, scales, 
         cache_end = block.seq_len if new is None else tl.minimum(rows.context_len, block.seq_len)
         cache_scale = scale * scale_of(scales.key, scales.key_memory, kv_head)
         pages = batch.page_table + block.seq.to(tl.int64) * batch.page_table_stride
-        source = Source(pages, 0, span.lo, tl.minimum(cache_end, span.hi), cache_scale)
-        state = attend(state, q, rows, cache, source, begin, end, span, mods, S)
+        source = Source(pages, 0, span.lo, tl.minimum(cache_end, end), cache_scale)
+        state = attend(state, q, rows, cache, source, begin, span, mods, S)
         # nothing else is in acc yet: a sink has value 0, and new values are not scaled
         state = State(state.acc * scale_of(scales.value, scales.value_memory, kv_head), state.max, state.sum)
         if new is not None:
-            source = Source(None, block.first_token - rows.context_len, span.lo, span.hi, scale)
-            state = attend(state, q, rows, new, source, tl.maximum(begin, rows.context_len), end, span, mods, S)
+            source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
+            state = attend(state, q, rows, new, source, tl.maximum(begin, rows.context_len), span, mods, S)
 
         if S.SPLIT:
             store_partial(partial, rows, state, segment, batch.segments, S)

@@ -7,45 +7,55 @@ from .numerics import decode
 
 
 @triton.jit
-def columns(tile, S: tl.constexpr):
-    """Columns of the page table that the tile at position tile needs, as few as its pages."""
-    if S.PAGE % S.TILE == 0:
-        return tile // S.PAGE
-    elif S.TILE % S.PAGE == 0:
-        return tile // S.PAGE + tl.arange(0, S.TILE // S.PAGE)
+def chunks(tile, S: tl.constexpr):
+    """First positions [N // CHUNK] of the tile's chunks: each lies in one page."""
+    if S.CHUNK == S.TILE:
+        return tile
     else:
-        return (tile + tl.arange(0, S.TILE)) // S.PAGE
+        return tile + tl.arange(0, S.TILE // S.CHUNK) * S.CHUNK
 
 
 @triton.jit
 def load_ids(source, tile, S: tl.constexpr):
-    """Page ids of the tile at position tile, kept raw (int32) until locate.
+    """Page ids of the tile's chunks, kept raw (int32) until locate.
 
     Loading them one tile ahead keeps the loads of keys and values direct, so that the pipeliner gives them every stage.
     """
     if source.pages is None:
         return 0
     else:
-        column = columns(tile, S)
+        column = chunks(tile, S) // S.PAGE
         # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
         inside = (column >= source.first // S.PAGE) & (column * S.PAGE < source.end)
         return tl.load(source.pages + column, mask=inside, other=0)
 
 
 @triton.jit
+def spread(x, S: tl.constexpr):
+    """One value per chunk [N // CHUNK] to one per key [N]."""
+    if S.CHUNK == S.TILE:
+        return x + tl.full([S.TILE], 0, tl.int32)
+    else:
+        return tl.reshape(tl.broadcast_to(x[:, None], (S.TILE // S.CHUNK, S.CHUNK)), (S.TILE,))
+
+
+@triton.jit
 def locate(source, ids, tile, S: tl.constexpr):
     """(page, slot) of the tile's positions, int64 [N]."""
-    pos = tile + tl.arange(0, S.TILE)
+    CHUNK: tl.constexpr = S.CHUNK
+    key = tl.arange(0, S.TILE)
     if source.pages is None:
-        return tl.zeros_like(pos).to(tl.int64), (tl.minimum(pos, source.end - 1) + source.shift).to(tl.int64)
-    elif S.PAGE % S.TILE == 0:
-        page = tl.zeros_like(pos) + ids
-        return page.to(tl.int64), (tile % S.PAGE + tl.arange(0, S.TILE)).to(tl.int64)
-    elif S.TILE % S.PAGE == 0:
-        page = tl.reshape(tl.broadcast_to(ids[:, None], (S.TILE // S.PAGE, S.PAGE)), (S.TILE,))
-        return page.to(tl.int64), (tl.arange(0, S.TILE) % S.PAGE).to(tl.int64)
+        row = tl.minimum(tile + key, source.end - 1) + source.shift
+        return tl.full([S.TILE], 0, tl.int64), row.to(tl.int64)
     else:
-        return ids.to(tl.int64), (pos % S.PAGE).to(tl.int64)
+        # the compiler cannot see through the reshape: tell it what it needs for wide loads along the slots
+        page = tl.max_constancy(spread(ids, S), CHUNK)
+        if S.TILE % S.PAGE == 0:
+            slot = key % S.PAGE
+        else:
+            slot = spread(chunks(tile, S) % S.PAGE, S) + key % CHUNK
+            slot = tl.max_contiguous(tl.multiple_of(slot, CHUNK), CHUNK)
+        return page.to(tl.int64), slot.to(tl.int64)
 
 
 @triton.jit

@@ -34,7 +34,11 @@ def find_token(batch, index, S: tl.constexpr):
 def join(parts, at, stride, num_parts, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
     """The states at, at + stride, ... as one, in this order."""
     dim = tl.arange(0, DIM)
-    state = State(tl.full([DIM], 0.0, tl.float32), tl.max(tl.full([1], float("-inf"), tl.float32), 0), tl.sum(tl.full([1], 0.0, tl.float32), 0))
+    state = State(
+        tl.full([DIM], 0.0, tl.float32),
+        tl.max(tl.full([1], float("-inf"), tl.float32), 0),
+        tl.sum(tl.full([1], 0.0, tl.float32), 0),
+    )
     for first in range(0, num_parts, CHUNK):
         part = first + tl.arange(0, CHUNK)
         index = at + part * stride
@@ -72,7 +76,9 @@ def merge_segments_kernel(out, lse, partial, batch, scales, S: tl.constexpr):
 
 
 @triton.jit
-def merge_states_kernel(out, lse, parts, num_parts, part_stride, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+def merge_states_kernel(
+    out, lse, parts, num_parts, part_stride, HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr
+):
     """Join num_parts finished results of one token x one head; a finished result's sum is 1."""
     head = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64)

@@ -11,12 +11,10 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def dot(a, b, acc):
+def dot(a, b, acc, S: tl.constexpr):
     """a [R, K] @ b [K, N] + acc, accumulated in float32; float32 operands keep their precision."""
-    if a.dtype == tl.float32:
-        return tl.dot(a, b, acc, input_precision="ieee")
-    else:
-        return tl.dot(a, b, acc)
+    PRECISION: tl.constexpr = S.PRECISION
+    return tl.dot(a, b, acc, input_precision=PRECISION)
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def clear_padding(out, lse, batch, S: tl.constexpr):
     dim = tl.arange(0, S.DIM)
     live = tl.load(batch.query_starts + batch.num_seqs)
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
-        token = (row // HEADS).to(tl.int64)
+        token = tl.cast(row // HEADS, tl.int64)
         head = row % HEADS
         zero = encode(tl.full([S.DIM], 0.0, tl.float32), out.FP8, out.ptr.dtype.element_ty)
         tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)

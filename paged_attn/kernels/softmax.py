@@ -26,13 +26,13 @@ def _base(row_max):
 
 
 @triton.jit
-def update(state, scores, unit, v, SOME_SEE_NOTHING: tl.constexpr):
+def update(state, scores, unit, v, S: tl.constexpr, SOME_SEE_NOTHING: tl.constexpr):
     """Fold scores [R, N] (times unit: base 2) and values [N, D] into the running softmax (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = _base(row_max) if SOME_SEE_NOTHING else row_max
     p = tl.exp2(scores * unit - base[:, None])
     decay = tl.exp2(state.max - base)
-    acc = dot(p.to(v.dtype), v, state.acc * decay[:, None])
+    acc = dot(p.to(v.dtype), v, state.acc * decay[:, None], S)
     return State(acc, row_max, state.sum * decay + tl.sum(p, 1))
 
 

@@ -7,7 +7,19 @@ from .numerics import decode, encode, scale_of
 
 
 @triton.jit
-def store_heads(kv, rows, token, kv_head, page, slot, number, per_head, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+def store_heads(
+    kv,
+    rows,
+    token,
+    kv_head,
+    page,
+    slot,
+    number,
+    per_head,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+):
     """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -29,5 +41,29 @@ def write_kv_kernel(new_key, new_value, cache, slot_mapping, scales, PAGE: tl.co
     at = tl.load(slot_mapping + token).to(tl.int64)
     if at >= 0:
         kv_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-        store_heads(cache.key, new_key, token, kv_head, at // PAGE, at % PAGE, scales.key, scales.key_memory, KV_HEADS, HEAD_DIM, DIM)
-        store_heads(cache.value, new_value, token, kv_head, at // PAGE, at % PAGE, scales.value, scales.value_memory, KV_HEADS, HEAD_DIM, DIM)
+        store_heads(
+            cache.key,
+            new_key,
+            token,
+            kv_head,
+            at // PAGE,
+            at % PAGE,
+            scales.key,
+            scales.key_memory,
+            KV_HEADS,
+            HEAD_DIM,
+            DIM,
+        )
+        store_heads(
+            cache.value,
+            new_value,
+            token,
+            kv_head,
+            at // PAGE,
+            at % PAGE,
+            scales.value,
+            scales.value_memory,
+            KV_HEADS,
+            HEAD_DIM,
+            DIM,
+        )

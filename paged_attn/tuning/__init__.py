@@ -18,39 +18,59 @@ class Config(NamedTuple):
     stages: int
     warps: int
     peel: bool  # a loop without masks for the tiles that all rows see
-    programs_per_multiprocessor: int  # what fills the device when keys can be split
-    min_tiles: int  # the least share of a segment
+    resident: int  # programs that a multiprocessor holds at once
+    min_tiles: int = 2  # the least share of a segment
+    overhead: float = 3.0  # what a program costs beside its tiles, in tiles
+    tail: float = 2.0  # latency over throughput of one tile
     max_registers: int | None = None
 
 
 # Shared memory that one program may use, bytes
-_SHARED = {"sm80": 166912, "sm86": 101376, "sm89": 101376, "sm90": 232448, "sm100": 232448, "gfx942": 65536, "gfx950": 163840}
+_SHARED = {
+    "sm80": 166912,
+    "sm86": 101376,
+    "sm89": 101376,
+    "sm90": 232448,
+    "sm100": 232448,
+    "gfx942": 65536,
+    "gfx950": 163840,
+}
 
 
 def decode_config(p: Problem) -> Config:
     """Few rows: memory decides, so small tiles and several programs per multiprocessor."""
     if p.device.arch == "interpreter":
-        return Config(rows=16, tile=128, stages=1, warps=4, peel=False, programs_per_multiprocessor=1, min_tiles=4)
-    return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, programs_per_multiprocessor=4, min_tiles=2))
+        return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
+    if p.packed or p.seqs * p.kv_heads <= 5 * p.device.multiprocessors:
+        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=p.packed, resident=5))
+    return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=3))
 
 
 def prefill_config(p: Problem) -> Config:
     """Many rows: arithmetic decides, so tiles as large as registers allow."""
     if p.device.arch == "interpreter":
-        return Config(rows=128, tile=128, stages=1, warps=4, peel=True, programs_per_multiprocessor=1, min_tiles=4)
+        return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
     if p.compute == torch.float32:
-        return _fit(p, Config(rows=32, tile=32, stages=2, warps=4, peel=False, programs_per_multiprocessor=2, min_tiles=8))
-    return _fit(p, Config(rows=128, tile=64, stages=3, warps=8, peel=True, programs_per_multiprocessor=2, min_tiles=8))
+        return _fit(p, Config(rows=32, tile=32, stages=2, warps=8, peel=False, resident=2))
+    if p.qq_bias:
+        return _fit(p, Config(rows=128, tile=32, stages=3, warps=8, peel=False, resident=1))
+    if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
+        return _fit(p, Config(rows=64, tile=32, stages=3, warps=8, peel=False, resident=1))
+    if p.packed or p.modified or p.head_dim > 128 or p.device.capability != 90:
+        return _fit(p, Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1))
+    return _fit(p, Config(rows=128, tile=128, stages=3, warps=8, peel=True, resident=1))
 
 
 def _fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
-    itemsize = p.compute.itemsize
-    dim = max(16, 1 << (p.head_dim - 1).bit_length())
+    row_bytes = max(16, 1 << (p.head_dim - 1).bit_length()) * p.compute.itemsize
     limit = _SHARED.get(p.device.arch, 65536)
+    # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
+    from_shared = p.device.capability in (90, 100) and config.rows >= 64
 
     def need(c: Config) -> int:
-        return dim * itemsize * (2 * c.tile * max(1, c.stages - 1) + c.rows) + c.rows * c.tile * itemsize
+        buffers = c.stages if from_shared else c.stages - 1
+        return row_bytes * (2 * c.tile * buffers + c.rows)
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)

@@ -1,0 +1,61 @@
+# The project's verbs; `make help` lists them.
+#   make demo                              one command from a fresh clone
+#   make demo ARGS="--requests 40"         any option of `paged-attn demo`
+#   make demo TORCH="torch==2.13.0"        which torch the environment gets
+#   make test ARGS="-k window"             any option of pytest
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+ARGS   ?=
+
+VENV  := .venv
+VPY   := $(VENV)/bin/python
+STAMP := $(VENV)/installed
+PIP   := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VPY) -m pip install --quiet
+
+# A Python whose torch already sees a GPU is used as it is: no environment, no network.
+ifneq ($(filter demo test-gpu bench,$(MAKECMDGOALS)),)
+HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo yes)
+endif
+RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
+READY := $(if $(HAS_GPU),,$(STAMP))
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-gpu bench check format clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+
+demo: $(READY)  ## serve a traffic mix over a paged cache, every step checked
+	$(RUN) -m paged_attn demo $(ARGS)
+
+test: $(STAMP)  ## the CPU suite, through Triton's interpreter
+	$(VPY) -m pytest tests -n 2 $(ARGS)
+
+test-gpu: $(READY)  ## the whole suite on this machine's GPU
+	$(RUN) -m pytest tests $(ARGS)
+
+bench: $(READY)  ## decode and prefill against torch SDPA, on this machine's GPU
+	$(RUN) -m benchmarks $(ARGS)
+
+check: $(STAMP)  ## format, lint, types
+	$(VPY) -m ruff format --check .
+	$(VPY) -m ruff check .
+	$(VPY) -m mypy
+
+format: $(STAMP)  ## rewrite the sources as `check` wants them
+	$(VPY) -m ruff format .
+	$(VPY) -m ruff check --fix .
+
+clean:  ## remove the environment, caches and outputs
+	rm -rf $(VENV) outputs build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone, then pinned as installed, so that no later step replaces it (or the Triton it came with).
+$(STAMP): pyproject.toml constraints.txt
+	@echo "making $(VENV) (torch is large: a few minutes)"
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) $(TORCH) 'numpy<2.4'
+	$(VPY) -c 'import triton' 2>/dev/null || $(PIP) triton -c constraints.txt
+	$(VPY) -m pip freeze | grep -E '^(torch|triton|numpy)==' > $(VENV)/pins.txt
+	$(PIP) -c $(VENV)/pins.txt -e '.[dev]'
+	@touch $@

@@ -1,0 +1,318 @@
+"""One description of a call, and its random inputs: shared by the tests, the benchmarks and the GPU scripts.
+
+`build(case)` makes the keyword arguments of `paged_attn.paged_attention`.  Everything that the call must not read is
+poison: NaN in dead slots, free pages, padding tokens and `out`; page id 2^31 - 1 in table tails and left of windows.
+`run(case)` calls the library and the reference and compares.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+BAD_PAGE = 2**31 - 1
+
+# dtype: (compute, store).  The bound of an element is  compute * sum_j p_j |v_j|  +  store * |out|:
+#   compute: rounding the weights p_j to the dtype of the dot, relative to the sum of the weighted magnitudes;
+#   store: rounding the result to the dtype of `out`.
+# An absolute tolerance is vacuous for long sequences, whose outputs shrink like 1 / sqrt(keys); this one shrinks too.
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float32: (2e-5, 1e-6),  # sums of thousands of products, exp2 of scores up to 60
+    torch.float16: (2**-10, 2**-11),  # 11 bits: half an ulp is 2^-11; twice that for p and the sum being rounded apart
+    torch.bfloat16: (2**-7, 2**-7),  # 8 bits: half an ulp is 2^-8; a store in the interpreter truncates, a whole ulp
+    E4M3: (2**-7, 2**-4),  # 4 bits: half an ulp is 2^-4; fp8 operands are exact in bfloat16, which bounds the dot
+    E5M2: (2**-7, 2**-3),  # 3 bits: half an ulp is 2^-3
+}
+# By dtype of q, relative to 1 + |lse|.  Products of inputs are exact and their sums float32, but fp8 tensor cores keep
+# about 14 bits of a sum.
+LSE_TOLERANCES: dict[torch.dtype, float] = {
+    torch.float32: 2e-5,
+    torch.float16: 1e-4,
+    torch.bfloat16: 1e-4,
+    E4M3: 2e-3,
+    E5M2: 2e-3,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call: ragged lengths (one entry per sequence), sizes, where the keys live, and which features are on."""
+
+    name: str
+    query_lens: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 32
+    page_size: int = 16
+    dtype: torch.dtype = torch.float32
+    cache_dtype: torch.dtype | None = None  # None: dtype
+    new_dtype: torch.dtype | None = None  # of k_new, v_new; None: the widest of dtype, cache_dtype, or bfloat16
+    out_dtype: torch.dtype | None = None  # None: dtype, or bfloat16 beside an fp8 query
+    layout: str = "NHD"  # "NHD" | "HND" | "x" (packed)
+    x: int | None = None  # elements of the innermost axis of a packed K cache; None: 16 bytes of them
+    shared_buffer: bool = False  # K and V are views of one buffer
+    pages: int = 0  # at least so many pages in the cache, the live ones last; 0: a few free pages, mixed in
+    new: bool = False  # the call's own keys and values come from k_new, v_new, and the cache does not hold them
+    causal: bool = True
+    window_size: tuple[int, int] = (-1, -1)
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: bool = False
+    qq_bias: int = 0  # n of the [n, n] matrix; 0: off
+    tree: bool = False  # about half of qq_bias is -inf, as in tree decoding
+    scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | "tensor" [1] | "per_head" [kv_heads]
+    out_scale: float = 0.02  # used where out is fp8
+    padding: int = 0  # tokens past cu_seqlens_q[-1]
+    only: str | None = None
+    decode_form: bool = False  # cu_seqlens_q=None
+    strided: bool = False  # q, k_new, v_new, out and page_table are slices of wider tensors
+    bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
+    seed: int = 0
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __post_init__(self) -> None:
+        if len(self.query_lens) != len(self.seq_lens) or self.heads % self.kv_heads:
+            raise ValueError(f"{self.name}: lengths must pair up, and heads must be a multiple of kv_heads")
+        if self.decode_form and (self.padding or set(self.query_lens) != {1}):
+            raise ValueError(f"{self.name}: cu_seqlens_q=None means one query token per sequence and no padding")
+
+    @property
+    def context_lens(self) -> tuple[int, ...]:
+        return tuple(seq - query for seq, query in zip(self.seq_lens, self.query_lens, strict=True))
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.query_lens) + self.padding
+
+    @property
+    def dtype_of_cache(self) -> torch.dtype:
+        return self.cache_dtype or self.dtype
+
+    @property
+    def dtype_of_new(self) -> torch.dtype:
+        return self.new_dtype or widest(self.dtype, self.dtype_of_cache)
+
+    @property
+    def dtype_of_out(self) -> torch.dtype:
+        return self.out_dtype or (torch.bfloat16 if is_fp8(self.dtype) else self.dtype)
+
+
+def is_fp8(dtype: torch.dtype) -> bool:
+    return dtype.itemsize == 1
+
+
+def widest(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
+    """The first of the two that is not fp8, else bfloat16: the type of k_new, and of P in P V."""
+    return next((dtype for dtype in (query, cache) if not is_fp8(dtype)), torch.bfloat16)
+
+
+def build(case: Case, device: str = "cpu") -> dict[str, Any]:
+    """The keyword arguments of `paged_attention` for a case; the same case and device give the same numbers."""
+    rng = torch.Generator(device).manual_seed(case.seed)
+    scales = _scales(case, rng)
+    table, k_cache, v_cache = _cache(case, scales, rng)
+    slots_q = case.heads + case.strided * 2 * case.kv_heads
+    q = _random((case.tokens, slots_q, case.head_dim), case.dtype, rng, scales.get("q_scale"))[:, : case.heads]
+    real = sum(case.query_lens)
+    bits(q)[real:] = bits(_nans((1,), case.dtype, device))
+    inputs: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "page_table": table}
+    inputs["seq_lens"] = torch.tensor(case.seq_lens, dtype=torch.int32, device=device)
+    if not case.decode_form:
+        starts = torch.tensor((0, *case.query_lens)).cumsum(0)
+        inputs["cu_seqlens_q"] = starts.to(device, torch.int32)
+    if case.new:
+        inputs["k_new"], inputs["v_new"] = _new(case, rng)
+
+    inputs["kv_layout"] = "HND" if case.layout == "HND" else "NHD"
+    inputs.update(causal=case.causal, window_size=case.window_size, softcap=case.softcap, return_lse=True, **scales)
+    inputs.update(only=case.only, softmax_scale=case.softmax_scale)
+    if case.bounds:
+        inputs.update(max_seqlen_q=max(case.query_lens, default=0), max_seqlen_k=max(0, *case.seq_lens))
+    small = torch.float32 if is_fp8(case.dtype) else case.dtype
+    if case.alibi:
+        slopes = 2.0 ** -(8.0 * torch.arange(1, case.heads + 1) / case.heads)
+        inputs["alibi_slopes"] = slopes.to(device, torch.float32)
+    if case.sinks:
+        inputs["sinks"] = _random((case.heads,), small, rng)
+    if case.qq_bias:
+        n = case.qq_bias
+        bias = _random((n, n), small, rng)
+        if case.tree:
+            pruned = torch.rand(n, n, generator=rng, device=device) < 0.5
+            bias = bias.masked_fill(pruned & ~torch.eye(n, dtype=torch.bool, device=device), -torch.inf)
+        inputs["qq_bias"] = bias
+    out_shape = (case.tokens, case.heads + case.strided, case.head_dim)
+    inputs["out"] = _nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
+    return inputs
+
+
+def run(case: Case, device: str = "cpu", **changes: Any) -> float:
+    """Call the library and the reference on one case and compare; returns the worst error as a share of its bound."""
+    import paged_attn
+
+    inputs = {**build(case, device), **changes}
+    out, lse = paged_attn.paged_attention(**inputs)
+    assert out.data_ptr() == inputs["out"].data_ptr(), f"{case.name}: the result is not in `out`"
+    return compare(case, out, lse, inputs)
+
+
+def compare(case: Case, out: Tensor, lse: Tensor, inputs: dict[str, Any]) -> float:
+    """Assert that out and lse are right for these inputs: close, 0 where nothing was seen, untouched where not asked.
+
+    Returns the worst error as a share of its bound.
+    """
+    from paged_attn import reference
+
+    want, want_lse = reference.paged_attention(**{**inputs, "out": None})
+    magnitudes = {name: _magnitude(inputs[name]) for name in ("v_cache", "v_new") if inputs.get(name) is not None}
+    weighted, _ = reference.paged_attention(**{**inputs, **magnitudes, "out": None})
+    if is_fp8(out.dtype):
+        want = want.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
+
+    asked = asked_tokens(case).to(out.device)
+    got = out.double()
+    assert got[~asked].isnan().all(), f"{case.name}: rows that `only` leaves out were written"
+    assert (lse.dtype, lse.shape) == (torch.float32, want_lse.shape), f"{case.name}: lse is {lse.dtype} {lse.shape}"
+
+    dot = widest(case.dtype, case.dtype_of_cache)
+    compute, store = TOLERANCES[dot][0], TOLERANCES[out.dtype][1]
+    smallest = torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps
+    bound = compute * weighted + store * want.abs() + smallest
+    bound[weighted == 0] = 0.0  # nothing seen, or only the sink: exactly 0
+    lse_bound = LSE_TOLERANCES[case.dtype] * (1 + want_lse.abs())
+    worst = _worst(f"{case.name}: out", got, want, bound, asked)
+    return max(worst, _worst(f"{case.name}: lse", lse.double(), want_lse, lse_bound, asked))
+
+
+def asked_tokens(case: Case) -> Tensor:
+    """[tokens] bool: the rows that the call must write; padding counts where `only` is not given."""
+    wanted = {None: lambda n: True, "decode": lambda n: n == 1, "prefill": lambda n: n != 1}[case.only]
+    per_sequence = torch.tensor([wanted(n) for n in case.query_lens], dtype=torch.bool)
+    rows = per_sequence.repeat_interleave(torch.tensor(case.query_lens, dtype=torch.long))
+    return torch.cat([rows, torch.full((case.padding,), case.only is None)])
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """An fp8 tensor as its bytes, which every device can index and fill; any other tensor as it is."""
+    return tensor.view(torch.uint8) if is_fp8(tensor.dtype) else tensor
+
+
+def _worst(what: str, got: Tensor, want: Tensor, bound: Tensor, asked: Tensor) -> float:
+    """The largest |got - want| / bound over the asked rows; asserts that it is at most 1."""
+    got, want, bound = got[asked], want[asked], bound[asked]
+    if got.numel() == 0:
+        return 0.0
+    error = torch.where(got == want, 0.0, (got - want).abs())  # equal infinities differ by nothing
+    share = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    worst = int(share.argmax())
+    where = tuple(int(i) for i in torch.unravel_index(share.argmax(), share.shape))
+    token = int(asked.nonzero()[where[0]])
+    assert share.flatten()[worst] <= 1, (
+        f"{what}{[token, *where[1:]]} is {got[where]:.6g}, want {want[where]:.6g} within {bound[where]:.3g}; "
+        f"{int((share > 1).sum())} of {share.numel()} elements are off"
+    )
+    return float(share.flatten()[worst])
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    return (bits(tensor) & 0x7F).view(tensor.dtype) if is_fp8(tensor.dtype) else tensor.abs()
+
+
+def _random(shape: tuple[int, ...], dtype: torch.dtype, rng: torch.Generator, scale: Any = None) -> Tensor:
+    """Normal numbers / scale, for the call sees stored value * scale."""
+    values = torch.randn(shape, generator=rng, device=rng.device)
+    if scale is not None:
+        values = values / (scale.mean() if isinstance(scale, Tensor) else scale)
+    return values.to(dtype)
+
+
+def _nans(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    if is_fp8(dtype):
+        return torch.full(shape, 0x7F, dtype=torch.uint8, device=device).view(dtype)
+    return torch.full(shape, torch.nan, dtype=dtype, device=device)
+
+
+def _scales(case: Case, rng: torch.Generator) -> dict[str, Any]:
+    dtypes = {"q_scale": case.dtype, "k_scale": case.dtype_of_cache, "v_scale": case.dtype_of_cache}
+    scales: dict[str, Any] = {name: 1.0 for name, dtype in dtypes.items() if is_fp8(dtype)}
+    if case.scales == "float":
+        scales = {name: {"q_scale": 0.5, "k_scale": 0.75, "v_scale": 1.25}[name] for name in scales}
+    elif case.scales != "none":
+        n = {"tensor": 1, "per_head": case.kv_heads}[case.scales]
+        scales = {name: 0.5 + torch.rand(n, generator=rng, device=rng.device) for name in scales}
+    if is_fp8(case.dtype_of_out):
+        as_tensor = case.scales in ("tensor", "per_head")
+        scales["out_scale"] = torch.tensor([case.out_scale], device=rng.device) if as_tensor else case.out_scale
+    return scales
+
+
+def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """k_new, v_new [tokens, kv_heads, head_dim], NaN in padding and before position 0."""
+    pos = torch.cat([torch.arange(c, c + n) for c, n in zip(case.context_lens, case.query_lens, strict=True)])
+    live = torch.cat([pos >= 0, torch.zeros(case.padding, dtype=torch.bool)]).to(rng.device)
+    both = _random((case.tokens, 2 * case.kv_heads, case.head_dim), case.dtype_of_new, rng)
+    bits(both)[~live] = bits(_nans((1,), both.dtype, rng.device))
+    k, v = both.split(case.kv_heads, dim=1)
+    return (k, v) if case.strided else (k.contiguous(), v.contiguous())
+
+
+def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """page_table [seqs, columns], K and V caches: random keys in live slots, poison elsewhere."""
+    page, device = case.page_size, rng.device
+    query_lens, contexts = torch.tensor(case.query_lens), torch.tensor(case.context_lens)
+    held = (contexts if case.new else torch.tensor(case.seq_lens)).clamp(min=0)  # keys in the cache
+    first = (contexts - case.window_size[0]).clamp(min=0) if case.window_size[0] >= 0 else torch.zeros_like(held)
+    first = torch.where(query_lens == 0, held, first)  # nobody asks, so nothing need exist
+    columns = torch.arange(int((held + page - 1).max()) // page + 2)  # two columns past the longest
+    live = (columns >= first[:, None] // page) & (columns * page < held[:, None])
+    live &= (first < held)[:, None]
+    _, column = live.nonzero(as_tuple=True)
+    left = (held[:, None] - columns * page)[live]  # live slots from the start of each live page
+
+    num_live = len(column)
+    num_pages = max(num_live + 3, case.pages)
+    placed = torch.randperm(num_live if case.pages else num_pages, generator=torch.Generator().manual_seed(case.seed))
+    ids = (placed + (num_pages - num_live) * bool(case.pages))[:num_live]
+    table = torch.full((len(held), len(columns) * (2 if case.strided else 1)), BAD_PAGE, dtype=torch.int32)
+    table[:, : len(columns)][live] = ids.to(torch.int32)
+
+    dead = (torch.arange(page) >= left[:, None]).to(device)
+    caches = _empty_caches(case, num_pages, device)
+    for cache, name in zip(caches, ("k_scale", "v_scale"), strict=True):
+        keys = torch.randn(num_live, page, case.kv_heads, case.head_dim, generator=rng, device=device)
+        scale = scales.get(name, 1.0)
+        keys = keys / (scale[:, None] if isinstance(scale, Tensor) else scale)
+        keys = keys.masked_fill_(dead[:, :, None, None], torch.nan).to(cache.dtype)
+        if cache.dim() == 5:  # packed K as [pages, page_size, kv_heads, head_dim // x, x]
+            bits(cache).permute(0, 3, 1, 2, 4)[ids.to(device)] = bits(keys).unflatten(-1, (-1, cache.shape[4]))
+        else:
+            order = {"NHD": (0, 1, 2, 3), "HND": (0, 2, 1, 3), "x": (0, 3, 1, 2)}[case.layout]
+            bits(cache).permute(order)[ids.to(device)] = bits(keys)
+    return table.to(device)[:, : len(columns)], *caches
+
+
+def _empty_caches(case: Case, num_pages: int, device: Any) -> tuple[Tensor, Tensor]:
+    """K and V caches of the case's layout, all NaN; of a shared buffer every page holds its K and its V."""
+    dtype, heads, page, dim = case.dtype_of_cache, case.kv_heads, case.page_size, case.head_dim
+    x = case.x or math.gcd(dim, 16 // dtype.itemsize)
+    shapes = {
+        "NHD": ((num_pages, page, heads, dim),) * 2,
+        "HND": ((num_pages, heads, page, dim),) * 2,
+        "x": ((num_pages, heads, dim // x, page, x), (num_pages, heads, dim, page)),
+    }[case.layout]
+    if not case.shared_buffer:
+        return _nans(shapes[0], dtype, device), _nans(shapes[1], dtype, device)
+    if case.layout == "x":
+        buffer = _nans((num_pages, 2, heads * dim * page), dtype, device)
+        return buffer[:, 0].unflatten(1, shapes[0][1:]), buffer[:, 1].unflatten(1, shapes[1][1:])
+    k, v = _nans((*shapes[0][:3], 2 * dim), dtype, device).split(dim, dim=3)
+    return k, v

@@ -1,0 +1,48 @@
+"""The device that the suite runs on, and plans small enough for short sequences to meet every path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Triton's interpreter turns arrays of one element into loop bounds.
+    config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """A GPU where there is one, else the CPU, where kernels run through Triton's interpreter."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """cut(segments, tile): every plan of this test has tiles of so many keys, and so many shares of every sequence.
+
+    What the planner chooses for lengths that a test can afford is one tile, one share and one block of queries.
+    """
+    from paged_attn import plan
+
+    def cut(segments: int, tile: int = 32) -> None:
+        plan.plan.cache_clear()
+        monkeypatch.setattr(plan, "_segments", lambda *args: segments)
+        monkeypatch.setattr(plan, "FEW_ROWS", 16)
+        for name in ("decode_config", "prefill_config"):
+            choose, rows = getattr(plan, name), {"decode_config": 16, "prefill_config": 32}[name]
+            monkeypatch.setattr(plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile))
+
+    yield cut
+    monkeypatch.undo()
+    plan.plan.cache_clear()

@@ -1,0 +1,156 @@
+"""The rules of continuous batching, and that under any load every request is served whole and every page comes back."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paged_attn.serving.batch import NO_PAGE, batch_of, sample
+from paged_attn.serving.meter import work_of
+from paged_attn.serving.pages import Pages
+from paged_attn.serving.scheduler import Scheduler, Sequence, Share
+from paged_attn.serving.trace import Request
+
+
+def _scheduler(pages: int = 64, page_size: int = 4, budget: int = 8, max_seqs: int = 4) -> Scheduler:
+    return Scheduler(Pages(pages), page_size, budget, max_seqs)
+
+
+def _lengths(shares: list[Share]) -> list[tuple[int, int]]:
+    return [(share.context_len, share.query_len) for share in shares]
+
+
+def _step(scheduler: Scheduler) -> list[tuple[int, int]]:
+    shares, _ = scheduler.plan()
+    scheduler.complete(shares)
+    return _lengths(shares)
+
+
+def test_a_prompt_is_prefilled_in_chunks_then_decoded_token_by_token() -> None:
+    scheduler = _scheduler(budget=8)
+    scheduler.submit(Request(0.0, prompt=19, output=3))
+    # The last chunk makes the first output token, and the third one is never fed back.
+    assert [_step(scheduler) for _ in range(5)] == [[(0, 8)], [(8, 8)], [(16, 3)], [(19, 1)], [(20, 1)]]
+    assert scheduler.idle
+    assert scheduler.pages.used == 0
+
+
+def test_decodes_come_first_and_prompts_share_what_is_left() -> None:
+    scheduler = _scheduler(budget=8)
+    for prompt in (2, 20, 20):
+        scheduler.submit(Request(0.0, prompt, output=9))
+    assert _step(scheduler) == [(0, 2), (0, 6)]
+    assert _step(scheduler) == [(2, 1), (6, 7)]
+    assert _step(scheduler) == [(3, 1), (13, 7)]
+    assert _step(scheduler) == [(4, 1), (20, 1), (0, 6)]
+
+
+def test_a_request_waits_until_the_free_pages_hold_its_prompt() -> None:
+    scheduler = _scheduler(pages=5, budget=16)
+    scheduler.submit(Request(0.0, prompt=12, output=1))
+    scheduler.submit(Request(0.0, prompt=12, output=1))
+    assert _step(scheduler) == [(0, 12)]
+    assert len(scheduler.waiting) == 1
+    assert _step(scheduler) == [(0, 12)]
+
+
+def test_no_more_than_max_seqs_run() -> None:
+    scheduler = _scheduler(budget=16, max_seqs=2)
+    for _ in range(3):
+        scheduler.submit(Request(0.0, prompt=2, output=2))
+    assert len(_step(scheduler)) == 2
+
+
+def test_out_of_pages_the_youngest_is_preempted_and_later_prefills_what_it_knew() -> None:
+    scheduler = _scheduler(pages=4, page_size=4, budget=16)
+    for _ in range(2):
+        scheduler.submit(Request(0.0, prompt=8, output=9))
+    assert _step(scheduler) == [(0, 8), (0, 8)]
+    shares, freed = scheduler.plan()
+    assert _lengths(shares) == [(8, 1)]
+    assert len(freed) == 2
+    assert scheduler.preemptions == 1
+    assert scheduler.waiting[0].known == 9
+    scheduler.complete(shares)
+    while scheduler.waiting:
+        last = _step(scheduler)
+    assert last == [(0, 9)]  # its prompt and the token that it had made
+    while not scheduler.idle:
+        _step(scheduler)
+    assert scheduler.pages.used == 0
+
+
+def test_what_can_never_run_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a request of 10 [+] 8 tokens needs 5 pages of 4, the cache has 4"):
+        _scheduler(pages=4).submit(Request(0.0, prompt=10, output=8))
+    with pytest.raises(ValueError, match="a step of 3 tokens cannot decode 4 sequences"):
+        _scheduler(budget=3, max_seqs=4)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=12),
+    pages=st.integers(11, 20),
+    page_size=st.integers(4, 7),
+    budget=st.integers(4, 20),
+)
+def test_any_load_is_served_whole(lengths: list[tuple[int, int]], pages: int, page_size: int, budget: int) -> None:
+    scheduler = _scheduler(pages, page_size, budget)
+    for prompt, output in lengths:
+        scheduler.submit(Request(0.0, prompt, output))
+    sequences = list(scheduler.waiting)
+    for _ in range(2000):
+        if scheduler.idle:
+            break
+        shares, _ = scheduler.plan()
+        assert 0 < sum(share.query_len for share in shares) <= budget
+        assert [share.decode for share in shares] == sorted((share.decode for share in shares), reverse=True)
+        held = [page for sequence in scheduler.running for page in sequence.pages]
+        assert len(set(held)) == len(held) == scheduler.pages.used
+        for share in shares:
+            assert share.context_len == share.sequence.cached
+            assert share.seq_len <= len(share.sequence.pages) * page_size
+            assert share.query_len == 1 or not share.decode
+        scheduler.complete(shares)
+    assert scheduler.idle
+    assert scheduler.pages.used == 0
+    assert [sequence.cached for sequence in sequences] == [prompt + output - 1 for prompt, output in lengths]
+
+
+def test_a_batch_says_where_each_token_goes_and_ends_tables_in_no_page() -> None:
+    first = Sequence(Request(0.0, 5, 1), known=5, pages=[7, 2])
+    second = Sequence(Request(0.0, 2, 1), known=3, cached=2, pages=[4])
+    batch = batch_of([Share(second, 2, 1, True), Share(first, 1, 4, False)], 4, torch.device("cpu"))
+    assert batch.page_table.tolist() == [[4, NO_PAGE], [7, 2]]
+    assert batch.seq_lens.tolist() == [3, 5]
+    assert batch.cu_seqlens_q.tolist() == [0, 1, 5]
+    assert batch.slot_mapping.tolist() == [18, 29, 30, 31, 8]
+    assert (batch.max_seqlen_q, batch.max_seqlen_k) == (4, 5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sample_holds_both_kinds_and_names_its_rows(seed: int) -> None:
+    shares = [Share(Sequence(Request(0.0, 9, 1), 9), i, 1, True) for i in range(4)]
+    shares += [Share(Sequence(Request(0.0, 9, 1), 9), 3, 10 + i, False) for i in range(4)]
+    runs, rows = sample(shares, random.Random(seed), sequences=3, tokens=4)
+    assert len(runs) == 3
+    assert {run.decode for run in runs} == {True, False}
+    assert len(set(rows)) == len(rows) == sum(run.query_len for run in runs)
+    starts = [0, 1, 2, 3, 4, 14, 25, 37]
+    at = 0
+    for run in runs:
+        (i,) = [i for i, share in enumerate(shares) if share.sequence is run.sequence]
+        # A row's position in its sequence is the same in the run and in the batch.
+        assert rows[at] - starts[i] + shares[i].context_len == run.context_len
+        at += run.query_len
+
+
+def test_bytes_and_operations_are_counted_from_lengths() -> None:
+    share = Share(Sequence(Request(0.0, 9, 1), 9), context_len=6, query_len=3, decode=False)
+    work = work_of([share], heads=4, kv_heads=2, head_dim=8, page_size=4, q_bytes=2, kv_bytes=1)
+    assert work.flops == 4 * 8 * 4 * (7 + 8 + 9)
+    assert work.bytes == 2 * 9 * 2 * 8 * 1 + 2 * 3 * 4 * 8 * 2 + 3 * 4
