@@ -90,7 +90,7 @@ def paged_attention(
         A query that sees no key gives zeros, and minus infinity (its sink, if there are sinks).
 
     Raises:
-        ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.  Nothing is written then.
+        ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.  Nothing is written.
 
     Source: Kwon et al. 2023 (paging), Dao 2023 (tiling), Milakov & Gimelshein 2018 (online softmax), Press et al. 2022
     (ALiBi), Xiao et al. 2023 (sinks).
@@ -99,7 +99,8 @@ def paged_attention(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, kv_layout=kv_layout, max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
-        q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
+        q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale,
+        return_lse=return_lse, only=only,
     )  # fmt: skip
     device = device_of(q.device)
     if checks.enabled(check):
@@ -204,8 +205,9 @@ def write_kv(
     dim = max(16, triton.next_power_of_2(axes.head_dim))
     block_heads = min(triton.next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
     grid = (axes.tokens, triton.cdiv(axes.kv_heads, block_heads))
+    scales = launch.scales(1.0, key=k_scale, value=v_scale)
     launch.run(
-        write_kv_kernel, grid, layout.rows(k), layout.rows(v), cache, slot_mapping, launch.scales(1.0, key=k_scale, value=v_scale),
+        write_kv_kernel, grid, layout.rows(k), layout.rows(v), cache, slot_mapping, scales,
         axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads,
     )  # fmt: skip
 
@@ -230,9 +232,10 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
     outs, lses = outs.contiguous(), lses.contiguous()
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     if axes.tokens and axes.heads:
+        parts = Partial(outs, lses, None)
         launch.run(
-            merge_states_kernel, (axes.tokens, axes.heads), layout.rows(out), lse, Partial(outs, lses, None), outs.shape[0], axes.tokens * axes.heads,
-            axes.heads, axes.head_dim, max(16, triton.next_power_of_2(axes.head_dim)), num_warps=1,
+            merge_states_kernel, (axes.tokens, axes.heads), layout.rows(out), lse, parts, axes.parts,
+            axes.tokens * axes.heads, axes.heads, axes.head_dim, max(16, triton.next_power_of_2(axes.head_dim)), num_warps=1,
         )  # fmt: skip
     return out, lse
 

@@ -1,6 +1,7 @@
 """Where kernels run: compiled on a GPU, or by Triton's interpreter on a machine without one.
 
-Import this before any module that defines kernels: Triton decides at decoration time which of the two a function becomes.
+Import this before any module that defines kernels: Triton decides at decoration time which of the two a function
+becomes.
 """
 
 import functools

@@ -9,7 +9,6 @@ from .kernels.attention import attention_kernel
 from .kernels.merge import merge_segments_kernel
 from .plan import Launch, Plan
 
-
 ScaleLike = float | torch.Tensor | None
 
 

@@ -13,7 +13,7 @@ def is_fp8(dtype: torch.dtype) -> bool:
     return dtype in _MANTISSA
 
 
-def _stored(x: torch.Tensor):
+def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
     """(tensor to point at, FP8): fp8 goes as bytes, since not every target and not the interpreter knows the types."""
     fp8 = _MANTISSA.get(x.dtype, 0)
     return x.view(torch.uint8) if fp8 else x, tl.constexpr(fp8)

@@ -59,7 +59,8 @@ class Plan(NamedTuple):
     def __str__(self) -> str:
         return "\n".join(
             f"queries {x.shortest}..{x.longest}: {x.blocks} blocks x {x.shape.KV_HEADS} heads x {x.segments} segments, "
-            f"{x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) x {x.shape.TILE} keys, {x.config.warps} warps, {x.shape.STAGES} stages"
+            f"{x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) x {x.shape.TILE} keys, "
+            f"{x.config.warps} warps, {x.shape.STAGES} stages"
             for x in self.launches
         )
 
@@ -71,7 +72,7 @@ FEW_ROWS = 64
 
 @functools.lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """Few-query sequences (decode, speculation) in one launch, the others in a second one, unless one kind cannot occur."""
+    """Sequences of few queries (decode, speculation) in one launch, the others in another, unless one cannot occur."""
     p = problem
     group = p.heads // p.kv_heads
     few = decode_config(p)
@@ -132,8 +133,9 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
 def _segments(p: Problem, config: Config, programs: int, block_q: int) -> int:
     """Shares of a sequence's keys that finish earliest, if every sequence were as long as the bound allows.
 
-    The unit is one tile on one multiprocessor.  A program costs its tiles and an overhead.  As long as all programs run at
-    once, the multiprocessor with the most of them decides; otherwise the last programs run alone, at the speed of latency.
+    The unit is one tile on one multiprocessor.  A program costs its tiles and an overhead.  As long as all programs run
+    at once, the multiprocessor with the most of them decides; otherwise the last ones run alone, at the speed of
+    latency.
     """
     keys = p.max_seqlen_k
     if p.window_left >= 0:

@@ -1,7 +1,7 @@
 """Machine code without a GPU: the library's own launches, compiled for a target and taken apart.
 
-Run as a program (`python -m tests.machine_code sm90`): prints one JSON object per compiled kernel.  It needs a process of its
-own, since Triton decides at import whether kernels are compiled or interpreted.
+Run as a program (`python -m tests.machine_code sm90`): prints one JSON object per compiled kernel.  It needs a process
+of its own, since Triton decides at import whether kernels are compiled or interpreted.
 """
 
 import collections
@@ -58,7 +58,7 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
     device = backend.Device(target, MULTIPROCESSORS[target])
     triton.runtime.driver.set_active(CompileOnly(target))
     launch.run, api.device_of = run, lambda _: device
-    for name, call in calls:
+    for name, call in calls:  # noqa: B007 (run reads it)
         call()
         yield from found
         found.clear()

@@ -1,4 +1,4 @@
-"""The calls whose kernels ship: one per kernel variant that a planner can ask for, on the smallest tensors that ask for it."""
+"""The calls whose kernels ship: one per variant that a planner can ask for, on small tensors that ask for it."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -67,8 +67,8 @@ def _attention(name: str, fields: dict[str, Any]) -> None:
 
 
 def _write(cache_dtype: torch.dtype, layout: str) -> None:
-    inputs = build(Case("write", query_lens=(4,), seq_lens=(4,), heads=8, kv_heads=8, head_dim=128, dtype=torch.bfloat16,
-                        cache_dtype=cache_dtype, layout=layout))  # fmt: skip
+    sizes = dict(query_lens=(4,), seq_lens=(4,), heads=8, kv_heads=8, head_dim=128)
+    inputs = build(Case("write", **sizes, dtype=torch.bfloat16, cache_dtype=cache_dtype, layout=layout))
     k = torch.zeros(4, 8, 128, dtype=torch.bfloat16)
     scales = {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
     paged_attn.write_kv(k, k, inputs["k_cache"], inputs["v_cache"], torch.arange(4), **scales)

@@ -85,7 +85,7 @@ class Scales(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Unfinished states of the segments: acc [tokens, heads, segments, DIM]; max, sum [tokens, heads, segments]; float32."""
+    """Unfinished states, float32: acc [tokens, heads, segments, DIM]; max and sum [tokens, heads, segments]."""
 
     acc: Any
     max: Any

@@ -10,7 +10,8 @@ from .args import Block, RowTile, Span
 def unflatten(batch, S: tl.constexpr):
     """(block, KV head, segment) of this program.
 
-    Decode: the heads of a token lie in one page, so they run side by side.  Prefill: the blocks of one head share its keys.
+    Decode: the heads of a token lie in one page, so they run side by side.  Prefill: the blocks of one head share its
+    keys.
     """
     pid = tl.program_id(0)
     if S.ONE_BLOCK:

@@ -18,21 +18,22 @@ def add_qq_bias(scores, rows, pos, mods):
     """Scores of the call's own keys plus their entry in the bias matrix, 0 outside of it."""
     row = rows.pos - rows.context_len
     column = pos - rows.context_len
-    inside = (rows.valid & (row < mods.qq_bias_size))[:, None] & ((column >= 0) & (column < mods.qq_bias_size))[None, :]
+    inside = (rows.valid & (row < mods.qq_bias_size))[:, None]
+    inside &= ((column >= 0) & (column < mods.qq_bias_size))[None, :]
     ptr = mods.qq_bias + row.to(tl.int64)[:, None] * mods.qq_bias_stride + column[None, :]
     return scores + tl.load(ptr, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
 def modify(scores, rows, tile, mods, S: tl.constexpr):
-    """Scaled scores [R, N] of the keys from position tile on with softcap, ALiBi and query-query bias, in this order."""
+    """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi and query-query bias, in this order."""
     pos = tile + tl.arange(0, S.TILE)
     if mods.softcap is not None:
         scores = softcap(scores, mods.softcap)
     if mods.alibi_slopes is not None:
         slope = tl.load(mods.alibi_slopes + rows.head, mask=rows.valid, other=0.0)
         scores += slope[:, None] * (pos[None, :] - rows.pos[:, None]).to(tl.float32)
-    if mods.qq_bias is not None:
+    if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
             scores = add_qq_bias(scores, rows, pos, mods)
     return scores

@@ -1,4 +1,4 @@
-"""Attention over a set of keys as a state (acc, max, sum): start, update with a tile, merge two, finish.  Base 2 throughout."""
+"""Attention over a set of keys as a state (acc, max, sum), base 2: start, update with a tile, merge two, finish."""
 
 import triton
 import triton.language as tl
@@ -27,7 +27,7 @@ def _base(row_max):
 
 @triton.jit
 def update(state, scores, unit, v, S: tl.constexpr, SOME_SEE_NOTHING: tl.constexpr):
-    """Fold scores [R, N] (times unit: base 2) and values [N, D] into the running softmax (Milakov & Gimelshein 2018)."""
+    """Fold scores [R, N] (times unit: base 2) and values [N, D] into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = _base(row_max) if SOME_SEE_NOTHING else row_max
     p = tl.exp2(scores * unit - base[:, None])

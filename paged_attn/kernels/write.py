@@ -8,18 +8,9 @@ from .numerics import decode, encode, scale_of
 
 @triton.jit
 def store_heads(
-    kv,
-    rows,
-    token,
-    kv_head,
-    page,
-    slot,
-    number,
-    per_head,
-    KV_HEADS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    DIM: tl.constexpr,
-):
+    kv, rows, token, kv_head, page, slot, number, per_head,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
     """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
@@ -34,8 +25,10 @@ def store_heads(
 
 
 @triton.jit
-def write_kv_kernel(new_key, new_value, cache, slot_mapping, scales, PAGE: tl.constexpr,
-                    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr):  # fmt: skip
+def write_kv_kernel(
+    new_key, new_value, cache, slot_mapping, scales,
+    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+):  # fmt: skip
     """One token x some of its heads; a negative slot skips the token."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.load(slot_mapping + token).to(tl.int64)

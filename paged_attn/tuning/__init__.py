@@ -51,14 +51,24 @@ def prefill_config(p: Problem) -> Config:
     if p.device.arch == "interpreter":
         return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
     if p.compute == torch.float32:
-        return _fit(p, Config(rows=32, tile=32, stages=2, warps=8, peel=False, resident=2))
+        return _fit(
+            p, Config(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2, min_tiles=8, overhead=6, tail=0)
+        )
     if p.qq_bias:
-        return _fit(p, Config(rows=128, tile=32, stages=3, warps=8, peel=False, resident=1))
+        return _fit(
+            p, Config(rows=128, tile=32, stages=3, warps=8, peel=False, resident=1, min_tiles=8, overhead=6, tail=0)
+        )
     if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
-        return _fit(p, Config(rows=64, tile=32, stages=3, warps=8, peel=False, resident=1))
+        return _fit(
+            p, Config(rows=64, tile=32, stages=3, warps=8, peel=False, resident=1, min_tiles=8, overhead=6, tail=0)
+        )
     if p.packed or p.modified or p.head_dim > 128 or p.device.capability != 90:
-        return _fit(p, Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1))
-    return _fit(p, Config(rows=128, tile=128, stages=3, warps=8, peel=True, resident=1))
+        return _fit(
+            p, Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, min_tiles=8, overhead=6, tail=0)
+        )
+    return _fit(
+        p, Config(rows=128, tile=128, stages=3, warps=8, peel=True, resident=1, min_tiles=8, overhead=6, tail=0)
+    )
 
 
 def _fit(p: Problem, config: Config) -> Config:
