@@ -235,7 +235,8 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
         parts = Partial(outs, lses, None)
         launch.run(
             merge_states_kernel, (axes.tokens, axes.heads), layout.rows(out), lse, parts, axes.parts,
-            axes.tokens * axes.heads, axes.heads, axes.head_dim, max(16, triton.next_power_of_2(axes.head_dim)), num_warps=1,
+            axes.tokens * axes.heads, axes.heads, axes.head_dim,
+            max(16, triton.next_power_of_2(axes.head_dim)), num_warps=1,
         )  # fmt: skip
     return out, lse
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +81,7 @@ def test_demo_reads_a_mooncake_trace(tmp_path: Path) -> None:
     trace.write_text('{"timestamp": 0, "input_length": 1030, "output_length": 90, "hash_ids": [0, 1, 2]}\n' * 3)
     result = _demo(tmp_path, f"--trace {trace} --scale 30")
     assert result.exit_code == 0, result.output
-    assert "requests finished   3" in result.output
+    assert re.search(r"requests finished\s+3\b", result.output)
 
 
 def _one_element_off(q: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -145,7 +147,7 @@ def test_check_fails_if_a_call_differs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_info_names_versions_and_device() -> None:
     result = CliRunner().invoke(main, ["info"])
     assert result.exit_code == 0, result.output
-    assert torch.__version__ in result.output
+    assert metadata.version("torch") in result.output
     assert "kernels" in result.output
 
 

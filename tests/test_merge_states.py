@@ -124,7 +124,7 @@ def test_a_far_greater_part_wins(device: str) -> None:
     outs, lses = parts(2, device, empty=0)
     lses[1] = lses[0] + 200
     out, lse = merge_states(outs, lses)
-    assert torch.equal(out, outs[1])
+    torch.testing.assert_close(out, outs[1], rtol=3e-7, atol=0)  # a GPU's float32 division is good to 2 ulp
     torch.testing.assert_close(lse, lses[1], rtol=1e-6, atol=1e-6)
 
 

@@ -45,7 +45,8 @@ def attend_tiles(state, q, rows, kv, source, begin, end, mods, S: tl.constexpr, 
 @triton.jit
 def attend(state, q, rows, kv, source, begin, span, mods, S: tl.constexpr):
     """Fold the keys of one source from position begin on into the state."""
-    end = source.end
+    # begin was rounded down to a tile: a source without a visible key may have a dead one in that tile
+    end = tl.where(source.first < source.end, source.end, begin)
     if S.PEEL:
         full = begin
         if mods.left is not None:
