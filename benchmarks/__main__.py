@@ -52,7 +52,7 @@ def line(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suites", nargs="*", default=list(SUITES), choices=[*SUITES, []], metavar="SUITE")
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"of {', '.join(SUITES)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/h200"), help="folder of the JSON files")
     options = parser.parse_args()

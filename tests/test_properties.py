@@ -125,7 +125,10 @@ def test_permuting_pages_changes_nothing(case: Case, device: str) -> None:
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
 )
 def test_one_key_returns_its_value(case: Case, dtype: torch.dtype, device: str) -> None:
-    """A causal window of one: a query sees its own position, whose weight is exactly 1."""
+    """A causal window of one: a query sees its own position, whose weight is 1.
+
+    Exactly so in 16 bits; a GPU's float32 exponential and division may be 2 ulp off each.
+    """
     case = replace(case, dtype=dtype)
     inputs = build(case, device)
     out, _ = attend(inputs)
@@ -133,7 +136,8 @@ def test_one_key_returns_its_value(case: Case, dtype: torch.dtype, device: str) 
         pos = range(case.context_lens[seq], case.seq_lens[seq])
         _, values = keys_at(inputs, case, seq, pos)
         own = values.repeat_interleave(case.heads // case.kv_heads, dim=1)
-        assert torch.equal(out[start : start + len(pos)], own)
+        got, rtol = out[start : start + len(pos)], 5e-7 if dtype == torch.float32 else 0.0
+        torch.testing.assert_close(got, own, rtol=rtol, atol=0.0)
 
 
 @few
