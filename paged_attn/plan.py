@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     only: str | None
     compute: torch.dtype
     cache_itemsize: int
-    packed: bool  # x-packed: values lie along the slots, which a mask would cut into single elements
+    packed: bool  # x-packed
     device: Device
 
 
@@ -122,7 +122,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
         ONE_BLOCK=one_block,
         SPLIT=segments > 1,
-        PEEL=config.peel,
+        PEEL=p.packed or (config.peel and p.window_left < 0),
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,

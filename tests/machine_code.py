@@ -1,15 +1,16 @@
 """Machine code without a GPU: the library's own launches, compiled for a target and taken apart.
 
-Run as a program (`python -m tests.machine_code sm90`): prints one JSON object per compiled kernel.  It needs a process
-of its own, since Triton decides at import whether kernels are compiled or interpreted.
+Run as a program (`python -m tests.machine_code sm90 "decode page"`): prints one JSON object per compiled kernel.  It
+needs a process of its own, since Triton decides at import whether kernels are compiled or interpreted.
 """
 
+import argparse
 import collections
+import importlib
 import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ TARGETS = {
     "gfx942": ("hip", "gfx942", 64),
 }
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
+MATRIX = ("HMMA", "HGMMA", "QGMMA")
 
 
 class CompileOnly:
@@ -43,56 +45,77 @@ class CompileOnly:
 
 
 def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """(name, compiled kernel) of every launch that the calls would make on the target."""
+    """(variant, compiled kernel) of every launch that the calls would make on the target."""
     import triton
 
     from paged_attn import api, backend, launch
 
     assert not backend.INTERPRET, "kernels are interpreted in this process: start it with TRITON_INTERPRET=0"
-    found: list[tuple[str, Any]] = []
-    name = ""
+    found: list[Any] = []
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-        found.append((f"{kernel.fn.__name__} {name}", kernel.warmup(*args, grid=grid, **options)))
+        found.append(kernel.warmup(*args, grid=grid, **options))
 
     device = backend.Device(target, MULTIPROCESSORS[target])
     triton.runtime.driver.set_active(CompileOnly(target))
     launch.run, api.device_of = run, lambda _: device
-    for name, call in calls:  # noqa: B007 (run reads it)
-        call()
-        yield from found
+    for variant, call in calls:
+        try:
+            call()
+        except Exception as error:
+            raise RuntimeError(f"{variant!r} does not compile for {target}") from error
+        yield from ((variant, kernel) for kernel in found)
         found.clear()
 
 
-def _tool(name: str, *args: str, binary: bytes) -> str:
+def _tool(name: str, *args: str, source: bytes) -> str:
+    """What one of NVIDIA's programs, as they come with Triton, says about a file."""
     import triton
 
-    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(binary)
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(source)
         file.flush()
-        return subprocess.run([str(folder / name), *args, file.name], capture_output=True, text=True, check=True).stdout
+        done = subprocess.run([str(program), *args, file.name], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
 
 
 def resources(kernel: Any) -> dict[str, int]:
-    """Registers, spilled bytes and shared memory of one program."""
-    if "cubin" not in kernel.asm:
-        number = {x: int(n) for x, n in re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", kernel.asm["amdgcn"])}
-        return {
-            "registers": number["vgpr_count"],
-            "spilled": 4 * number["vgpr_spill_count"],
-            "shared": kernel.metadata.shared,
-        }
-    usage = _tool("cuobjdump", "--dump-resource-usage", binary=kernel.asm["cubin"])
-    registers, _, local = re.search(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)", usage).groups()
-    stack = re.search(r"STACK:(\d+)", usage)[1]
-    return {"registers": int(registers), "spilled": int(stack) + int(local), "shared": kernel.metadata.shared}
+    """Registers per thread, spilled bytes per thread and shared memory per program."""
+    if "cubin" in kernel.asm:
+        usage = _tool("cuobjdump", "--dump-resource-usage", source=kernel.asm["cubin"])
+        number = {name: int(n) for name, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+        registers, spilled = number["REG"], number["STACK"] + number["LOCAL"]
+    else:
+        counts = re.findall(r"\.(vgpr_count|vgpr_spill_count):\s+(\d+)", kernel.asm["amdgcn"])
+        number = {name: int(n) for name, n in counts}
+        registers, spilled = number["vgpr_count"], 4 * number["vgpr_spill_count"]
+    return {"registers": registers, "spilled": spilled, "shared": kernel.metadata.shared}
+
+
+def pipelines(kernel: Any) -> list[list[list[int]]]:
+    """Of each loop with a matrix product, the buffers that it fills asynchronously: [tiles in flight, N, D] each."""
+    lines = kernel.asm["ttgir"].splitlines()
+    shapes, buffer_of, found = {}, {}, []
+    for line in lines:
+        if alloc := re.search(r"(%\S+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<((?:\d+x)+)", line):
+            shapes[alloc[1]] = [int(n) for n in alloc[2].split("x")[:-1]]
+        elif index := re.search(r"(%\S+) = ttg\.memdesc_index (%[^\s\[]+)\[", line):
+            buffer_of[index[1]] = index[2]
+    for begin, line in enumerate(lines):
+        if loop := re.match(r"(\s*)(?:%\S+ = )?scf\.for ", line):
+            end = next(i for i in range(begin + 1, len(lines)) if lines[i].startswith(loop[1] + "}"))
+            body = "\n".join(lines[begin:end])
+            if re.search(r"\b(tt\.dot|warp_group_dot|tc_gen5_mma) ", body):
+                filled = re.findall(r"ttg\.async_copy_global_to_local %[^\s,]+, (%[^\s,]+)", body)
+                found.append([shapes[name] for name in sorted({buffer_of[x] for x in filled})])
+    return found
 
 
 def instructions(kernel: Any) -> list[str]:
     """SASS, one instruction per entry, labels included as 'name:'."""
     found = []
-    for line in _tool("nvdisasm", "-c", binary=kernel.asm["cubin"]).splitlines():
+    for line in _tool("nvdisasm", "-c", source=kernel.asm["cubin"]).splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
             found.append(label[1] + ":")
         elif instruction := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", line):
@@ -105,6 +128,10 @@ def operation(instruction: str) -> str:
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0].split(".")[0]
 
 
+def operations(code: list[str]) -> collections.Counter:
+    return collections.Counter(operation(x) for x in code if not x.endswith(":"))
+
+
 def loops(code: list[str]) -> list[collections.Counter]:
     """Operations of each loop that holds a matrix instruction, innermost first."""
     at = {x[:-1]: i for i, x in enumerate(code) if x.endswith(":")}
@@ -113,36 +140,41 @@ def loops(code: list[str]) -> list[collections.Counter]:
         target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", x)
         if target and at.get(target[1], i) < i:
             spans.append((at[target[1]], i))
-    counts = []
-    for begin, end in sorted(spans, key=lambda span: span[1] - span[0]):
-        count = collections.Counter(operation(x) for x in code[begin : end + 1] if not x.endswith(":"))
-        if count["HMMA"] + count["HGMMA"] + count["QGMMA"]:
-            counts.append(count)
-    return counts
+    counts = [operations(code[begin : end + 1]) for begin, end in sorted(spans, key=lambda span: span[1] - span[0])]
+    return [count for count in counts if any(count[x] for x in MATRIX)]
 
 
-def buffers(kernel: Any) -> list[list[int]]:
-    """Shapes of the shared-memory buffers of pipelined loads: [tiles in flight, N, D]."""
-    allocs = re.findall(r"ttg\.local_alloc : \(\) -> !ttg\.memdesc<(\d+)x(\d+)x(\d+)x", kernel.asm.get("ttgir", ""))
-    return [[int(n) for n in x] for x in allocs]
+def wgmma_advice(kernel: Any) -> list[str]:
+    """What ptxas says about warp-group products, such as (C7510) on serialised ones; Triton drops it."""
+    ptx = kernel.asm["ptx"]
+    arch = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
+    said = _tool("ptxas", "-lineinfo", f"--gpu-name={arch}", "-o", os.devnull, source=ptx.encode())
+    return re.findall(r"\(C75\d\d\).*", said)
 
 
-def report(name: str, kernel: Any) -> dict[str, Any]:
+def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any]:
     """What the tests assert on."""
-    facts: dict[str, Any] = {"name": name, **resources(kernel), "buffers": buffers(kernel)}
-    if "cubin" in kernel.asm:
+    facts = {"variant": variant, "kernel": kernel.metadata.name, **resources(kernel), "pipelines": pipelines(kernel)}
+    if disassemble and "cubin" in kernel.asm:
         code = instructions(kernel)
-        facts["operations"] = collections.Counter(operation(x) for x in code if not x.endswith(":"))
-        facts["loops"] = loops(code)
+        facts |= {"operations": operations(code), "loops": loops(code)}
+        facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] else []
     return facts
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Compile without a GPU and report; one JSON object per kernel.")
+    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("words", nargs="*", help="only variants whose names contain one of these")
+    parser.add_argument("--calls", default="tests.variants", help="the module whose calls() are compiled")
+    parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("I", "N"), help="every N-th, from I on")
+    parser.add_argument("--no-sass", action="store_true", help="resources only")
+    options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "0"
-    from tests.variants import calls
-
-    for name, kernel in compile_calls(sys.argv[1], calls(sys.argv[2:])):
-        print(json.dumps(report(name, kernel)), flush=True)
+    start, step = options.part
+    calls = importlib.import_module(options.calls).calls(options.words)[start::step]
+    for variant, kernel in compile_calls(options.target, calls):
+        print(json.dumps(report(variant, kernel, not options.no_sass)), flush=True)
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ class Shape(NamedTuple):
     PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
     SPLIT: bool  # keys are cut into segments, partial states are written
-    PEEL: bool  # tiles that every row sees whole run in a loop of their own, without masks
+    PEEL: bool  # tiles that every row sees whole run in a loop of their own: no masks, and wide loads of packed values
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
     CLEAR: bool  # this launch zeroes the rows past the last sequence
     NATIVE_FP8: bool  # the target converts e4m3 in hardware

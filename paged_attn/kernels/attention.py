@@ -13,31 +13,34 @@ from .softmax import finish, log_sum_exp, start, update
 
 
 @triton.jit
-def step(state, q, rows, kv, source, ids, tile, mods, S: tl.constexpr, MASKED: tl.constexpr):
-    """Fold the keys of one tile into the state."""
+def step(state, q, rows, kv, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
+    """Fold the keys of one tile into the state; FULL: every row sees all of them."""
     pos = tile + tl.arange(0, S.TILE)
     page, slot = locate(source, ids, tile, S)
     k = load_kv(kv.key, page, slot, rows.kv_head, None, S)
     # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
-    live = (pos >= source.first) & (pos < source.end) if MASKED else None
+    live = None if FULL else (pos >= source.first) & (pos < source.end)
     v = load_kv(kv.value, page, slot, rows.kv_head, live, S)
     scores = dot(q, k.T, tl.full([S.ROWS, S.TILE], 0.0, tl.float32), S)
     unit = source.scale * LOG2E
     if S.SCALE_FIRST:
         scores = modify(scores * source.scale, rows, tile, mods, S)
         unit = LOG2E
-    if MASKED:
-        scores = mask(scores, rows, pos, source.end, mods)
-    return update(state, scores, unit, v, S, MASKED or mods.qq_bias is not None)
+    if not FULL:
+        if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
+            scores = mask(scores, rows, pos, source.end, mods)
+        elif (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end)):
+            scores = mask(scores, rows, pos, source.end, mods)
+    return update(state, scores, unit, v, S, FULL and mods.qq_bias is None)
 
 
 @triton.jit
-def attend_tiles(state, q, rows, kv, source, begin, end, mods, S: tl.constexpr, MASKED: tl.constexpr):
+def attend_tiles(state, q, rows, kv, source, begin, end, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold the tiles of [begin, end) into the state, page ids one tile ahead of the keys."""
     ids = load_ids(source, begin, S)
     for tile in tl.range(begin, end, S.TILE, num_stages=S.STAGES):
         ahead = load_ids(source, tile + S.TILE, S)
-        state = step(state, q, rows, kv, source, ids, tile, mods, S, MASKED)
+        state = step(state, q, rows, kv, source, ids, tile, span, mods, S, FULL)
         ids = ahead
     return state
 
@@ -50,15 +53,14 @@ def attend(state, q, rows, kv, source, begin, span, mods, S: tl.constexpr):
     if S.PEEL:
         full = begin
         if mods.left is not None:
-            full = tl.minimum(
-                begin + tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE, tl.maximum(begin, end)
-            )
-            state = attend_tiles(state, q, rows, kv, source, begin, full, mods, S, True)
+            full += tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE
+            full = tl.minimum(full, tl.maximum(begin, end))
+            state = attend_tiles(state, q, rows, kv, source, begin, full, span, mods, S, False)
         rest = full + tl.maximum(tl.minimum(span.full_hi, end) - full, 0) // S.TILE * S.TILE
-        state = attend_tiles(state, q, rows, kv, source, full, rest, mods, S, False)
-        return attend_tiles(state, q, rows, kv, source, rest, end, mods, S, True)
+        state = attend_tiles(state, q, rows, kv, source, full, rest, span, mods, S, True)
+        return attend_tiles(state, q, rows, kv, source, rest, end, span, mods, S, False)
     else:
-        return attend_tiles(state, q, rows, kv, source, begin, end, mods, S, True)
+        return attend_tiles(state, q, rows, kv, source, begin, end, span, mods, S, False)
 
 
 @triton.jit

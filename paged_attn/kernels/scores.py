@@ -8,9 +8,8 @@ from .numerics import LOG2E
 
 @triton.jit
 def softcap(scores, cap):
-    """cap * tanh(scores / cap), without the overflow of exp."""
-    e = tl.exp2(-2 * LOG2E * tl.abs(scores) / cap)
-    return tl.where(scores < 0, -cap, cap) * (1 - e) / (1 + e)
+    """cap * tanh(scores / cap): an exponential that overflows gives cap, as it should."""
+    return cap - 2 * cap / (1 + tl.exp2(scores * (2 * LOG2E / cap)))
 
 
 @triton.jit

@@ -26,10 +26,10 @@ def _base(row_max):
 
 
 @triton.jit
-def update(state, scores, unit, v, S: tl.constexpr, SOME_SEE_NOTHING: tl.constexpr):
+def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
     """Fold scores [R, N] (times unit: base 2) and values [N, D] into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
-    base = _base(row_max) if SOME_SEE_NOTHING else row_max
+    base = row_max if ALL_SEE else _base(row_max)
     p = tl.exp2(scores * unit - base[:, None])
     decay = tl.exp2(state.max - base)
     acc = dot(p.to(v.dtype), v, state.acc * decay[:, None], S)

@@ -42,7 +42,7 @@ def decode_config(p: Problem) -> Config:
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed or p.seqs * p.kv_heads <= 5 * p.device.multiprocessors:
-        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=p.packed, resident=5))
+        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=5))
     return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=3))
 
 

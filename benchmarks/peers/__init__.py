@@ -1,0 +1,30 @@
+"""Who is measured beside the library: a peer takes a case and its inputs, and returns a call, or says why it cannot.
+
+The call returns its result as [tokens, heads, head_dim].  What a peer must do once (copies, plans, graphs of its own)
+it does before it returns the call: only the call is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.peers import cudnn, flashinfer, ours, sdpa, vllm
+from tests.cases import Case
+
+Call = Callable[[], Tensor]
+Peer = Callable[[Case, dict[str, Any]], Call]
+
+OURS = "paged-attn"
+PEERS: dict[str, Peer] = {
+    OURS: ours.call,
+    "sdpa cudnn": sdpa.cudnn,
+    "sdpa flash": sdpa.flash,
+    "cudnn paged": cudnn.call,
+    "flashinfer fa2": flashinfer.fa2,
+    "flashinfer fa3": flashinfer.fa3,
+    "vllm triton": vllm.call,
+}
+BOUNDS = {"sdpa cudnn", "sdpa flash"}  # contiguous caches: what paged code is held against, not a competitor

@@ -1,0 +1,33 @@
+"""How a peer declines a case."""
+
+from __future__ import annotations
+
+from tests.cases import Case
+
+FEATURES = ("window", "softcap", "alibi", "sinks", "tree", "new", "fp8", "x-packed")
+
+
+class Cannot(Exception):  # noqa: N818  it is an answer, not an error
+    """The peer has no such feature; the message says which."""
+
+
+def features(case: Case) -> set[str]:
+    """What a case asks for beyond plain causal attention over an NHD or HND cache."""
+    asked = {
+        "window": case.window_size[0] >= 0,
+        "softcap": case.softcap > 0,
+        "alibi": case.alibi,
+        "sinks": case.sinks,
+        "tree": case.qq_bias > 0,
+        "new": case.new,
+        "fp8": case.dtype_of_cache != case.dtype,
+        "x-packed": case.layout == "x",
+    }
+    return {name for name in FEATURES if asked[name]}
+
+
+def allow(case: Case, *known: str) -> None:
+    """Decline a case that asks for more than the known features."""
+    missing = [name for name in FEATURES if name in features(case) - set(known)]
+    if missing:
+        raise Cannot(f"no {', '.join(missing)}")

@@ -1,0 +1,70 @@
+"""vLLM's Triton unified_attention, with the split over keys as its backend sets it up."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.peers.cannot import Cannot, allow
+from tests.cases import Case
+
+HOMES = ("vllm.v1.attention.ops.triton_unified_attention", "vllm.attention.ops.triton_unified_attention")
+SEGMENTS, MIN_PROGRAMS = 16, 128  # of vLLM's Triton backend
+
+
+def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
+    function = _function()
+    allow(case, "window", "softcap", "alibi", "sinks", "tree")
+    if case.layout != "NHD":
+        raise Cannot("NHD only")
+    q, out, device = inputs["q"].contiguous(), torch.empty_like(inputs["q"]), inputs["q"].device
+    threshold = max(1, MIN_PROGRAMS // case.kv_heads)
+    states = (threshold, case.heads, SEGMENTS)
+    arguments = dict(
+        q=q,
+        k=inputs["k_cache"],
+        v=inputs["v_cache"],
+        out=out,
+        cu_seqlens_q=torch.tensor((0, *case.query_lens)).cumsum(0).to(device, torch.int32),
+        max_seqlen_q=max(case.query_lens),
+        seqused_k=inputs["seq_lens"],
+        max_seqlen_k=max(case.seq_lens),
+        softmax_scale=case.softmax_scale or case.head_dim**-0.5,
+        causal=True,
+        window_size=(case.window_size[0], 0) if case.window_size[0] >= 0 else (-1, -1),
+        block_table=inputs["page_table"],
+        softcap=case.softcap,
+        q_descale=None,
+        k_descale=None,
+        v_descale=None,
+        alibi_slopes=inputs.get("alibi_slopes"),
+        qq_bias=inputs.get("qq_bias"),
+        sinks=inputs.get("sinks"),
+        seq_threshold_3D=threshold,
+        num_par_softmax_segments=SEGMENTS,
+        softmax_segm_output=torch.empty(*states, case.head_dim, device=device),
+        softmax_segm_max=torch.empty(states, device=device),
+        softmax_segm_expsum=torch.empty(states, device=device),
+    )
+    known = inspect.signature(function).parameters  # older versions choose the split themselves
+    arguments = {name: value for name, value in arguments.items() if name in known}
+
+    def run() -> Tensor:
+        function(**arguments)
+        return out
+
+    return run
+
+
+def _function() -> Callable[..., None]:
+    """unified_attention, wherever this version keeps it."""
+    try:
+        home = importlib.import_module(HOMES[0])
+    except ModuleNotFoundError:
+        home = importlib.import_module(HOMES[1])
+    return home.unified_attention  # type: ignore[no-any-return]

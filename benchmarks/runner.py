@@ -1,0 +1,184 @@
+"""Runs suites: builds a case once, checks every peer against the library on it, times them together, keeps the JSON."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks import measure
+from benchmarks.inputs import inputs_of
+from benchmarks.peers import BOUNDS, OURS, Call, Peer
+from benchmarks.peers.cannot import Cannot
+from benchmarks.work import operations, traffic
+from tests.cases import Case
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("torch", "triton", "nvidia-cudnn-frontend", "flashinfer-python", "vllm")
+# Of |peer - ours| / |ours| in 2-norm.  Both round weights and results to 8 bits, which gives some 3e-3; a key too many
+# or too few among thousands stays below any bound, wrong masks and lengths do not.  Short rows make it coarse.
+AGREE = 2e-2
+
+
+def measured(case: Case, peers: Mapping[str, Peer], rounds: int, device: str = "cuda") -> dict[str, Any]:
+    """Seconds of every peer that does the case as the library does it; the others with the reason why not."""
+    inputs = inputs_of(case, device)
+    calls, errors, skipped = agreeing(case, peers, inputs)
+    seconds = measure.measure(calls, rounds) if OURS in calls else {}
+    calls.clear()
+    del inputs
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    work = {"bytes": traffic(case), "operations": operations(case)}
+    return {"case": case.name, **work, "seconds": seconds, "errors": errors, "skipped": skipped}
+
+
+def agreeing(
+    case: Case, peers: Mapping[str, Peer], inputs: dict[str, Any]
+) -> tuple[dict[str, Call], dict[str, float], dict[str, str]]:
+    """(calls that agree with the library's, their relative errors, why the others are left out)."""
+    calls: dict[str, Call] = {}
+    errors: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    want: torch.Tensor | None = None
+    for name, peer in peers.items():
+        if name != OURS and want is None:
+            skipped[name] = f"nothing to compare with: {OURS} failed"
+            continue
+        try:
+            call = peer(case, inputs)
+            got = call().float()
+            if name == OURS or want is None:
+                want = got.clone()
+            else:
+                errors[name] = float((got - want).norm() / want.norm())
+                if not errors[name] <= AGREE:  # nor NaN
+                    skipped[name] = f"differs from {OURS}: relative error {errors[name]:.2g}"
+                    continue
+            calls[name] = call
+        except Cannot as reason:
+            skipped[name] = str(reason)
+        except ImportError as reason:
+            skipped[name] = f"not installed: {reason}"
+        except Exception as reason:  # a peer may fail in any way; the run goes on and says so
+            skipped[name] = f"{type(reason).__name__}: {first_line(reason)}"
+            _survived(case, name, reason)
+    return calls, errors, skipped
+
+
+def run(
+    suite: str, cases: Sequence[Case], peers: Mapping[str, Peer], rounds: int, output: Path, shown: Callable[[str], None]
+) -> dict[str, Any]:
+    """Measure a suite; the JSON is complete after every case, whatever happens to the next."""
+    report = {"suite": suite, **versions(), "ceilings": measure.ceilings(), "rounds": rounds, "results": []}
+    for number, case in enumerate(cases, 1):
+        result = measured(case, peers, rounds)
+        report["results"].append(result)
+        report["losses"] = losses(report["results"])
+        write(report, output)
+        shown(f"{suite} {number}/{len(cases)}  {summary(result)}")
+    return report
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """One line about a case."""
+    times = [f"{name} {seconds * 1e6:.1f}" for name, seconds in result["seconds"].items()]
+    return f"{result['case']}: {', '.join(times) or result['skipped'][OURS]}"
+
+
+def losses(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Cases in which a competitor is faster than the library, by a factor above 1; bounds are not competitors."""
+    found = []
+    for result in results:
+        rivals = {name: s for name, s in result["seconds"].items() if name not in BOUNDS | {OURS}}
+        if rivals and min(rivals.values()) < result["seconds"][OURS]:
+            best = min(rivals, key=lambda name: rivals[name])
+            factor = result["seconds"][OURS] / rivals[best]
+            found.append({"case": result["case"], "peer": best, "factor": round(factor, 3)})
+    return found
+
+
+def totals(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Of every peer: seconds summed over the cases it ran, the library's over the same cases, how many, and the factor.
+
+    `best rival` takes for every case whichever competitor is fastest there, as no server could.
+    """
+    table: dict[str, dict[str, float]] = {}
+    best = [
+        {"best rival": min(s for name, s in r["seconds"].items() if name not in BOUNDS | {OURS})}
+        if set(r["seconds"]) - BOUNDS - {OURS}
+        else {}
+        for r in results
+    ]
+    for result, extra in zip(results, best, strict=True):
+        for name, seconds in {**result["seconds"], **extra}.items():
+            row = table.setdefault(name, {"seconds": 0.0, "ours": 0.0, "cases": 0})
+            row["seconds"] += seconds
+            row["ours"] += result["seconds"][OURS]
+            row["cases"] += 1
+    for row in table.values():
+        row["factor"] = row["seconds"] / row["ours"]
+    return table
+
+
+def versions() -> dict[str, Any]:
+    """What the figures depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.cuda.is_available():
+        found["cuda"], found["cudnn"] = str(torch.version.cuda), str(torch.backends.cudnn.version())
+    return {"device": device_name(), "versions": found, "commit": os.environ.get("COMMIT") or _commit()}
+
+
+def device_name() -> str:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def folder(device: str) -> Path:
+    """benchmarks/results/<gpu> of this checkout: NVIDIA H200 -> h200."""
+    words = re.findall(r"[a-z0-9]+", device.lower())
+    return ROOT / "benchmarks" / "results" / "-".join(word for word in words if word != "nvidia")
+
+
+def write(report: Mapping[str, Any], output: Path) -> None:
+    """The report as <suite>.json: indented, but a cell of a map on one line."""
+    output.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**report, "cells": []} if "cells" in report else report, indent=1)
+    if "cells" in report:
+        text = text.replace('"cells": []', '"cells": [\n  ' + ",\n  ".join(map(json.dumps, report["cells"])) + "\n ]")
+    (output / f"{report['suite']}.json").write_text(text + "\n", encoding="utf-8")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, at most a line of it."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= 200 else text[:200] + " ..."
+
+
+def _survived(case: Case, peer: str, error: Exception) -> None:
+    """Stop the run if the error took the device's context with it: every later figure would be a lie."""
+    if torch.cuda.is_available():
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            raise RuntimeError(f"{peer} broke the device in {case.name!r}: {first_line(error)}") from error
+
+
+def _commit() -> str:
+    """HEAD, with a + if the tree differs from it."""
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
+    return subprocess.run(git, capture_output=True, text=True).stdout.strip()

@@ -1,0 +1,75 @@
+"""The suite `trace`: real steps, cut from a trace by the continuous-batching scheduler on the host.
+
+Requests come in the order of the trace with its lengths, and always wait: the server is saturated, as it is when speed
+matters, so arrival times play no part.  The scheduler runs STEPS steps for each chunk budget; of these SAMPLES, evenly
+spread, are measured, each as one call of one layer.  The sum over them is the suite's figure.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.suites import SIZES
+from paged_attn.serving import trace
+from paged_attn.serving.pages import Pages
+from paged_attn.serving.scheduler import Scheduler, Share
+from paged_attn.serving.trace import Request
+from tests.cases import Case
+
+BUDGETS = (256, 2048)  # tokens in a step: decodes first, prompts in chunks behind them
+MAX_SEQS = 256
+CACHE_TOKENS = 1 << 19  # of one layer 2 GiB; of 32 layers 64 GiB, which is what an 80 GB card has beside an 8B model
+STEPS, SAMPLES = 2000, 24
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The measured steps of one budget, and where they come from."""
+
+    budget: int
+    cases: tuple[Case, ...]
+    steps: int
+    dropped: int  # requests too long for the whole cache
+
+
+def requests(path: Path | None) -> Iterator[Request]:
+    """Those of a trace file, or of the synthetic stand-in for Azure's conversation trace."""
+    return trace.read(path) if path else trace.CONVERSATION.requests(seed=0)
+
+
+def cuts(path: Path | None, steps: int = STEPS, samples: int = SAMPLES) -> list[Cut]:
+    """The measured steps of every budget."""
+    return [cut(requests(path), budget, steps, samples) for budget in BUDGETS]
+
+
+def cut(source: Iterable[Request], budget: int, steps: int = STEPS, samples: int = SAMPLES) -> Cut:
+    """Run the scheduler for so many steps, or to the trace's end, and keep samples from the middles of equal parts."""
+    page_size = SIZES["page_size"]
+    scheduler = Scheduler(Pages(CACHE_TOKENS // page_size), page_size, budget, min(MAX_SEQS, budget))
+    waiting, made, dropped = iter(source), [], 0
+    while len(made) < steps:
+        for request in itertools.islice(waiting, max(0, MAX_SEQS - len(scheduler.waiting))):
+            if request.prompt + request.output - 1 > CACHE_TOKENS:
+                dropped += 1
+            else:
+                scheduler.submit(request)
+        if scheduler.idle:
+            break
+        shares, _ = scheduler.plan()
+        made.append([(share.query_len, share.seq_len) for share in shares])
+        scheduler.complete(shares)
+    picked = sorted({int((i + 0.5) * len(made) / samples) for i in range(samples)}) if made else []
+    return Cut(budget, tuple(_case(budget, i, made[i]) for i in picked), len(made), dropped)
+
+
+def _case(budget: int, step: int, lengths: list[tuple[int, int]]) -> Case:
+    """One step as a call, its sequences in the scheduler's order."""
+    query_lens, seq_lens = (tuple(column) for column in zip(*lengths, strict=True))
+    decodes = sum(n == 1 for n in query_lens)
+    chunks = f" + {len(query_lens) - decodes} chunks of {sum(query_lens) - decodes}" if decodes < len(lengths) else ""
+    name = f"budget {budget}, step {step}: {decodes} decodes{chunks}, {sum(seq_lens)} keys"
+    # A step comes as a ragged call even if all of it is decodes: a server has one path.
+    return Case(name, query_lens, seq_lens, **SIZES)

@@ -1,0 +1,151 @@
+"""What compilers make of each kernel that ships: it fits, does not spill, keeps loads in flight.  Needs no GPU."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from paged_attn import launch
+from tests import variants
+from tests.machine_code import TARGETS
+
+PARTS = 4  # processes per target: so many that workers share them evenly, so few that imports do not count
+
+# Bytes of shared memory that one program may have.
+SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
+
+# Spilled bytes per thread that a prefill variant may have.  Tiles are measured on sm90 alone; elsewhere the same rows
+# take more registers, since products are held in them, and these are the worst of today.  Decode never spills.
+PREFILL_MAY_SPILL = {"sm80": 224, "sm90": 0, "sm100": 104, "gfx942": 680}
+
+# Variants with a decode kernel of as many rows as a warp group's product takes, 64.
+WIDE_DECODE = {"decode group 64"}
+
+
+def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
+    """What a compiled kernel lacks."""
+    prefill = facts["variant"].startswith("prefill")
+    if facts["shared"] > SHARED[target]:
+        yield f"takes {facts['shared']} bytes of shared memory, there are {SHARED[target]}"
+    allowed = PREFILL_MAY_SPILL[target] if prefill else 0
+    if facts["spilled"] > allowed:
+        yield f"spills {facts['spilled']} bytes at {facts['registers']} registers, allowed are {allowed}"
+    if target == "sm90" and not facts["kernel"].startswith(("merge", "write")):
+        yield from _loop_complaints(facts, prefill)
+
+
+def _loop_complaints(facts: dict[str, Any], prefill: bool) -> Iterator[str]:
+    """What the loops over keys lack on sm90."""
+    product = "HGMMA" if prefill or facts["variant"] in WIDE_DECODE else "HMMA"
+    if "fp32" in facts["variant"]:
+        product = "HMMA"  # three TF32 products of few rows
+    yield from facts["advice"]
+    if not facts["loops"] or not facts["pipelines"]:
+        yield "has no loop with a matrix product"
+    for loop in facts["loops"]:
+        for wanted in (product, "LDGSTS"):
+            if not loop.get(wanted):
+                yield f"has a loop without {wanted}"
+    for buffers in facts["pipelines"]:
+        if not prefill and sum(tiles >= 2 for tiles, *_ in buffers) < 2:
+            yield f"has a loop without two K and two V tiles in flight, but {buffers}"
+
+
+def compiled(target: str, *args: str) -> list[dict[str, Any]]:
+    """The reports of tests.machine_code, from a process in which kernels are compiled."""
+    command = [sys.executable, "-m", "tests.machine_code", target, *args]
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("target", TARGETS)
+def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, part: int) -> None:
+    needs = {"cuda": "nvidia", "hip": "amd"}[TARGETS[target][0]]
+    if needs not in triton.backends.backends:
+        pytest.skip(f"this Triton does not compile for {needs}")
+    sass = [] if target == "sm90" else ["--no-sass"]
+    found = compiled(target, "--part", str(part), str(PARTS), *sass)
+    assert {x["variant"] for x in found} == {name for name, _ in variants.calls()[part::PARTS]}
+    wrong = [f"{x['variant']}: {x['kernel']} {text}" for x in found for text in complaints(target, x)]
+    assert not wrong, f"{target}:\n" + "\n".join(dict.fromkeys(wrong))
+
+
+@triton.jit
+def crowded_kernel(x, n):
+    """Two accumulators of 128 registers per thread each."""
+    rows, cols = tl.arange(0, 64)[:, None], tl.arange(0, 256)
+    a = tl.load(x + rows * 64 + tl.arange(0, 64))
+    first = tl.zeros([64, 256], tl.float32)
+    second = tl.zeros([64, 256], tl.float32)
+    for i in tl.range(0, n, num_stages=3):
+        first = tl.dot(a, tl.load(x + i * 4096 + rows * 256 + cols), first)
+        second = tl.dot(a, tl.load(x + i * 8192 + rows * 256 + cols), second)
+    tl.store(x + rows * 256 + cols, (first * second).to(tl.bfloat16))
+
+
+@triton.jit
+def plain_kernel(x, n, ROWS: tl.constexpr, STAGES: tl.constexpr):
+    """A loop of two products, pipelined or not."""
+    cols = tl.arange(0, 64)
+    at = tl.arange(0, ROWS)[:, None] * 64 + cols
+    tile = cols[:, None] * 64 + cols
+    a = tl.load(x + at)
+    acc = tl.zeros([ROWS, 64], tl.float32)
+    for i in tl.range(0, n, num_stages=STAGES):
+        scores = tl.dot(a, tl.load(x + i * 4096 + tile))
+        acc = tl.dot(scores.to(tl.bfloat16), tl.load(x + i * 8192 + tile), acc)
+    tl.store(x + at, acc.to(tl.bfloat16))
+
+
+def _launch(kernel: Any, *args: Any) -> None:
+    launch.run(kernel, (1,), torch.zeros(4096, dtype=torch.bfloat16), 7, *args)
+
+
+def calls(wanted: Sequence[str] = ()) -> list[tuple[str, Callable[[], None]]]:
+    """Kernels that are checked as if they were variants of the library."""
+    call = functools.partial
+    return [
+        ("prefill crowded", call(_launch, crowded_kernel)),
+        ("prefill of 16 rows", call(_launch, plain_kernel, 16, 3)),
+        ("prefill pipelined", call(_launch, plain_kernel, 64, 3)),
+        ("decode unpipelined", call(_launch, plain_kernel, 16, 1)),
+        ("decode of two stages", call(_launch, plain_kernel, 16, 2)),
+        ("decode pipelined", call(_launch, plain_kernel, 16, 3)),
+    ]
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_poor_kernels_are_complained_about_and_good_ones_are_not() -> None:
+    found = {x["variant"]: list(complaints("sm90", x)) for x in compiled("sm90", "--calls", __name__)}
+    spilled, serialised = sorted(found.pop("prefill crowded"), reverse=True)
+    assert spilled.startswith("spills ")
+    assert "wgmma.mma_async instructions are serialized" in serialised
+    tiles = "has a loop without two K and two V tiles in flight, but "
+    assert found == {
+        "prefill of 16 rows": ["has a loop without HGMMA"],
+        "prefill pipelined": [],
+        "decode unpipelined": ["has a loop without LDGSTS", tiles + "[]"],
+        "decode of two stages": [tiles + "[[1, 64, 64], [1, 64, 64]]"],
+        "decode pipelined": [],
+    }
+
+
+def test_a_kernel_that_does_not_fit_is_complained_about() -> None:
+    facts = {"variant": "write", "kernel": "write_kv_kernel", "registers": 255, "spilled": 4, "shared": 65540}
+    assert [x.split()[0] for x in complaints("gfx942", facts)] == ["takes", "spills"]
+    assert list(complaints("sm80", facts | {"spilled": 0})) == []
