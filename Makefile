@@ -34,7 +34,7 @@ test: $(STAMP)  ## the CPU suite, through Triton's interpreter
 test-gpu: $(READY)  ## the whole suite on this machine's GPU
 	$(RUN) -m pytest tests $(ARGS)
 
-bench: $(READY)  ## decode and prefill against torch SDPA, on this machine's GPU
+bench: $(READY)  ## every suite against every peer installed, on this machine's GPU
 	$(RUN) -m benchmarks $(ARGS)
 
 check: $(STAMP)  ## format, lint, types

@@ -29,16 +29,24 @@ PACKAGES = ("torch", "triton", "nvidia-cudnn-frontend", "flashinfer-python", "vl
 AGREE = 2e-2
 
 
-def measured(case: Case, peers: Mapping[str, Peer], rounds: int, device: str = "cuda") -> dict[str, Any]:
+def device() -> str:
+    """Where the benchmark runs."""
+    if not torch.cuda.is_available():
+        raise SystemExit("the benchmark needs a GPU: torch.cuda.is_available() is False")
+    return "cuda"
+
+
+def measured(case: Case, peers: Mapping[str, Peer], rounds: int) -> dict[str, Any]:
     """Seconds of every peer that does the case as the library does it; the others with the reason why not."""
-    inputs = inputs_of(case, device)
+    inputs = inputs_of(case, device())
     calls, errors, skipped = agreeing(case, peers, inputs)
-    seconds = measure.measure(calls, rounds) if OURS in calls else {}
+    graphs = captured(case, calls, skipped)
+    seconds = measure.replay(graphs, rounds) if OURS in graphs else {}
     calls.clear()
+    graphs.clear()
     del inputs
     gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
+    torch.cuda.empty_cache()
     work = {"bytes": traffic(case), "operations": operations(case)}
     return {"case": case.name, **work, "seconds": seconds, "errors": errors, "skipped": skipped}
 
@@ -76,14 +84,34 @@ def agreeing(
     return calls, errors, skipped
 
 
+def captured(case: Case, calls: Mapping[str, Call], skipped: dict[str, str]) -> dict[str, Any]:
+    """A CUDA graph of every call; who cannot be captured joins the skipped."""
+    graphs = {}
+    for name, call in calls.items():
+        try:
+            graphs[name] = measure.capture(call)
+        except Exception as reason:
+            skipped[name] = f"not captured: {type(reason).__name__}: {first_line(reason)}"
+            _survived(case, name, reason)
+    return graphs
+
+
 def run(
-    suite: str, cases: Sequence[Case], peers: Mapping[str, Peer], rounds: int, output: Path, shown: Callable[[str], None]
+    suite: str,
+    cases: Sequence[Case],
+    peers: Mapping[str, Peer],
+    rounds: int,
+    output: Path,
+    *,
+    shown: Callable[[str], object] = print,
+    **about: Any,
 ) -> dict[str, Any]:
-    """Measure a suite; the JSON is complete after every case, whatever happens to the next."""
-    report = {"suite": suite, **versions(), "ceilings": measure.ceilings(), "rounds": rounds, "results": []}
+    """Measure a suite; the JSON, which also says what it is `about`, is whole after every case."""
+    report = {"suite": suite, **about, **versions(), "ceilings": measure.ceilings(), "rounds": rounds, "results": []}
     for number, case in enumerate(cases, 1):
         result = measured(case, peers, rounds)
         report["results"].append(result)
+        report["totals"] = totals(report["results"])
         report["losses"] = losses(report["results"])
         write(report, output)
         shown(f"{suite} {number}/{len(cases)}  {summary(result)}")
@@ -181,4 +209,7 @@ def _survived(case: Case, peer: str, error: Exception) -> None:
 def _commit() -> str:
     """HEAD, with a + if the tree differs from it."""
     git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--exclude=*"]
-    return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    try:
+        return subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git here
+        return ""

@@ -1,4 +1,4 @@
-"""The suite `trace`: real steps, cut from a trace by the continuous-batching scheduler on the host.
+"""The suites `trace-256` and `trace-2048`: real steps, cut from a trace by continuous batching on the host.
 
 Requests come in the order of the trace with its lengths, and always wait: the server is saturated, as it is when speed
 matters, so arrival times play no part.  The scheduler runs STEPS steps for each chunk budget; of these SAMPLES, evenly
@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.suites import SIZES
 from paged_attn.serving import trace
 from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler, Share
+from paged_attn.serving.scheduler import Scheduler
 from paged_attn.serving.trace import Request
 from tests.cases import Case
 
@@ -34,6 +34,15 @@ class Cut:
     steps: int
     dropped: int  # requests too long for the whole cache
 
+    @property
+    def suite(self) -> str:
+        return f"trace-{self.budget}"
+
+
+def source(path: Path | None) -> str:
+    """What the requests are, for the record."""
+    return path.name if path else "synthetic: lengths as in Azure's conversation trace"
+
 
 def requests(path: Path | None) -> Iterator[Request]:
     """Those of a trace file, or of the synthetic stand-in for Azure's conversation trace."""
@@ -45,11 +54,12 @@ def cuts(path: Path | None, steps: int = STEPS, samples: int = SAMPLES) -> list[
     return [cut(requests(path), budget, steps, samples) for budget in BUDGETS]
 
 
-def cut(source: Iterable[Request], budget: int, steps: int = STEPS, samples: int = SAMPLES) -> Cut:
+def cut(arriving: Iterable[Request], budget: int, steps: int = STEPS, samples: int = SAMPLES) -> Cut:
     """Run the scheduler for so many steps, or to the trace's end, and keep samples from the middles of equal parts."""
     page_size = SIZES["page_size"]
     scheduler = Scheduler(Pages(CACHE_TOKENS // page_size), page_size, budget, min(MAX_SEQS, budget))
-    waiting, made, dropped = iter(source), [], 0
+    waiting, dropped = iter(arriving), 0
+    made: list[list[tuple[int, int]]] = []
     while len(made) < steps:
         for request in itertools.islice(waiting, max(0, MAX_SEQS - len(scheduler.waiting))):
             if request.prompt + request.output - 1 > CACHE_TOKENS:
@@ -62,14 +72,14 @@ def cut(source: Iterable[Request], budget: int, steps: int = STEPS, samples: int
         made.append([(share.query_len, share.seq_len) for share in shares])
         scheduler.complete(shares)
     picked = sorted({int((i + 0.5) * len(made) / samples) for i in range(samples)}) if made else []
-    return Cut(budget, tuple(_case(budget, i, made[i]) for i in picked), len(made), dropped)
+    return Cut(budget, tuple(_case(i, made[i]) for i in picked), len(made), dropped)
 
 
-def _case(budget: int, step: int, lengths: list[tuple[int, int]]) -> Case:
+def _case(step: int, lengths: list[tuple[int, int]]) -> Case:
     """One step as a call, its sequences in the scheduler's order."""
     query_lens, seq_lens = (tuple(column) for column in zip(*lengths, strict=True))
     decodes = sum(n == 1 for n in query_lens)
     chunks = f" + {len(query_lens) - decodes} chunks of {sum(query_lens) - decodes}" if decodes < len(lengths) else ""
-    name = f"budget {budget}, step {step}: {decodes} decodes{chunks}, {sum(seq_lens)} keys"
+    name = f"step {step}: {decodes} decodes{chunks}, {sum(seq_lens)} keys"
     # A step comes as a ragged call even if all of it is decodes: a server has one path.
     return Case(name, query_lens, seq_lens, **SIZES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from time import monotonic
@@ -143,6 +143,27 @@ def info() -> None:
     console = Console(soft_wrap=True)
     console.print(f"[bold]paged-attn[/] {paged_attn.__version__}")
     console.print(table)
+
+
+@main.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Measure against every peer installed, from a checkout, on a GPU: what `make bench` runs, with its options."""
+    _benchmarks()(arguments)
+
+
+def _benchmarks() -> Callable[[Sequence[str]], None]:
+    """The benchmark of the checkout that this package lies in: its cases are those of the tests, which no wheel has."""
+    checkout = Path(paged_attn.__file__).parents[1]
+    if not (checkout / "benchmarks" / "__main__.py").exists():
+        raise click.UsageError(
+            "the benchmark is part of the repository, not of the package: run `make bench` in a clone"
+        )
+    if str(checkout) not in sys.path:
+        sys.path.insert(0, str(checkout))
+    from benchmarks.__main__ import main as run
+
+    return run
 
 
 def _device() -> torch.device:

@@ -1,4 +1,4 @@
-"""Kernel arguments from tensors and a plan; allocates nothing but the states of segments."""
+"""Kernel arguments from tensors and a plan; allocates nothing but the states of cut blocks."""
 
 from typing import Any, NamedTuple
 
@@ -6,7 +6,7 @@ import torch
 
 from .kernels.args import Batch, KeyValues, Modifiers, Partial, PerHead, Rows, Scales
 from .kernels.attention import attention_kernel
-from .kernels.merge import merge_segments_kernel
+from .kernels.merge import merge_cuts_kernel
 from .plan import Launch, Plan
 
 ScaleLike = float | torch.Tensor | None
@@ -61,7 +61,7 @@ def _attention(launch: Launch, call: Call) -> None:
         call.query.ptr.shape[0],
         launch.shortest,
         launch.longest,
-        launch.segments,
+        launch.least,
     )
     partial = _partial(launch, call) if shape.SPLIT else None
     options = {"num_warps": config.warps}
@@ -83,13 +83,14 @@ def _attention(launch: Launch, call: Call) -> None:
         **options,
     )
     if shape.SPLIT:
-        rows = launch.blocks * shape.BLOCK_Q if shape.ONE_BLOCK and call.query_starts is not None else batch.num_tokens
-        grid = (rows, shape.KV_HEADS * shape.GROUP)
-        run(merge_segments_kernel, grid, call.out, call.lse, partial, batch, call.scales, shape, num_warps=1)
+        grid = (launch.programs, launch.block_tokens * shape.KV_HEADS * shape.GROUP)
+        run(merge_cuts_kernel, grid, call.out, call.lse, partial, call.scales, shape, num_warps=1)
 
 
 def _partial(launch: Launch, call: Call) -> Partial:
-    tokens, heads = call.query.ptr.shape[:2]
-    states = tokens * heads * launch.segments
-    buffer = torch.empty(states * (launch.shape.DIM + 2), dtype=torch.float32, device=call.query.ptr.device)
-    return Partial(buffer[2 * states :], buffer[:states], buffer[states : 2 * states])
+    """Scratch for the states of cut blocks: its size depends on the device, not on the batch."""
+    device, shape = call.query.ptr.device, launch.shape
+    states = 2 * launch.programs * shape.KV_HEADS * shape.ROWS
+    buffer = torch.empty(states * (shape.DIM + 2), dtype=torch.float32, device=device)
+    cuts = torch.empty(3 * launch.programs, dtype=torch.int32, device=device)
+    return Partial(buffer[2 * states :], buffer[:states], buffer[states : 2 * states], cuts)

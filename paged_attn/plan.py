@@ -42,15 +42,16 @@ class Launch(NamedTuple):
     """One launch of the attention kernel, and of the merge if shape.SPLIT."""
 
     shape: Shape
-    blocks: int
-    segments: int
+    programs: int  # per KV head: blocks, or shares of all blocks' work
+    least: int  # tiles of a share
     shortest: int  # query lengths served
     longest: int
+    block_tokens: int  # the most query tokens that a block can have
     config: Config
 
     @property
     def grid(self) -> tuple[int]:
-        return (self.blocks * self.shape.KV_HEADS * self.segments,)
+        return (self.programs * self.shape.KV_HEADS,)
 
 
 class Plan(NamedTuple):
@@ -58,8 +59,8 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join(
-            f"queries {x.shortest}..{x.longest}: {x.blocks} blocks x {x.shape.KV_HEADS} heads x {x.segments} segments, "
-            f"{x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) x {x.shape.TILE} keys, "
+            f"queries {x.shortest}..{x.longest}: {x.programs} {'shares' if x.shape.SPLIT else 'blocks'} "
+            f"x {x.shape.KV_HEADS} heads, {x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) x {x.shape.TILE} keys, "
             f"{x.config.warps} warps, {x.shape.STAGES} stages"
             for x in self.launches
         )
@@ -105,7 +106,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     group = p.heads // p.kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))
     block_q = rows // group
-    segments = _segments(p, config, blocks * p.kv_heads, block_q)
+    shares = _shares(p, config, blocks, block_q)
     shape = Shape(
         GROUP=group,
         KV_HEADS=p.kv_heads,
@@ -121,37 +122,27 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         # three tensor-core products of split operands come within rounding of float32's own
         PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
         ONE_BLOCK=one_block,
-        SPLIT=segments > 1,
+        SPLIT=shares > 0,
+        SCAN=128 if p.seqs <= 128 else 1024,
         PEEL=p.packed or (config.peel and p.window_left < 0),
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
     )
-    return Launch(shape, blocks, segments, shortest, longest, config)
+    tokens = min(block_q, p.max_seqlen_q) if p.ragged else 1
+    return Launch(shape, shares or blocks, config.least, shortest, longest, tokens, config)
 
 
-def _segments(p: Problem, config: Config, programs: int, block_q: int) -> int:
-    """Shares of a sequence's keys that finish earliest, if every sequence were as long as the bound allows.
-
-    The unit is one tile on one multiprocessor.  A program costs its tiles and an overhead.  As long as all programs run
-    at once, the multiprocessor with the most of them decides; otherwise the last ones run alone, at the speed of
-    latency.
-    """
+def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
+    """Shares that fill the device evenly, whatever the lengths are; 0 where a program per block does."""
     keys = p.max_seqlen_k
     if p.window_left >= 0:
         keys = min(keys, p.window_left + block_q + config.tile)
-    tiles = max(1, triton.cdiv(keys, config.tile))
-
-    def cost(segments: int) -> float:
-        share = triton.cdiv(tiles, segments)
-        per_multiprocessor = programs * segments / p.device.multiprocessors
-        if per_multiprocessor <= config.resident:
-            return math.ceil(per_multiprocessor) * (share + config.overhead)
-        return per_multiprocessor * (share + config.overhead) + config.tail * share
-
-    filled = triton.cdiv(2 * config.resident * p.device.multiprocessors, max(1, programs))
-    most = min(triton.cdiv(tiles, config.min_tiles), max(8, filled))
-    return min(range(1, most + 1), key=cost)
+    tiles = triton.cdiv(keys, config.tile)
+    if tiles <= config.least or blocks * p.kv_heads >= config.enough * p.device.multiprocessors:
+        return 0
+    fill = max(1, config.resident * p.device.multiprocessors // p.kv_heads)
+    return min(fill, triton.cdiv(blocks * tiles, config.least))
 
 
 _TRITON_DTYPES = {

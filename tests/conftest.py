@@ -37,11 +37,11 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     def cut(segments: int, tile: int = 32) -> None:
         plan.plan.cache_clear()
-        monkeypatch.setattr(plan, "_segments", lambda *args: segments)
+        monkeypatch.setattr(plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
         monkeypatch.setattr(plan, "FEW_ROWS", 16)
         for name in ("decode_config", "prefill_config"):
             choose, rows = getattr(plan, name), {"decode_config": 16, "prefill_config": 32}[name]
-            monkeypatch.setattr(plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile))
+            monkeypatch.setattr(plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))
 
     yield cut
     monkeypatch.undo()

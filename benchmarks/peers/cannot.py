@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from tests.cases import Case
 
-FEATURES = ("window", "softcap", "alibi", "sinks", "tree", "new", "fp8", "x-packed")
+QUERIES = "32- or 8-bit queries"
+FEATURES = (QUERIES, "window", "softcap", "alibi", "sinks", "tree", "new", "fp8", "x-packed")
 
 
-class Cannot(Exception):  # noqa: N818  it is an answer, not an error
+class Cannot(Exception):
     """The peer has no such feature; the message says which."""
 
 
 def features(case: Case) -> set[str]:
     """What a case asks for beyond plain causal attention over an NHD or HND cache."""
     asked = {
+        QUERIES: case.dtype.itemsize != 2,
         "window": case.window_size[0] >= 0,
         "softcap": case.softcap > 0,
         "alibi": case.alibi,

@@ -46,7 +46,7 @@ def _prefill(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], T
     mask = {"custom_mask": _mask(case, inputs["qq_bias"])} if case.qq_bias else {"causal": True}
     wrapper = BatchPrefillWithPagedKVCacheWrapper(_workspace(), case.layout, backend=backend)
     wrapper.plan(
-        starts.cuda(),
+        starts.to(inputs["q"].device),
         *_pages(case, inputs),
         case.heads,
         case.kv_heads,
@@ -92,11 +92,11 @@ def _pages(case: Case, inputs: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     live = torch.arange(table.shape[1]) < counts[:, None]
     indptr = torch.cat([torch.zeros(1, dtype=torch.long), counts.cumsum(0)])
     last = lengths - (counts - 1) * case.page_size
-    return indptr.int().cuda(), table[live.to(table.device)].int(), last.int().cuda()
+    return indptr.int().to(table.device), table[live.to(table.device)].int(), last.int().to(table.device)
 
 
 def _mask(case: Case, bias: Tensor) -> Tensor:
-    """[sum of query_len * seq_len] bool: which keys the queries of each sequence see, the tree's ancestors at the end."""
+    """[sum of query_len * seq_len] bool: which keys a query sees, of the drafts only its ancestors."""
     parts = []
     for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
         visible = torch.ones(query_len, seq_len, dtype=torch.bool, device=bias.device).tril(seq_len - query_len)

@@ -67,4 +67,5 @@ def _function() -> Callable[..., None]:
         home = importlib.import_module(HOMES[0])
     except ModuleNotFoundError:
         home = importlib.import_module(HOMES[1])
-    return home.unified_attention  # type: ignore[no-any-return]
+    function: Callable[..., None] = home.unified_attention
+    return function

@@ -47,7 +47,7 @@ class Batch(NamedTuple):
     num_tokens: Any
     shortest: Any  # query lengths outside [shortest, longest] belong to another launch
     longest: Any
-    segments: Any  # shares of one sequence's keys
+    least: Any  # tiles of a share
 
 
 class Modifiers(NamedTuple):
@@ -85,11 +85,15 @@ class Scales(NamedTuple):
 
 
 class Partial(NamedTuple):
-    """Unfinished states, float32: acc [tokens, heads, segments, DIM]; max and sum [tokens, heads, segments]."""
+    """States of blocks that a share's border cuts, float32.
 
-    acc: Any
-    max: Any
+    Every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next.
+    """
+
+    acc: Any  # [shares, 2, KV_HEADS, ROWS, DIM]
+    max: Any  # [shares, 2, KV_HEADS, ROWS]
     sum: Any
+    cuts: Any = None  # int32 [shares, 3]: of the piece in slot 1 the last share (-1: no such piece), token, tokens
 
 
 class Shape(NamedTuple):
@@ -108,7 +112,8 @@ class Shape(NamedTuple):
     COMPUTE: Any  # tl.dtype of the operands of both dots
     PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
-    SPLIT: bool  # keys are cut into segments, partial states are written
+    SPLIT: bool  # programs take even shares of all work, and a merge follows; otherwise a block each
+    SCAN: int  # sequences that the search for a share's begin takes at once
     PEEL: bool  # tiles that every row sees whole run in a loop of their own: no masks, and wide loads of packed values
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
     CLEAR: bool  # this launch zeroes the rows past the last sequence
@@ -128,16 +133,29 @@ class Block(NamedTuple):
     first: Any  # first query of the block, within the sequence
 
 
-class RowTile(NamedTuple):
-    """The R rows of a block: query tokens x heads of the group."""
+class Share(NamedTuple):
+    """One program's part of the batch's work, in units of tiles, and how all parts are cut."""
 
-    token: Any  # int64 [R], in the batch
-    head: Any  # [R]
+    begin: Any
+    end: Any
+    size: Any
+    extra: Any  # so many shares, the first ones, have size + 1
+
+
+class RowTile(NamedTuple):
+    """The R rows of a block: query tokens x heads of the group.
+
+    What is the same for all rows is a scalar: offsets inside a block fit 32 bits, and cost registers all through the loop.
+    """
+
+    token: Any  # int64, the block's first, in the batch
+    kv_head: Any
+    index: Any  # [R], token within the block
+    member: Any  # [R], head within the group
     pos: Any  # [R], in the sequence
     first_key: Any  # [R], first and last visible position; last < first where nothing is
     last_key: Any
     valid: Any  # [R]
-    kv_head: Any
     context_len: Any
 
 

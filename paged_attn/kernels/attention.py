@@ -1,4 +1,4 @@
-"""The attention kernel: one block of query tokens x one KV head x one segment of the keys."""
+"""The attention kernel: blocks of query tokens x one KV head, whole or in pieces."""
 
 import triton
 import triton.language as tl
@@ -7,9 +7,20 @@ from .args import Source, State
 from .cache import load_ids, load_kv, locate
 from .numerics import LOG2E, dot, scale_of
 from .output import clear_padding, load_query, store_partial, store_rows
-from .schedule import find_block, row_tile, segment_range, unflatten, visible_range
+from .schedule import (
+    block_of,
+    even_share,
+    find_block,
+    find_work,
+    first_tile,
+    row_tile,
+    share_of,
+    unflatten,
+    visible_range,
+    work,
+)
 from .scores import mask, modify
-from .softmax import finish, log_sum_exp, start, update
+from .softmax import start, update
 
 
 @triton.jit
@@ -28,9 +39,9 @@ def step(state, q, rows, kv, source, ids, tile, span, mods, S: tl.constexpr, FUL
         unit = LOG2E
     if not FULL:
         if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
-            scores = mask(scores, rows, pos, source.end, mods)
+            scores = mask(scores, rows, tile, source.end, mods, S)
         elif (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end)):
-            scores = mask(scores, rows, pos, source.end, mods)
+            scores = mask(scores, rows, tile, source.end, mods, S)
     return update(state, scores, unit, v, S, FULL and mods.qq_bias is None)
 
 
@@ -64,35 +75,77 @@ def attend(state, q, rows, kv, source, begin, span, mods, S: tl.constexpr):
 
 
 @triton.jit
+def attend_block(block, rows, begin, end, first, query, cache, new, batch, mods, scales, S: tl.constexpr):
+    """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
+    span = visible_range(block, mods, S)
+    begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
+    end = tl.minimum(end, span.hi)
+    q = load_query(query, rows, S)
+    state = start(mods.sinks, rows, first, S)
+
+    scale = scales.softmax * scale_of(scales.query, scales.query_memory, rows.kv_head)
+    cache_scale = scale * scale_of(scales.key, scales.key_memory, rows.kv_head)
+    cache_end = end if new is None else tl.minimum(rows.context_len, end)
+    pages = batch.page_table + tl.cast(block.seq, tl.int64) * batch.page_table_stride
+    state = attend(state, q, rows, cache, Source(pages, 0, span.lo, cache_end, cache_scale), begin, span, mods, S)
+    # nothing else is in acc yet: a sink has value 0, and new values are not scaled
+    state = State(state.acc * scale_of(scales.value, scales.value_memory, rows.kv_head), state.max, state.sum)
+    if new is not None:
+        source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
+        state = attend(state, q, rows, new, source, tl.maximum(begin, rows.context_len), span, mods, S)
+    return state
+
+
+@triton.jit
+def attend_share(out, lse, partial, query, cache, new, batch, mods, scales, S: tl.constexpr):
+    """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
+    index, kv_head = unflatten(S)
+    share = even_share(batch, index, tl.num_programs(0) // S.KV_HEADS, mods, S)
+    unit = share.begin
+    seq, before = find_work(batch, unit, mods, S)
+    cut = -1
+    cut_token = 0
+    cut_tokens = 0
+    while unit < share.end:
+        blocks, tiles = work(batch, seq, True, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            block = block_of(batch, seq, (unit - before) // tiles, S)
+            rows = row_tile(block, kv_head, mods, S)
+            tile = (unit - before) % tiles
+            count = tl.minimum(tiles - tile, share.end - unit)
+            begin = first_tile(block.seq_len - block.query_len, mods, S) + tile
+            state = attend_block(
+                block, rows, begin * S.TILE, (begin + count) * S.TILE, tile == 0, query, cache, new, batch, mods, scales, S
+            )
+            if count == tiles:
+                store_rows(out, lse, rows, state, scales, S)
+            else:
+                store_partial(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
+                if tile == 0:
+                    cut = share_of(unit + tiles - 1, share)
+                    cut_token = block.first_token + block.first
+                    cut_tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
+            unit += count
+    if kv_head == 0:
+        tl.store(partial.cuts + 3 * index, cut)
+        tl.store(partial.cuts + 3 * index + 1, cut_token)
+        tl.store(partial.cuts + 3 * index + 2, cut_tokens)
+
+
+@triton.jit
 def attention_kernel(out, lse, partial, query, cache, new, batch, mods, scales, S: tl.constexpr):
-    """One block of query tokens x one KV head x one segment of the keys."""
-    index, kv_head, segment = unflatten(batch, S)
+    """One block of query tokens, or one share of the batch's work, x one KV head."""
     if S.CLEAR:
         clear_padding(out, lse, batch, S)
-    block = find_block(batch, index, S)
-    if block.query_len > 0:
-        rows = row_tile(block, kv_head, mods, S)
-        span = visible_range(block, mods, S)
-        begin, end = segment_range(span, segment, batch.segments, S)
-        q = load_query(query, rows, S)
-        state = start(mods.sinks, rows, segment == 0, S)
-
-        scale = scales.softmax * scale_of(scales.query, scales.query_memory, kv_head)
-        cache_end = block.seq_len if new is None else tl.minimum(rows.context_len, block.seq_len)
-        cache_scale = scale * scale_of(scales.key, scales.key_memory, kv_head)
-        pages = batch.page_table + block.seq.to(tl.int64) * batch.page_table_stride
-        source = Source(pages, 0, span.lo, tl.minimum(cache_end, end), cache_scale)
-        state = attend(state, q, rows, cache, source, begin, span, mods, S)
-        # nothing else is in acc yet: a sink has value 0, and new values are not scaled
-        state = State(state.acc * scale_of(scales.value, scales.value_memory, kv_head), state.max, state.sum)
-        if new is not None:
-            source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
-            state = attend(state, q, rows, new, source, tl.maximum(begin, rows.context_len), span, mods, S)
-
-        if S.SPLIT:
-            store_partial(partial, rows, state, segment, batch.segments, S)
-        else:
-            store_rows(out, rows, finish(state.acc, state.sum[:, None]), scales, S)
-            if lse is not None:
-                at = rows.token * (S.KV_HEADS * S.GROUP) + rows.head
-                tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)
+    if S.SPLIT:
+        attend_share(out, lse, partial, query, cache, new, batch, mods, scales, S)
+    else:
+        index, kv_head = unflatten(S)
+        block = find_block(batch, index, S)
+        if block.query_len > 0:
+            rows = row_tile(block, kv_head, mods, S)
+            state = attend_block(block, rows, 0, block.seq_len, True, query, cache, new, batch, mods, scales, S)
+            store_rows(out, lse, rows, state, scales, S)

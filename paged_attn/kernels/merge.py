@@ -1,4 +1,4 @@
-"""Merging partial results: the segments of one launch, or states that somebody else made."""
+"""Merging partial results: the pieces of one launch, or states that somebody else made."""
 
 import triton
 import triton.language as tl
@@ -6,33 +6,14 @@ import triton.language as tl
 from .args import State
 from .numerics import LOG2E
 from .output import quantize
-from .schedule import last_at_most
 from .softmax import finish, log_sum_exp, merge
 
 CHUNK = tl.constexpr(8)  # states in flight: their loads overlap
 
 
 @triton.jit
-def find_token(batch, index, S: tl.constexpr):
-    """(token, whether this launch wrote its states) of a program."""
-    if batch.query_starts is None:
-        return index.to(tl.int64), True
-    else:
-        if S.ONE_BLOCK:
-            seq = index // S.BLOCK_Q
-            token = tl.load(batch.query_starts + seq) + index % S.BLOCK_Q
-        else:
-            token = index
-            seq = last_at_most(batch.query_starts, batch.num_seqs, token, 1, 0)
-        begin = tl.load(batch.query_starts + seq)
-        end = tl.load(batch.query_starts + seq + 1)
-        served = (end - begin >= batch.shortest) & (end - begin <= batch.longest)
-        return token.to(tl.int64), served & (token < end)
-
-
-@triton.jit
-def join(parts, at, stride, num_parts, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
-    """The states at, at + stride, ... as one, in this order."""
+def join(parts, at, skip, stride, num_parts, HEAD_DIM: tl.constexpr, DIM: tl.constexpr):
+    """num_parts states as one, in this order: the first at `at`, the others from at + skip on, stride apart."""
     dim = tl.arange(0, DIM)
     state = State(
         tl.full([DIM], 0.0, tl.float32),
@@ -41,7 +22,7 @@ def join(parts, at, stride, num_parts, HEAD_DIM: tl.constexpr, DIM: tl.constexpr
     )
     for first in range(0, num_parts, CHUNK):
         part = first + tl.arange(0, CHUNK)
-        index = at + part * stride
+        index = at + tl.where(part > 0, skip + (part - 1) * stride, 0)
         row_max = tl.load(parts.max + index, mask=part < num_parts, other=float("-inf"))
         if parts.sum is None:
             row_max *= LOG2E
@@ -65,14 +46,21 @@ def store_token(out, lse, token, head, state, scales, HEADS: tl.constexpr, HEAD_
 
 
 @triton.jit
-def merge_segments_kernel(out, lse, partial, batch, scales, S: tl.constexpr):
-    """Join the segments of one query token x one head."""
-    token, served = find_token(batch, tl.program_id(0), S)
-    if served:
+def merge_cuts_kernel(out, lse, partial, scales, S: tl.constexpr):
+    """Join the pieces of one query token x one head of the block that a share's end cut, if it cut one."""
+    share = tl.program_id(0)
+    last = tl.load(partial.cuts + 3 * share)
+    index = tl.program_id(1) // (S.KV_HEADS * S.GROUP)
+    if (last >= 0) & (index < tl.load(partial.cuts + 3 * share + 2)):
         HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
-        head = tl.program_id(1)
-        state = join(partial, (token * HEADS + head) * batch.segments, 1, batch.segments, S.DIM, S.DIM)
-        store_token(out, lse, token, head, state, scales, HEADS, S.HEAD_DIM, S.DIM)
+        SLOT: tl.constexpr = S.KV_HEADS * S.ROWS
+        head = tl.program_id(1) % HEADS
+        row = head // S.GROUP * S.ROWS + index * S.GROUP + head % S.GROUP
+        # slot 1 of this share, slot 0 of those after it
+        at = (2 * share + 1) * SLOT + row
+        state = join(partial, at, SLOT, 2 * SLOT, last - share + 1, S.DIM, S.DIM)
+        token = tl.load(partial.cuts + 3 * share + 1) + index
+        store_token(out, lse, token.to(tl.int64), head, state, scales, HEADS, S.HEAD_DIM, S.DIM)
 
 
 @triton.jit
@@ -82,5 +70,5 @@ def merge_states_kernel(
     """Join num_parts finished results of one token x one head; a finished result's sum is 1."""
     head = tl.program_id(1)
     token = tl.program_id(0).to(tl.int64)
-    state = join(parts, token * HEADS + head, part_stride, num_parts, HEAD_DIM, DIM)
+    state = join(parts, token * HEADS + head, part_stride, part_stride, num_parts, HEAD_DIM, DIM)
     store_token(out, lse, token, head, state, None, HEADS, HEAD_DIM, DIM)

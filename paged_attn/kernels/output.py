@@ -1,17 +1,19 @@
-"""Rows in and out: queries, results, log-sum-exp, the states of segments."""
+"""Rows in and out: queries, results, log-sum-exp, the states of pieces."""
 
 import triton
 import triton.language as tl
 
 from .numerics import decode, encode, scale_of
+from .softmax import finish, log_sum_exp
 
 
 @triton.jit
 def _addresses(rows, tensor, S: tl.constexpr):
     """Addresses [R, D] and which of them exist."""
     dim = tl.arange(0, S.DIM)
-    row = rows.token * tensor.stride_token + rows.head * tensor.stride_head
-    return tensor.ptr + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
+    block = tensor.ptr + rows.token * tensor.stride_token + rows.kv_head * S.GROUP * tensor.stride_head
+    row = rows.index * tensor.stride_token + rows.member * tensor.stride_head
+    return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
 
 
 @triton.jit
@@ -30,17 +32,22 @@ def quantize(x, scales, tensor):
 
 
 @triton.jit
-def store_rows(out, rows, x, scales, S: tl.constexpr):
-    """Finished rows [R, D]."""
+def store_rows(out, lse, rows, state, scales, S: tl.constexpr):
+    """Finished rows."""
     ptr, inside = _addresses(rows, out, S)
-    tl.store(ptr, quantize(x, scales, out), mask=inside)
+    tl.store(ptr, quantize(finish(state.acc, state.sum[:, None]), scales, out), mask=inside)
+    if lse is not None:
+        HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
+        at = rows.token * HEADS + rows.kv_head * S.GROUP + rows.index * HEADS + rows.member
+        tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)
 
 
 @triton.jit
-def store_partial(partial, rows, state, segment, segments, S: tl.constexpr):
-    """One segment's state; a segment that saw nothing says so and leaves acc alone."""
+def store_partial(partial, slot, rows, state, S: tl.constexpr):
+    """The state of one piece of a block; where nothing was seen acc is left alone."""
+    row = tl.arange(0, S.ROWS)
     dim = tl.arange(0, S.DIM)
-    at = (rows.token * (S.KV_HEADS * S.GROUP) + rows.head) * segments + segment
+    at = (slot * S.KV_HEADS + rows.kv_head) * S.ROWS + row
     seen = rows.valid & (state.sum > 0)
     tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=seen[:, None])
     tl.store(partial.max + at, state.max, mask=rows.valid)

@@ -1,36 +1,41 @@
-"""Which program does what: query blocks, the keys they may see, and shares of those keys."""
+"""Which program does what: blocks of queries, the keys they may see, even shares of all that work.
+
+Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's queries
+see; laid end to end, sequence by sequence, they are one line of units.
+"""
 
 import triton
 import triton.language as tl
 
-from .args import Block, RowTile, Span
+from .args import Block, RowTile, Share, Span
 
 
 @triton.jit
-def unflatten(batch, S: tl.constexpr):
-    """(block, KV head, segment) of this program.
+def unflatten(S: tl.constexpr):
+    """(block or share, KV head) of this program.
 
-    Decode: the heads of a token lie in one page, so they run side by side.  Prefill: the blocks of one head share its
-    keys.
+    The heads of a token lie in one page, so where memory decides they run side by side; where arithmetic decides, the
+    blocks of one head do, since they share its keys.
     """
     pid = tl.program_id(0)
-    if S.ONE_BLOCK:
-        rest = pid // S.KV_HEADS
-        return rest // batch.segments, pid % S.KV_HEADS, rest % batch.segments
+    if S.ONE_BLOCK or S.SPLIT:
+        return pid // S.KV_HEADS, pid % S.KV_HEADS
     else:
-        num_blocks = tl.num_programs(0) // (S.KV_HEADS * batch.segments)
-        rest = pid // num_blocks
-        return pid % num_blocks, rest % S.KV_HEADS, rest // S.KV_HEADS
+        num_blocks = tl.num_programs(0) // S.KV_HEADS
+        return pid % num_blocks, pid // num_blocks
+
+
+# ---- one block a program -------------------------------------------------------------------------
 
 
 @triton.jit
-def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr, GAP: tl.constexpr):
-    """Last sequence i with query_starts[i] // BLOCK_Q + i * GAP <= value, by bisection; -1 if none."""
+def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
+    """Last sequence i with query_starts[i] // BLOCK_Q + i <= value, by bisection."""
     left = 0
     right = num_seqs
     while left < right:
         middle = (left + right) // 2
-        if tl.load(query_starts + middle) // BLOCK_Q + middle * GAP <= value:
+        if tl.load(query_starts + middle) // BLOCK_Q + middle <= value:
             left = middle + 1
         else:
             right = middle
@@ -38,18 +43,11 @@ def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr, GAP: tl.c
 
 
 @triton.jit
-def find_block(batch, block, S: tl.constexpr):
-    """The block's queries; query_len is 0 for a block that does not exist or belongs to another launch."""
+def block_of(batch, seq, index, S: tl.constexpr):
+    """Block number index of a sequence; query_len is 0 where there is none or it belongs to another launch."""
     if batch.query_starts is None:
-        return Block(block, block, 1, tl.load(batch.seq_lens + block), 0)
+        return Block(seq, seq, 1, tl.load(batch.seq_lens + seq), 0)
     else:
-        if S.ONE_BLOCK:
-            seq = block
-            index = 0
-        else:
-            # sequence i has at most cdiv(query_len, BLOCK_Q) blocks from query_starts[i] // BLOCK_Q + i on
-            seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q, 1)
-            index = block - (tl.load(batch.query_starts + seq) // S.BLOCK_Q + seq)
         first_token = tl.load(batch.query_starts + seq)
         query_len = tl.load(batch.query_starts + seq + 1) - first_token
         num_blocks = tl.cdiv(query_len, S.BLOCK_Q)
@@ -60,12 +58,102 @@ def find_block(batch, block, S: tl.constexpr):
 
 
 @triton.jit
+def find_block(batch, block, S: tl.constexpr):
+    """The block that a number means when every sequence counts."""
+    if S.ONE_BLOCK:
+        return block_of(batch, block, 0, S)
+    else:
+        # sequence i has at most cdiv(query_len, BLOCK_Q) blocks from query_starts[i] // BLOCK_Q + i on
+        seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
+        return block_of(batch, seq, block - (tl.load(batch.query_starts + seq) // S.BLOCK_Q + seq), S)
+
+
+# ---- even shares of all blocks -------------------------------------------------------------------
+
+
+@triton.jit
+def work(batch, seq, inside, mods, S: tl.constexpr):
+    """(blocks, tiles of each) of sequences, for one or [N]; no blocks where inside is False or another launch serves."""
+    seq_len = tl.load(batch.seq_lens + seq, mask=inside, other=0)
+    if batch.query_starts is None:
+        query_len = tl.where(inside, 1, 0)
+    else:
+        query_len = tl.load(batch.query_starts + seq + 1, mask=inside, other=0)
+        query_len -= tl.load(batch.query_starts + seq, mask=inside, other=0)
+    served = (query_len >= tl.maximum(batch.shortest, 1)) & (query_len <= batch.longest)
+    tiles = tl.cdiv(seq_len, S.TILE) - first_tile(seq_len - query_len, mods, S)
+    # a sequence that sees nothing still has its zeros to write
+    return tl.where(served, tl.cdiv(query_len, S.BLOCK_Q), 0), tl.maximum(tiles, 1)
+
+
+@triton.jit
+def first_tile(first_pos, mods, S: tl.constexpr):
+    """The first tile that a sequence's queries from first_pos on may see."""
+    if mods.left is None:
+        return 0
+    else:
+        return tl.maximum(first_pos - mods.left, 0) // S.TILE
+
+
+@triton.jit
+def total_work(batch, mods, S: tl.constexpr):
+    """Units of the whole batch."""
+    total = 0
+    for first in range(0, batch.num_seqs, S.SCAN):
+        seq = first + tl.arange(0, S.SCAN)
+        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
+        total += tl.sum(blocks * tiles, 0)
+    return total
+
+
+@triton.jit
+def find_work(batch, unit, mods, S: tl.constexpr):
+    """(sequence that holds a unit, units before that sequence)."""
+    found = 0
+    before = 0
+    passed = 0
+    for first in range(0, batch.num_seqs, S.SCAN):
+        seq = first + tl.arange(0, S.SCAN)
+        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
+        ends = passed + tl.cumsum(blocks * tiles, 0)
+        found += tl.sum((ends <= unit).to(tl.int32), 0)
+        before = tl.maximum(before, tl.max(tl.where(ends <= unit, ends, 0), 0))
+        passed = tl.max(ends, 0)
+    return found, before
+
+
+@triton.jit
+def even_share(batch, share, num_shares, mods, S: tl.constexpr):
+    """Consecutive units of equal number, none fewer than batch.least; the first `extra` shares have one more."""
+    total = total_work(batch, mods, S)
+    size = total // num_shares
+    extra = total - size * num_shares
+    if size < batch.least:
+        size = batch.least
+        extra = 0
+    begin = share * size + tl.minimum(share, extra)
+    end = tl.minimum(begin + size + tl.where(share < extra, 1, 0), total)
+    return Share(begin, end, size, extra)
+
+
+@triton.jit
+def share_of(unit, share):
+    """The number of the share that holds a unit."""
+    larger = share.extra * (share.size + 1)
+    return tl.where(unit < larger, unit // (share.size + 1), share.extra + (unit - larger) // share.size)
+
+
+# ---- what a block sees ---------------------------------------------------------------------------
+
+
+@triton.jit
 def row_tile(block, kv_head, mods, S: tl.constexpr):
     """Rows of the block: token-major, the group's heads side by side."""
     row = tl.arange(0, S.ROWS)
-    index = block.first + row // S.GROUP
-    valid = (index < block.query_len) & (row < S.BLOCK_Q * S.GROUP)
-    pos = block.seq_len - block.query_len + index
+    index = row // S.GROUP
+    valid = (block.first + index < block.query_len) & (row < S.BLOCK_Q * S.GROUP)
+    context_len = block.seq_len - block.query_len
+    pos = context_len + block.first + index
     first_key = tl.zeros_like(pos)
     last_key = tl.zeros_like(pos) + (block.seq_len - 1)
     if mods.left is not None:
@@ -73,9 +161,8 @@ def row_tile(block, kv_head, mods, S: tl.constexpr):
     if mods.right is not None:
         last_key = tl.minimum(pos + mods.right, last_key)
     last_key = tl.where(valid, last_key, -1)
-    token = (block.first_token + index).to(tl.int64)
-    head = kv_head * S.GROUP + row % S.GROUP
-    return RowTile(token, head, pos, first_key, last_key, valid, kv_head, block.seq_len - block.query_len)
+    token = tl.cast(block.first_token + block.first, tl.int64)
+    return RowTile(token, kv_head, index, row % S.GROUP, pos, first_key, last_key, valid, context_len)
 
 
 @triton.jit
@@ -95,12 +182,3 @@ def visible_range(block, mods, S: tl.constexpr):
         hi = tl.minimum(last_pos + mods.right + 1, hi)
         full_hi = tl.minimum(first_pos + mods.right + 1, full_hi)
     return Span(lo, hi, full_lo, full_hi)
-
-
-@triton.jit
-def segment_range(span, segment, segments, S: tl.constexpr):
-    """This segment's share of [lo, hi), whole tiles."""
-    start = span.lo // S.TILE * S.TILE
-    share = tl.cdiv(tl.cdiv(span.hi - start, S.TILE), segments) * S.TILE
-    begin = start + segment * share
-    return begin, tl.minimum(begin + share, span.hi)

@@ -26,22 +26,23 @@ def add_qq_bias(scores, rows, pos, mods):
 @triton.jit
 def modify(scores, rows, tile, mods, S: tl.constexpr):
     """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi and query-query bias, in this order."""
-    pos = tile + tl.arange(0, S.TILE)
     if mods.softcap is not None:
         scores = softcap(scores, mods.softcap)
     if mods.alibi_slopes is not None:
-        slope = tl.load(mods.alibi_slopes + rows.head, mask=rows.valid, other=0.0)
-        scores += slope[:, None] * (pos[None, :] - rows.pos[:, None]).to(tl.float32)
+        slope = tl.load(mods.alibi_slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)
+        distance = tl.arange(0, S.TILE)[None, :] + (tile - rows.pos)[:, None]
+        scores += slope[:, None] * distance.to(tl.float32)
     if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
-            scores = add_qq_bias(scores, rows, pos, mods)
+            scores = add_qq_bias(scores, rows, tile + tl.arange(0, S.TILE), mods)
     return scores
 
 
 @triton.jit
-def mask(scores, rows, pos, end, mods):
+def mask(scores, rows, tile, end, mods, S: tl.constexpr):
     """-inf where a row must not look: outside its window, at or past end."""
-    visible = pos[None, :] <= tl.minimum(rows.last_key, end - 1)[:, None]
+    key = tl.arange(0, S.TILE)  # bounds move, not keys: constants need no registers
+    visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:
-        visible &= pos[None, :] >= rows.first_key[:, None]
+        visible &= key[None, :] >= (rows.first_key - tile)[:, None]
     return tl.where(visible, scores, float("-inf"))

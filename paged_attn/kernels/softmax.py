@@ -13,7 +13,7 @@ def start(sinks, rows, first, S: tl.constexpr):
     row_max = tl.full([S.ROWS], float("-inf"), tl.float32)
     row_sum = tl.full([S.ROWS], 0.0, tl.float32)
     if sinks is not None:
-        sink = tl.load(sinks + rows.head, mask=rows.valid & first, other=float("-inf"))
+        sink = tl.load(sinks + rows.kv_head * S.GROUP + rows.member, mask=rows.valid & first, other=float("-inf"))
         row_max = sink.to(tl.float32) * LOG2E
         row_sum = tl.where(row_max > float("-inf"), 1.0, 0.0)
     return State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)

@@ -19,9 +19,8 @@ class Config(NamedTuple):
     warps: int
     peel: bool  # a loop without masks for the tiles that all rows see
     resident: int  # programs that a multiprocessor holds at once
-    min_tiles: int = 2  # the least share of a segment
-    overhead: float = 3.0  # what a program costs beside its tiles, in tiles
-    tail: float = 2.0  # latency over throughput of one tile
+    least: int = 8  # tiles of a share: fewer cost more to merge than they save
+    enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
     max_registers: int | None = None
 
 
@@ -41,9 +40,9 @@ def decode_config(p: Problem) -> Config:
     """Few rows: memory decides, so small tiles and several programs per multiprocessor."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
-    if p.packed or p.seqs * p.kv_heads <= 5 * p.device.multiprocessors:
-        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=5))
-    return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=3))
+    if p.packed:
+        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2))
+    return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=5, max_registers=96))
 
 
 def prefill_config(p: Problem) -> Config:
@@ -52,22 +51,22 @@ def prefill_config(p: Problem) -> Config:
         return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
     if p.compute == torch.float32:
         return _fit(
-            p, Config(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2, min_tiles=8, overhead=6, tail=0)
+            p, Config(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2, enough=1)
         )
     if p.qq_bias:
         return _fit(
-            p, Config(rows=128, tile=32, stages=3, warps=8, peel=False, resident=1, min_tiles=8, overhead=6, tail=0)
+            p, Config(rows=128, tile=32, stages=3, warps=8, peel=False, resident=1, enough=1)
         )
     if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return _fit(
-            p, Config(rows=64, tile=32, stages=3, warps=8, peel=False, resident=1, min_tiles=8, overhead=6, tail=0)
+            p, Config(rows=64, tile=32, stages=3, warps=8, peel=False, resident=1, enough=1)
         )
     if p.packed or p.modified or p.head_dim > 128 or p.device.capability != 90:
         return _fit(
-            p, Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, min_tiles=8, overhead=6, tail=0)
+            p, Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)
         )
     return _fit(
-        p, Config(rows=128, tile=128, stages=3, warps=8, peel=True, resident=1, min_tiles=8, overhead=6, tail=0)
+        p, Config(rows=128, tile=128, stages=3, warps=8, peel=True, resident=1, enough=1)
     )
 
 
