@@ -13,7 +13,7 @@ import triton
 
 from .backend import Device
 from .kernels.args import Shape
-from .tuning import Config, decode_config, prefill_config
+from .tuning import Config, decode_config, prefill_config, split_config
 
 
 class Problem(NamedTuple):
@@ -107,6 +107,8 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     rows = max(config.rows, triton.next_power_of_2(group))
     block_q = rows // group
     shares = _shares(p, config, blocks, block_q)
+    if shares:
+        config = split_config(config)
     shape = Shape(
         GROUP=group,
         KV_HEADS=p.kv_heads,

@@ -103,5 +103,6 @@ def test_a_cell_is_a_call_of_its_own_tensors() -> None:
 def test_the_committed_map_has_no_cliffs() -> None:
     report = json.loads(MAP.read_text(encoding="utf-8"))
     assert len(report["cells"]) > 300, "a map of a quick run"
+    assert "left_out" not in report, "a map cut short by compilation: run it again, now that the kernels are cached"
     found = cliffs.cliffs(report)
     assert not found, f"{len(found)} cliffs:\n" + "\n".join(map(str, found[:20]))

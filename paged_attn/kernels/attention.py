@@ -118,7 +118,18 @@ def attend_share(out, lse, partial, query, cache, new, batch, mods, scales, S: t
             count = tl.minimum(tiles - tile, share.end - unit)
             begin = first_tile(block.seq_len - block.query_len, mods, S) + tile
             state = attend_block(
-                block, rows, begin * S.TILE, (begin + count) * S.TILE, tile == 0, query, cache, new, batch, mods, scales, S
+                block,
+                rows,
+                begin * S.TILE,
+                (begin + count) * S.TILE,
+                tile == 0,
+                query,
+                cache,
+                new,
+                batch,
+                mods,
+                scales,
+                S,
             )
             if count == tiles:
                 store_rows(out, lse, rows, state, scales, S)

@@ -40,34 +40,30 @@ def decode_config(p: Problem) -> Config:
     """Few rows: memory decides, so small tiles and several programs per multiprocessor."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
-    if p.packed:
+    if p.packed or p.compute == torch.float32 or p.head_dim > 128:
         return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2))
-    return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=5, max_registers=96))
+    return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4))
 
 
 def prefill_config(p: Problem) -> Config:
     """Many rows: arithmetic decides, so tiles as large as registers allow."""
     if p.device.arch == "interpreter":
         return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
+    config = Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)
     if p.compute == torch.float32:
-        return _fit(
-            p, Config(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2, enough=1)
-        )
-    if p.qq_bias:
-        return _fit(
-            p, Config(rows=128, tile=32, stages=3, warps=8, peel=False, resident=1, enough=1)
-        )
+        return _fit(p, config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2))
     if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
-        return _fit(
-            p, Config(rows=64, tile=32, stages=3, warps=8, peel=False, resident=1, enough=1)
-        )
-    if p.packed or p.modified or p.head_dim > 128 or p.device.capability != 90:
-        return _fit(
-            p, Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)
-        )
-    return _fit(
-        p, Config(rows=128, tile=128, stages=3, warps=8, peel=True, resident=1, enough=1)
-    )
+        return _fit(p, config._replace(rows=64, tile=32, peel=False))
+    if p.qq_bias or p.head_dim > 128:
+        return _fit(p, config._replace(tile=32, peel=False))
+    if p.packed or p.modified or p.device.capability != 90:
+        return _fit(p, config)
+    return _fit(p, config._replace(tile=128))
+
+
+def split_config(config: Config) -> Config:
+    """The same where keys are cut: both ways to end a block must fit the registers."""
+    return config._replace(tile=min(config.tile, 64), peel=False)
 
 
 def _fit(p: Problem, config: Config) -> Config:
@@ -85,4 +81,4 @@ def _fit(p: Problem, config: Config) -> Config:
         config = config._replace(stages=config.stages - 1)
     while need(config) > limit and config.tile > 16:
         config = config._replace(tile=config.tile // 2)
-    return config
+    return config._replace(resident=max(1, min(config.resident, limit // need(config))))
