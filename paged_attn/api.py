@@ -140,6 +140,7 @@ def paged_attention(
         compute=_compute_dtype(q, k_cache, k_new),
         cache_itemsize=k_cache.element_size(),
         packed=axes.x > 0,
+        boxable=layout.boxable(k_cache, v_cache),
         device=device,
     )
     mods = Modifiers(

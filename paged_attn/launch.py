@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import layout
 from .kernels.args import Batch, KeyValues, Modifiers, Partial, PerHead, Rows, Scales
 from .kernels.attention import attention_kernel
 from .kernels.merge import merge_cuts_kernel
@@ -64,6 +65,7 @@ def _attention(launch: Launch, call: Call) -> None:
         launch.least,
     )
     partial = _partial(launch, call) if shape.SPLIT else None
+    boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
     options = {"num_warps": config.warps}
     if config.max_registers is not None:
         options["maxnreg"] = config.max_registers
@@ -75,6 +77,7 @@ def _attention(launch: Launch, call: Call) -> None:
         partial,
         call.query,
         call.cache,
+        *boxes,
         call.new,
         batch,
         call.mods,

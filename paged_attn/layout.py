@@ -2,8 +2,9 @@
 
 import torch
 import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
 
-from .kernels.args import KV, KeyValues, Rows
+from .kernels.args import KV, KeyValues, Rows, Shape
 
 _MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
@@ -58,3 +59,26 @@ def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> KeyVa
     if k_cache.ndim == 5:
         return KeyValues(packed_key(k_cache), packed_value(v_cache))
     return KeyValues(paged(k_cache, kv_layout), paged(v_cache, kv_layout))
+
+
+def boxable(*caches: torch.Tensor) -> bool:
+    """Whether the copy engine can read these caches: 16-byte steps, head_dim a power of two."""
+    return all(
+        x.ndim == 4
+        and x.element_size() == 2
+        and x.shape[3] in (64, 128, 256)
+        and x.data_ptr() % 16 == 0
+        and not any(stride * x.element_size() % 16 for stride in x.stride()[:3])
+        for x in caches
+    )
+
+
+def boxes(cache: KeyValues, shape: Shape) -> tuple[TensorDescriptor, TensorDescriptor]:
+    """One page's worth of one head, a tile of keys at a time, as the copy engine takes it."""
+
+    def box(kv: KV) -> TensorDescriptor:
+        sizes = [kv.ptr.shape[0], shape.PAGE, shape.KV_HEADS, shape.HEAD_DIM]
+        strides = [kv.stride_page, kv.stride_slot, kv.stride_head, 1]
+        return TensorDescriptor(kv.ptr, sizes, strides, [1, shape.TILE, 1, shape.DIM])
+
+    return box(cache.key), box(cache.value)

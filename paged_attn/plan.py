@@ -35,6 +35,7 @@ class Problem(NamedTuple):
     compute: torch.dtype
     cache_itemsize: int
     packed: bool  # x-packed
+    boxable: bool  # the copy engine can read the caches
     device: Device
 
 

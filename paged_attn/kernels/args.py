@@ -145,7 +145,8 @@ class Share(NamedTuple):
 class RowTile(NamedTuple):
     """The R rows of a block: query tokens x heads of the group.
 
-    What is the same for all rows is a scalar: offsets inside a block fit 32 bits, and cost registers all through the loop.
+    What is the same for all rows is a scalar; offsets inside a block fit 32 bits: they hold registers all through the
+    loop.
     """
 
     token: Any  # int64, the block's first, in the batch

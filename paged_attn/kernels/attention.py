@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
-from .args import Source, State
-from .cache import load_ids, load_kv, locate
+from .args import KeyValues, Source, State
+from .cache import load_box, load_ids, load_kv, locate
 from .numerics import LOG2E, dot, scale_of
 from .output import clear_padding, load_query, store_partial, store_rows
 from .schedule import (
@@ -24,14 +24,18 @@ from .softmax import start, update
 
 
 @triton.jit
-def step(state, q, rows, kv, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
+def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold the keys of one tile into the state; FULL: every row sees all of them."""
-    pos = tile + tl.arange(0, S.TILE)
-    page, slot = locate(source, ids, tile, S)
-    k = load_kv(kv.key, page, slot, rows.kv_head, None, S)
-    # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
-    live = None if FULL else (pos >= source.first) & (pos < source.end)
-    v = load_kv(kv.value, page, slot, rows.kv_head, live, S)
+    if FULL and boxes is not None:
+        k = load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S)
+        v = load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S)
+    else:
+        page, slot = locate(source, ids, tile, S)
+        k = load_kv(kv.key, page, slot, rows.kv_head, None, S)
+        # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
+        pos = tile + tl.arange(0, S.TILE)
+        live = None if FULL else (pos >= source.first) & (pos < source.end)
+        v = load_kv(kv.value, page, slot, rows.kv_head, live, S)
     scores = dot(q, k.T, tl.full([S.ROWS, S.TILE], 0.0, tl.float32), S)
     unit = source.scale * LOG2E
     if S.SCALE_FIRST:
@@ -46,18 +50,18 @@ def step(state, q, rows, kv, source, ids, tile, span, mods, S: tl.constexpr, FUL
 
 
 @triton.jit
-def attend_tiles(state, q, rows, kv, source, begin, end, span, mods, S: tl.constexpr, FULL: tl.constexpr):
+def attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold the tiles of [begin, end) into the state, page ids one tile ahead of the keys."""
     ids = load_ids(source, begin, S)
     for tile in tl.range(begin, end, S.TILE, num_stages=S.STAGES):
         ahead = load_ids(source, tile + S.TILE, S)
-        state = step(state, q, rows, kv, source, ids, tile, span, mods, S, FULL)
+        state = step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S, FULL)
         ids = ahead
     return state
 
 
 @triton.jit
-def attend(state, q, rows, kv, source, begin, span, mods, S: tl.constexpr):
+def attend(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr):
     """Fold the keys of one source from position begin on into the state."""
     # begin was rounded down to a tile: a source without a visible key may have a dead one in that tile
     end = tl.where(source.first < source.end, source.end, begin)
@@ -66,16 +70,16 @@ def attend(state, q, rows, kv, source, begin, span, mods, S: tl.constexpr):
         if mods.left is not None:
             full += tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE
             full = tl.minimum(full, tl.maximum(begin, end))
-            state = attend_tiles(state, q, rows, kv, source, begin, full, span, mods, S, False)
+            state = attend_tiles(state, q, rows, kv, boxes, source, begin, full, span, mods, S, False)
         rest = full + tl.maximum(tl.minimum(span.full_hi, end) - full, 0) // S.TILE * S.TILE
-        state = attend_tiles(state, q, rows, kv, source, full, rest, span, mods, S, True)
-        return attend_tiles(state, q, rows, kv, source, rest, end, span, mods, S, False)
+        state = attend_tiles(state, q, rows, kv, boxes, source, full, rest, span, mods, S, True)
+        return attend_tiles(state, q, rows, kv, boxes, source, rest, end, span, mods, S, False)
     else:
-        return attend_tiles(state, q, rows, kv, source, begin, end, span, mods, S, False)
+        return attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S, False)
 
 
 @triton.jit
-def attend_block(block, rows, begin, end, first, query, cache, new, batch, mods, scales, S: tl.constexpr):
+def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
     span = visible_range(block, mods, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
@@ -87,17 +91,19 @@ def attend_block(block, rows, begin, end, first, query, cache, new, batch, mods,
     cache_scale = scale * scale_of(scales.key, scales.key_memory, rows.kv_head)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)
     pages = batch.page_table + tl.cast(block.seq, tl.int64) * batch.page_table_stride
-    state = attend(state, q, rows, cache, Source(pages, 0, span.lo, cache_end, cache_scale), begin, span, mods, S)
+    state = attend(
+        state, q, rows, cache, boxes, Source(pages, 0, span.lo, cache_end, cache_scale), begin, span, mods, S
+    )
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
     state = State(state.acc * scale_of(scales.value, scales.value_memory, rows.kv_head), state.max, state.sum)
     if new is not None:
         source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
-        state = attend(state, q, rows, new, source, tl.maximum(begin, rows.context_len), span, mods, S)
+        state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
     return state
 
 
 @triton.jit
-def attend_share(out, lse, partial, query, cache, new, batch, mods, scales, S: tl.constexpr):
+def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
     index, kv_head = unflatten(S)
     share = even_share(batch, index, tl.num_programs(0) // S.KV_HEADS, mods, S)
@@ -125,6 +131,7 @@ def attend_share(out, lse, partial, query, cache, new, batch, mods, scales, S: t
                 tile == 0,
                 query,
                 cache,
+                boxes,
                 new,
                 batch,
                 mods,
@@ -147,16 +154,19 @@ def attend_share(out, lse, partial, query, cache, new, batch, mods, scales, S: t
 
 
 @triton.jit
-def attention_kernel(out, lse, partial, query, cache, new, batch, mods, scales, S: tl.constexpr):
+def attention_kernel(out, lse, partial, query, cache, key_box, value_box, new, batch, mods, scales, S: tl.constexpr):
     """One block of query tokens, or one share of the batch's work, x one KV head."""
+    boxes = None
+    if key_box is not None:
+        boxes = KeyValues(key_box, value_box)
     if S.CLEAR:
         clear_padding(out, lse, batch, S)
     if S.SPLIT:
-        attend_share(out, lse, partial, query, cache, new, batch, mods, scales, S)
+        attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S)
     else:
         index, kv_head = unflatten(S)
         block = find_block(batch, index, S)
         if block.query_len > 0:
             rows = row_tile(block, kv_head, mods, S)
-            state = attend_block(block, rows, 0, block.seq_len, True, query, cache, new, batch, mods, scales, S)
+            state = attend_block(block, rows, 0, block.seq_len, True, query, cache, boxes, new, batch, mods, scales, S)
             store_rows(out, lse, rows, state, scales, S)

@@ -59,17 +59,25 @@ def locate(source, ids, tile, S: tl.constexpr):
 
 
 @triton.jit
+def load_box(box, page, slot, kv_head, S: tl.constexpr):
+    """Rows [N, D] of one page through the copy engine, which computes the addresses and writes shared memory itself."""
+    return box.load([page, slot, kv_head, 0]).reshape([S.TILE, S.DIM])
+
+
+@triton.jit
 def load_kv(kv, page, slot, kv_head, live, S: tl.constexpr):
     """Rows [N, D] in the compute type; rows that are not live (None: all are) come back as zeros."""
     dim = tl.arange(0, S.DIM)
     row = page * kv.stride_page + slot * kv.stride_slot + kv_head * kv.stride_head
     ptr = kv.ptr + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
-    if live is None and S.DIM == S.HEAD_DIM:
-        x = tl.load(ptr)
-    elif live is None:
-        x = tl.load(ptr, mask=(dim < S.HEAD_DIM)[None, :], other=0)
+    if kv.RUN == 1 or live is None:
+        # along the slots a mask would cut wide loads into single elements: garbage is loaded, and dropped below
+        x = tl.load(ptr) if S.DIM == S.HEAD_DIM else tl.load(ptr, mask=(dim < S.HEAD_DIM)[None, :], other=0)
     elif S.DIM == S.HEAD_DIM:
         x = tl.load(ptr, mask=live[:, None], other=0)
     else:
         x = tl.load(ptr, mask=live[:, None] & (dim < S.HEAD_DIM)[None, :], other=0)
-    return decode(x, kv.FP8, S.COMPUTE, S.NATIVE_FP8)
+    x = decode(x, kv.FP8, S.COMPUTE, S.NATIVE_FP8)
+    if kv.RUN == 1 and live is not None:
+        x = tl.where(live[:, None], x, 0.0)
+    return x

@@ -1,7 +1,7 @@
 """Which program does what: blocks of queries, the keys they may see, even shares of all that work.
 
-Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's queries
-see; laid end to end, sequence by sequence, they are one line of units.
+Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's
+queries see; laid end to end, sequence by sequence, they are one line of units.
 """
 
 import triton
@@ -73,7 +73,7 @@ def find_block(batch, block, S: tl.constexpr):
 
 @triton.jit
 def work(batch, seq, inside, mods, S: tl.constexpr):
-    """(blocks, tiles of each) of sequences, for one or [N]; no blocks where inside is False or another launch serves."""
+    """(blocks, tiles of each) of one or [N] sequences; no blocks where not inside or where another launch serves."""
     seq_len = tl.load(batch.seq_lens + seq, mask=inside, other=0)
     if batch.query_starts is None:
         query_len = tl.where(inside, 1, 0)

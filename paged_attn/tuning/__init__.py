@@ -22,6 +22,7 @@ class Config(NamedTuple):
     least: int = 8  # tiles of a share: fewer cost more to merge than they save
     enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
     max_registers: int | None = None
+    boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
 
 
 # Shared memory that one program may use, bytes
@@ -40,7 +41,7 @@ def decode_config(p: Problem) -> Config:
     """Few rows: memory decides, so small tiles and several programs per multiprocessor."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
-    if p.packed or p.compute == torch.float32 or p.head_dim > 128:
+    if p.packed or p.qq_bias or p.compute == torch.float32 or p.head_dim > 128:
         return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2))
     return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4))
 
@@ -56,14 +57,14 @@ def prefill_config(p: Problem) -> Config:
         return _fit(p, config._replace(rows=64, tile=32, peel=False))
     if p.qq_bias or p.head_dim > 128:
         return _fit(p, config._replace(tile=32, peel=False))
-    if p.packed or p.modified or p.device.capability != 90:
+    if p.packed or p.modified or p.page_size % 8 or p.device.capability != 90:
         return _fit(p, config)
-    return _fit(p, config._replace(tile=128))
+    return _fit(p, config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable))
 
 
 def split_config(config: Config) -> Config:
     """The same where keys are cut: both ways to end a block must fit the registers."""
-    return config._replace(tile=min(config.tile, 64), peel=False)
+    return config._replace(tile=min(config.tile, 64), peel=False, boxes=False)
 
 
 def _fit(p: Problem, config: Config) -> Config:
