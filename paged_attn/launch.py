@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import layout
-from .kernels.args import Batch, KeyValues, Modifiers, Partial, PerHead, Rows, Scales
+from .kernels.args import Batch, KeyValues, Modifiers, Partial, Rows, Scales
 from .kernels.attention import attention_kernel
 from .kernels.merge import merge_cuts_kernel
 from .plan import Launch, Plan
@@ -32,12 +32,11 @@ def scales(
     softmax: float, query: ScaleLike = None, key: ScaleLike = None, value: ScaleLike = None, out: ScaleLike = None
 ) -> Scales:
     """Scales as kernels take them: absent is 1."""
-    numbers = [1.0 if x is None or isinstance(x, torch.Tensor) else float(x) for x in (query, key, value, out)]
-    in_memory = [
-        PerHead(x, x.stride(0) if x.numel() > 1 else 0) if isinstance(x, torch.Tensor) else None
-        for x in (query, key, value, out)
-    ]
-    return Scales(softmax, *numbers, *in_memory)
+    given = (query, key, value, out)
+    numbers = [1.0 if x is None or isinstance(x, torch.Tensor) else float(x) for x in given]
+    tensors = [x if isinstance(x, torch.Tensor) else None for x in given]
+    strides = [None if x is None else x.stride(0) if x.numel() > 1 else 0 for x in tensors]
+    return Scales(softmax, *numbers, *tensors, *strides)
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:

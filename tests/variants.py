@@ -18,6 +18,10 @@ FEATURES = dict(window_size=(1023, -1), softcap=30.0, alibi=True, sinks=True)
 ATTENTION = {
     "decode": DECODE,
     "decode split": DECODE | dict(query_lens=(1,), seq_lens=LONG),
+    "decode split all fp8": DECODE
+    | dict(query_lens=(1,), seq_lens=LONG, dtype=E4M3, out_dtype=E4M3, scales="per_head"),
+    "decode split features": DECODE | dict(query_lens=(1,), seq_lens=LONG) | FEATURES,
+    "decode split packed new": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x", new=True),
     "decode fp16": DECODE | dict(dtype=torch.float16),
     "decode fp32": DECODE | dict(dtype=torch.float32),
     "decode features": DECODE | FEATURES,

@@ -63,25 +63,25 @@ class Modifiers(NamedTuple):
     sinks: Any = None  # [heads]
 
 
-class PerHead(NamedTuple):
-    """A scale in memory: stride 0 = one for all, 1 = one per KV head."""
-
-    ptr: Any
-    stride: Any
-
-
 class Scales(NamedTuple):
-    """Each scale is a number times, where it lies in memory, a PerHead."""
+    """Each scale is a number times, if it lies in memory, ptr[KV head * stride]: stride 0 = one for all, 1 = one each.
+
+    Not a record each: a loop cannot ask whether a record is absent.
+    """
 
     softmax: Any
     query: Any = 1.0
     key: Any = 1.0
     value: Any = 1.0
     out: Any = 1.0
-    query_memory: Any = None  # PerHead | None
-    key_memory: Any = None
-    value_memory: Any = None
-    out_memory: Any = None
+    query_ptr: Any = None
+    key_ptr: Any = None
+    value_ptr: Any = None
+    out_ptr: Any = None
+    query_stride: Any = None
+    key_stride: Any = None
+    value_stride: Any = None
+    out_stride: Any = None
 
 
 class Partial(NamedTuple):
@@ -114,7 +114,7 @@ class Shape(NamedTuple):
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
     SPLIT: bool  # programs take even shares of all work, and a merge follows; otherwise a block each
     SCAN: int  # sequences that the search for a share's begin takes at once
-    PEEL: bool  # tiles that every row sees whole run in a loop of their own: no masks, and wide loads of packed values
+    PEEL: bool  # tiles that every row sees whole run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
     CLEAR: bool  # this launch zeroes the rows past the last sequence
     NATIVE_FP8: bool  # the target converts e4m3 in hardware

@@ -87,15 +87,17 @@ def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch
     q = load_query(query, rows, S)
     state = start(mods.sinks, rows, first, S)
 
-    scale = scales.softmax * scale_of(scales.query, scales.query_memory, rows.kv_head)
-    cache_scale = scale * scale_of(scales.key, scales.key_memory, rows.kv_head)
+    scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
+    cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)
     pages = batch.page_table + tl.cast(block.seq, tl.int64) * batch.page_table_stride
     state = attend(
         state, q, rows, cache, boxes, Source(pages, 0, span.lo, cache_end, cache_scale), begin, span, mods, S
     )
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
-    state = State(state.acc * scale_of(scales.value, scales.value_memory, rows.kv_head), state.max, state.sum)
+    state = State(
+        state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head), state.max, state.sum
+    )
     if new is not None:
         source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
         state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)

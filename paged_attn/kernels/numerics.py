@@ -70,9 +70,9 @@ def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def scale_of(number, per_head, kv_head):
+def scale_of(number, ptr, stride, kv_head):
     """A scale as the host gave it: a number, or one in memory for each KV head or for all."""
-    if per_head is None:
+    if ptr is None:
         return number
     else:
-        return number * tl.load(per_head.ptr + kv_head * per_head.stride)
+        return number * tl.load(ptr + kv_head * stride)

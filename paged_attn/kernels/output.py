@@ -27,7 +27,7 @@ def load_query(query, rows, S: tl.constexpr):
 def quantize(x, scales, tensor):
     """Results as elements of the output; an fp8 one holds x / out_scale."""
     if tensor.FP8 > 0:
-        x = x / scale_of(scales.out, scales.out_memory, 0)
+        x = x / scale_of(scales.out, scales.out_ptr, scales.out_stride, 0)
     return encode(x, tensor.FP8, tensor.ptr.dtype.element_ty)
 
 

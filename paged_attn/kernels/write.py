@@ -8,16 +8,16 @@ from .numerics import decode, encode, scale_of
 
 @triton.jit
 def store_heads(
-    kv, rows, token, kv_head, page, slot, number, per_head,
+    kv, rows, token, kv_head, page, slot, number, ptr, stride,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
     """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
-    ptr = rows.ptr + token * rows.stride_token + kv_head[:, None] * rows.stride_head + dim[None, :]
-    x = decode(tl.load(ptr, mask=inside, other=0), rows.FP8, tl.float32, False)
+    source = rows.ptr + token * rows.stride_token + kv_head[:, None] * rows.stride_head + dim[None, :]
+    x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
     if kv.FP8 > 0:
-        scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, per_head, tl.minimum(kv_head, KV_HEADS - 1))
+        scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
         x = x / scale[:, None]
     at = page * kv.stride_page + slot * kv.stride_slot + kv_head.to(tl.int64)[:, None] * kv.stride_head
     at += (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
@@ -42,7 +42,8 @@ def write_kv_kernel(
             at // PAGE,
             at % PAGE,
             scales.key,
-            scales.key_memory,
+            scales.key_ptr,
+            scales.key_stride,
             KV_HEADS,
             HEAD_DIM,
             DIM,
@@ -55,7 +56,8 @@ def write_kv_kernel(
             at // PAGE,
             at % PAGE,
             scales.value,
-            scales.value_memory,
+            scales.value_ptr,
+            scales.value_stride,
             KV_HEADS,
             HEAD_DIM,
             DIM,
