@@ -109,7 +109,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     block_q = rows // group
     shares = _shares(p, config, blocks, block_q)
     if shares:
-        config = split_config(config)
+        config = split_config(p, config)
     shape = Shape(
         GROUP=group,
         KV_HEADS=p.kv_heads,
@@ -127,7 +127,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         ONE_BLOCK=one_block,
         SPLIT=shares > 0,
         SCAN=128 if p.seqs <= 128 else 1024,
-        PEEL=config.peel and p.window_left < 0,
+        PEEL=config.peel and (p.packed or p.window_left < 0),
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,

@@ -41,7 +41,9 @@ def decode_config(p: Problem) -> Config:
     """Few rows: memory decides, so small tiles and several programs per multiprocessor."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
-    if p.packed or p.qq_bias or p.compute == torch.float32 or p.head_dim > 128:
+    if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
+        return _fit(p, Config(rows=16, tile=32, stages=3, warps=8, peel=True, resident=2))
+    if p.qq_bias or p.compute == torch.float32 or p.head_dim > 128:
         return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2))
     return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4))
 
@@ -62,9 +64,9 @@ def prefill_config(p: Problem) -> Config:
     return _fit(p, config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable))
 
 
-def split_config(config: Config) -> Config:
+def split_config(p: Problem, config: Config) -> Config:
     """The same where keys are cut: both ways to end a block must fit the registers."""
-    return config._replace(tile=min(config.tile, 64), peel=False, boxes=False)
+    return config._replace(tile=min(config.tile, 64), peel=p.packed, boxes=False)
 
 
 def _fit(p: Problem, config: Config) -> Config:
