@@ -1,5 +1,7 @@
 """Cache layouts: each is a handful of strides, decided here, so that kernels know one address formula."""
 
+import math
+
 import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -29,14 +31,14 @@ def rows(x: torch.Tensor) -> Rows:
 def contiguous(x: torch.Tensor) -> KV:
     """[tokens, kv_heads, head_dim] outside the cache: one page, token = slot."""
     stored, fp8 = _stored(x)
-    return KV(stored, 0, x.stride(0), x.stride(1), 0, tl.constexpr(x.shape[2]), fp8)
+    return KV(stored, 0, x.stride(0), x.stride(1), 0, tl.constexpr(x.shape[2]), fp8, tl.constexpr(1))
 
 
 def paged(x: torch.Tensor, kv_layout: str) -> KV:
     """NHD [pages, page_size, kv_heads, head_dim] or HND [pages, kv_heads, page_size, head_dim]."""
     stored, fp8 = _stored(x)
     page, slot, head, _ = x.stride() if kv_layout == "NHD" else (x.stride(i) for i in (0, 2, 1, 3))
-    return KV(stored, page, slot, head, 0, tl.constexpr(x.shape[3]), fp8)
+    return KV(stored, page, slot, head, 0, tl.constexpr(x.shape[3]), fp8, tl.constexpr(1))
 
 
 def packed_key(x: torch.Tensor) -> KV:
@@ -44,14 +46,15 @@ def packed_key(x: torch.Tensor) -> KV:
     stored, fp8 = _stored(x)
     page, head, run, slot, _ = x.stride()
     # a slot is x elements on: at compile time, so that the compiler knows it for 16 bytes
-    return KV(stored, page, tl.constexpr(slot), head, run, tl.constexpr(x.shape[4]), fp8)
+    return KV(stored, page, tl.constexpr(slot), head, run, tl.constexpr(x.shape[4]), fp8, tl.constexpr(1))
 
 
 def packed_value(x: torch.Tensor) -> KV:
     """The values beside x-packed keys [pages, kv_heads, head_dim, page_size]: every dim is a run of its own."""
     stored, fp8 = _stored(x)
     page, head, run, slot = x.stride()
-    return KV(stored, page, slot, head, run, tl.constexpr(1), fp8)
+    align = math.gcd(16, page, head, run, x.data_ptr() // x.element_size()) if slot == 1 else 1
+    return KV(stored, page, slot, head, run, tl.constexpr(1), fp8, tl.constexpr(align))
 
 
 def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> KeyValues:

@@ -27,6 +27,7 @@ class KV(NamedTuple):
     stride_run: Any
     RUN: Any  # constexpr
     FP8: Any  # as in Rows
+    ALIGN: Any  # constexpr power of two that divides the address and the strides, where RUN is 1
 
 
 class KeyValues(NamedTuple):

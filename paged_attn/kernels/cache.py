@@ -48,13 +48,11 @@ def locate(source, ids, tile, S: tl.constexpr):
         row = tl.minimum(tile + key, source.end - 1) + source.shift
         return tl.full([S.TILE], 0, tl.int64), row.to(tl.int64)
     else:
-        # the compiler cannot see through the reshape: tell it what it needs for wide loads along the slots
-        page = tl.max_constancy(spread(ids, S), CHUNK)
+        page = spread(ids, S)
         if S.TILE % S.PAGE == 0:
             slot = key % S.PAGE
         else:
             slot = spread(chunks(tile, S) % S.PAGE, S) + key % CHUNK
-            slot = tl.max_contiguous(tl.multiple_of(slot, CHUNK), CHUNK)
         return page.to(tl.int64), slot.to(tl.int64)
 
 
@@ -69,6 +67,10 @@ def load_kv(kv, page, slot, kv_head, live, S: tl.constexpr):
     """Rows [N, D] in the compute type; rows that are not live (None: all are) come back as zeros."""
     dim = tl.arange(0, S.DIM)
     row = page * kv.stride_page + slot * kv.stride_slot + kv_head * kv.stride_head
+    if kv.RUN == 1:
+        # wide loads go along the slots here, but the compiler cannot see through locate's reshape
+        WIDE: tl.constexpr = min(kv.ALIGN, S.CHUNK)
+        row = tl.max_contiguous(tl.multiple_of(row, WIDE), WIDE)
     ptr = kv.ptr + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     if kv.RUN == 1 or live is None:
         # along the slots a mask would cut wide loads into single elements: garbage is loaded, and dropped below

@@ -42,7 +42,7 @@ def decode_config(p: Problem) -> Config:
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
-        return _fit(p, Config(rows=16, tile=32, stages=3, warps=8, peel=True, resident=2))
+        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=True, resident=2))
     if p.qq_bias or p.compute == torch.float32 or p.head_dim > 128:
         return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2))
     return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4))
