@@ -57,8 +57,10 @@ def prefill_config(p: Problem) -> Config:
         return _fit(p, config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2))
     if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return _fit(p, config._replace(rows=64, tile=32, peel=False))
-    if p.qq_bias or p.head_dim > 128:
-        return _fit(p, config._replace(tile=32, peel=False))
+    if p.head_dim > 128:
+        return _fit(p, config._replace(tile=32))
+    if p.qq_bias:
+        return _fit(p, config._replace(tile=32))
     if p.packed or p.modified or p.page_size % 8 or p.device.capability != 90:
         return _fit(p, config)
     return _fit(p, config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable))
