@@ -6,8 +6,7 @@ import triton
 from . import check as checks
 from . import launch, layout
 from .backend import INTERPRET, device_of
-from .kernels.args import KeyValues, Modifiers, Partial
-from .kernels.merge import merge_states_kernel
+from .kernels.args import KeyValues, Modifiers
 from .kernels.write import write_kv_kernel
 from .launch import Call, ScaleLike
 from .plan import Problem, plan
@@ -233,12 +232,7 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
     outs, lses = outs.contiguous(), lses.contiguous()
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     if axes.tokens and axes.heads:
-        parts = Partial(outs, lses, None)
-        launch.run(
-            merge_states_kernel, (axes.tokens, axes.heads), layout.rows(out), lse, parts, axes.parts,
-            axes.tokens * axes.heads, axes.heads, axes.head_dim,
-            max(16, triton.next_power_of_2(axes.head_dim)), num_warps=1,
-        )  # fmt: skip
+        launch.merge_states(layout.rows(out), lse, outs, lses)
     return out, lse
 
 

@@ -3,11 +3,12 @@
 from typing import Any, NamedTuple
 
 import torch
+import triton
 
 from . import layout
-from .kernels.args import Batch, KeyValues, Modifiers, Partial, Rows, Scales
+from .kernels.args import Batch, Heads, KeyValues, Modifiers, Partial, Rows, Scales
 from .kernels.attention import attention_kernel
-from .kernels.merge import merge_cuts_kernel
+from .kernels.merge import merge_cuts_kernel, merge_states_kernel
 from .plan import Launch, Plan
 
 ScaleLike = float | torch.Tensor | None
@@ -85,8 +86,25 @@ def _attention(launch: Launch, call: Call) -> None:
         **options,
     )
     if shape.SPLIT:
-        grid = (launch.programs, launch.block_tokens * shape.KV_HEADS * shape.GROUP)
-        run(merge_cuts_kernel, grid, call.out, call.lse, partial, call.scales, shape, num_warps=1)
+        live = launch.block_tokens * shape.GROUP
+        rows = _rows_per_merge(live, shape.DIM)
+        grid = (launch.programs, triton.cdiv(live, rows) * shape.KV_HEADS)
+        run(merge_cuts_kernel, grid, call.out, call.lse, partial, call.scales, shape, rows, num_warps=4)
+
+
+def merge_states(out: Rows, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
+    """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
+    parts, tokens, heads, head_dim = outs.shape
+    shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)))
+    rows = _rows_per_merge(heads, shape.DIM)
+    grid = (tokens, triton.cdiv(heads, rows))
+    states = Partial(outs, lses, None)
+    run(merge_states_kernel, grid, out, lse, states, parts, tokens * heads, scales(1.0), shape, rows, num_warps=4)
+
+
+def _rows_per_merge(live: int, dim: int) -> int:
+    """Few enough that eight states of them fit the registers."""
+    return min(triton.next_power_of_2(live), max(1, 1024 // dim))
 
 
 def _partial(launch: Launch, call: Call) -> Partial:

@@ -121,6 +121,15 @@ class Shape(NamedTuple):
     NATIVE_FP8: bool  # the target converts e4m3 in hardware
 
 
+class Heads(NamedTuple):
+    """What of a Shape is left without a cache: all that storing rows needs."""
+
+    KV_HEADS: int
+    GROUP: int
+    HEAD_DIM: int
+    DIM: int
+
+
 # ---- inside a kernel -----------------------------------------------------------------------------
 
 

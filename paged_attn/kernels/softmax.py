@@ -38,13 +38,13 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
 
 @triton.jit
 def merge(state, acc, row_max, row_sum):
-    """Join a state [D] with N others, acc [N, D], max [N], sum [N]; those that saw nothing may hold anything in acc."""
-    both = tl.maximum(state.max, tl.max(row_max, 0))
+    """Join with another state of the same rows; one that saw nothing may hold anything in acc."""
+    both = tl.maximum(state.max, row_max)
     base = _base(both)
     decay = tl.exp2(state.max - base)
     weight = tl.exp2(row_max - base)
-    acc = tl.where((weight > 0)[:, None], acc, 0.0) * weight[:, None]
-    return State(state.acc * decay + tl.sum(acc, 0), both, state.sum * decay + tl.sum(row_sum * weight, 0))
+    acc = state.acc * decay[:, None] + tl.where((weight > 0)[:, None], acc, 0.0) * weight[:, None]
+    return State(acc, both, state.sum * decay + row_sum * weight)
 
 
 @triton.jit
