@@ -89,7 +89,17 @@ def _attention(launch: Launch, call: Call) -> None:
         live = launch.block_tokens * shape.GROUP
         rows = _rows_per_merge(live, shape.DIM)
         grid = (launch.programs, triton.cdiv(live, rows) * shape.KV_HEADS)
-        run(merge_cuts_kernel, grid, call.out, call.lse, partial, call.scales, shape, rows, num_warps=4)
+        run(
+            merge_cuts_kernel,
+            grid,
+            call.out,
+            call.lse,
+            partial,
+            call.scales,
+            shape,
+            rows,
+            num_warps=_warps(rows, shape.DIM),
+        )
 
 
 def merge_states(out: Rows, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
@@ -99,12 +109,29 @@ def merge_states(out: Rows, lse: torch.Tensor, outs: torch.Tensor, lses: torch.T
     rows = _rows_per_merge(heads, shape.DIM)
     grid = (tokens, triton.cdiv(heads, rows))
     states = Partial(outs, lses, None)
-    run(merge_states_kernel, grid, out, lse, states, parts, tokens * heads, scales(1.0), shape, rows, num_warps=4)
+    run(
+        merge_states_kernel,
+        grid,
+        out,
+        lse,
+        states,
+        parts,
+        tokens * heads,
+        scales(1.0),
+        shape,
+        rows,
+        num_warps=_warps(rows, shape.DIM),
+    )
 
 
 def _rows_per_merge(live: int, dim: int) -> int:
-    """Few enough that eight states of them fit the registers."""
-    return min(triton.next_power_of_2(live), max(1, 1024 // dim))
+    """One where few rows are live: programs side by side finish first.  At most what eight states leave room for."""
+    return min(triton.next_power_of_2(triton.cdiv(live, 8)), max(1, 1024 // dim))
+
+
+def _warps(rows: int, dim: int) -> int:
+    """Four elements of a state per thread."""
+    return max(1, min(4, rows * dim // 128))
 
 
 def _partial(launch: Launch, call: Call) -> Partial:

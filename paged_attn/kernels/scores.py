@@ -8,8 +8,8 @@ from .numerics import LOG2E
 
 @triton.jit
 def softcap(scores, cap):
-    """cap * tanh(scores / cap): an exponential that overflows gives cap, as it should."""
-    return cap - 2 * cap / (1 + tl.exp2(scores * (2 * LOG2E / cap)))
+    """cap * tanh(scores / cap); from 2^64 on the exponential changes nothing."""
+    return cap - 2 * cap / (1 + tl.exp2(tl.minimum(scores * (2 * LOG2E / cap), 64.0)))
 
 
 @triton.jit
