@@ -5,7 +5,7 @@ import triton
 
 from . import check as checks
 from . import launch, layout
-from .backend import INTERPRET, device_of
+from .backend import INTERPRET, current, device_of
 from .kernels.args import KeyValues, Modifiers
 from .kernels.write import write_kv_kernel
 from .launch import Call, ScaleLike
@@ -164,7 +164,8 @@ def paged_attention(
         mods=mods,
         scales=launch.scales(softmax_scale, q_scale, k_scale, v_scale, out_scale),
     )
-    launch.attention(plan(problem), call)
+    with current(q.device):
+        launch.attention(plan(problem), call)
     return result
 
 
@@ -206,10 +207,11 @@ def write_kv(
     block_heads = min(triton.next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
     grid = (axes.tokens, triton.cdiv(axes.kv_heads, block_heads))
     scales = launch.scales(1.0, key=k_scale, value=v_scale)
-    launch.run(
-        write_kv_kernel, grid, layout.rows(k), layout.rows(v), cache, slot_mapping, scales,
-        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads,
-    )  # fmt: skip
+    with current(k.device):
+        launch.run(
+            write_kv_kernel, grid, layout.rows(k), layout.rows(v), cache, slot_mapping, scales,
+            axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads,
+        )  # fmt: skip
 
 
 def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,7 +234,8 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
     outs, lses = outs.contiguous(), lses.contiguous()
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     if axes.tokens and axes.heads:
-        launch.merge_states(layout.rows(out), lse, outs, lses)
+        with current(outs.device):
+            launch.merge_states(layout.rows(out), lse, outs, lses)
     return out, lse
 
 

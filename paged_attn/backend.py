@@ -7,6 +7,7 @@ becomes.
 import functools
 import os
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
@@ -55,6 +56,13 @@ if not triton.__version__.startswith(TESTED_TRITON):
         "Results should be right, machine code and speed were not looked at.",
         stacklevel=2,
     )
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device the current one, where kernels are launched."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 @functools.cache

@@ -24,7 +24,7 @@ def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
 
 def rows(x: torch.Tensor) -> Rows:
     """[tokens, heads, head_dim]; raises ValueError where offsets inside a block of rows would not fit 32 bits."""
-    if max(x.stride(0), x.stride(1)) >= 1 << 24:
+    if any(size > 1 and stride >= 1 << 24 for size, stride in zip(x.shape[:2], x.stride()[:2], strict=True)):
         raise ValueError(f"strides of tokens and heads must be below 2^24 elements, got {list(x.stride())}")
     stored, fp8 = _stored(x)
     return Rows(stored, x.stride(0), x.stride(1), fp8)
