@@ -11,6 +11,8 @@ from .kernels.write import write_kv_kernel
 from .launch import Call, ScaleLike
 from .plan import Problem, plan
 
+FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
+
 
 def paged_attention(
     q: torch.Tensor,
@@ -118,9 +120,9 @@ def paged_attention(
                 lse.fill_(float("-inf"))
         return result
 
-    left = window_size[0] if window_size[0] >= 0 else None
+    left = min(window_size[0], FAR) if window_size[0] >= 0 else None
     # a causal query sees nothing to its right, however wide its window
-    right = 0 if causal else window_size[1] if window_size[1] >= 0 else None
+    right = 0 if causal else min(window_size[1], FAR) if window_size[1] >= 0 else None
     softmax_scale = axes.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
     problem = Problem(
         tokens=axes.tokens,

@@ -79,7 +79,7 @@ def _attention(launch: Launch, call: Call) -> None:
         call.cache,
         *boxes,
         call.new,
-        batch,
+        *batch,
         call.mods,
         call.scales,
         shape,

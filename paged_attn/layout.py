@@ -70,6 +70,7 @@ def boxable(*caches: torch.Tensor) -> bool:
     """Whether the copy engine can read these caches: 16-byte steps, head_dim a power of two."""
     return all(
         x.ndim == 4
+        and x.shape[0] > 0
         and x.element_size() == 2
         and x.shape[3] in (64, 128, 256)
         and x.data_ptr() % 16 == 0

@@ -13,7 +13,7 @@ import triton
 
 from .backend import Device
 from .kernels.args import Shape
-from .tuning import Config, decode_config, prefill_config, split_config
+from .tuning import Config, decode_config, fit, prefill_config, split_config
 
 
 class Problem(NamedTuple):
@@ -79,6 +79,8 @@ def plan(problem: Problem) -> Plan:
     group = p.heads // p.kv_heads
     few = decode_config(p)
     few_tokens = max(1, few.rows // group)
+    if p.only == "prefill" and not p.ragged:
+        return Plan(())
     if p.only == "decode" or not p.ragged:
         return Plan((_few(p, few, 1, 1),))
     if p.max_seqlen_q <= max(few_tokens, FEW_ROWS // group):
@@ -107,6 +109,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     group = p.heads // p.kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))
     block_q = rows // group
+    config = fit(p, config._replace(rows=rows))
     shares = _shares(p, config, blocks, block_q)
     if shares:
         config = split_config(p, config)
@@ -132,7 +135,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
     )
-    tokens = min(block_q, p.max_seqlen_q) if p.ragged else 1
+    tokens = max(1, min(block_q, p.max_seqlen_q)) if p.ragged else 1
     return Launch(shape, shares or blocks, config.least, shortest, longest, tokens, config)
 
 

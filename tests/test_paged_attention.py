@@ -291,6 +291,31 @@ def test_bounds_may_be_loose(q_bound: int | None, k_bound: int | None, device: s
     run(Case("bounds", **MIXED, dtype=FP16), device, max_seqlen_q=q_bound, max_seqlen_k=k_bound)
 
 
+def test_prefill_only_of_a_decode_batch_writes_nothing(device: str) -> None:
+    case = Case("nothing asked", (1, 1), (5, 40), decode_form=True)
+    inputs = build(case, device)
+    out, _ = paged_attn.paged_attention(**{**inputs, "only": "prefill"})
+    assert out.isnan().all()
+
+
+def test_no_queries_over_a_long_table(device: str) -> None:
+    """A table wide enough to cut keys, and nobody who asks: padding is still cleared."""
+    inputs = build(Case("no queries", (0, 0), (4000, 9), padding=3), device)
+    out, lse = paged_attn.paged_attention(**{**inputs, "max_seqlen_q": 0})
+    assert (out == 0).all() and (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("window", [(2**31 - 1, 2**31 - 1), (-1, 2**31 - 1), (2**31 - 3, -1)], ids=str)
+def test_a_window_wider_than_any_sequence_hides_nothing(window: tuple[int, int], device: str) -> None:
+    run(Case("wide", (3, 1, 4), (5, 40, 2), causal=False, window_size=window), device)
+
+
+@pytest.mark.gpu
+def test_a_tensor_on_the_cpu_is_told_where_kernels_run(device: str) -> None:
+    with pytest.raises(ValueError, match="compiled for the GPU"):
+        paged_attn.paged_attention(**build(Case("cpu", (1,), (5,)), "cpu"))
+
+
 def test_many_short_prompts_beside_one_long(device: str) -> None:
     lens = (1, 9, 1, 2, 33, 1, 0, 4)
     run(Case("mix", lens, tuple(n + 20 for n in lens), heads=8, kv_heads=1, padding=6), device)

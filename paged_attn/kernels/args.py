@@ -38,7 +38,10 @@ class KeyValues(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """The ragged batch, on the device, and the query lengths that this launch serves."""
+    """The ragged batch, on the device, and the query lengths that this launch serves.
+
+    Its numbers reach the kernel one by one: in a record Triton would compile anew for 1 and for multiples of 16.
+    """
 
     query_starts: Any  # int32 [seqs + 1]; None = one query token per sequence
     seq_lens: Any  # int32 [seqs]

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .args import KeyValues, Source, State
+from .args import Batch, KeyValues, Source, State
 from .cache import load_box, load_ids, load_kv, locate
 from .numerics import LOG2E, dot, scale_of
 from .output import clear_padding, load_query, store_partial, store_rows
@@ -26,12 +26,14 @@ from .softmax import start, update
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold the keys of one tile into the state; FULL: every row sees all of them."""
-    if FULL and boxes is not None:
+    page, slot = locate(source, ids, tile, S)
+    if boxes is not None:
         k = load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S)
+    else:
+        k = load_kv(kv.key, page, slot, rows.kv_head, None, S)
+    if FULL and boxes is not None:
         v = load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S)
     else:
-        page, slot = locate(source, ids, tile, S)
-        k = load_kv(kv.key, page, slot, rows.kv_head, None, S)
         # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
         pos = tile + tl.arange(0, S.TILE)
         live = None if FULL else (pos >= source.first) & (pos < source.end)
@@ -155,9 +157,15 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
         tl.store(partial.cuts + 3 * index + 2, cut_tokens)
 
 
-@triton.jit
-def attention_kernel(out, lse, partial, query, cache, key_box, value_box, new, batch, mods, scales, S: tl.constexpr):
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_tokens"],
+)
+def attention_kernel(
+    out, lse, partial, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: tl.constexpr,
+):  # fmt: skip
     """One block of query tokens, or one share of the batch's work, x one KV head."""
+    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least)
     boxes = None
     if key_box is not None:
         boxes = KeyValues(key_box, value_box)

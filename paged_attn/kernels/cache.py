@@ -66,12 +66,13 @@ def load_box(box, page, slot, kv_head, S: tl.constexpr):
 def load_kv(kv, page, slot, kv_head, live, S: tl.constexpr):
     """Rows [N, D] in the compute type; rows that are not live (None: all are) come back as zeros."""
     dim = tl.arange(0, S.DIM)
-    row = page * kv.stride_page + slot * kv.stride_slot + kv_head * kv.stride_head
+    head = kv.ptr + tl.cast(kv_head, tl.int64) * kv.stride_head
+    row = page * kv.stride_page + slot * kv.stride_slot
     if kv.RUN == 1:
         # wide loads go along the slots here, but the compiler cannot see through locate's reshape
         WIDE: tl.constexpr = min(kv.ALIGN, S.CHUNK)
         row = tl.max_contiguous(tl.multiple_of(row, WIDE), WIDE)
-    ptr = kv.ptr + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
+    ptr = head + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     if kv.RUN == 1 or live is None:
         # along the slots a mask would cut wide loads into single elements: garbage is loaded, and dropped below
         x = tl.load(ptr) if S.DIM == S.HEAD_DIM else tl.load(ptr, mask=(dim < S.HEAD_DIM)[None, :], other=0)

@@ -42,10 +42,10 @@ def decode_config(p: Problem) -> Config:
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
-        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=True, resident=2))
+        return Config(rows=16, tile=32, stages=3, warps=4, peel=True, resident=2)
     if p.qq_bias or p.compute == torch.float32 or p.head_dim > 128:
-        return _fit(p, Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2))
-    return _fit(p, Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4))
+        return Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2)
+    return Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4)
 
 
 def prefill_config(p: Problem) -> Config:
@@ -54,16 +54,16 @@ def prefill_config(p: Problem) -> Config:
         return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
     config = Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)
     if p.compute == torch.float32:
-        return _fit(p, config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2))
+        return config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2)
     if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
-        return _fit(p, config._replace(rows=64, tile=32, peel=False))
+        return config._replace(rows=64, tile=32, peel=False)
     if p.head_dim > 128:
-        return _fit(p, config._replace(tile=32))
+        return config._replace(tile=32)
     if p.qq_bias:
-        return _fit(p, config._replace(tile=32))
+        return config._replace(tile=32)
     if p.packed or p.modified or p.page_size % 8 or p.device.capability != 90:
-        return _fit(p, config)
-    return _fit(p, config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable))
+        return config
+    return config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable)
 
 
 def split_config(p: Problem, config: Config) -> Config:
@@ -71,7 +71,7 @@ def split_config(p: Problem, config: Config) -> Config:
     return config._replace(tile=min(config.tile, 64), peel=p.packed, boxes=False)
 
 
-def _fit(p: Problem, config: Config) -> Config:
+def fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
     row_bytes = max(16, 1 << (p.head_dim - 1).bit_length()) * p.compute.itemsize
     limit = _SHARED.get(p.device.arch, 65536)
@@ -80,7 +80,9 @@ def _fit(p: Problem, config: Config) -> Config:
 
     def need(c: Config) -> int:
         buffers = c.stages if from_shared else c.stages - 1
-        return row_bytes * (2 * c.tile * buffers + c.rows)
+        # float32 operands of tensor cores pass through shared memory once more, split in two
+        extra = c.tile + c.rows if p.compute == torch.float32 else 0
+        return row_bytes * (2 * c.tile * buffers + c.rows + extra)
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)
