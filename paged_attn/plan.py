@@ -83,7 +83,9 @@ def plan(problem: Problem) -> Plan:
         return Plan(())
     if p.only == "decode" or not p.ragged:
         return Plan((_few(p, few, 1, 1),))
-    if p.max_seqlen_q <= max(few_tokens, FEW_ROWS // group):
+    # float32 operands leave no registers for more rows
+    few_rows = FEW_ROWS if p.compute.itemsize == 2 or p.device.arch == "interpreter" else few.rows
+    if p.max_seqlen_q <= max(few_tokens, few_rows // group):
         rows = max(few.rows, triton.next_power_of_2(p.max_seqlen_q * group))
         return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
     if p.only == "prefill":

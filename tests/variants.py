@@ -47,6 +47,7 @@ ATTENTION = {
     "prefill split": PREFILL | dict(query_lens=(128,), seq_lens=LONG),
     "prefill fp16": PREFILL | dict(dtype=torch.float16),
     "prefill fp32": PREFILL | dict(dtype=torch.float32),
+    "prefill fp32 head_dim 256": PREFILL | dict(dtype=torch.float32, heads=8, kv_heads=1, head_dim=256),
     "prefill features": PREFILL | FEATURES | dict(qq_bias=64),
     "prefill window sinks": PREFILL | dict(window_size=(1023, -1), sinks=True),
     "prefill not causal": PREFILL | dict(causal=False, window_size=(100, 100)),
