@@ -54,7 +54,8 @@ def prefill_config(p: Problem) -> Config:
         return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
     config = Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)
     if p.compute == torch.float32:
-        return config._replace(rows=16, tile=32 if p.head_dim <= 128 else 16, stages=2, warps=4, peel=False, resident=2)
+        config = config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2)
+        return config if p.head_dim <= 128 else config._replace(warps=8)
     if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return config._replace(rows=64, tile=32, peel=False)
     if p.head_dim > 128:
