@@ -66,9 +66,6 @@ def _attention(launch: Launch, call: Call) -> None:
     )
     partial = _partial(launch, call) if shape.SPLIT else None
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
-    options = {"num_warps": config.warps}
-    if config.max_registers is not None:
-        options["maxnreg"] = config.max_registers
     run(
         attention_kernel,
         launch.grid,
@@ -83,7 +80,7 @@ def _attention(launch: Launch, call: Call) -> None:
         call.mods,
         call.scales,
         shape,
-        **options,
+        num_warps=config.warps,
     )
     if shape.SPLIT:
         live = launch.block_tokens * shape.GROUP

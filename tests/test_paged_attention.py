@@ -291,6 +291,15 @@ def test_bounds_may_be_loose(q_bound: int | None, k_bound: int | None, device: s
     run(Case("bounds", **MIXED, dtype=FP16), device, max_seqlen_q=q_bound, max_seqlen_k=k_bound)
 
 
+@pytest.mark.parametrize("segments", [1, 3])
+def test_two_runs_give_the_same_bits(segments: int, device: str, cut: Cut) -> None:
+    cut(segments)
+    case = Case("twice", **FEW, dtype=FP16)
+    first, second = (paged_attn.paged_attention(**build(case, device)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_prefill_only_of_a_decode_batch_writes_nothing(device: str) -> None:
     case = Case("nothing asked", (1, 1), (5, 40), decode_form=True)
     inputs = build(case, device)

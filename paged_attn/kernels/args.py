@@ -183,7 +183,7 @@ class Span(NamedTuple):
 
 
 class Source(NamedTuple):
-    """Where keys at positions [first, end) are found; this segment visits none at or past end.
+    """Where keys at positions [first, end) are found; this piece visits none at or past end.
 
     Apart from KeyValues, because a compile-time field does not survive in a record that a kernel builds.
     """

@@ -21,7 +21,6 @@ class Config(NamedTuple):
     resident: int  # programs that a multiprocessor holds at once
     least: int = 8  # tiles of a share: fewer cost more to merge than they save
     enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
-    max_registers: int | None = None
     boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
 
 
