@@ -38,16 +38,17 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
         pos = tile + tl.arange(0, S.TILE)
         live = None if FULL else (pos >= source.first) & (pos < source.end)
         v = load_kv(kv.value, page, slot, rows.kv_head, live, S)
+    key = tl.arange(0, S.TILE)
     scores = dot(q, k.T, tl.full([S.ROWS, S.TILE], 0.0, tl.float32), S)
     unit = source.scale * LOG2E
     if S.SCALE_FIRST:
-        scores = modify(scores * source.scale, rows, tile, mods, S)
+        scores = modify(scores * source.scale, rows, key, tile, mods, S)
         unit = LOG2E
     if not FULL:
         if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
-            scores = mask(scores, rows, tile, source.end, mods, S)
+            scores = mask(scores, rows, key, tile, source.end, mods)
         elif (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end)):
-            scores = mask(scores, rows, tile, source.end, mods, S)
+            scores = mask(scores, rows, key, tile, source.end, mods)
     return update(state, scores, unit, v, S, FULL and mods.qq_bias is None)
 
 
@@ -86,8 +87,9 @@ def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch
     span = visible_range(block, mods, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
-    q = load_query(query, rows, S)
-    state = start(mods.sinks, rows, first, S)
+    q = load_query(query, rows, tl.arange(0, S.DIM), S)
+    row_max, row_sum = start(mods.sinks, rows, first, S)
+    state = State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)
 
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
@@ -110,9 +112,12 @@ def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch
 def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
     index, kv_head = unflatten(S)
-    share = even_share(batch, index, tl.num_programs(0) // S.KV_HEADS, mods, S)
+    lane = tl.arange(0, S.SCAN)
+    row = tl.arange(0, S.ROWS)
+    dim = tl.arange(0, S.DIM)
+    share = even_share(batch, index, tl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     unit = share.begin
-    seq, before = find_work(batch, unit, mods, S)
+    seq, before = find_work(batch, unit, lane, mods, S)
     cut = -1
     cut_token = 0
     cut_tokens = 0
@@ -123,7 +128,7 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
             seq += 1
         else:
             block = block_of(batch, seq, (unit - before) // tiles, S)
-            rows = row_tile(block, kv_head, mods, S)
+            rows = row_tile(block, kv_head, row, mods, S.BLOCK_Q, S)
             tile = (unit - before) % tiles
             count = tl.minimum(tiles - tile, share.end - unit)
             begin = first_tile(block.seq_len - block.query_len, mods, S) + tile
@@ -143,9 +148,9 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
                 S,
             )
             if count == tiles:
-                store_rows(out, lse, rows, state, scales, S)
+                store_rows(out, lse, rows, dim, state, scales, S)
             else:
-                store_partial(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
+                store_partial(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, row, dim, state, S)
                 if tile == 0:
                     cut = share_of(unit + tiles - 1, share)
                     cut_token = block.first_token + block.first
@@ -170,13 +175,13 @@ def attention_kernel(
     if key_box is not None:
         boxes = KeyValues(key_box, value_box)
     if S.CLEAR:
-        clear_padding(out, lse, batch, S)
+        clear_padding(out, lse, batch, tl.arange(0, S.DIM), S)
     if S.SPLIT:
         attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S)
     else:
         index, kv_head = unflatten(S)
         block = find_block(batch, index, S)
         if block.query_len > 0:
-            rows = row_tile(block, kv_head, mods, S)
+            rows = row_tile(block, kv_head, tl.arange(0, S.ROWS), mods, S.BLOCK_Q, S)
             state = attend_block(block, rows, 0, block.seq_len, True, query, cache, boxes, new, batch, mods, scales, S)
-            store_rows(out, lse, rows, state, scales, S)
+            store_rows(out, lse, rows, tl.arange(0, S.DIM), state, scales, S)

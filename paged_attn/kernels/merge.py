@@ -12,12 +12,11 @@ CHUNK = tl.constexpr(8)  # states in flight: their loads overlap
 
 
 @triton.jit
-def join(parts, at, valid, skip, stride, num_parts, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, ROWS: tl.constexpr):
+def join(parts, at, valid, dim, skip, stride, num_parts, HEAD_DIM: tl.constexpr):
     """num_parts states of rows [R] as one, in order: the first at `at`, the others from at + skip on, stride apart."""
-    dim = tl.arange(0, DIM)
     inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
-    nothing = tl.full([ROWS], float("-inf"), tl.float32)
-    state = State(tl.full([ROWS, DIM], 0.0, tl.float32), nothing, tl.full([ROWS], 0.0, tl.float32))
+    zero = at * 0.0
+    state = State(zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero)
     for first in range(0, num_parts, CHUNK):
         # all loads of a chunk before their first use
         loaded = ()
@@ -53,10 +52,11 @@ def merge_cuts_kernel(out, lse, partial, scales, S: tl.constexpr, ROWS: tl.const
         SLOT: tl.constexpr = S.KV_HEADS * S.ROWS
         # slot 1 of this share, slot 0 of those after it
         at = (2 * share + 1) * SLOT + kv_head * S.ROWS + row
-        state = join(partial, at, valid, SLOT, 2 * SLOT, last - share + 1, S.DIM, S.DIM, ROWS)
+        dim = tl.arange(0, S.DIM)
+        state = join(partial, at, valid, dim, SLOT, 2 * SLOT, last - share + 1, S.DIM)
         token = tl.cast(tl.load(partial.cuts + 3 * share + 1), tl.int64)
         rows = RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
-        store_rows(out, lse, rows, state, scales, S)
+        store_rows(out, lse, rows, dim, state, scales, S)
 
 
 @triton.jit
@@ -67,6 +67,7 @@ def merge_states_kernel(out, lse, parts, num_parts, part_stride, scales, S: tl.c
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     valid = head < HEADS
     at = token * HEADS + head
-    state = join(parts, at, valid, part_stride, part_stride, num_parts, S.HEAD_DIM, S.DIM, ROWS)
+    dim = tl.arange(0, S.DIM)
+    state = join(parts, at, valid, dim, part_stride, part_stride, num_parts, S.HEAD_DIM)
     rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, valid, 0)
-    store_rows(out, lse, rows, state, scales, S)
+    store_rows(out, lse, rows, dim, state, scales, S)

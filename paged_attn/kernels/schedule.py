@@ -96,24 +96,24 @@ def first_tile(first_pos, mods, S: tl.constexpr):
 
 
 @triton.jit
-def total_work(batch, mods, S: tl.constexpr):
-    """Units of the whole batch."""
+def total_work(batch, lane, mods, S: tl.constexpr):
+    """Units of the whole batch; lane [SCAN] counts from 0."""
     total = 0
     for first in range(0, batch.num_seqs, S.SCAN):
-        seq = first + tl.arange(0, S.SCAN)
+        seq = first + lane
         blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
         total += tl.sum(blocks * tiles, 0)
     return total
 
 
 @triton.jit
-def find_work(batch, unit, mods, S: tl.constexpr):
+def find_work(batch, unit, lane, mods, S: tl.constexpr):
     """(sequence that holds a unit, units before that sequence)."""
     found = 0
     before = 0
     passed = 0
     for first in range(0, batch.num_seqs, S.SCAN):
-        seq = first + tl.arange(0, S.SCAN)
+        seq = first + lane
         blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
         ends = passed + tl.cumsum(blocks * tiles, 0)
         found += tl.sum((ends <= unit).to(tl.int32), 0)
@@ -123,9 +123,9 @@ def find_work(batch, unit, mods, S: tl.constexpr):
 
 
 @triton.jit
-def even_share(batch, share, num_shares, mods, S: tl.constexpr):
+def even_share(batch, share, num_shares, lane, mods, S: tl.constexpr):
     """Consecutive units of equal number, none fewer than batch.least; the first `extra` shares have one more."""
-    total = total_work(batch, mods, S)
+    total = total_work(batch, lane, mods, S)
     size = total // num_shares
     extra = total - size * num_shares
     if size < batch.least:
@@ -147,15 +147,14 @@ def share_of(unit, share):
 
 
 @triton.jit
-def row_tile(block, kv_head, mods, S: tl.constexpr):
-    """Rows of the block: token-major, the group's heads side by side."""
-    row = tl.arange(0, S.ROWS)
+def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr):
+    """Rows [R] of up to TOKENS tokens from block.first on: token-major, the group's heads side by side."""
     index = row // S.GROUP
-    valid = (block.first + index < block.query_len) & (row < S.BLOCK_Q * S.GROUP)
+    valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
     context_len = block.seq_len - block.query_len
     pos = context_len + block.first + index
-    first_key = tl.zeros_like(pos)
-    last_key = tl.zeros_like(pos) + (block.seq_len - 1)
+    first_key = pos * 0
+    last_key = first_key + (block.seq_len - 1)
     if mods.left is not None:
         first_key = tl.maximum(pos - mods.left, 0)
     if mods.right is not None:

@@ -1,4 +1,7 @@
-"""What happens to a score between <q, k> and the softmax: scale, modifiers in their fixed order, mask."""
+"""What happens to a score between <q, k> and the softmax: scale, modifiers in their fixed order, mask.
+
+Both dialects use these: key [N] counts the keys of a tile from 0, in whatever layout the scores have.
+"""
 
 import triton
 import triton.language as tl
@@ -24,24 +27,24 @@ def add_qq_bias(scores, rows, pos, mods):
 
 
 @triton.jit
-def modify(scores, rows, tile, mods, S: tl.constexpr):
+def modify(scores, rows, key, tile, mods, S: tl.constexpr):
     """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi and query-query bias, in this order."""
     if mods.softcap is not None:
         scores = softcap(scores, mods.softcap)
     if mods.alibi_slopes is not None:
         slope = tl.load(mods.alibi_slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)
-        distance = tl.arange(0, S.TILE)[None, :] + (tile - rows.pos)[:, None]
+        distance = key[None, :] + (tile - rows.pos)[:, None]
         scores += slope[:, None] * distance.to(tl.float32)
     if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
-            scores = add_qq_bias(scores, rows, tile + tl.arange(0, S.TILE), mods)
+            scores = add_qq_bias(scores, rows, tile + key, mods)
     return scores
 
 
 @triton.jit
-def mask(scores, rows, tile, end, mods, S: tl.constexpr):
+def mask(scores, rows, key, tile, end, mods):
     """-inf where a row must not look: outside its window, at or past end."""
-    key = tl.arange(0, S.TILE)  # bounds move, not keys: constants need no registers
+    # bounds move, not keys: constants need no registers
     visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:
         visible &= key[None, :] >= (rows.first_key - tile)[:, None]

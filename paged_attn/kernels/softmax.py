@@ -9,14 +9,14 @@ from .numerics import LN2, LOG2E, dot
 
 @triton.jit
 def start(sinks, rows, first, S: tl.constexpr):
-    """Nothing seen yet; in the first share the sink, a key of score sinks[head] and value zero."""
-    row_max = tl.full([S.ROWS], float("-inf"), tl.float32)
-    row_sum = tl.full([S.ROWS], 0.0, tl.float32)
+    """(max, sum) before any key; in the first share the sink, a key of score sinks[head] and value zero."""
+    row_sum = rows.pos * 0.0
+    row_max = row_sum + float("-inf")
     if sinks is not None:
         sink = tl.load(sinks + rows.kv_head * S.GROUP + rows.member, mask=rows.valid & first, other=float("-inf"))
         row_max = sink.to(tl.float32) * LOG2E
         row_sum = tl.where(row_max > float("-inf"), 1.0, 0.0)
-    return State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)
+    return row_max, row_sum
 
 
 @triton.jit
