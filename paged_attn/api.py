@@ -142,6 +142,10 @@ def paged_attention(
         cache_itemsize=k_cache.element_size(),
         packed=axes.x > 0,
         boxable=layout.boxable(k_cache, v_cache),
+        rows_per_page=layout.rows_per_page(k_cache, v_cache, kv_layout),
+        query_box=layout.aligned(q),
+        out_box=layout.aligned(out) and out.dtype == q.dtype,
+        new=k_new is not None,
         device=device,
     )
     mods = Modifiers(

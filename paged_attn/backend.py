@@ -58,6 +58,19 @@ if not triton.__version__.startswith(TESTED_TRITON):
     )
 
 
+@functools.cache
+def gluon_available() -> bool:
+    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not."""
+    if not triton.__version__.startswith(TESTED_TRITON):
+        return False
+    try:
+        from .hopper import shim  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
+        return False
+    return True
+
+
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Make a device the current one, where kernels are launched."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():

@@ -53,17 +53,11 @@ def attention(plan: Plan, call: Call) -> None:
 
 def _attention(launch: Launch, call: Call) -> None:
     shape, config = launch.shape, launch.config
-    batch = Batch(
-        call.query_starts,
-        call.seq_lens,
-        call.page_table,
-        call.page_table.stride(0),
-        call.seq_lens.shape[0],
-        call.query.ptr.shape[0],
-        launch.shortest,
-        launch.longest,
-        launch.least,
-    )
+    if launch.pipe is not None:
+        from .hopper import launch as hopper
+
+        return hopper.attention(launch, call)
+    batch = batch_of(launch, call)
     partial = _partial(launch, call) if shape.SPLIT else None
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
     run(
@@ -97,6 +91,21 @@ def _attention(launch: Launch, call: Call) -> None:
             rows,
             num_warps=_warps(rows, shape.DIM),
         )
+
+
+def batch_of(launch: Launch, call: Call) -> Batch:
+    """The ragged batch as a launch sees it."""
+    return Batch(
+        call.query_starts,
+        call.seq_lens,
+        call.page_table,
+        call.page_table.stride(0),
+        call.seq_lens.shape[0],
+        call.query.ptr.shape[0],
+        launch.shortest,
+        launch.longest,
+        launch.least,
+    )
 
 
 def merge_states(out: Rows, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:

@@ -79,6 +79,28 @@ def boxable(*caches: torch.Tensor) -> bool:
     )
 
 
+def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:
+    """Slot strides from page to page where boxes of several slots can be cut out of both caches; else 0."""
+    if not all(x.ndim == 4 and x.shape[0] > 0 and aligned(x) for x in (k_cache, v_cache)):
+        return 0
+    ratios = set()
+    for cache in (paged(k_cache, kv_layout), paged(v_cache, kv_layout)):
+        whole = cache.stride_slot > 0 and cache.stride_page % cache.stride_slot == 0
+        ratios.add(cache.stride_page // cache.stride_slot if whole else 0)
+    rows = ratios.pop()
+    fits = rows * k_cache.shape[0] < 2**31 - 2**16
+    return rows if not ratios and fits else 0
+
+
+def aligned(x: torch.Tensor) -> bool:
+    """Whether the copy engine can address a 16-bit tensor: every step is a multiple of 16 bytes."""
+    return (
+        x.element_size() == 2
+        and x.data_ptr() % 16 == 0
+        and not any(stride * x.element_size() % 16 or stride <= 0 for stride in x.stride()[:-1])
+    )
+
+
 def boxes(cache: KeyValues, shape: Shape) -> tuple[TensorDescriptor, TensorDescriptor]:
     """One page's worth of one head, a tile of keys at a time, as the copy engine takes it."""
 

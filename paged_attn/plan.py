@@ -6,12 +6,12 @@ and a plan made while a CUDA graph is captured is right for every replay.
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from .backend import Device
+from .backend import Device, gluon_available
 from .kernels.args import Shape
 from .tuning import Config, decode_config, fit, prefill_config, split_config
 
@@ -36,6 +36,10 @@ class Problem(NamedTuple):
     cache_itemsize: int
     packed: bool  # x-packed
     boxable: bool  # the copy engine can read the caches
+    rows_per_page: int  # slot strides from page to page, if boxes of several slots can be cut out; else 0
+    query_box: bool  # the copy engine can read the queries, and write results like them
+    out_box: bool
+    new: bool  # keys outside the cache
     device: Device
 
 
@@ -49,10 +53,12 @@ class Launch(NamedTuple):
     longest: int
     block_tokens: int  # the most query tokens that a block can have
     config: Config
+    pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
 
     @property
     def grid(self) -> tuple[int]:
         return (self.programs * self.shape.KV_HEADS,)
+
 
 
 class Plan(NamedTuple):
@@ -88,11 +94,22 @@ def plan(problem: Problem) -> Plan:
     if p.max_seqlen_q <= max(few_tokens, few_rows // group):
         rows = max(few.rows, triton.next_power_of_2(p.max_seqlen_q * group))
         return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
+    if hopper := _hopper(p):
+        return Plan((hopper.many(p, 0 if p.only is None else 2),))
     if p.only == "prefill":
         return Plan((_many(p, 2),))
     if p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q:
         return Plan((_many(p, 0),))
     return Plan((_many(p, few_tokens + 1), _few(p, few, 0, few_tokens)))
+
+
+def _hopper(p: Problem) -> Any:
+    """The planner of the Gluon dialect, where it covers the call."""
+    if p.device.arch != "sm90" or not gluon_available():
+        return None
+    from .hopper import plan
+
+    return plan if plan.covers(p) else None
 
 
 def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:

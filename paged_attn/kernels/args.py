@@ -98,6 +98,7 @@ class Partial(NamedTuple):
     max: Any  # [shares, 2, KV_HEADS, ROWS]
     sum: Any
     cuts: Any = None  # int32 [shares, 3]: of the piece in slot 1 the last share (-1: no such piece), token, tokens
+    counters: Any = None  # int32, pieces that have arrived; zero before and after every launch
 
 
 class Shape(NamedTuple):

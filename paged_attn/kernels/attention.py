@@ -84,7 +84,7 @@ def attend(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr
 @triton.jit
 def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
-    span = visible_range(block, mods, S)
+    span = visible_range(block, mods, S.BLOCK_Q)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
     q = load_query(query, rows, tl.arange(0, S.DIM), S)
@@ -150,7 +150,8 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
             if count == tiles:
                 store_rows(out, lse, rows, dim, state, scales, S)
             else:
-                store_partial(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, row, dim, state, S)
+                slot = 2 * index + tl.where(tile == 0, 1, 0)
+                store_partial(partial, (slot * S.KV_HEADS + kv_head) * S.ROWS + row, rows, dim, state, S)
                 if tile == 0:
                     cut = share_of(unit + tiles - 1, share)
                     cut_token = block.first_token + block.first

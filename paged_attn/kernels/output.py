@@ -31,20 +31,25 @@ def quantize(x, scales, tensor):
 
 
 @triton.jit
+def store_lse(lse, rows, state, S: tl.constexpr):
+    """Log-sum-exp of finished rows."""
+    HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
+    at = rows.token * HEADS + rows.kv_head * S.GROUP + rows.index * HEADS + rows.member
+    tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)
+
+
+@triton.jit
 def store_rows(out, lse, rows, dim, state, scales, S: tl.constexpr):
     """Finished rows."""
     ptr, inside = _addresses(rows, dim, out, S)
     tl.store(ptr, quantize(finish(state.acc, state.sum[:, None]), scales, out), mask=inside)
     if lse is not None:
-        HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
-        at = rows.token * HEADS + rows.kv_head * S.GROUP + rows.index * HEADS + rows.member
-        tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)
+        store_lse(lse, rows, state, S)
 
 
 @triton.jit
-def store_partial(partial, slot, rows, row, dim, state, S: tl.constexpr):
-    """The state of one piece of a block; where nothing was seen acc is left alone."""
-    at = (slot * S.KV_HEADS + rows.kv_head) * S.ROWS + row
+def store_partial(partial, at, rows, dim, state, S: tl.constexpr):
+    """The state of one piece of a block at rows at [R]; where nothing was seen acc is left alone."""
     seen = rows.valid & (state.sum > 0)
     tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=seen[:, None])
     tl.store(partial.max + at, state.max, mask=rows.valid)

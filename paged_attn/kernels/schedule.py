@@ -165,11 +165,11 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr):
 
 
 @triton.jit
-def visible_range(block, mods, S: tl.constexpr):
-    """Which keys the block's rows see, bounded by the sequence."""
+def visible_range(block, mods, TOKENS: tl.constexpr):
+    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence."""
     context_len = block.seq_len - block.query_len
     first_pos = context_len + block.first
-    last_pos = context_len + tl.minimum(block.first + S.BLOCK_Q, block.query_len) - 1
+    last_pos = context_len + tl.minimum(block.first + TOKENS, block.query_len) - 1
     lo = 0
     full_lo = 0
     hi = block.seq_len

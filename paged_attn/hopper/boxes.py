@@ -1,0 +1,36 @@
+"""Tensors as the copy engine sees them: a base, sizes, strides, and the box that one message moves."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from ..kernels.args import KV, Rows, Shape
+from .args import Pipe
+from .shim import TensorDescriptor, gl
+
+_GLUON = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+@functools.cache
+def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
+
+
+def _box(tensor: torch.Tensor, sizes: list[int], strides: list[int], box: tuple[int, ...]) -> TensorDescriptor:
+    return TensorDescriptor(tensor, sizes, strides, list(box), _layout(box, tensor.dtype))
+
+
+def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart."""
+    rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
+    sizes = [rows, shape.KV_HEADS, shape.HEAD_DIM]
+    return _box(kv.ptr, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+
+
+def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """Queries or results: a consumer's tokens x the heads of a group."""
+    tokens, heads, head_dim = rows.ptr.shape
+    box = (shape.BLOCK_Q // pipe.CONSUMERS, shape.GROUP, shape.DIM)
+    return _box(rows.ptr, [tokens, heads, head_dim], [rows.stride_token, rows.stride_head, 1], box)

@@ -1,0 +1,124 @@
+"""A warpgroup that multiplies: 64 rows of queries against the tiles in the rings.
+
+While the tensor cores work on the values of one tile the same warpgroup computes the weights of the next.
+"""
+
+from ..kernels.args import State
+from ..kernels.numerics import LOG2E
+from ..kernels.scores import mask, modify
+from .asm import pin, rescale
+from .ring import advance, release, tile_of, wait_full
+from .shim import fence_async_shared, gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from .softmax import weigh
+
+
+@gluon.jit
+def multiply_keys(q, keys, turn, S: gl.constexpr):
+    """Start <q, k> of the next tile; its result is there after a wait."""
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
+    zero = gl.full([64, S.TILE], 0.0, gl.float32, LAYOUT)
+    wait_full(keys, turn)
+    return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def multiply_values(weights, values, turn, acc, S: gl.constexpr):
+    """Start acc + weights @ v of the next tile."""
+    wait_full(values, turn)
+    return warpgroup_mma(weights, tile_of(values, turn, S), acc, is_async=True)
+
+
+@gluon.jit
+def clear_dead(values, turn, tile, first_key, end_key, S: gl.constexpr):
+    """Zero the values of a tile outside [first_key, end_key) in shared memory: 0 * NaN is NaN."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+    wait_full(values, turn)
+    tensor = tile_of(values, turn, S)
+    pos = tile * S.TILE + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
+    live = (pos >= first_key) & (pos < end_key)
+    v = tensor.load(LAYOUT)
+    tensor.store(gl.where(gl.expand_dims(live, 1), v, gl.full([S.TILE, S.DIM], 0.0, v.dtype, LAYOUT)))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr):
+    """Weights of a tile's scores, after modifiers and masks."""
+    first = tile * S.TILE
+    unit = scale * LOG2E
+    if S.SCALE_FIRST:
+        scores = modify(scores * scale, rows, key, first, mods, S)
+        unit = LOG2E
+    if (first < span.full_lo) | (first + S.TILE > span.full_hi):
+        scores = mask(scores, rows, key, first, span.hi, mods)
+    return weigh(scores, row_max, unit, S)
+
+
+@gluon.jit
+def attend(q, keys, values, k_turn, v_turn, done, rows, span, seq_len, begin, end, row_max, row_sum, scale, mods, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """(turns, state) after tiles [begin, end), at least one, the last one first."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    dtype: gl.constexpr = keys.slots.dtype
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
+    acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
+
+    tile = end - 1
+    scores = multiply_keys(q, keys, k_turn, S)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    release(keys.empty.index(k_turn.stage))
+    k_turn = advance(k_turn, P.KEY_STAGES)
+    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
+    SUMS: gl.constexpr = sums.type.layout
+    # all of a row's sum so far with the first of its four threads
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, SUMS))
+    before = gl.convert_layout(row_sum * decay, gl.SliceLayout(1, SUMS))
+    sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
+    operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
+    if (tile * S.TILE < span.lo) | ((tile + 1) * S.TILE > seq_len):
+        clear_dead(values, v_turn, tile, span.lo, seq_len, S)
+
+    for i in range(1, end - begin):
+        tile = end - 1 - i
+        scores = multiply_keys(q, keys, k_turn, S)
+        acc = multiply_values(operand, values, v_turn, acc, S)
+        scores = warpgroup_mma_wait(1, deps=(scores,))
+        release(keys.empty.index(k_turn.stage))
+        k_turn = advance(k_turn, P.KEY_STAGES)
+        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
+        sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
+        rounded = pin(weights.to(dtype))
+        # a wait on what is always done ends the basic block: ptxas would hoist the wait for acc above the softmax
+        mbarrier.wait(done, 0)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        operand = pin(operand)
+        release(values.empty.index(v_turn.stage))
+        v_turn = advance(v_turn, P.VALUE_STAGES)
+        acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
+        operand = gl.convert_layout(rounded, P_LAYOUT)
+
+    if mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
+        if (begin * S.TILE < span.lo) & (end - begin > 1):
+            clear_dead(values, v_turn, begin, span.lo, seq_len, S)
+    acc = multiply_values(operand, values, v_turn, acc, S)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    release(values.empty.index(v_turn.stage))
+    v_turn = advance(v_turn, P.VALUE_STAGES)
+    row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
+    return k_turn, v_turn, State(acc, row_max, row_sum)
+
+
+@gluon.jit
+def drain(keys, values, k_turn, v_turn, count, P: gl.constexpr):
+    """Let tiles pass that none of this warpgroup's rows is there to see."""
+    for _ in range(count):
+        wait_full(keys, k_turn)
+        release(keys.empty.index(k_turn.stage))
+        k_turn = advance(k_turn, P.KEY_STAGES)
+        wait_full(values, v_turn)
+        release(values.empty.index(v_turn.stage))
+        v_turn = advance(v_turn, P.VALUE_STAGES)
+    return k_turn, v_turn

@@ -1,0 +1,56 @@
+"""Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
+
+from .args import Turn
+from .ring import advance, wait_empty
+from .shim import gl, gluon, mbarrier, tma
+
+NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any cache: the copy engine writes zeros
+
+
+@gluon.jit
+def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """First cache rows of the boxes of one loader's part of a tile; pages without a live key are not followed."""
+    PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
+    rows = ()
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        pos = tile * S.TILE + PART * PART_KEYS + i * P.BOX
+        page = pos // S.PAGE
+        live = (page >= first // S.PAGE) & (pos < end)
+        row = gl.load(table + page, mask=live, other=0) * P.ROWS_PER_PAGE + pos % S.PAGE
+        rows = rows + (gl.where(live, row, NOWHERE),)  # type: ignore[assignment]
+    return rows
+
+
+@gluon.jit
+def fill(box, ring, turn, rows, kv_head, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Send for one loader's part of the next slot's tile."""
+    PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
+    full = ring.full.index(turn.stage)
+    wait_empty(ring, turn)
+    mbarrier.expect(full, PART_KEYS * S.DIM * (ring.slots.dtype.primitive_bitwidth // 8))
+    slot = ring.slots.index(turn.stage)
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
+        tma.async_copy_global_to_shared(box, [rows[i], kv_head, 0], full, part)
+
+
+@gluon.jit
+def load_tiles(box, ring, turn, table, kv_head, begin, end, first_key, end_key, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """Tiles [begin, end) into the ring, the last one first."""
+    for i in range(end - begin):
+        rows = page_rows(table, end - 1 - i, first_key, end_key, PART, S, P)
+        fill(box, ring, turn, rows, kv_head, PART, S, P)
+        turn = advance(turn, STAGES)
+    return turn
+
+
+@gluon.jit
+def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
+    """The queries of a block, 64 rows for each consumer that has any."""
+    CONSUMERS: gl.constexpr = P.CONSUMERS
+    TOKENS: gl.constexpr = S.BLOCK_Q // P.CONSUMERS
+    for w in gl.static_range(CONSUMERS):
+        mbarrier.wait(queries.empty.index(w), phase ^ 1)
+        mbarrier.expect(queries.full.index(w), TOKENS * S.GROUP * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
+        token = item.block.first_token + item.block.first + w * TOKENS
+        tma.async_copy_global_to_shared(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))  # fmt: skip

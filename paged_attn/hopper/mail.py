@@ -1,0 +1,64 @@
+"""How items of work reach loaders and consumers: two letters in shared memory, written in turn by one warp."""
+
+from ..kernels.args import Block
+from .args import Item, Mail
+from .shim import fence_async_shared, gl, gluon, mbarrier
+
+FIELDS = gl.constexpr(16)  # the next power of two
+
+
+@gluon.jit
+def make_mail(READERS: gl.constexpr):
+    """Empty letters; READERS partitions read each."""
+    letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
+    for i in gl.static_range(2):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=READERS)
+    return Mail(letters, full, empty)
+
+
+@gluon.jit
+def _put(mail, at, FIELD: gl.constexpr, value):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    mail.letters.index(at * FIELDS + FIELD).store(gl.full([1], 0, gl.int32, layout) + value)
+
+
+@gluon.jit
+def _get(mail, at, FIELD: gl.constexpr, WARPS: gl.constexpr):
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    return gl.max(mail.letters.index(at * FIELDS + FIELD).load(layout), axis=0)
+
+
+@gluon.jit
+def publish(mail, number, item):
+    """Write letter `number` once everybody has read the one before the last."""
+    at = number & 1
+    mbarrier.wait(mail.empty.index(at), ((number >> 1) & 1) ^ 1)
+    _put(mail, at, 0, item.block.seq)
+    _put(mail, at, 1, item.block.first_token)
+    _put(mail, at, 2, item.block.query_len)
+    _put(mail, at, 3, item.block.seq_len)
+    _put(mail, at, 4, item.block.first)
+    _put(mail, at, 5, item.kv_head)
+    _put(mail, at, 6, item.begin)
+    _put(mail, at, 7, item.end)
+    _put(mail, at, 8, item.piece)
+    _put(mail, at, 9, item.pieces)
+    _put(mail, at, 10, item.slot)
+    mbarrier.arrive(mail.full.index(at), count=1)
+
+
+@gluon.jit
+def read(mail, number, WARPS: gl.constexpr):
+    """Letter `number`, once it is written."""
+    at = number & 1
+    mbarrier.wait(mail.full.index(at), (number >> 1) & 1)
+    x = ()
+    for field in gl.static_range(11):
+        x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
+    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[10])
+    mbarrier.arrive(mail.empty.index(at), count=1)
+    return item

@@ -1,0 +1,53 @@
+"""Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
+
+from .args import Ring, Turn
+from .shim import async_copy, gl, gluon, mbarrier
+
+WARPGROUP = gl.constexpr(128)  # threads
+
+
+@gluon.jit
+def make_ring(like, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """An empty ring of key or value tiles in the layout that a box arrives in."""
+    SHAPE: gl.constexpr = [S.TILE, 1, S.DIM]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, like.dtype)
+    slots = gl.allocate_shared_memory(like.dtype, [STAGES, S.TILE, 1, S.DIM], layout)
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=P.LOADERS)
+        mbarrier.init(empty.index(i), count=P.CONSUMERS * WARPGROUP)
+    return Ring(slots, full, empty)
+
+
+@gluon.jit
+def advance(turn, STAGES: gl.constexpr):
+    """The next slot; the parity changes with every round."""
+    stage = turn.stage + 1
+    wrapped = stage == STAGES
+    return Turn(gl.where(wrapped, 0, stage), gl.where(wrapped, turn.phase ^ 1, turn.phase))
+
+
+@gluon.jit
+def wait_full(ring, turn):
+    """Until the slot's tile has arrived."""
+    mbarrier.wait(ring.full.index(turn.stage), turn.phase)
+
+
+@gluon.jit
+def wait_empty(ring, turn):
+    """Until every consumer has released the slot; the first round waits for nothing."""
+    mbarrier.wait(ring.empty.index(turn.stage), turn.phase ^ 1)
+
+
+@gluon.jit
+def release(barrier):
+    """Arrive, every thread for itself: mbarrier.arrive would put a barrier of the whole warpgroup before it."""
+    async_copy.mbarrier_arrive(barrier, increment_count=False)
+
+
+@gluon.jit
+def tile_of(ring, turn, S: gl.constexpr):
+    """The slot as a matrix [N, D]."""
+    return ring.slots.index(turn.stage).reshape([S.TILE, S.DIM])
