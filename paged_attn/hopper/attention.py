@@ -111,11 +111,12 @@ def consume_items(out, results, keys, values, queries, done, jobs, NUMBER: gl.co
             row_max, row_sum = start(mods.sinks, rows, item.piece == 0, S)
             if tiles > 0:
                 span = visible_range(block, mods, TOKENS)
+                first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
                 scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, item.kv_head)
                 scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, item.kv_head)
                 mbarrier.wait(queries.full.index(NUMBER), phase)
                 q = queries.slots.index(NUMBER).reshape([64, S.DIM])
-                k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, S, P)  # fmt: skip
+                k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, S, P)  # fmt: skip
                 release(queries.empty.index(NUMBER))
                 acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, item.kv_head)
                 row_max, row_sum = state.max, state.sum

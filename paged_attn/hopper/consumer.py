@@ -56,8 +56,8 @@ def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def attend(q, keys, values, k_turn, v_turn, done, rows, span, seq_len, begin, end, row_max, row_sum, scale, mods, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
-    """(turns, state) after tiles [begin, end), at least one, the last one first."""
+def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key, begin, end, row_max, row_sum, scale, mods, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """(turns, state) after tiles [begin, end), at least one, the last one first; no key outside [first_key, end_key) lives."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
@@ -78,8 +78,8 @@ def attend(q, keys, values, k_turn, v_turn, done, rows, span, seq_len, begin, en
     before = gl.convert_layout(row_sum * decay, gl.SliceLayout(1, SUMS))
     sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
     operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
-    if (tile * S.TILE < span.lo) | ((tile + 1) * S.TILE > seq_len):
-        clear_dead(values, v_turn, tile, span.lo, seq_len, S)
+    if (tile * S.TILE < first_key) | ((tile + 1) * S.TILE > end_key):
+        clear_dead(values, v_turn, tile, first_key, end_key, S)
 
     for i in range(1, end - begin):
         tile = end - 1 - i
@@ -101,8 +101,8 @@ def attend(q, keys, values, k_turn, v_turn, done, rows, span, seq_len, begin, en
         operand = gl.convert_layout(rounded, P_LAYOUT)
 
     if mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
-        if (begin * S.TILE < span.lo) & (end - begin > 1):
-            clear_dead(values, v_turn, begin, span.lo, seq_len, S)
+        if (begin * S.TILE < first_key) & (end - begin > 1):
+            clear_dead(values, v_turn, begin, first_key, end_key, S)
     acc = multiply_values(operand, values, v_turn, acc, S)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     release(values.empty.index(v_turn.stage))
