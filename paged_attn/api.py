@@ -139,6 +139,7 @@ def paged_attention(
         qq_bias=qq_bias is not None,
         only=only,
         compute=_compute_dtype(q, k_cache, k_new),
+        query_itemsize=q.element_size(),
         cache_itemsize=k_cache.element_size(),
         packed=axes.x > 0,
         boxable=layout.boxable(k_cache, v_cache),

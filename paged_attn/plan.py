@@ -33,6 +33,7 @@ class Problem(NamedTuple):
     qq_bias: bool
     only: str | None
     compute: torch.dtype
+    query_itemsize: int
     cache_itemsize: int
     packed: bool  # x-packed
     boxable: bool  # the copy engine can read the caches
@@ -54,6 +55,7 @@ class Launch(NamedTuple):
     block_tokens: int  # the most query tokens that a block can have
     config: Config
     pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
+    slots: int = 0  # states of pieces that it may have to keep
 
     @property
     def grid(self) -> tuple[int]:
@@ -87,14 +89,17 @@ def plan(problem: Problem) -> Plan:
     few_tokens = max(1, few.rows // group)
     if p.only == "prefill" and not p.ragged:
         return Plan(())
+    hopper = _hopper(p)
     if p.only == "decode" or not p.ragged:
-        return Plan((_few(p, few, 1, 1),))
+        return Plan((hopper.few(p, 1, 1) if hopper else _few(p, few, 1, 1),))
     # float32 operands leave no registers for more rows
     few_rows = FEW_ROWS if p.compute.itemsize == 2 or p.device.arch == "interpreter" else few.rows
     if p.max_seqlen_q <= max(few_tokens, few_rows // group):
+        if hopper:
+            return Plan((hopper.few(p, 0 if p.only is None else 2, UNBOUNDED),))
         rows = max(few.rows, triton.next_power_of_2(p.max_seqlen_q * group))
         return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
-    if hopper := _hopper(p):
+    if hopper:
         return Plan((hopper.many(p, 0 if p.only is None else 2),))
     if p.only == "prefill":
         return Plan((_many(p, 2),))

@@ -12,7 +12,10 @@ class Pipe(NamedTuple):
     LOADERS: int  # warps per ring: each loads its part of every tile
     BOX: int  # keys that one message of the copy engine brings
     ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride
+    QUERY_BOX: bool  # queries come through the copy engine
     OUT_BOX: bool  # full blocks leave through shared memory and the copy engine
+    SKIP: int  # from the state of a block's first piece to that of its second, in rows
+    STRIDE: int  # and from there on
 
 
 class Ring(NamedTuple):
@@ -39,6 +42,22 @@ class Queries(NamedTuple):
     out: Any  # like slots, if results leave as boxes
 
 
+class Rings(NamedTuple):
+    """All that a consumer is fed from."""
+
+    key: Any
+    value: Any
+    queries: Any
+
+
+class Turns(NamedTuple):
+    """Where a consumer is in all of them."""
+
+    key: Any  # Turn
+    value: Any
+    query: Any  # parity of the blocks done
+
+
 class Mail(NamedTuple):
     """Two letters by which the scheduling warp hands out items."""
 
@@ -54,9 +73,11 @@ class Item(NamedTuple):
     kv_head: Any  # -1: no more work
     begin: Any  # tiles [begin, end)
     end: Any
-    piece: Any
+    first: Any  # 1: the piece with the block's first keys
     pieces: Any  # of the block; 1: not cut
-    slot: Any  # of the first piece's state
+    first_row: Any  # of the first piece's state in scratch
+    row: Any  # of this piece's
+    counter: Any  # of the pieces that have arrived
 
 
 class Jobs(NamedTuple):

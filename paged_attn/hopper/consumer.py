@@ -3,10 +3,15 @@
 While the tensor cores work on the values of one tile the same warpgroup computes the weights of the next.
 """
 
-from ..kernels.args import State
-from ..kernels.numerics import LOG2E
+from ..kernels.args import Block, State
+from ..kernels.numerics import LOG2E, scale_of
+from ..kernels.schedule import row_tile, visible_range
 from ..kernels.scores import mask, modify
+from ..kernels.softmax import start
+from .args import Turns
 from .asm import pin, rescale
+from .epilogue import store
+from .queries import read_queries
 from .ring import advance, release, tile_of, wait_full
 from .shim import fence_async_shared, gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .softmax import weigh
@@ -122,3 +127,50 @@ def drain(keys, values, k_turn, v_turn, count, P: gl.constexpr):
         release(values.empty.index(v_turn.stage))
         v_turn = advance(v_turn, P.VALUE_STAGES)
     return k_turn, v_turn
+
+
+@gluon.jit
+def consume(out, results, query, rings, turns, item, done, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """64 rows of an item, from the first key to the stored result; returns the turns."""
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16]))
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    TOKENS: gl.constexpr = 64 // S.GROUP
+    keys, values, queries, scales = rings.key, rings.value, rings.queries, results.scales
+    k_turn, v_turn, phase = turns.key, turns.value, turns.query
+    whole, kv_head = item.block, item.kv_head
+    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
+    count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
+    tiles = item.end - item.begin
+    if count > 0:
+        rows = row_tile(block, kv_head, gl.arange(0, 64, layout=S_ROWS), mods, TOKENS, S)
+        out_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=O_ROWS), mods, TOKENS, S)
+        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+        acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
+        if tiles > 0:
+            span = visible_range(block, mods, TOKENS)
+            first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
+            scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
+            scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
+            if P.QUERY_BOX:
+                mbarrier.wait(queries.full.index(NUMBER), phase)
+            else:
+                Q_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0]))
+                read_queries(query, queries, row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S), NUMBER, S)
+            q = queries.slots.index(NUMBER).reshape([64, S.DIM])
+            k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, S, P)  # fmt: skip
+            if P.QUERY_BOX:
+                release(queries.empty.index(NUMBER))
+            acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+            row_max, row_sum = state.max, state.sum
+        state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
+        store(out, results, queries.out, item, out_rows, count, state, NUMBER, S, P)
+    else:
+        k_turn, v_turn = drain(keys, values, k_turn, v_turn, tiles, P)
+        if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
+            if tiles > 0:
+                mbarrier.wait(queries.full.index(NUMBER), phase)
+                release(queries.empty.index(NUMBER))
+    if tiles > 0:
+        phase ^= 1
+    return Turns(k_turn, v_turn, phase)

@@ -14,7 +14,7 @@ def row_tile_of(token, kv_head, row, count, S: gl.constexpr):
 
 
 @gluon.jit
-def store_block(out, results, staging, NUMBER: gl.constexpr, rows, full, state, S: gl.constexpr):
+def store_block(out, results, staging, rows, full, state, NUMBER: gl.constexpr, S: gl.constexpr):
     """Finished rows; a full block of 16-bit results as one message of the copy engine."""
     lse, out_box, scales = results.lse, results.box, results.scales
     LAYOUT: gl.constexpr = state.acc.type.layout
@@ -38,27 +38,42 @@ def store_block(out, results, staging, NUMBER: gl.constexpr, rows, full, state, 
 
 
 @gluon.jit
-def merge_pieces(out, results, at, token, kv_head, count, pieces, stride, S: gl.constexpr):
-    """Join `pieces` states of `count` rows, the first piece's rows at `at`, in order; a few rows at a time."""
+def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P: gl.constexpr):
+    """Join the states of all pieces of `count` rows from a token on, in order; a few rows at a time."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     ROWS: gl.constexpr = 1024 // S.DIM
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     for first in range(0, count, ROWS):
         row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        rows = row_tile_of(token, kv_head, row, count, S)
-        state = join(results.partial, at + row, rows.valid, dim, stride, stride, pieces, S.DIM)
+        rows = row_tile_of(token, item.kv_head, row, count, S)
+        state = join(results.partial, first_row + row, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, S.DIM)
         store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 
 @gluon.jit
-def store_piece(out, results, counter, rows, row, at, stride, count, pieces, state, S: gl.constexpr):
-    """The state of one piece, its rows at `at` + piece * stride; the last of a block's pieces to come joins all."""
-    partial = results.partial
+def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """The state of one piece; the last of a block's pieces to arrive joins all."""
+    counter = results.partial.counters + item.counter * P.CONSUMERS + NUMBER
+    first_row = item.first_row + NUMBER * 64
+    row = item.row + NUMBER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, state.acc.type.layout))
     LAYOUT: gl.constexpr = state.acc.type.layout
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    store_partial(partial, row, rows, dim, state, S)
+    store_partial(results.partial, row, rows, dim, state, S)
     gl.thread_barrier()  # every thread's rows are written before one of them tells
-    arrived = gl.atomic_add(partial.counters + counter, 1, sem="acq_rel")
-    if arrived == pieces - 1:
-        merge_pieces(out, results, at, rows.token, rows.kv_head, count, pieces, stride, S)
-        gl.store(partial.counters + counter, 0)
+    arrived = gl.atomic_add(counter, 1, sem="acq_rel")
+    if arrived == item.pieces - 1:
+        merge_pieces(out, results, item, first_row, rows.token, count, S, P)
+        gl.store(counter, 0)
+
+
+@gluon.jit
+def store(out, results, staging, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """`count` rows of an item: finished, or the state of a piece."""
+    full = count == 64 // S.GROUP * S.GROUP
+    if S.SPLIT:
+        if item.pieces > 1:
+            store_piece(out, results, item, rows, count, state, NUMBER, S, P)
+        else:
+            store_block(out, results, staging, rows, full, state, NUMBER, S)
+    else:
+        store_block(out, results, staging, rows, full, state, NUMBER, S)

@@ -6,25 +6,29 @@ import torch
 
 from .. import launch as portable
 from ..kernels.args import Partial
-from .attention import blocks_kernel
+from .blocks import blocks_kernel
 from .boxes import cache_box, rows_box
-from .plan import PIECES
+from .shares import shares_kernel
 
 
 def attention(launch: portable.Launch, call: portable.Call) -> None:
     """Run one launch of this dialect."""
     shape, pipe = launch.shape, launch.pipe
+    device = call.query.ptr.device
+    blocks = pipe.CONSUMERS > 1
+    boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
+    if blocks:
+        boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
+        boxes.append(rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None)
     portable.run(
-        blocks_kernel,
+        blocks_kernel if blocks else shares_kernel,
         (launch.programs,),
         call.out,
         call.lse,
-        _partial(launch, call.query.ptr.device) if shape.SPLIT else None,
-        cache_box(call.cache.key, shape, pipe),
-        cache_box(call.cache.value, shape, pipe),
-        rows_box(call.query, shape, pipe),
-        rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None,
-        _counters(call.query.ptr.device, 2),
+        _partial(launch, device) if shape.SPLIT else None,
+        call.query,
+        *boxes,
+        *([_counters(device, 2)] if blocks else []),
         *portable.batch_of(launch, call),
         call.mods,
         call.scales,
@@ -47,8 +51,7 @@ def _counters(device: torch.device, count: int) -> torch.Tensor:
 def _partial(launch: portable.Launch, device: torch.device) -> Partial:
     """Scratch for the states of pieces: its size depends on the device, not on the batch."""
     shape = launch.shape
-    # a block that is cut has less than twice as many pieces as it has piece sizes
-    slots = 2 * PIECES * launch.programs
-    rows = slots * shape.ROWS
+    rows = launch.slots * shape.ROWS
     buffer = torch.empty(rows * (shape.DIM + 2), dtype=torch.float32, device=device)
-    return Partial(buffer[2 * rows :], buffer[:rows], buffer[rows : 2 * rows], None, _counters(device, 2 * slots + 2))
+    counters = _counters(device, 2 * launch.slots + 2)
+    return Partial(buffer[2 * rows :], buffer[:rows], buffer[rows : 2 * rows], None, counters)

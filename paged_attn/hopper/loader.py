@@ -42,15 +42,3 @@ def load_tiles(box, ring, turn, table, kv_head, begin, end, first_key, end_key, 
         fill(box, ring, turn, rows, kv_head, PART, S, P)
         turn = advance(turn, STAGES)
     return turn
-
-
-@gluon.jit
-def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
-    """The queries of a block, 64 rows for each consumer that has any."""
-    CONSUMERS: gl.constexpr = P.CONSUMERS
-    TOKENS: gl.constexpr = S.BLOCK_Q // P.CONSUMERS
-    for w in gl.static_range(CONSUMERS):
-        mbarrier.wait(queries.empty.index(w), phase ^ 1)
-        mbarrier.expect(queries.full.index(w), TOKENS * S.GROUP * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
-        token = item.block.first_token + item.block.first + w * TOKENS
-        tma.async_copy_global_to_shared(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))  # fmt: skip

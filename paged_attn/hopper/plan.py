@@ -10,70 +10,114 @@ from ..plan import UNBOUNDED, Launch, Problem
 from ..tuning import Config
 from .args import Pipe
 
-CONSUMERS = 2
-LEAST = 8  # tiles of a piece: fewer cost more to merge than they balance
-PIECES = 4  # at most so many pieces for every program, beyond one for each block
+LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
+PIECES = 4  # of blocks that are cut, so many for every program
 
 
 def covers(p: Problem) -> bool:
-    """Whether boxes of the caches and queries can be cut, in 16-bit types; the rest is left to the portable kernels."""
-    group = p.heads // p.kv_heads
+    """Whether boxes of the caches can be cut, in 16-bit types; the rest is left to the portable kernels."""
     return (
         p.compute in (torch.float16, torch.bfloat16)
+        and p.query_itemsize == 2
         and p.cache_itemsize == 2
         and p.rows_per_page > 0
         and p.page_size % 8 == 0
         and p.head_dim % 8 == 0
         and 32 < p.head_dim <= 256
-        and p.query_box
-        and 64 % group == 0
+        and p.heads // p.kv_heads <= 64
         and not p.new
         and not p.qq_bias
     )
 
 
 def many(p: Problem, shortest: int) -> Launch:
-    """Blocks of 128 rows."""
-    group = p.heads // p.kv_heads
-    dim = max(64, triton.next_power_of_2(p.head_dim))
+    """Blocks of 128 rows, two consumers, items from a counter."""
+    group, dim = p.heads // p.kv_heads, _dim(p)
     tile = 128 if dim <= 128 else 64
-    block_q = CONSUMERS * (64 // group)
-    blocks = p.tokens // block_q + p.seqs
+    tokens = 64 // group
+    blocks = p.tokens // (2 * tokens) + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     even = p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
     split = tiles > LEAST and not (even and blocks * p.kv_heads >= 4 * p.device.multiprocessors)
     loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
     stages = {64: (4, 4), 128: (3, 2), 256: (2, 2)}[dim]
+    boxed = 64 % group == 0
     pipe = Pipe(
-        CONSUMERS=CONSUMERS,
+        CONSUMERS=2,
         KEY_STAGES=stages[0],
         VALUE_STAGES=stages[1],
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
-        OUT_BOX=p.out_box and dim <= 128,
+        QUERY_BOX=boxed and p.query_box,
+        OUT_BOX=boxed and p.out_box and dim <= 128,
+        SKIP=128,
+        STRIDE=128,
     )
-    shape = Shape(
-        GROUP=group,
+    shape = _shape(p, tile, 2 * tokens, 128, split, 32)._replace(CLEAR=p.ragged and p.only is None)
+    programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
+    slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
+    return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
+
+
+def few(p: Problem, shortest: int, longest: int) -> Launch:
+    """Even shares of blocks of 64 rows, one consumer."""
+    group, dim = p.heads // p.kv_heads, _dim(p)
+    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache_itemsize < SMALL
+    tile, stages = (64, 3) if small or dim > 128 else (128, 2)
+    if dim == 64:
+        stages *= 2
+    groups = max(1, p.device.multiprocessors // p.kv_heads)
+    tokens = 64 // group
+    pipe = Pipe(
+        CONSUMERS=1,
+        KEY_STAGES=stages,
+        VALUE_STAGES=stages,
+        LOADERS=1,
+        BOX=math.gcd(p.page_size, tile),
+        ROWS_PER_PAGE=p.rows_per_page,
+        QUERY_BOX=False,
+        OUT_BOX=False,
+        SKIP=p.kv_heads * 64,
+        STRIDE=2 * p.kv_heads * 64,
+    )
+    clear = p.ragged and p.only is None
+    shape = _shape(p, tile, tokens, 64, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)
+    live = max(1, min(tokens, p.max_seqlen_q)) if p.ragged else 1
+    return _launch(shape, pipe, groups * p.kv_heads, 1, shortest, longest, live, 2 * groups * p.kv_heads)
+
+
+SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
+
+
+def _dim(p: Problem) -> int:
+    return max(64, triton.next_power_of_2(p.head_dim))
+
+
+def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int) -> Shape:
+    return Shape(
+        GROUP=p.heads // p.kv_heads,
         KV_HEADS=p.kv_heads,
         HEAD_DIM=p.head_dim,
-        DIM=dim,
+        DIM=_dim(p),
         PAGE=p.page_size,
-        BLOCK_Q=block_q,
-        ROWS=64 * CONSUMERS,
+        BLOCK_Q=tokens,
+        ROWS=rows,
         TILE=tile,
-        CHUNK=pipe.BOX,
+        CHUNK=0,
         STAGES=0,
-        COMPUTE=None,
+        COMPUTE=triton.language.float16 if p.compute == torch.float16 else triton.language.bfloat16,
         PRECISION="ieee",
         ONE_BLOCK=False,
         SPLIT=split,
-        SCAN=32,
+        SCAN=scan,
         PEEL=False,
         SCALE_FIRST=p.modified,
-        CLEAR=p.ragged and p.only is None,
+        CLEAR=False,
         NATIVE_FP8=True,
     )
-    config = Config(rows=shape.ROWS, tile=tile, stages=stages[0], warps=4, peel=False, resident=1, least=LEAST)
-    programs = min(p.device.multiprocessors, max(1, blocks) * p.kv_heads * (tiles if split else 1))
-    return Launch(shape, programs, LEAST, shortest, UNBOUNDED, min(block_q, p.max_seqlen_q), config, pipe)
+
+
+def _launch(shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int) -> Launch:  # fmt: skip
+    config = Config(rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=4, peel=False, resident=1)
+    return Launch(shape, programs, least, shortest, longest, tokens, config, pipe, slots)

@@ -13,7 +13,7 @@ from ..kernels.schedule import block_of, first_tile, total_work, visible_range, 
 from .args import Item
 from .shim import gl, gluon
 
-PIECES = gl.constexpr(4)  # at most so many pieces for every program, beyond one for each block
+PIECES = gl.constexpr(4)  # of blocks that are cut, so many for every program
 
 
 class Cursor(NamedTuple):
@@ -97,12 +97,13 @@ def item_of(batch, cursor, index, size, mods, S: gl.constexpr):
         begin = span.lo // S.TILE
         end = (span.hi + S.TILE - 1) // S.TILE
         if S.SPLIT:
-            first = first_tile(block.seq_len - block.query_len, mods, S) + piece * size
-            begin = gl.maximum(begin, first)
-            end = gl.minimum(end, first + gl.minimum(size, tiles))
+            from_tile = first_tile(block.seq_len - block.query_len, mods, S) + piece * size
+            begin = gl.maximum(begin, from_tile)
+            end = gl.minimum(end, from_tile + gl.minimum(size, tiles))
         kv_head = index % S.KV_HEADS
         slot = (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
-        item = Item(block, kv_head, begin, gl.maximum(begin, end), piece, pieces, slot)
+        first = gl.where(piece == 0, 1, 0)
+        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, slot * S.ROWS, (slot + piece) * S.ROWS, slot)  # fmt: skip
     else:
-        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 0, 1, 0)
+        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0)
     return cursor, item

@@ -1,0 +1,122 @@
+"""The kernel for many rows: blocks of 128 rows, two consumer warpgroups, items from one counter.
+
+Two warpgroups multiply; two to four single warps load, the last of which also hands out the work.
+"""
+
+from ..kernels.args import Batch
+from ..kernels.output import clear_padding
+from ..kernels.schedule import visible_range
+from .args import Jobs, Results, Rings, Turn, Turns
+from .consumer import consume
+from .loader import fill, load_tiles, page_rows
+from .mail import make_mail, publish, read
+from .queries import load_queries, make_queries
+from .ring import advance, make_ring
+from .schedule import Cursor, item_of, piece_size
+from .shim import fence_async_shared, gl, gluon, mbarrier, tma
+
+
+@gluon.jit
+def load_items(box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """One warp: its part of the tiles of every item; FIRST: the queries too."""
+    mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
+    turn = Turn(0, 0)
+    phase = 0
+    number = 0
+    item = read(mail, number, 1)
+    while item.kv_head >= 0:
+        if item.begin < item.end:
+            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            if FIRST and P.QUERY_BOX:
+                load_queries(query_box, queries, phase, item, S, P)
+                phase ^= 1
+            turn = load_tiles(box, ring, turn, table, item.kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P)  # fmt: skip
+        number += 1
+        item = read(mail, number, 1)
+
+
+@gluon.jit
+def hand_out_items(box, ring, jobs, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
+    mail, counter, batch, mods = jobs.mail, jobs.counter, jobs.batch, jobs.mods
+    size = piece_size(batch, mods, S)
+    turn = Turn(0, 0)
+    number = 0
+    cursor, item = item_of(batch, Cursor(0, 0, 0), gl.program_id(0), size, mods, S)
+    publish(mail, number, item)
+    while item.kv_head >= 0:
+        table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+        lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+        end_key = item.block.seq_len
+        # all but the last tile
+        turn = load_tiles(box, ring, turn, table, item.kv_head, item.begin + 1, item.end, lo, end_key, PART, STAGES, S, P)  # fmt: skip
+        index = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+        if item.begin < item.end:
+            rows = page_rows(table, item.begin, lo, end_key, PART, S, P)
+            fill(box, ring, turn, rows, item.kv_head, PART, S, P)
+            turn = advance(turn, STAGES)
+        cursor, item = item_of(batch, cursor, index, size, mods, S)
+        number += 1
+        publish(mail, number, item)
+    if gl.atomic_add(counter + 1, 1, sem="relaxed") == gl.num_programs(0) - 1:
+        # the last program leaves the counters as it found them
+        gl.store(counter, 0)
+        gl.store(counter + 1, 0)
+
+
+@gluon.jit
+def consume_items(out, results, query, rings, jobs, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """One warpgroup: 64 rows of every item, from the first key to the stored result."""
+    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    number = 0
+    item = read(jobs.mail, number, 4)
+    while item.kv_head >= 0:
+        turns = consume(out, results, query, rings, turns, item, done, jobs.mods, NUMBER, S, P)
+        number += 1
+        item = read(jobs.mail, number, 4)
+    if P.OUT_BOX:
+        tma.store_wait(0)
+
+
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens"])
+def blocks_kernel(
+    out, lse, partial, query, key_box, value_box, query_box, out_box, counter, query_starts, seq_lens, page_table,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
+    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least)
+    if S.CLEAR:
+        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
+    keys = make_ring(key_box, P.KEY_STAGES, S, P)
+    values = make_ring(value_box, P.VALUE_STAGES, S, P)
+    queries = make_queries(key_box.dtype, S, P)
+    mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1)
+    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(done.index(i), count=1)
+    fence_async_shared()
+    for i in gl.static_range(2):
+        mbarrier.arrive(done.index(i), count=1)
+    rings = Rings(keys, values, queries)
+    results = Results(lse, partial, out_box, scales)
+    jobs = Jobs(mail, counter, batch, mods)
+    K: gl.constexpr = P.KEY_STAGES
+    V: gl.constexpr = P.VALUE_STAGES
+    LAST: gl.constexpr = P.LOADERS - 1
+    if P.LOADERS == 1:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, done.index(0), 0, S, P)),
+            (consume_items, (out, results, query, rings, jobs, done.index(1), 1, S, P)),
+            (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, values, jobs, LAST, V, S, P)),
+        ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, done.index(0), 0, S, P)),
+            (consume_items, (out, results, query, rings, jobs, done.index(1), 1, S, P)),
+            (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, query_box, keys, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, query_box, values, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, values, jobs, LAST, V, S, P)),
+        ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip

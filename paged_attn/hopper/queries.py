@@ -1,0 +1,50 @@
+"""Queries on their way into shared memory: a box by a loader, or through the consumer's registers."""
+
+from ..kernels.output import load_query
+from .args import Queries
+from .ring import WARPGROUP
+from .shim import fence_async_shared, gl, gluon, mbarrier, tma
+
+
+@gluon.jit
+def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Room for 64 rows of queries for each consumer, and for as many results if they leave as boxes."""
+    CONSUMERS: gl.constexpr = P.CONSUMERS
+    TOKENS: gl.constexpr = 64 // S.GROUP if P.QUERY_BOX else 64
+    SHAPE: gl.constexpr = [TOKENS, 64 // TOKENS, S.DIM]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+    bars: gl.constexpr = mbarrier.MBarrierLayout()
+    slots = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
+    full = gl.allocate_shared_memory(gl.int64, [P.CONSUMERS, 1], bars)
+    empty = gl.allocate_shared_memory(gl.int64, [P.CONSUMERS, 1], bars)
+    for i in gl.static_range(CONSUMERS):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=WARPGROUP)
+    if P.OUT_BOX:
+        out = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
+        return Queries(slots, full, empty, out)
+    else:
+        return Queries(slots, full, empty, slots)  # never used: a record with a None cannot be returned
+
+
+@gluon.jit
+def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
+    """The queries of a block, 64 rows for each consumer."""
+    CONSUMERS: gl.constexpr = P.CONSUMERS
+    TOKENS: gl.constexpr = 64 // S.GROUP
+    for w in gl.static_range(CONSUMERS):
+        mbarrier.wait(queries.empty.index(w), phase ^ 1)
+        mbarrier.expect(queries.full.index(w), 64 * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
+        token = item.block.first_token + item.block.first + w * TOKENS
+        tma.async_copy_global_to_shared(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))  # fmt: skip
+
+
+@gluon.jit
+def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr):
+    """A consumer's own rows, through its registers: for groups and strides that make no box, and few rows."""
+    LAYOUT: gl.constexpr = rows.index.type.layout.parent
+    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
+    gl.thread_barrier()  # nobody may still multiply by the last ones
+    queries.slots.index(NUMBER).reshape([64, S.DIM]).store(load_query(query, rows, dim, S))
+    fence_async_shared()
+    gl.thread_barrier()

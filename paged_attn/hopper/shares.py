@@ -1,0 +1,114 @@
+"""The kernel for few rows: even shares of all tiles, the KV heads in lockstep, one consumer warpgroup.
+
+What a program does follows from the sequences' lengths alone, as in the portable kernel: `kernels/schedule.py` cuts the
+line of units, here a loader and a consumer walk along it each for itself.
+"""
+
+from typing import Any, NamedTuple
+
+from ..kernels.args import Batch
+from ..kernels.output import clear_padding
+from ..kernels.schedule import block_of, even_share, find_work, first_tile, share_of, unflatten, visible_range, work
+from .args import Item, Results, Rings, Turn, Turns
+from .consumer import consume
+from .loader import load_tiles
+from .queries import make_queries
+from .ring import make_ring
+from .shim import fence_async_shared, gl, gluon, mbarrier
+
+
+class Walk(NamedTuple):
+    """Where on the line of units a loader or consumer is."""
+
+    unit: Any
+    seq: Any
+    before: Any  # units before seq
+
+
+@gluon.jit
+def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+    """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
+    at = walk.unit - walk.before
+    block = block_of(batch, walk.seq, at // tiles, S)
+    tile = at % tiles
+    count = gl.minimum(tiles - tile, share.end - walk.unit)
+    span = visible_range(block, mods, S.BLOCK_Q)
+    from_tile = first_tile(block.seq_len - block.query_len, mods, S) + tile
+    begin = gl.maximum(span.lo // S.TILE, from_tile)
+    end = gl.maximum(begin, gl.minimum((span.hi + S.TILE - 1) // S.TILE, from_tile + count))
+    here = share_of(walk.unit, share)
+    first_share = share_of(walk.unit - tile, share)
+    pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
+    # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
+    first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
+    row = ((2 * here + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
+    counter = first_share * S.KV_HEADS + kv_head
+    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, first_row, row, counter)
+    return item, count
+
+
+@gluon.jit
+def load_share(box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """One warp: the tiles of a share."""
+    turn = Turn(0, 0)
+    unit, seq, before = walk.unit, walk.seq, walk.before
+    while unit < share.end:
+        blocks, tiles = work(batch, seq, True, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            turn = load_tiles(box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, 0, STAGES, S, P)  # fmt: skip
+            unit += count
+
+
+@gluon.jit
+def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods, done, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """One warpgroup: all blocks, and pieces of blocks, of a share."""
+    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    unit, seq, before = walk.unit, walk.seq, walk.before
+    while unit < share.end:
+        blocks, tiles = work(batch, seq, True, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            turns = consume(out, results, query, rings, turns, item, done, mods, 0, S, P)
+            unit += count
+
+
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens"])
+def shares_kernel(
+    out, lse, partial, query, key_box, value_box, query_starts, seq_lens, page_table,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """Attention of one even share of all tiles x one KV head."""
+    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least)
+    LANES: gl.constexpr = gl.BlockedLayout([S.SCAN // 128], [32], [4], [0])
+    lane = gl.arange(0, S.SCAN, layout=LANES)
+    if S.CLEAR:
+        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
+    keys = make_ring(key_box, P.KEY_STAGES, S, P)
+    values = make_ring(value_box, P.VALUE_STAGES, S, P)
+    queries = make_queries(key_box.dtype, S, P)
+    done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(done, count=1)
+    fence_async_shared()
+    mbarrier.arrive(done, count=1)
+    index, kv_head = unflatten(S)
+    share = even_share(batch, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
+    seq, before = find_work(batch, share.begin, lane, mods, S)
+    walk = Walk(share.begin, seq, before)
+    rings = Rings(keys, values, queries)
+    results = Results(lse, partial, None, scales)
+    K: gl.constexpr = P.KEY_STAGES
+    V: gl.constexpr = P.VALUE_STAGES
+    gl.warp_specialize([
+        (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done, S, P)),
+        (load_share, (key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+        (load_share, (value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
+    ], [1, 1], [64, 64])  # fmt: skip
