@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
 
+    SHARES: bool  # even shares of all tiles; otherwise items from a counter
     CONSUMERS: int  # warpgroups of 64 rows
     KEY_STAGES: int  # slots of the two rings
     VALUE_STAGES: int

@@ -11,9 +11,9 @@ from .consumer import consume
 from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
-from .ring import advance, make_ring
+from .ring import advance, make_done, make_ring
 from .schedule import Cursor, item_of, piece_size
-from .shim import fence_async_shared, gl, gluon, mbarrier, tma
+from .shim import gl, gluon, tma
 
 
 @gluon.jit
@@ -92,12 +92,7 @@ def blocks_kernel(
     values = make_ring(value_box, P.VALUE_STAGES, S, P)
     queries = make_queries(key_box.dtype, S, P)
     mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1)
-    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(done.index(i), count=1)
-    fence_async_shared()
-    for i in gl.static_range(2):
-        mbarrier.arrive(done.index(i), count=1)
+    done = make_done()
     rings = Rings(keys, values, queries)
     results = Results(lse, partial, out_box, scales)
     jobs = Jobs(mail, counter, batch, mods)

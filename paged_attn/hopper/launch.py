@@ -15,7 +15,7 @@ def attention(launch: portable.Launch, call: portable.Call) -> None:
     """Run one launch of this dialect."""
     shape, pipe = launch.shape, launch.pipe
     device = call.query.ptr.device
-    blocks = pipe.CONSUMERS > 1
+    blocks = not pipe.SHARES
     boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
     if blocks:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)

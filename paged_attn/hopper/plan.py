@@ -31,11 +31,13 @@ def covers(p: Problem) -> bool:
 
 
 def many(p: Problem, shortest: int) -> Launch:
-    """Blocks of 128 rows, two consumers, items from a counter."""
+    """Blocks of 128 rows, two consumers, items from a counter; even shares where there are few of them."""
     group, dim = p.heads // p.kv_heads, _dim(p)
     tile = 128 if dim <= 128 else 64
     tokens = 64 // group
     blocks = p.tokens // (2 * tokens) + p.seqs
+    if p.max_seqlen_q <= FEW * tokens and p.max_seqlen_k >= 4 * p.max_seqlen_q:
+        return few(p, shortest, UNBOUNDED)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     even = p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
     split = tiles > LEAST and not (even and blocks * p.kv_heads >= 4 * p.device.multiprocessors)
@@ -43,6 +45,7 @@ def many(p: Problem, shortest: int) -> Launch:
     stages = {64: (4, 4), 128: (3, 2), 256: (2, 2)}[dim]
     boxed = 64 % group == 0
     pipe = Pipe(
+        SHARES=False,
         CONSUMERS=2,
         KEY_STAGES=stages[0],
         VALUE_STAGES=stages[1],
@@ -61,16 +64,18 @@ def many(p: Problem, shortest: int) -> Launch:
 
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
-    """Even shares of blocks of 64 rows, one consumer."""
+    """Even shares of blocks of 64 rows, one consumer; of 128 rows and two consumers, if sequences have that many."""
     group, dim = p.heads // p.kv_heads, _dim(p)
-    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache_itemsize < SMALL
-    tile, stages = (64, 3) if small or dim > 128 else (128, 2)
+    consumers = 1 if p.max_seqlen_q * group <= 64 or not p.ragged or p.only == "decode" else 2
+    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache_itemsize < SMALL and consumers == 1
+    tile, stages = (64, 2 if consumers > 1 else 3) if small or dim > 128 else (128, 2)
     if dim == 64:
         stages *= 2
     groups = max(1, p.device.multiprocessors // p.kv_heads)
-    tokens = 64 // group
+    tokens, rows = consumers * (64 // group), consumers * 64
     pipe = Pipe(
-        CONSUMERS=1,
+        SHARES=True,
+        CONSUMERS=consumers,
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
         LOADERS=1,
@@ -78,15 +83,16 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=False,
         OUT_BOX=False,
-        SKIP=p.kv_heads * 64,
-        STRIDE=2 * p.kv_heads * 64,
+        SKIP=p.kv_heads * rows,
+        STRIDE=2 * p.kv_heads * rows,
     )
     clear = p.ragged and p.only is None
-    shape = _shape(p, tile, tokens, 64, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)
+    shape = _shape(p, tile, tokens, rows, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)
     live = max(1, min(tokens, p.max_seqlen_q)) if p.ragged else 1
     return _launch(shape, pipe, groups * p.kv_heads, 1, shortest, longest, live, 2 * groups * p.kv_heads)
 
 
+FEW = 16  # half blocks of a sequence up to which even shares are better than a counter
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 

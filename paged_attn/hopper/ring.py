@@ -1,7 +1,7 @@
 """Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
 
 from .args import Ring, Turn
-from .shim import async_copy, gl, gluon, mbarrier
+from .shim import async_copy, fence_async_shared, gl, gluon, mbarrier
 
 WARPGROUP = gl.constexpr(128)  # threads
 
@@ -19,6 +19,18 @@ def make_ring(like, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
         mbarrier.init(full.index(i), count=P.LOADERS)
         mbarrier.init(empty.index(i), count=P.CONSUMERS * WARPGROUP)
     return Ring(slots, full, empty)
+
+
+@gluon.jit
+def make_done():
+    """A barrier for each consumer that is always complete; the last thing to be made, for it shows all of them."""
+    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(2):
+        mbarrier.init(done.index(i), count=1)
+    fence_async_shared()
+    for i in gl.static_range(2):
+        mbarrier.arrive(done.index(i), count=1)
+    return done
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""The kernel for few rows: even shares of all tiles, the KV heads in lockstep, one consumer warpgroup.
+"""The kernel for few blocks: even shares of all tiles, the KV heads in lockstep, one or two consumer warpgroups.
 
 What a program does follows from the sequences' lengths alone, as in the portable kernel: `kernels/schedule.py` cuts the
 line of units, here a loader and a consumer walk along it each for itself.
@@ -13,8 +13,8 @@ from .args import Item, Results, Rings, Turn, Turns
 from .consumer import consume
 from .loader import load_tiles
 from .queries import make_queries
-from .ring import make_ring
-from .shim import fence_async_shared, gl, gluon, mbarrier
+from .ring import make_done, make_ring
+from .shim import gl, gluon
 
 
 class Walk(NamedTuple):
@@ -48,8 +48,8 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def load_share(box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """One warp: the tiles of a share."""
+def load_share(box, ring, batch, share, walk, kv_head, mods, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """One warp: its part of the tiles of a share."""
     turn = Turn(0, 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
@@ -61,12 +61,12 @@ def load_share(box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexp
             item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-            turn = load_tiles(box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, 0, STAGES, S, P)  # fmt: skip
+            turn = load_tiles(box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P)  # fmt: skip
             unit += count
 
 
 @gluon.jit
-def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods, done, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
     """One warpgroup: all blocks, and pieces of blocks, of a share."""
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
@@ -77,7 +77,7 @@ def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods,
             seq += 1
         else:
             item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
-            turns = consume(out, results, query, rings, turns, item, done, mods, 0, S, P)
+            turns = consume(out, results, query, rings, turns, item, done, mods, NUMBER, S, P)
             unit += count
 
 
@@ -95,10 +95,7 @@ def shares_kernel(
     keys = make_ring(key_box, P.KEY_STAGES, S, P)
     values = make_ring(value_box, P.VALUE_STAGES, S, P)
     queries = make_queries(key_box.dtype, S, P)
-    done = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(done, count=1)
-    fence_async_shared()
-    mbarrier.arrive(done, count=1)
+    done = make_done()
     index, kv_head = unflatten(S)
     share = even_share(batch, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     seq, before = find_work(batch, share.begin, lane, mods, S)
@@ -107,8 +104,16 @@ def shares_kernel(
     results = Results(lse, partial, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
-    gl.warp_specialize([
-        (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done, S, P)),
-        (load_share, (key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
-        (load_share, (value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
-    ], [1, 1], [64, 64])  # fmt: skip
+    if P.CONSUMERS == 1:
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(0), 0, S, P)),
+            (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
+            (load_share, (value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
+        ], [1, 1], [64, 64])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(0), 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(1), 1, S, P)),
+            (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
+            (load_share, (value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
+        ], [4, 1, 1], [232, 40, 40])  # fmt: skip
