@@ -7,6 +7,7 @@ class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
 
     SHARES: bool  # even shares of all tiles; otherwise items from a counter
+    MIXED: bool  # long and short queries may meet: items come from two lists
     CONSUMERS: int  # warpgroups of 64 rows
     KEY_STAGES: int  # slots of the two rings
     VALUE_STAGES: int
@@ -85,7 +86,7 @@ class Jobs(NamedTuple):
     """What a partition needs to know its work."""
 
     mail: Any
-    counter: Any  # int32 [2]: items taken, programs done; zero before and after every launch
+    counters: Any  # int32 [3]: items taken of both lists, programs done; zero before and after every launch
     batch: Any  # Batch
     mods: Any  # Modifiers
 

@@ -12,7 +12,7 @@ from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import advance, make_done, make_ring
-from .schedule import Cursor, item_of, piece_size
+from .schedule import Cursor, first_of_many, item_of, make_lists, part_of
 from .shim import gl, gluon, tma
 
 
@@ -37,13 +37,26 @@ def load_items(box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: g
 
 
 @gluon.jit
-def hand_out_items(box, ring, jobs, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+def hand_out_items(box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
-    mail, counter, batch, mods = jobs.mail, jobs.counter, jobs.batch, jobs.mods
-    size = piece_size(batch, mods, S)
+    mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
+    many, few = batch, batch
+    if P.MIXED:
+        many, few = part_of(batch, True, S), part_of(batch, False, S)
     turn = Turn(0, 0)
     number = 0
-    cursor, item = item_of(batch, Cursor(0, 0, 0), gl.program_id(0), size, mods, S)
+    program = gl.program_id(0)
+    # the first item of every list that nobody begins with
+    next_many = first_of_many(gl.num_programs(0), lists)
+    next_few = gl.num_programs(0) - next_many
+    at_many = first_of_many(program, lists)
+    at_few = program - at_many
+    from_many = first_of_many(program + 1, lists) > at_many
+    cursor_many, cursor_few = Cursor(0, 0, 0), Cursor(0, 0, 0)
+    if from_many:
+        cursor_many, item = item_of(many, cursor_many, at_many, lists.size, 0, mods, S)
+    else:
+        cursor_few, item = item_of(few, cursor_few, at_few, lists.size, lists.slots, mods, S)
     publish(mail, number, item)
     while item.kv_head >= 0:
         table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
@@ -51,18 +64,33 @@ def hand_out_items(box, ring, jobs, PART: gl.constexpr, STAGES: gl.constexpr, S:
         end_key = item.block.seq_len
         # all but the last tile
         turn = load_tiles(box, ring, turn, table, item.kv_head, item.begin + 1, item.end, lo, end_key, PART, STAGES, S, P)  # fmt: skip
-        index = gl.atomic_add(counter, 1, sem="relaxed") + gl.num_programs(0)
+        # whichever list is behind
+        behind = at_many.to(gl.float32) * lists.few <= at_few.to(gl.float32) * lists.many
+        from_many = (at_many < lists.many) & (behind | (at_few >= lists.few))
+        taken = gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
         if item.begin < item.end:
             rows = page_rows(table, item.begin, lo, end_key, PART, S, P)
             fill(box, ring, turn, rows, item.kv_head, PART, S, P)
             turn = advance(turn, STAGES)
-        cursor, item = item_of(batch, cursor, index, size, mods, S)
+        at_many = gl.where(from_many, taken + next_many, at_many)
+        at_few = gl.where(from_many, at_few, taken + next_few)
+        if from_many & (at_many >= lists.many):
+            from_many = at_few < 0
+            at_few = gl.atomic_add(counters + 1, 1, sem="relaxed") + next_few
+        elif (not from_many) & (at_few >= lists.few) & (at_many < lists.many):
+            from_many = at_few >= 0
+            at_many = gl.atomic_add(counters, 1, sem="relaxed") + next_many
+        if from_many:
+            cursor_many, item = item_of(many, cursor_many, at_many, lists.size, 0, mods, S)
+        else:
+            cursor_few, item = item_of(few, cursor_few, at_few, lists.size, lists.slots, mods, S)
         number += 1
         publish(mail, number, item)
-    if gl.atomic_add(counter + 1, 1, sem="relaxed") == gl.num_programs(0) - 1:
+    if gl.atomic_add(counters + 2, 1, sem="relaxed") == gl.num_programs(0) - 1:
         # the last program leaves the counters as it found them
-        gl.store(counter, 0)
-        gl.store(counter + 1, 0)
+        gl.store(counters, 0)
+        gl.store(counters + 1, 0)
+        gl.store(counters + 2, 0)
 
 
 @gluon.jit
@@ -81,7 +109,7 @@ def consume_items(out, results, query, rings, jobs, done, NUMBER: gl.constexpr, 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens"])
 def blocks_kernel(
-    out, lse, partial, query, key_box, value_box, query_box, out_box, counter, query_starts, seq_lens, page_table,
+    out, lse, partial, query, key_box, value_box, query_box, out_box, counters, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
@@ -93,9 +121,11 @@ def blocks_kernel(
     queries = make_queries(key_box.dtype, S, P)
     mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1)
     done = make_done()
+    lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
+    lists = make_lists(batch, lane, mods, S, P)
     rings = Rings(keys, values, queries)
     results = Results(lse, partial, out_box, scales)
-    jobs = Jobs(mail, counter, batch, mods)
+    jobs = Jobs(mail, counters, batch, mods)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     LAST: gl.constexpr = P.LOADERS - 1
@@ -104,7 +134,7 @@ def blocks_kernel(
             (consume_items, (out, results, query, rings, jobs, done.index(0), 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, done.index(1), 1, S, P)),
             (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, values, jobs, LAST, V, S, P)),
+            (hand_out_items, (value_box, values, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -113,5 +143,5 @@ def blocks_kernel(
             (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
             (load_items, (key_box, query_box, keys, queries, jobs, False, 1, K, S, P)),
             (load_items, (value_box, query_box, values, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, values, jobs, LAST, V, S, P)),
+            (hand_out_items, (value_box, values, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip

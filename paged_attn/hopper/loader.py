@@ -1,10 +1,23 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
-from .args import Turn
 from .ring import advance, wait_empty
 from .shim import gl, gluon, mbarrier, tma
 
 NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any cache: the copy engine writes zeros
+
+
+@gluon.jit
+def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.constexpr):
+    """Have the copy engine read its descriptors while the schedule is made.
+
+    Two boxes from outside the caches fill the first consumer's queries with zeros and complete its barrier.
+    """
+    if P.BOX <= 64:
+        nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
+        arrived = queries.full.index(0)
+        mbarrier.expect(arrived, 2 * P.BOX * S.DIM * (key_box.dtype.primitive_bitwidth // 8))
+        tma.async_copy_global_to_shared(key_box, [NOWHERE, 0, 0], arrived, nothing)
+        tma.async_copy_global_to_shared(value_box, [NOWHERE, 0, 0], arrived, nothing)
 
 
 @gluon.jit

@@ -46,6 +46,7 @@ def many(p: Problem, shortest: int) -> Launch:
     boxed = 64 % group == 0
     pipe = Pipe(
         SHARES=False,
+        MIXED=not even,
         CONSUMERS=2,
         KEY_STAGES=stages[0],
         VALUE_STAGES=stages[1],
@@ -57,7 +58,7 @@ def many(p: Problem, shortest: int) -> Launch:
         SKIP=128,
         STRIDE=128,
     )
-    shape = _shape(p, tile, 2 * tokens, 128, split, 32)._replace(CLEAR=p.ragged and p.only is None)
+    shape = _shape(p, tile, 2 * tokens, 128, split, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
@@ -75,6 +76,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     tokens, rows = consumers * (64 // group), consumers * 64
     pipe = Pipe(
         SHARES=True,
+        MIXED=False,
         CONSUMERS=consumers,
         KEY_STAGES=stages,
         VALUE_STAGES=stages,

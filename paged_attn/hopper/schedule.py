@@ -1,48 +1,47 @@
-"""Which item comes next: pieces of blocks of queries, taken from one counter by whoever is free.
+"""Which item comes next: pieces of blocks of queries, taken from counters by whoever is free.
 
 Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a block side by
 side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
+
+Sequences of many queries keep the tensor cores busy and those of few the memory, so the two are lists of their own, and
+the device works through both at the same rate.
 """
 
 from typing import Any, NamedTuple
 
-import triton
-
-from ..kernels.args import Block
+from ..kernels.args import Batch, Block
 from ..kernels.schedule import block_of, first_tile, total_work, visible_range, work
 from .args import Item
 from .shim import gl, gluon
 
 PIECES = gl.constexpr(4)  # of blocks that are cut, so many for every program
+LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
 
 
 class Cursor(NamedTuple):
-    """How far one program has read the list of sequences; items only grow, so it never goes back."""
+    """How far one program has read a list of sequences; items only grow, so it never goes back."""
 
     seq: Any
     units: Any  # before seq: pieces of all blocks
     slots: Any  # of these, pieces of blocks that are cut
 
 
-@gluon.jit
-def lanes(S: gl.constexpr):
-    """0 .. SCAN - 1 over one warp."""
-    return gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 32], [32], [1], [0]))
+class Lists(NamedTuple):
+    """The items of sequences of many and of few queries, and how large a piece is."""
+
+    many: Any  # items
+    few: Any
+    slots: Any  # states that the first list may use
+    size: Any  # tiles of a piece
 
 
 @gluon.jit
-def piece_size(batch, mods, S: gl.constexpr):
-    """Tiles of a piece: so many that all programs have a few, and no fewer than batch.least; all where none is cut."""
-    if S.SPLIT:
-        total = total_work(batch, lanes(S), mods, S) * S.KV_HEADS
-        return gl.maximum(batch.least, (total + gl.num_programs(0) * PIECES - 1) // (gl.num_programs(0) * PIECES))
-    else:
-        return 1 << 30
-
-
-@gluon.jit
-def _add(a, b):
-    return a + b
+def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
+    """The sequences whose queries fill more than one consumer, or the others."""
+    FEW: gl.constexpr = 64 // S.GROUP
+    shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
+    longest = batch.longest if MANY else gl.minimum(batch.longest, FEW)
+    return Batch(batch.query_starts, batch.seq_lens, batch.page_table, batch.page_table_stride, batch.num_seqs, batch.num_tokens, shortest, longest, batch.least)  # fmt: skip
 
 
 @gluon.jit
@@ -54,6 +53,47 @@ def _pieces(tiles, size, S: gl.constexpr):
 
 
 @gluon.jit
+def count_items(batch, lane, size, mods, S: gl.constexpr):
+    """(items, states of cut blocks) of all sequences that a batch serves."""
+    items = 0
+    slots = 0
+    for first in range(0, batch.num_seqs, S.SCAN):
+        seq = first + lane
+        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
+        pieces = _pieces(tiles, size, S)
+        items += gl.sum(blocks * pieces, axis=0)
+        slots += gl.sum(gl.where(pieces > 1, blocks * pieces, 0), axis=0)
+    return items * S.KV_HEADS, slots * S.KV_HEADS
+
+
+@gluon.jit
+def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
+    """All items; a piece has so many tiles that every program gets a few, and no fewer than batch.least."""
+    size = 1 << 30
+    if S.SPLIT:
+        total = total_work(batch, lane, mods, S) * S.KV_HEADS
+        size = gl.maximum(batch.least, (total + gl.num_programs(0) * PIECES - 1) // (gl.num_programs(0) * PIECES))
+    if P.MIXED:
+        many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
+        few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
+        return Lists(many, few, slots, size)
+    else:
+        return Lists(batch.num_seqs * 0 + (1 << 30), batch.num_seqs * 0, batch.num_seqs * 0, size)
+
+
+@gluon.jit
+def first_of_many(program, lists):
+    """How many of the programs before this one begin with the first list, so that both lists begin in proportion."""
+    share = program.to(gl.float32) * lists.many.to(gl.float32) / gl.maximum(lists.many + lists.few, 1).to(gl.float32)
+    return share.to(gl.int32)
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
 def find(batch, cursor, unit, size, mods, S: gl.constexpr):
     """(cursor, sequence, units and slots before it) for a unit; the sequence is num_seqs after the last unit."""
     found = batch.num_seqs
@@ -62,7 +102,7 @@ def find(batch, cursor, unit, size, mods, S: gl.constexpr):
     searching = cursor.seq < batch.num_seqs
     seq, before, used = cursor.seq, cursor.units, cursor.slots
     while searching:
-        at = seq + lanes(S)
+        at = seq + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
         blocks, tiles = work(batch, at, at < batch.num_seqs, mods, S)
         pieces = _pieces(tiles, size, S)
         ends = before + gl.associative_scan(blocks * pieces, 0, _add)
@@ -75,7 +115,7 @@ def find(batch, cursor, unit, size, mods, S: gl.constexpr):
             slots = gl.maximum(used, gl.max(gl.where(passed, ends_used, 0), axis=0))
             searching = False
         else:
-            seq += S.SCAN
+            seq += LANES
             before = last
             used = gl.max(ends_used, axis=0)
             searching = seq < batch.num_seqs
@@ -83,7 +123,7 @@ def find(batch, cursor, unit, size, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def item_of(batch, cursor, index, size, mods, S: gl.constexpr):
+def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
     """(cursor, item) of a number; kv_head is -1 after the last."""
     unit = index // S.KV_HEADS
     cursor, seq, units, slots = find(batch, cursor, unit, size, mods, S)
@@ -101,7 +141,7 @@ def item_of(batch, cursor, index, size, mods, S: gl.constexpr):
             begin = gl.maximum(begin, from_tile)
             end = gl.minimum(end, from_tile + gl.minimum(size, tiles))
         kv_head = index % S.KV_HEADS
-        slot = (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
+        slot = slots_before + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         first = gl.where(piece == 0, 1, 0)
         item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, slot * S.ROWS, (slot + piece) * S.ROWS, slot)  # fmt: skip
     else:

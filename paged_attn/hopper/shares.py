@@ -11,10 +11,10 @@ from ..kernels.output import clear_padding
 from ..kernels.schedule import block_of, even_share, find_work, first_tile, share_of, unflatten, visible_range, work
 from .args import Item, Results, Rings, Turn, Turns
 from .consumer import consume
-from .loader import load_tiles
+from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
 from .ring import make_done, make_ring
-from .shim import gl, gluon
+from .shim import gl, gluon, mbarrier
 
 
 class Walk(NamedTuple):
@@ -68,6 +68,8 @@ def load_share(box, ring, batch, share, walk, kv_head, mods, PART: gl.constexpr,
 @gluon.jit
 def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
     """One warpgroup: all blocks, and pieces of blocks, of a share."""
+    if NUMBER == 0 and P.BOX <= 64:
+        mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
@@ -88,14 +90,14 @@ def shares_kernel(
 ):  # fmt: skip
     """Attention of one even share of all tiles x one KV head."""
     batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least)
-    LANES: gl.constexpr = gl.BlockedLayout([S.SCAN // 128], [32], [4], [0])
-    lane = gl.arange(0, S.SCAN, layout=LANES)
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
     keys = make_ring(key_box, P.KEY_STAGES, S, P)
     values = make_ring(value_box, P.VALUE_STAGES, S, P)
     queries = make_queries(key_box.dtype, S, P)
     done = make_done()
+    fetch_descriptors(key_box, value_box, queries, S, P)
+    lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
     index, kv_head = unflatten(S)
     share = even_share(batch, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     seq, before = find_work(batch, share.begin, lane, mods, S)
