@@ -38,7 +38,7 @@ def store_block(out, results, staging, rows, full, state, NUMBER: gl.constexpr, 
 
 
 @gluon.jit
-def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P: gl.constexpr):
+def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr):
     """Join the states of all pieces of `count` rows from a token on, in order; a few rows at a time."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
     ROWS: gl.constexpr = 1024 // S.DIM
@@ -46,7 +46,7 @@ def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P
     for first in range(0, count, ROWS):
         row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         rows = row_tile_of(token, item.kv_head, row, count, S)
-        state = join(results.partial, first_row + row, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, S.DIM)
+        state = join(results.partial, first_row + row, rows.valid, dim, item.skip, item.stride, item.pieces, S.DIM)
         store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 
@@ -62,7 +62,7 @@ def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S:
     gl.thread_barrier()  # every thread's rows are written before one of them tells
     arrived = gl.atomic_add(counter, 1, sem="acq_rel")
     if arrived == item.pieces - 1:
-        merge_pieces(out, results, item, first_row, rows.token, count, S, P)
+        merge_pieces(out, results, item, first_row, rows.token, count, S)
         gl.store(counter, 0)
 
 

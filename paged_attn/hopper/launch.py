@@ -28,7 +28,7 @@ def attention(launch: portable.Launch, call: portable.Call) -> None:
         _partial(launch, device) if shape.SPLIT else None,
         call.query,
         *boxes,
-        *([_counters(device, 3)] if blocks else []),
+        *([_counters(device, 2)] if blocks else []),
         *portable.batch_of(launch, call),
         call.mods,
         call.scales,

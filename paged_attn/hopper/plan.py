@@ -25,6 +25,7 @@ def covers(p: Problem) -> bool:
         and p.head_dim % 8 == 0
         and 32 < p.head_dim <= 256
         and p.heads // p.kv_heads <= 64
+        and p.kv_heads <= p.device.multiprocessors
         and not p.new
         and not p.qq_bias
     )
@@ -36,11 +37,11 @@ def many(p: Problem, shortest: int) -> Launch:
     tile = 128 if dim <= 128 else 64
     tokens = 64 // group
     blocks = p.tokens // (2 * tokens) + p.seqs
-    if p.max_seqlen_q <= FEW * tokens and p.max_seqlen_k >= 4 * p.max_seqlen_q:
-        return few(p, shortest, UNBOUNDED)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     even = p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
-    split = tiles > LEAST and not (even and blocks * p.kv_heads >= 4 * p.device.multiprocessors)
+    if even and p.max_seqlen_q <= FEW * tokens and p.max_seqlen_k >= 4 * p.max_seqlen_q:
+        return few(p, shortest, UNBOUNDED)
+    split = not even or (tiles > LEAST and blocks * p.kv_heads < 4 * p.device.multiprocessors)
     loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
     stages = {64: (4, 4), 128: (3, 2), 256: (2, 2)}[dim]
     boxed = 64 % group == 0
@@ -55,12 +56,11 @@ def many(p: Problem, shortest: int) -> Launch:
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed and p.query_box,
         OUT_BOX=boxed and p.out_box and dim <= 128,
-        SKIP=128,
-        STRIDE=128,
     )
     shape = _shape(p, tile, 2 * tokens, 128, split, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
-    slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
+    # two for each share of short sequences; a block that is cut has less than twice as many pieces as piece sizes
+    slots = 2 * (1 + PIECES) * programs
     return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
 
 
@@ -80,13 +80,11 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         CONSUMERS=consumers,
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
-        LOADERS=1,
-        BOX=math.gcd(p.page_size, tile),
+        LOADERS=consumers,
+        BOX=math.gcd(p.page_size, tile // consumers),
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=False,
         OUT_BOX=False,
-        SKIP=p.kv_heads * rows,
-        STRIDE=2 * p.kv_heads * rows,
     )
     clear = p.ragged and p.only is None
     shape = _shape(p, tile, tokens, rows, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)
@@ -94,7 +92,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     return _launch(shape, pipe, groups * p.kv_heads, 1, shortest, longest, live, 2 * groups * p.kv_heads)
 
 
-FEW = 16  # half blocks of a sequence up to which even shares are better than a counter
+FEW = 4  # half blocks of a sequence up to which even shares are better than a counter
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 

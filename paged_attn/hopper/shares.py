@@ -4,47 +4,16 @@ What a program does follows from the sequences' lengths alone, as in the portabl
 line of units, here a loader and a consumer walk along it each for itself.
 """
 
-from typing import Any, NamedTuple
-
 from ..kernels.args import Batch
 from ..kernels.output import clear_padding
-from ..kernels.schedule import block_of, even_share, find_work, first_tile, share_of, unflatten, visible_range, work
-from .args import Item, Results, Rings, Turn, Turns
+from ..kernels.schedule import even_share, find_work, unflatten, visible_range, work
+from .args import Results, Rings, Turn, Turns
 from .consumer import consume
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
 from .ring import make_done, make_ring
 from .shim import gl, gluon, mbarrier
-
-
-class Walk(NamedTuple):
-    """Where on the line of units a loader or consumer is."""
-
-    unit: Any
-    seq: Any
-    before: Any  # units before seq
-
-
-@gluon.jit
-def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
-    """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
-    at = walk.unit - walk.before
-    block = block_of(batch, walk.seq, at // tiles, S)
-    tile = at % tiles
-    count = gl.minimum(tiles - tile, share.end - walk.unit)
-    span = visible_range(block, mods, S.BLOCK_Q)
-    from_tile = first_tile(block.seq_len - block.query_len, mods, S) + tile
-    begin = gl.maximum(span.lo // S.TILE, from_tile)
-    end = gl.maximum(begin, gl.minimum((span.hi + S.TILE - 1) // S.TILE, from_tile + count))
-    here = share_of(walk.unit, share)
-    first_share = share_of(walk.unit - tile, share)
-    pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
-    # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
-    first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
-    row = ((2 * here + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
-    counter = first_share * S.KV_HEADS + kv_head
-    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, first_row, row, counter)
-    return item, count
+from .walk import Walk, piece_at
 
 
 @gluon.jit
@@ -117,5 +86,7 @@ def shares_kernel(
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(0), 0, S, P)),
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(1), 1, S, P)),
             (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
+            (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 1, K, S, P)),
             (load_share, (value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
-        ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+            (load_share, (value_box, values, batch, share, walk, kv_head, mods, 1, V, S, P)),
+        ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip

@@ -1,0 +1,38 @@
+"""Along the line of units: which piece of which block lies where in a share."""
+
+from typing import Any, NamedTuple
+
+from ..kernels.schedule import block_of, first_tile, share_of, visible_range
+from .args import Item
+from .shim import gl, gluon
+
+
+class Walk(NamedTuple):
+    """Where on the line of units a loader or consumer is."""
+
+    unit: Any
+    seq: Any
+    before: Any  # units before seq
+
+
+@gluon.jit
+def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+    """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
+    at = walk.unit - walk.before
+    block = block_of(batch, walk.seq, at // tiles, S)
+    tile = at % tiles
+    count = gl.minimum(tiles - tile, share.end - walk.unit)
+    span = visible_range(block, mods, S.BLOCK_Q)
+    from_tile = first_tile(block.seq_len - block.query_len, mods, S) + tile
+    begin = gl.maximum(span.lo // S.TILE, from_tile)
+    end = gl.maximum(begin, gl.minimum((span.hi + S.TILE - 1) // S.TILE, from_tile + count))
+    here = share_of(walk.unit, share)
+    first_share = share_of(walk.unit - tile, share)
+    pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
+    # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
+    first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
+    row = ((2 * here + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
+    skip = S.KV_HEADS * S.ROWS
+    counter = first_share * S.KV_HEADS + kv_head
+    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, first_row, row, skip, 2 * skip, counter)
+    return item, count
