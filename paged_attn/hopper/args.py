@@ -80,6 +80,7 @@ class Item(NamedTuple):
     skip: Any  # rows from the first piece's state to the second's
     stride: Any  # and from there on
     counter: Any  # of the pieces that have arrived
+    both: Any  # 1: two consumers take turns at the tiles of the same 64 rows
 
 
 class Jobs(NamedTuple):

@@ -58,7 +58,7 @@ def hand_out_share(box, ring, jobs, role, turn, number, PART: gl.constexpr, STAG
             before += blocks * tiles
             seq += 1
         else:
-            item, count = piece_at(few, role.share, Walk(unit, seq, before), tiles, role.kv_head, jobs.mods, S)
+            item, count = piece_at(few, role.share, Walk(unit, seq, before), tiles, role.kv_head, jobs.mods, 1, S)
             publish(jobs.mail, number, item)
             number += 1
             turn, rows = load_all_but_one(box, ring, turn, item, few, jobs.mods, PART, STAGES, S, P)

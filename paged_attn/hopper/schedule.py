@@ -16,7 +16,7 @@ from .walk import Walk
 
 PIECES = gl.constexpr(4)  # of blocks that are cut, so many for every program
 LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
-WEIGHT = gl.constexpr(2)  # what a tile costs with two consumers' rows, in tiles with few rows
+WEIGHT = gl.constexpr(2.5)  # what a tile of a block costs, in tiles at which two consumers take turns
 
 
 class Cursor(NamedTuple):
@@ -137,7 +137,7 @@ def item_of(batch, cursor, index, size, mods, S: gl.constexpr):
         counter = gl.num_programs(0) + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         row = (gl.num_programs(0) + counter) * S.ROWS
         first = gl.where(piece == 0, 1, 0)
-        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, row, row + piece * S.ROWS, S.ROWS, S.ROWS, counter)  # fmt: skip
+        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, row, row + piece * S.ROWS, S.ROWS, S.ROWS, counter, 0)  # fmt: skip
     else:
-        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0, 0, 0)
+        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0)
     return cursor, item
