@@ -4,11 +4,11 @@ import triton
 import triton.language as tl
 
 from .args import State
-from .numerics import LN2, LOG2E, dot
+from .numerics import LN2, LOG2E, apart, dot, scaled
 
 
 @triton.jit
-def start(sinks, rows, first, S: tl.constexpr):
+def start(sinks, rows, first, PARTS: tl.constexpr, S: tl.constexpr):
     """Nothing seen yet; in the first share the sink, a key of score sinks[head] and value zero."""
     row_max = tl.full([S.ROWS], float("-inf"), tl.float32)
     row_sum = tl.full([S.ROWS], 0.0, tl.float32)
@@ -16,7 +16,7 @@ def start(sinks, rows, first, S: tl.constexpr):
         sink = tl.load(sinks + rows.kv_head * S.GROUP + rows.member, mask=rows.valid & first, other=float("-inf"))
         row_max = sink.to(tl.float32) * LOG2E
         row_sum = tl.where(row_max > float("-inf"), 1.0, 0.0)
-    return State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)
+    return State(apart(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), PARTS), row_max, row_sum)
 
 
 @triton.jit
@@ -27,12 +27,15 @@ def _base(row_max):
 
 @triton.jit
 def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
-    """Fold scores [R, N] (times unit: base 2) and values [N, D] into the state (Milakov & Gimelshein 2018)."""
+    """Fold scores [R, N] (times unit [R]: base 2) and values into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else _base(row_max)
-    p = tl.exp2(scores * unit - base[:, None])
+    p = tl.exp2(scores * unit[:, None] - base[:, None])
     decay = tl.exp2(state.max - base)
-    acc = dot(p.to(v.dtype), v, state.acc * decay[:, None], S)
+    old = scaled(state.acc, decay[:, None])
+    acc = ()
+    for i in tl.static_range(len(v)):
+        acc = acc + (dot(p.to(v[i].dtype), v[i], old[i], S),)  # type: ignore[assignment]
     return State(acc, row_max, state.sum * decay + tl.sum(p, 1))
 
 
