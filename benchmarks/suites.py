@@ -94,6 +94,7 @@ FP8_SUITE = tuple(
         uniform("decode b1 x 131072", 1, 1, 131072),
         uniform("decode b64 x 4096", 64, 1, 4096),
         uniform("decode b256 x 4096", 256, 1, 4096),
+        uniform("decode b64 x 4096, x-packed", 64, 1, 4096, layout="x"),
         uniform("speculate b16 x 8192, q_len 8", 16, 8, 8192),
         uniform("prefill b4 x 4096", 4, 4096, 4096),
         uniform("chunk of 2048 at 16384", 1, 2048, 16384),

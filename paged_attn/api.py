@@ -124,6 +124,7 @@ def paged_attention(
     # a causal query sees nothing to its right, however wide its window
     right = 0 if causal else min(window_size[1], FAR) if window_size[1] >= 0 else None
     softmax_scale = axes.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
+    cache = layout.cache(k_cache, v_cache, kv_layout)
     problem = Problem(
         tokens=axes.tokens,
         seqs=axes.seqs,
@@ -142,6 +143,8 @@ def paged_attention(
         query_itemsize=q.element_size(),
         cache_itemsize=k_cache.element_size(),
         packed=axes.x > 0,
+        # new keys, which are not fp8, would have to lie in the same parts
+        pairable=k_new is None and q.dtype != torch.float32 and layout.pairable(cache.key, axes.head_dim),
         boxable=layout.boxable(k_cache, v_cache),
         rows_per_page=layout.rows_per_page(k_cache, v_cache, kv_layout),
         query_box=layout.aligned(q),
@@ -163,7 +166,7 @@ def paged_attention(
         out=layout.rows(out),
         lse=lse,
         query=layout.rows(q),
-        cache=layout.cache(k_cache, v_cache, kv_layout),
+        cache=cache,
         new=None if k_new is None or v_new is None else KeyValues(layout.contiguous(k_new), layout.contiguous(v_new)),
         query_starts=cu_seqlens_q,
         seq_lens=seq_lens,
@@ -253,8 +256,11 @@ def _longest(axes: checks.Axes, max_seqlen_k: int | None, new: bool) -> int:
 
 
 def _compute_dtype(q: torch.Tensor, k_cache: torch.Tensor, k_new: torch.Tensor | None) -> torch.dtype:
-    """Operands of the dots: the type of whatever is not fp8; float16, which holds every fp8 number, if all is."""
-    if INTERPRET:  # which has no other arithmetic that is right
+    """Operands of the dots: the type of keys that are not fp8; float16, which holds every fp8 number, if all are.
+
+    Keys of bfloat16 may be anywhere in its range; queries alone are brought into float16's, row by row.
+    """
+    if INTERPRET or q.dtype == torch.float32:  # the interpreter has no other arithmetic that is right
         return torch.float32
-    wide = [x.dtype for x in (q, k_cache, k_new) if x is not None and not layout.is_fp8(x.dtype)]
+    wide = [x.dtype for x in (k_cache, k_new) if x is not None and not layout.is_fp8(x.dtype)]
     return wide[0] if wide else torch.float16

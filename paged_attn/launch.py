@@ -59,6 +59,8 @@ def _attention(launch: Launch, call: Call) -> None:
         return hopper.attention(launch, call)
     batch = batch_of(launch, call)
     partial = _partial(launch, call) if shape.SPLIT else None
+    cache = layout.pairs(call.cache, shape.HEAD_DIM) if config.pairs else call.cache
+    options = {} if config.registers is None else {"maxnreg": config.registers}
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
     run(
         attention_kernel,
@@ -67,7 +69,7 @@ def _attention(launch: Launch, call: Call) -> None:
         call.lse,
         partial,
         call.query,
-        call.cache,
+        cache,
         *boxes,
         call.new,
         *batch,
@@ -75,6 +77,7 @@ def _attention(launch: Launch, call: Call) -> None:
         call.scales,
         shape,
         num_warps=config.warps,
+        **options,
     )
     if shape.SPLIT:
         live = launch.block_tokens * shape.GROUP

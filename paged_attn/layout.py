@@ -55,8 +55,13 @@ def packed_value(x: torch.Tensor) -> KV:
     """The values beside x-packed keys [pages, kv_heads, head_dim, page_size]: every dim is a run of its own."""
     stored, fp8 = _stored(x)
     page, head, run, slot = x.stride()
-    align = math.gcd(16, page, head, run, x.data_ptr() // x.element_size()) if slot == 1 else 1
-    return KV(stored, page, slot, head, run, tl.constexpr(1), fp8, tl.constexpr(align))
+    align = _align(stored, page, head, run) if slot == 1 else tl.constexpr(1)
+    return KV(stored, page, slot, head, run, tl.constexpr(1), fp8, align)
+
+
+def _align(x: torch.Tensor, *steps: int) -> tl.constexpr:
+    """The power of two, up to 16, that divides a tensor's address, in elements, and these strides."""
+    return tl.constexpr(math.gcd(16, x.data_ptr() // x.element_size(), *steps))
 
 
 def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> KeyValues:
@@ -64,6 +69,26 @@ def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> KeyVa
     if k_cache.ndim == 5:
         return KeyValues(packed_key(k_cache), packed_value(v_cache))
     return KeyValues(paged(k_cache, kv_layout), paged(v_cache, kv_layout))
+
+
+def pairable(kv: KV, head_dim: int) -> bool:
+    """Whether this is fp8 whose dims can be read two at a time: everything even, and half a head enough for a dot."""
+    if kv.FP8 == 0 or head_dim <= 16:
+        return False
+    steps = (kv.stride_page, kv.stride_slot, kv.stride_head, kv.stride_run, kv.RUN)
+    return math.gcd(*steps, kv.ptr.storage_offset(), kv.ptr.data_ptr()) % 2 == 0
+
+
+def pairs(cache: KeyValues, head_dim: int) -> KeyValues:
+    """The same cache through int16 pointers, keys and values each where they can be read so."""
+    return KeyValues(*(_pairs(kv) if pairable(kv, head_dim) else kv for kv in cache))
+
+
+def _pairs(kv: KV) -> KV:
+    ptr = kv.ptr.view(torch.int16)
+    steps = (kv.stride_page, kv.stride_slot, kv.stride_head, kv.stride_run)
+    page, slot, head, run = (step // 2 for step in steps)
+    return KV(ptr, page, slot, head, run, kv.RUN // 2, kv.FP8, _align(ptr, page, slot, head, run), tl.constexpr(2))
 
 
 def boxable(*caches: torch.Tensor) -> bool:

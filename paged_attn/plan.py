@@ -13,7 +13,7 @@ import triton
 
 from .backend import Device, gluon_available
 from .kernels.args import Shape
-from .tuning import Config, decode_config, fit, prefill_config, split_config
+from .tuning import Config, decode_config, fit, pair_config, prefill_config, split_config
 
 
 class Problem(NamedTuple):
@@ -36,6 +36,7 @@ class Problem(NamedTuple):
     query_itemsize: int
     cache_itemsize: int
     packed: bool  # x-packed
+    pairable: bool  # all keys are fp8, and can be read two dims at a time
     boxable: bool  # the copy engine can read the caches
     rows_per_page: int  # slot strides from page to page, if boxes of several slots can be cut out; else 0
     query_box: bool  # the copy engine can read the queries, and write results like them
@@ -133,7 +134,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     group = p.heads // p.kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))
     block_q = rows // group
-    config = fit(p, config._replace(rows=rows))
+    config = fit(p, pair_config(p, config._replace(rows=rows)))
     shares = _shares(p, config, blocks, block_q)
     if shares:
         config = split_config(p, config)

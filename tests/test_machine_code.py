@@ -94,6 +94,26 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, par
     assert not wrong, f"{target}:\n" + "\n".join(dict.fromkeys(wrong))
 
 
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_fp8_decode_converts_pairs_at_nearly_the_work_of_16_bits() -> None:
+    """Of a tile of 64 keys of 128 dims a thread has 64 pairs, of which a conversion takes two numbers at a time."""
+    words = ("decode split", "decode split e4m3", "decode split e5m2", "decode split all fp8")
+    found = {x["variant"]: x for x in compiled("sm90", *words) if x["kernel"] == "attention_kernel"}
+    loops = {name: found[name]["loops"][0] for name in words}
+    plain = sum(loops["decode split"].values())
+    for name in words[1:]:
+        loop = loops[name]
+        assert found[name]["registers"] <= 128, f"{name}: four programs do not fit a multiprocessor"
+        assert found[name]["pipelines"] == [[[2, 64, 64], [2, 64, 64]]], name
+        assert sum(loop.values()) < 1.15 * plain, f"{name}: {loop}"
+        assert loop["LDSM"] >= loops["decode split"]["LDSM"] // 2, f"{name} does not read matrices: {loop}"
+        assert not loop.get("F2F"), f"{name} converts numbers one by one: {loop}"
+    packed = 4  # of weights, for the second product
+    assert loops["decode split e4m3"]["F2FP"] == loops["decode split all fp8"]["F2FP"] == 64 + packed
+    assert loops["decode split e5m2"]["F2FP"] == packed
+    assert loops["decode split e5m2"]["PRMT"] == 64
+
+
 @triton.jit
 def crowded_kernel(x, n):
     """Two accumulators of 128 registers per thread each."""

@@ -27,6 +27,17 @@ ATTENTION = {
     "decode features": DECODE | FEATURES,
     "decode window sinks": DECODE | dict(window_size=(1023, -1), sinks=True),
     "decode e4m3": DECODE | dict(cache_dtype=E4M3, scales="per_head"),
+    "decode e4m3 features": DECODE | FEATURES | dict(cache_dtype=E4M3, scales="per_head"),
+    "decode e4m3 page 12": DECODE | dict(cache_dtype=E4M3, page_size=12),
+    "decode e4m3 head_dim 80": DECODE | dict(cache_dtype=E4M3, head_dim=80),
+    "decode e4m3 head_dim 256": DECODE | dict(cache_dtype=E4M3, head_dim=256),
+    "decode e4m3 new": DECODE | dict(cache_dtype=E4M3, new=True),
+    "decode split e4m3": DECODE | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=E4M3, scales="per_head"),
+    "decode split e4m3 features": DECODE | FEATURES | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=E4M3),
+    "decode split e4m3 page 12": DECODE
+    | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=E4M3, page_size=12, window_size=(1023, -1), sinks=True),
+    "decode split e5m2": DECODE | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=E5M2),
+    "decode split packed e4m3": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x", cache_dtype=E4M3),
     "decode e5m2": DECODE | dict(cache_dtype=E5M2),
     "decode all fp8": DECODE | dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=E4M3),
     "decode hnd": DECODE | dict(layout="HND"),
@@ -42,6 +53,13 @@ ATTENTION = {
     "decode head_dim 256": DECODE | dict(head_dim=256),
     "decode group 64": DECODE | dict(heads=64, kv_heads=1),
     "decode new": DECODE | dict(new=True, window_size=(1023, -1), sinks=True),
+    "speculate e4m3": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, cache_dtype=E4M3),
+    "speculate split e4m3": DECODE
+    | dict(query_lens=(8,), seq_lens=LONG, decode_form=False, bounds=True, cache_dtype=E4M3),
+    "speculate split e4m3 tree": DECODE
+    | dict(query_lens=(8,), seq_lens=LONG, decode_form=False, bounds=True, cache_dtype=E4M3, qq_bias=8),
+    "speculate split e4m3 small tree": DECODE
+    | dict(query_lens=(4,), seq_lens=LONG, decode_form=False, bounds=True, cache_dtype=E4M3, qq_bias=8),
     "speculate": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_bias=8),
     "prefill": PREFILL,
     "prefill split": PREFILL | dict(query_lens=(128,), seq_lens=LONG),

@@ -45,6 +45,6 @@ def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr):
     LAYOUT: gl.constexpr = rows.index.type.layout.parent
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     gl.thread_barrier()  # nobody may still multiply by the last ones
-    queries.slots.index(NUMBER).reshape([64, S.DIM]).store(load_query(query, rows, dim, S))
+    queries.slots.index(NUMBER).reshape([64, S.DIM]).store(load_query(query, rows, dim, 1, S).parts[0])
     fence_async_shared()
     gl.thread_barrier()

@@ -5,6 +5,8 @@ Absent is None and costs nothing: Triton resolves it at compile time.  Strides a
 
 from typing import Any, NamedTuple
 
+import triton.language as tl
+
 # ---- from the host -------------------------------------------------------------------------------
 
 
@@ -18,7 +20,10 @@ class Rows(NamedTuple):
 
 
 class KV(NamedTuple):
-    """Keys or values of any layout: RUN consecutive dims lie together, runs are stride_run apart."""
+    """Keys or values of any layout: RUN consecutive elements lie together, runs are stride_run apart.
+
+    An element is PARTS dims of a head: 1, or 2 where fp8 is read as pairs through an int16 pointer.
+    """
 
     ptr: Any
     stride_page: Any
@@ -27,7 +32,8 @@ class KV(NamedTuple):
     stride_run: Any
     RUN: Any  # constexpr
     FP8: Any  # as in Rows
-    ALIGN: Any  # constexpr power of two that divides the address and the strides, where RUN is 1
+    ALIGN: Any  # constexpr power of two that divides the address and the strides, where RUN is 1 or PARTS 2
+    PARTS: Any = tl.constexpr(1)
 
 
 class KeyValues(NamedTuple):
@@ -196,9 +202,16 @@ class Source(NamedTuple):
     scale: Any  # of the scores: softmax, query and key scales in one
 
 
+class Query(NamedTuple):
+    """Queries as both dots of a tile want them."""
+
+    parts: Any  # tuple of [R, D / PARTS] in the compute type: every first dim of PARTS, every second, ...
+    unit: Any  # float32 [R]: the query is parts * unit
+
+
 class State(NamedTuple):
     """Softmax over the keys seen so far, base 2."""
 
-    acc: Any  # float32 [R, D]
+    acc: Any  # float32 [R, D]; within the loop over keys a tuple of parts as in Query
     max: Any  # float32 [R]
     sum: Any  # float32 [R]

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .args import Batch, KeyValues, Source, State
 from .cache import load_box, load_ids, load_kv, locate
-from .numerics import LOG2E, dot, scale_of
+from .numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
 from .output import clear_padding, load_query, store_partial, store_rows
 from .schedule import (
     block_of,
@@ -28,22 +28,22 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
     """Fold the keys of one tile into the state; FULL: every row sees all of them."""
     page, slot = locate(source, ids, tile, S)
     if boxes is not None:
-        k = load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S)
+        k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S).T,)
     else:
-        k = load_kv(kv.key, page, slot, rows.kv_head, None, S)
+        k = unpack(load_kv(kv.key, page, slot, rows.kv_head, None, S).T, kv.key, S)
     if FULL and boxes is not None:
-        v = load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S)
+        v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S),)
     else:
         # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
         pos = tile + tl.arange(0, S.TILE)
         live = None if FULL else (pos >= source.first) & (pos < source.end)
-        v = load_kv(kv.value, page, slot, rows.kv_head, live, S)
+        v = unpack(load_kv(kv.value, page, slot, rows.kv_head, live, S), kv.value, S)
     key = tl.arange(0, S.TILE)
-    scores = dot(q, k.T, tl.full([S.ROWS, S.TILE], 0.0, tl.float32), S)
-    unit = source.scale * LOG2E
+    scores = products(q.parts, k, S)
+    unit = q.unit * (source.scale * LOG2E)
     if S.SCALE_FIRST:
-        scores = modify(scores * source.scale, rows, key, tile, mods, S)
-        unit = LOG2E
+        scores = modify(scores * (q.unit * source.scale)[:, None], rows, key, tile, mods, S)
+        unit = tl.full([S.ROWS], LOG2E, tl.float32)
     if not FULL:
         if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
             scores = mask(scores, rows, key, tile, source.end, mods)
@@ -87,9 +87,9 @@ def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch
     span = visible_range(block, mods, S.BLOCK_Q)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
-    q = load_query(query, rows, tl.arange(0, S.DIM), S)
+    q = load_query(query, rows, tl.arange(0, S.DIM), cache.key.PARTS, S)
     row_max, row_sum = start(mods.sinks, rows, first, S)
-    state = State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)
+    state = State(apart(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
 
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
@@ -99,13 +99,12 @@ def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch
         state, q, rows, cache, boxes, Source(pages, 0, span.lo, cache_end, cache_scale), begin, span, mods, S
     )
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
-    state = State(
-        state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head), state.max, state.sum
-    )
+    value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head)
+    state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
         source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
         state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
-    return state
+    return State(together(state.acc), state.max, state.sum)
 
 
 @triton.jit

@@ -3,8 +3,6 @@
 import triton
 import triton.language as tl
 
-from .numerics import decode
-
 
 @triton.jit
 def chunks(tile, S: tl.constexpr):
@@ -64,10 +62,15 @@ def load_box(box, page, slot, kv_head, S: tl.constexpr):
 
 @triton.jit
 def load_kv(kv, page, slot, kv_head, live, S: tl.constexpr):
-    """Rows [N, D] in the compute type; rows that are not live (None: all are) come back as zeros."""
-    dim = tl.arange(0, S.DIM)
+    """Rows [N, D / PARTS] of stored elements; rows that are not live (None: all are) come back as zeros."""
+    HEAD_DIM: tl.constexpr = S.HEAD_DIM // kv.PARTS
+    DIM: tl.constexpr = S.DIM // kv.PARTS
+    dim = tl.arange(0, DIM)
     head = kv.ptr + tl.cast(kv_head, tl.int64) * kv.stride_head
     row = page * kv.stride_page + slot * kv.stride_slot
+    if kv.PARTS == 2:
+        head = tl.multiple_of(head, 2 * kv.ALIGN)  # bytes
+        row = tl.multiple_of(row, kv.ALIGN)
     if kv.RUN == 1:
         # wide loads go along the slots here, but the compiler cannot see through locate's reshape
         WIDE: tl.constexpr = min(kv.ALIGN, S.CHUNK)
@@ -75,12 +78,11 @@ def load_kv(kv, page, slot, kv_head, live, S: tl.constexpr):
     ptr = head + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     if kv.RUN == 1 or live is None:
         # along the slots a mask would cut wide loads into single elements: garbage is loaded, and dropped below
-        x = tl.load(ptr) if S.DIM == S.HEAD_DIM else tl.load(ptr, mask=(dim < S.HEAD_DIM)[None, :], other=0)
-    elif S.DIM == S.HEAD_DIM:
+        x = tl.load(ptr) if DIM == HEAD_DIM else tl.load(ptr, mask=(dim < HEAD_DIM)[None, :], other=0)
+    elif DIM == HEAD_DIM:
         x = tl.load(ptr, mask=live[:, None], other=0)
     else:
-        x = tl.load(ptr, mask=live[:, None] & (dim < S.HEAD_DIM)[None, :], other=0)
-    x = decode(x, kv.FP8, S.COMPUTE, S.NATIVE_FP8)
+        x = tl.load(ptr, mask=live[:, None] & (dim < HEAD_DIM)[None, :], other=0)
     if kv.RUN == 1 and live is not None:
-        x = tl.where(live[:, None], x, 0.0)
+        x = tl.where(live[:, None], x, 0)  # no bits: zero in every format
     return x

@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from .numerics import decode, encode, scale_of
+from .args import Query
+from .numerics import apart, decode, encode, normalize, opaque, scale_of
 from .softmax import finish, log_sum_exp
 
 
@@ -16,10 +17,19 @@ def _addresses(rows, dim, tensor, S: tl.constexpr):
 
 
 @triton.jit
-def load_query(query, rows, dim, S: tl.constexpr):
-    """Queries [R, D] in the compute type."""
+def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
+    """Queries in the compute type, in as many parts as the keys."""
     ptr, inside = _addresses(rows, dim, query, S)
-    return decode(tl.load(ptr, mask=inside, other=0), query.FP8, S.COMPUTE, S.NATIVE_FP8)
+    x = tl.load(ptr, mask=inside, other=0)
+    if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
+        x, unit = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
+        return Query(apart(x.to(S.COMPUTE), PARTS), unit)
+    else:
+        x = decode(x, query.FP8, S.COMPUTE, S.NATIVE_FP8)
+        if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
+            # from queries that were bytes it would conclude that keys are, and read them byte by byte, too
+            x = opaque(x)
+        return Query(apart(x, PARTS), tl.where(rows.valid, 1.0, 1.0))
 
 
 @triton.jit

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .args import State
-from .numerics import LN2, LOG2E, dot
+from .numerics import LN2, LOG2E, dot, scaled
 
 
 @triton.jit
@@ -27,12 +27,15 @@ def _base(row_max):
 
 @triton.jit
 def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
-    """Fold scores [R, N] (times unit: base 2) and values [N, D] into the state (Milakov & Gimelshein 2018)."""
+    """Fold scores [R, N] (times unit [R]: base 2) and values into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else _base(row_max)
-    p = tl.exp2(scores * unit - base[:, None])
+    p = tl.exp2(scores * unit[:, None] - base[:, None])
     decay = tl.exp2(state.max - base)
-    acc = dot(p.to(v.dtype), v, state.acc * decay[:, None], S)
+    old = scaled(state.acc, decay[:, None])
+    acc = ()
+    for i in tl.static_range(len(v)):
+        acc = acc + (dot(p.to(v[i].dtype), v[i], old[i], S),)  # type: ignore[assignment]
     return State(acc, row_max, state.sum * decay + tl.sum(p, 1))
 
 

@@ -22,6 +22,8 @@ class Config(NamedTuple):
     least: int = 8  # tiles of a share: fewer cost more to merge than they save
     enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
     boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
+    pairs: bool = False  # fp8 keys and values two dims at a time
+    registers: int | None = None  # per thread, at most
 
 
 # Shared memory that one program may use, bytes
@@ -66,14 +68,31 @@ def prefill_config(p: Problem) -> Config:
     return config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable)
 
 
+def pair_config(p: Problem, config: Config) -> Config:
+    """The same where fp8 can be read in pairs and few rows let memory decide: half the bytes, twice the programs."""
+    if not p.pairable or config.rows >= 64:
+        return config
+    config = config._replace(pairs=True)
+    if p.device.capability < 89:
+        return config
+    if config.rows > 16:
+        return config._replace(tile=128) if config.tile == 64 else config
+    if p.modified or p.head_dim > 128:
+        return config._replace(resident=3, registers=168)
+    return config._replace(resident=4, registers=128)
+
+
 def split_config(p: Problem, config: Config) -> Config:
     """The same where keys are cut: both ways to end a block must fit the registers."""
-    return config._replace(tile=min(config.tile, 64), peel=p.packed, boxes=False)
+    tile = config.tile if config.pairs else min(config.tile, 64)
+    return config._replace(tile=tile, peel=p.packed, boxes=False)
 
 
 def fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
-    row_bytes = max(16, 1 << (p.head_dim - 1).bit_length()) * p.compute.itemsize
+    dim = max(16, 1 << (p.head_dim - 1).bit_length())
+    row_bytes = dim * p.compute.itemsize
+    stored_bytes = dim * p.cache_itemsize if config.pairs else row_bytes
     limit = _SHARED.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
@@ -82,7 +101,7 @@ def fit(p: Problem, config: Config) -> Config:
         buffers = c.stages if from_shared else c.stages - 1
         # float32 operands of tensor cores pass through shared memory once more, split in two
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
-        return row_bytes * (2 * c.tile * buffers + c.rows + extra)
+        return stored_bytes * 2 * c.tile * buffers + row_bytes * (c.rows + extra)
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)
