@@ -53,6 +53,8 @@ def attention(plan: Plan, call: Call) -> None:
 
 def _attention(launch: Launch, call: Call) -> None:
     shape, config = launch.shape, launch.config
+    # where results must not depend on the kernel, its compiler may not choose which products to round
+    fuse = shape.PIECE is None
     batch = Batch(
         call.query_starts,
         call.seq_lens,
@@ -63,6 +65,7 @@ def _attention(launch: Launch, call: Call) -> None:
         launch.shortest,
         launch.longest,
         launch.least,
+        launch.slots,
     )
     partial = _partial(launch, call) if shape.SPLIT else None
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
@@ -81,6 +84,7 @@ def _attention(launch: Launch, call: Call) -> None:
         call.scales,
         shape,
         num_warps=config.warps,
+        enable_fp_fusion=fuse,
     )
     if shape.SPLIT:
         live = launch.block_tokens * shape.GROUP
@@ -92,10 +96,12 @@ def _attention(launch: Launch, call: Call) -> None:
             call.out,
             call.lse,
             partial,
+            launch.slots,
             call.scales,
             shape,
             rows,
             num_warps=_warps(rows, shape.DIM),
+            enable_fp_fusion=fuse,
         )
 
 
@@ -132,9 +138,9 @@ def _warps(rows: int, dim: int) -> int:
 
 
 def _partial(launch: Launch, call: Call) -> Partial:
-    """Scratch for the states of cut blocks: its size depends on the device, not on the batch."""
+    """Scratch for the states of cut blocks: its size depends on the device and on bounds, not on the batch."""
     device, shape = call.query.ptr.device, launch.shape
-    states = 2 * launch.programs * shape.KV_HEADS * shape.ROWS
+    states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE
     buffer = torch.empty(states * (shape.DIM + 2), dtype=torch.float32, device=device)
     cuts = torch.empty(3 * launch.programs, dtype=torch.int32, device=device)
     return Partial(buffer[2 * states :], buffer[:states], buffer[states : 2 * states], cuts)

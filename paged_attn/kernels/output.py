@@ -47,11 +47,11 @@ def store_partial(partial, slot, rows, state, S: tl.constexpr):
     """The state of one piece of a block; where nothing was seen acc is left alone."""
     row = tl.arange(0, S.ROWS)
     dim = tl.arange(0, S.DIM)
-    at = (slot * S.KV_HEADS + rows.kv_head) * S.ROWS + row
-    seen = rows.valid & (state.sum > 0)
-    tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=seen[:, None])
-    tl.store(partial.max + at, state.max, mask=rows.valid)
-    tl.store(partial.sum + at, state.sum, mask=rows.valid)
+    at = (slot * S.KV_HEADS + rows.kv_head) * S.LIVE + row
+    valid = rows.valid & (row < S.LIVE)
+    tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=(valid & (state.sum > 0))[:, None])
+    tl.store(partial.max + at, state.max, mask=valid)
+    tl.store(partial.sum + at, state.sum, mask=valid)
 
 
 @triton.jit

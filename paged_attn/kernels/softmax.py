@@ -9,7 +9,7 @@ from .numerics import LN2, LOG2E, dot
 
 @triton.jit
 def start(sinks, rows, first, S: tl.constexpr):
-    """Nothing seen yet; in the first share the sink, a key of score sinks[head] and value zero."""
+    """Nothing seen yet; where `first`, of all rows or [R], the sink: a key of score sinks[head] and value zero."""
     row_max = tl.full([S.ROWS], float("-inf"), tl.float32)
     row_sum = tl.full([S.ROWS], 0.0, tl.float32)
     if sinks is not None:
@@ -30,7 +30,7 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
     """Fold scores [R, N] (times unit: base 2) and values [N, D] into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else _base(row_max)
-    p = tl.exp2(scores * unit - base[:, None])
+    p = tl.exp2(tl.fma(scores, unit, -base[:, None]))
     decay = tl.exp2(state.max - base)
     acc = dot(p.to(v.dtype), v, state.acc * decay[:, None], S)
     return State(acc, row_max, state.sum * decay + tl.sum(p, 1))

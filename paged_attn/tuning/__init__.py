@@ -22,7 +22,14 @@ class Config(NamedTuple):
     least: int = 8  # tiles of a share: fewer cost more to merge than they save
     enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
     boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
+    piece: int | None = None  # keys are cut at multiples of this only; a multiple of every tile
 
+
+# Keys of a piece where results must not depend on the batch: few enough that one sequence of 32768 keys has work for
+# every multiprocessor, so many that merging 131072 keys is a twentieth of reading them.
+PIECE = 1024
+# Bytes of scratch for pieces that a launch may ask for.
+SCRATCH = 1 << 28
 
 # Shared memory that one program may use, bytes
 _SHARED = {
@@ -69,6 +76,23 @@ def prefill_config(p: Problem) -> Config:
 def split_config(p: Problem, config: Config) -> Config:
     """The same where keys are cut: both ways to end a block must fit the registers."""
     return config._replace(tile=min(config.tile, 64), peel=p.packed, boxes=False)
+
+
+def invariant_config(p: Problem) -> Config:
+    """One for any number of queries: decodes and prefills use the same instructions, and add in the same order.
+
+    64 rows are the fewest that a warp group's product takes on sm90, and a decode has time for them.
+    """
+    config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=PIECE)
+    if p.device.arch == "interpreter":
+        config = config._replace(stages=1, resident=1)
+    elif p.compute == torch.float32:
+        config = config._replace(rows=16, tile=32)
+    elif p.packed or p.qq_bias or p.head_dim > 128 or (p.cache_itemsize == 1 and p.device.capability < 89):
+        config = config._replace(tile=32)
+    if p.head_dim > 128:
+        config = config._replace(warps=8)
+    return config._replace(least=PIECE // config.tile)
 
 
 def fit(p: Problem, config: Config) -> Config:
