@@ -41,6 +41,7 @@ def paged_attention(
     out_scale: ScaleLike = None,
     return_lse: bool = False,
     only: str | None = None,
+    batch_invariant: bool = False,
     check: bool | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of ragged queries over a paged key-value cache.
@@ -83,6 +84,10 @@ def paged_attention(
         return_lse: also return the natural logarithm of each row's softmax denominator, sinks included.
         only: "decode": only sequences with exactly one query token; "prefill": only the others.  Other rows of out and
             of the log-sum-exp are left as they were.
+        batch_invariant: True: a query's result has the same bits alone and in any batch, in any order, in a prefill cut
+            into any chunks and as a decode, whatever the bounds and the width of page_table; on one device, for the
+            same keys and options.  (With qq_bias or causal=False, chunks themselves change what a query sees.)
+            Not with k_new: how keys are cut into tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
             environment variable PAGED_ATTN_CHECK says.
 
@@ -101,7 +106,7 @@ def paged_attention(
         max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
         window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
         q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale,
-        return_lse=return_lse, only=only,
+        return_lse=return_lse, only=only, batch_invariant=batch_invariant,
     )  # fmt: skip
     device = device_of(q.device)
     if checks.enabled(check):
@@ -150,6 +155,7 @@ def paged_attention(
         query_box=layout.aligned(q),
         out_box=layout.aligned(out) and out.dtype == q.dtype,
         new=k_new is not None,
+        batch_invariant=batch_invariant,
         device=device,
     )
     mods = Modifiers(

@@ -152,6 +152,7 @@ def check_attention(
     out_scale: float | Tensor | None,
     return_lse: bool,
     only: str | None,
+    batch_invariant: bool,
 ) -> Axes:
     """Everything the host can know about a call of paged_attention: raises, or returns its sizes."""
     door = _Door()
@@ -197,6 +198,12 @@ def check_attention(
     _bool("return_lse", return_lse)
     if only is not None:
         _choice("only", only, ("decode", "prefill"))
+    _bool("batch_invariant", batch_invariant)
+    if batch_invariant and k_new is not None:
+        # a tile at the border would be two, one of the cache and one of k_new
+        raise ValueError(
+            "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"
+        )
     if q.requires_grad and torch.is_grad_enabled():
         raise ValueError("q requires grad, but paged attention has no backward pass: call it under torch.no_grad()")
     return Axes(

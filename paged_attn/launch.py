@@ -58,6 +58,8 @@ def _attention(launch: Launch, call: Call) -> None:
 
         return hopper.attention(launch, call)
     batch = batch_of(launch, call)
+    # where results must not depend on the kernel, its compiler may not choose which products to round
+    fuse = shape.PIECE is None
     partial = _partial(launch, call) if shape.SPLIT else None
     cache = layout.pairs(call.cache, shape.HEAD_DIM) if config.pairs else call.cache
     options = {} if config.registers is None else {"maxnreg": config.registers}
@@ -77,6 +79,7 @@ def _attention(launch: Launch, call: Call) -> None:
         call.scales,
         shape,
         num_warps=config.warps,
+        enable_fp_fusion=fuse,
         **options,
     )
     if shape.SPLIT:
@@ -89,10 +92,12 @@ def _attention(launch: Launch, call: Call) -> None:
             call.out,
             call.lse,
             partial,
+            launch.slots,
             call.scales,
             shape,
             rows,
             num_warps=_warps(rows, shape.DIM),
+            enable_fp_fusion=fuse,
         )
 
 
@@ -108,6 +113,7 @@ def batch_of(launch: Launch, call: Call) -> Batch:
         launch.shortest,
         launch.longest,
         launch.least,
+        launch.slots,
     )
 
 
@@ -144,9 +150,9 @@ def _warps(rows: int, dim: int) -> int:
 
 
 def _partial(launch: Launch, call: Call) -> Partial:
-    """Scratch for the states of cut blocks: its size depends on the device, not on the batch."""
+    """Scratch for the states of cut blocks: its size depends on the device and on bounds, not on the batch."""
     device, shape = call.query.ptr.device, launch.shape
-    states = 2 * launch.programs * shape.KV_HEADS * shape.ROWS
+    states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE
     buffer = torch.empty(states * (shape.DIM + 2), dtype=torch.float32, device=device)
     cuts = torch.empty(3 * launch.programs, dtype=torch.int32, device=device)
     return Partial(buffer[2 * states :], buffer[:states], buffer[states : 2 * states], cuts)

@@ -13,7 +13,7 @@ import triton
 
 from .backend import Device, gluon_available
 from .kernels.args import Shape
-from .tuning import Config, decode_config, fit, pair_config, prefill_config, split_config
+from .tuning import SCRATCH, Config, decode_config, fit, invariant_config, pair_config, prefill_config, split_config
 
 
 class Problem(NamedTuple):
@@ -42,6 +42,7 @@ class Problem(NamedTuple):
     query_box: bool  # the copy engine can read the queries, and write results like them
     out_box: bool
     new: bool  # keys outside the cache
+    batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
 
 
@@ -51,12 +52,12 @@ class Launch(NamedTuple):
     shape: Shape
     programs: int  # per KV head: blocks, or shares of all blocks' work
     least: int  # tiles of a share
+    slots: int  # scratch states of a share
     shortest: int  # query lengths served
     longest: int
     block_tokens: int  # the most query tokens that a block can have
     config: Config
     pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
-    slots: int = 0  # states of pieces that it may have to keep
 
     @property
     def grid(self) -> tuple[int]:
@@ -86,15 +87,17 @@ def plan(problem: Problem) -> Plan:
     """Sequences of few queries (decode, speculation) in one launch, the others in another, unless one cannot occur."""
     p = problem
     group = p.heads // p.kv_heads
-    few = decode_config(p)
-    few_tokens = max(1, few.rows // group)
+    few = invariant_config(p)._replace(enough=math.inf) if p.batch_invariant else decode_config(p)
+    # not more rows than a decode's tile has by default, for all of them may leave states in scratch
+    few_tokens = max(1, min(few.rows, 16) // group)
     if p.only == "prefill" and not p.ragged:
         return Plan(())
     hopper = _hopper(p)
     if p.only == "decode" or not p.ragged:
         return Plan((hopper.few(p, 1, 1) if hopper else _few(p, few, 1, 1),))
     # float32 operands leave no registers for more rows
-    few_rows = FEW_ROWS if p.compute.itemsize == 2 or p.device.arch == "interpreter" else few.rows
+    widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
+    few_rows = FEW_ROWS if widens else few.rows
     if p.max_seqlen_q <= max(few_tokens, few_rows // group):
         if hopper:
             return Plan((hopper.few(p, 0 if p.only is None else 2, UNBOUNDED),))
@@ -125,7 +128,7 @@ def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
 
 def _many(p: Problem, shortest: int) -> Launch:
     """As many blocks per sequence as its queries fill."""
-    config = prefill_config(p)
+    config = invariant_config(p) if p.batch_invariant else prefill_config(p)
     block_q = max(1, config.rows * p.kv_heads // p.heads)
     return _launch(p, config, p.tokens // block_q + p.seqs, False, shortest, UNBOUNDED)
 
@@ -134,18 +137,26 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     group = p.heads // p.kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))
     block_q = rows // group
-    config = fit(p, pair_config(p, config._replace(rows=rows)))
-    shares = _shares(p, config, blocks, block_q)
-    if shares:
+    config = config._replace(rows=rows)
+    config = fit(p, config if p.batch_invariant else pair_config(p, config))
+    tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
+    dim = max(16, triton.next_power_of_2(p.head_dim))
+    shares, live, slots = _shares(p, config, blocks, block_q), rows, 2
+    if config.piece is not None:
+        live = min(rows, triton.next_power_of_2(tokens * group))
+        slots = _most_pieces(p, config.piece, min(longest, p.max_seqlen_q))
+        shares = _affordable(shares, blocks, 4 * slots * p.kv_heads * live * (dim + 2))
+    elif shares:
         config = split_config(p, config)
     shape = Shape(
         GROUP=group,
         KV_HEADS=p.kv_heads,
         HEAD_DIM=p.head_dim,
-        DIM=max(16, triton.next_power_of_2(p.head_dim)),
+        DIM=dim,
         PAGE=p.page_size,
         BLOCK_Q=block_q,
         ROWS=rows,
+        LIVE=live,
         TILE=config.tile,
         CHUNK=math.gcd(config.tile, p.page_size),
         STAGES=config.stages,
@@ -154,14 +165,14 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
         ONE_BLOCK=one_block,
         SPLIT=shares > 0,
+        PIECE=config.piece,
         SCAN=128 if p.seqs <= 128 else 1024,
         PEEL=config.peel and (p.packed or p.window_left < 0),
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
     )
-    tokens = max(1, min(block_q, p.max_seqlen_q)) if p.ragged else 1
-    return Launch(shape, shares or blocks, config.least, shortest, longest, tokens, config)
+    return Launch(shape, shares or blocks, config.least, slots, shortest, longest, tokens, config)
 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
@@ -174,6 +185,18 @@ def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
         return 0
     fill = max(1, config.resident * p.device.multiprocessors // p.kv_heads)
     return min(fill, triton.cdiv(blocks * tiles, config.least))
+
+
+def _most_pieces(p: Problem, piece: int, query_len: int) -> int:
+    """Pieces that the keys of so many queries of a sequence can touch."""
+    most = max(1, triton.cdiv(p.max_seqlen_k, piece))
+    return most if p.window_left < 0 else min(most, triton.cdiv(query_len + p.window_left, piece) + 1)
+
+
+def _affordable(shares: int, blocks: int, share_bytes: int) -> int:
+    """Fewer shares if their scratch would be too large, or 0 where a program per block fills the device as well."""
+    most = SCRATCH // share_bytes
+    return shares if shares <= most else most if most > blocks else 0
 
 
 _TRITON_DTYPES = {

@@ -40,11 +40,12 @@ def paged_attention(
     out_scale: Scale = None,
     return_lse: bool = False,
     only: str | None = None,
+    batch_invariant: bool = False,
     check: bool | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """What `paged_attn.paged_attention` must return; its docstring explains the arguments.
 
-    `max_seqlen_q`, `max_seqlen_k` and `check` cannot change a result and are ignored.
+    `max_seqlen_q`, `max_seqlen_k`, `batch_invariant` and `check` cannot change a result and are ignored.
     Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp; rows that `only`
     leaves out are 0.  With `out` it is written there, clamped for an fp8 type, and those rows keep what they held.
     Returns: out [tokens, heads, head_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf for

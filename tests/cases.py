@@ -71,6 +71,7 @@ class Case:
     out_scale: float = 0.02  # used where out is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
     only: str | None = None
+    batch_invariant: bool = False
     decode_form: bool = False  # cu_seqlens_q=None
     strided: bool = False  # q, k_new, v_new, out and page_table are slices of wider tensors
     bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
@@ -134,7 +135,7 @@ def build(case: Case, device: str = "cpu") -> dict[str, Any]:
 
     inputs["kv_layout"] = "HND" if case.layout == "HND" else "NHD"
     inputs.update(causal=case.causal, window_size=case.window_size, softcap=case.softcap, return_lse=True, **scales)
-    inputs.update(only=case.only, softmax_scale=case.softmax_scale)
+    inputs.update(only=case.only, batch_invariant=case.batch_invariant, softmax_scale=case.softmax_scale)
     if case.bounds:
         inputs.update(max_seqlen_q=max(case.query_lens, default=0), max_seqlen_k=max(0, *case.seq_lens))
     small = torch.float32 if is_fp8(case.dtype) else case.dtype

@@ -112,7 +112,7 @@ def test_a_sequence_without_queries_moves_nothing() -> None:
 
 
 def test_suites_are_those_of_the_readme_and_names_are_unique() -> None:
-    assert list(SUITES) == ["decode", "features", "prefill", "mixed", "ragged", "spec", "fp8"]
+    assert list(SUITES) == ["decode", "features", "prefill", "mixed", "ragged", "spec", "fp8", "invariant"]
     for suite, cases in SUITES.items():
         assert len({case.name for case in cases}) == len(cases), suite
         for case in cases:
@@ -130,6 +130,17 @@ def test_every_fp8_case_stands_beside_its_twin() -> None:
     for case in SUITES["fp8"]:
         if case.cache_dtype is not None:
             assert case.name.split(", e4m3")[0] in names
+
+
+def test_batch_invariant_cases_are_held_against_the_default_mode() -> None:
+    default = PEERS["default mode"]
+    for case in (case for cases in SUITES.values() for case in cases):
+        assert case.batch_invariant == (case in SUITES["invariant"])
+    with pytest.raises(Cannot, match="default mode itself"):
+        default(SMALL, {})
+    case = replace(SMALL, batch_invariant=True)
+    inputs = inputs_of(case, "cpu")
+    assert default(case, inputs)().shape == inputs["out"].shape
 
 
 def test_a_tree_sees_itself_and_its_ancestors() -> None:

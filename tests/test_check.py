@@ -344,7 +344,7 @@ ATTENTION: list[tuple[str, Change, type[Exception], str]] = [
     ("fp8", tensor("q_scale", (2,), torch.float64), TypeError, "q_scale must be float32, got float64"),
     ("fp8", tensor("k_scale", (2,), torch.float16), TypeError, "k_scale must be float32, got float16"),
     ("fp8", tensor("v_scale", (1,), torch.bfloat16), TypeError, "v_scale must be float32, got bfloat16"),
-    # out, out_scale, return_lse, only, check
+    # out, out_scale, return_lse, only, batch_invariant, check
     ("plain", value(out=[]), TypeError, f"out must be a tensor of {QUERY}, got list"),
     ("plain", to("out", torch.float64), TypeError, f"out must be {QUERY}, got float64"),
     (
@@ -378,6 +378,14 @@ ATTENTION: list[tuple[str, Change, type[Exception], str]] = [
     ("plain", value(return_lse=1), TypeError, "return_lse must be True or False, got int"),
     ("plain", value(only="both"), ValueError, "only must be 'decode' or 'prefill', got 'both'"),
     ("plain", value(only=True), TypeError, "only must be 'decode' or 'prefill', got bool"),
+    ("plain", value(batch_invariant=1), TypeError, "batch_invariant must be True or False, got int"),
+    ("plain", value(batch_invariant=None), TypeError, "batch_invariant must be True or False, got None"),
+    (
+        "new",
+        value(batch_invariant=True),
+        ValueError,
+        "k_new must be None with batch_invariant = True, for results would depend on where the cache ends",
+    ),
     ("plain", value(check=1), TypeError, "check must be True, False or None, got int"),
 ]
 

@@ -31,12 +31,20 @@ PREFILL_MAY_SPILL = {"sm80": 472, "sm90": 0, "sm100": 120, "gfx942": 564}
 # float32 at 256 dims, which nobody serves: three products of split operands take more than there is.
 FLOAT32_MAY_SPILL = {"prefill fp32 head_dim 256": 32}
 OTHERS_MAY_SPILL = {"sm80": 8}  # fp8 decoded by hand
+# Pieces of a fixed size are folded into a second state, which waits in memory while a piece is attended to.
+INVARIANT_MAY_SPILL = {"sm80": 448, "sm90": 272, "sm100": 328, "gfx942": 100}
+# What of that reaches the loop over a piece's keys on sm90, in loads of 4 bytes a tile.
+INVARIANT_MAY_RELOAD = 3
 
 # Variants with a decode kernel of as many rows as a warp group's product takes, 64.
-WIDE_DECODE = {"decode group 64"}
+WIDE_DECODE = {"decode group 64"} | {name for name in variants.ATTENTION if name.startswith("decode invariant")}
 
 # A branch between the two products serialises them; the query-query bias is such a branch, and only few tiles take it.
-MAY_SERIALISE = {"prefill features"}
+# The other has one for its window.
+MAY_SERIALISE = {"prefill features", "prefill invariant features"}
+
+# What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
+ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
 
 
 def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
@@ -46,6 +54,8 @@ def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
         yield f"takes {facts['shared']} bytes of shared memory, there are {SHARED[target]}"
     allowed = PREFILL_MAY_SPILL[target] if prefill else OTHERS_MAY_SPILL.get(target, 0)
     allowed = max(allowed, FLOAT32_MAY_SPILL.get(facts["variant"], 0))
+    if "invariant" in facts["variant"]:
+        allowed = max(allowed, INVARIANT_MAY_SPILL[target])
     if facts["spilled"] > allowed:
         yield f"spills {facts['spilled']} bytes at {facts['registers']} registers, allowed are {allowed}"
     if target == "sm90" and not facts["kernel"].startswith(("merge", "write")):
@@ -112,6 +122,21 @@ def test_fp8_decode_converts_pairs_at_nearly_the_work_of_16_bits() -> None:
     assert loops["decode split e4m3"]["F2FP"] == loops["decode split all fp8"]["F2FP"] == 64 + packed
     assert loops["decode split e5m2"]["F2FP"] == packed
     assert loops["decode split e5m2"]["PRMT"] == 64
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_kernels_of_invariant_calls_do_the_same_arithmetic() -> None:
+    """Whether they decode or prefill, in shares or a program per block."""
+    found: dict[str, list[dict[str, int]]] = {}
+    for facts in compiled("sm90", "invariant"):
+        if facts["loops"]:
+            inner = facts["loops"][0]
+            assert inner.get("LDL", 0) <= INVARIANT_MAY_RELOAD, facts["variant"]
+            kind = facts["variant"].split("invariant")[1].replace(" split", "")
+            found.setdefault(kind, []).append({name: inner.get(name, 0) for name in ARITHMETIC})
+    assert all(len(kernels) >= 2 for kernels in found.values()), found
+    for kind, kernels in found.items():
+        assert all(kernel == kernels[0] for kernel in kernels), (kind, kernels)
 
 
 @triton.jit

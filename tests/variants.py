@@ -15,6 +15,7 @@ DECODE = dict(
 )
 PREFILL = dict(query_lens=(2048,), seq_lens=(2048,), heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 FEATURES = dict(window_size=(1023, -1), softcap=30.0, alibi=True, sinks=True)
+INVARIANT = dict(batch_invariant=True)
 ATTENTION = {
     "decode": DECODE,
     "decode split": DECODE | dict(query_lens=(1,), seq_lens=LONG),
@@ -60,8 +61,21 @@ ATTENTION = {
     | dict(query_lens=(8,), seq_lens=LONG, decode_form=False, bounds=True, cache_dtype=E4M3, qq_bias=8),
     "speculate split e4m3 small tree": DECODE
     | dict(query_lens=(4,), seq_lens=LONG, decode_form=False, bounds=True, cache_dtype=E4M3, qq_bias=8),
+    "decode invariant": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,
+    "decode invariant features": DECODE | dict(query_lens=(1,), seq_lens=LONG) | FEATURES | INVARIANT,
+    "decode invariant e4m3": DECODE | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=E4M3) | INVARIANT,
+    "decode invariant packed": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x") | INVARIANT,
+    "decode invariant fp32": DECODE | dict(query_lens=(1,), seq_lens=LONG, dtype=torch.float32) | INVARIANT,
+    "decode invariant head_dim 256": DECODE | dict(query_lens=(1,), seq_lens=LONG, head_dim=256) | INVARIANT,
     "speculate": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_bias=8),
     "prefill": PREFILL,
+    "prefill invariant": PREFILL | INVARIANT,
+    "prefill invariant split": PREFILL | dict(query_lens=(128,), seq_lens=LONG) | INVARIANT,
+    "prefill invariant features": PREFILL | FEATURES | INVARIANT,
+    "prefill invariant e4m3": PREFILL | dict(cache_dtype=E4M3) | INVARIANT,
+    "prefill invariant packed": PREFILL | dict(layout="x") | INVARIANT,
+    "prefill invariant fp32": PREFILL | dict(dtype=torch.float32) | INVARIANT,
+    "prefill invariant head_dim 256": PREFILL | dict(head_dim=256) | INVARIANT,
     "prefill split": PREFILL | dict(query_lens=(128,), seq_lens=LONG),
     "prefill fp16": PREFILL | dict(dtype=torch.float16),
     "prefill fp32": PREFILL | dict(dtype=torch.float32),

@@ -20,6 +20,7 @@ Peer = Callable[[Case, dict[str, Any]], Call]
 OURS = "paged-attn"
 PEERS: dict[str, Peer] = {
     OURS: ours.call,
+    "default mode": ours.default,
     "sdpa cudnn": sdpa.cudnn,
     "sdpa flash": sdpa.flash,
     "cudnn paged": cudnn.call,

@@ -1,4 +1,4 @@
-"""The library itself."""
+"""The library itself, and what its batch-invariant mode is held against: the default one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,17 @@ from typing import Any
 from torch import Tensor
 
 import paged_attn
+from benchmarks.peers.cannot import Cannot
 from tests.cases import Case
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
     """paged_attention on the case's own inputs."""
     return lambda: paged_attn.paged_attention(**inputs)  # type: ignore[return-value]
+
+
+def default(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
+    """The same call without batch_invariant."""
+    if not case.batch_invariant:
+        raise Cannot("the case is of the default mode itself")
+    return call(case, {**inputs, "batch_invariant": False})

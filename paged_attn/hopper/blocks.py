@@ -110,13 +110,13 @@ def consume_items(out, results, query, rings, jobs, done, NUMBER: gl.constexpr, 
         tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_tokens"])
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
 def blocks_kernel(
     out, lse, partial, query, key_box, value_box, query_box, out_box, counters, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: gl.constexpr, P: gl.constexpr,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
-    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least)
+    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots)  # fmt: skip
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
     keys = make_ring(key_box, P.KEY_STAGES, S, P)

@@ -68,7 +68,7 @@ def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S:
     row = item.row + NUMBER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, state.acc.type.layout))
     LAYOUT: gl.constexpr = state.acc.type.layout
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    store_partial(results.partial, row, rows, dim, state, S)
+    store_partial(results.partial, row, rows.valid, dim, state, S)
     gl.thread_barrier()  # every thread's rows are written before one of them tells
     arrived = gl.atomic_add(counter, 1, sem="acq_rel")
     if arrived == arrivals - 1:

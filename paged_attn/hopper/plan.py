@@ -27,6 +27,7 @@ def covers(p: Problem) -> bool:
         and p.heads // p.kv_heads <= 64
         and p.kv_heads <= p.device.multiprocessors
         and not p.new
+        and not p.batch_invariant
         and not p.qq_bias
     )
 
@@ -109,6 +110,7 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
         PAGE=p.page_size,
         BLOCK_Q=tokens,
         ROWS=rows,
+        LIVE=rows,
         TILE=tile,
         CHUNK=0,
         STAGES=0,
@@ -116,6 +118,7 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
         PRECISION="ieee",
         ONE_BLOCK=False,
         SPLIT=split,
+        PIECE=None,
         SCAN=scan,
         PEEL=False,
         SCALE_FIRST=p.modified,
@@ -126,4 +129,4 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
 
 def _launch(shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int) -> Launch:  # fmt: skip
     config = Config(rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=4, peel=False, resident=1)
-    return Launch(shape, programs, least, shortest, longest, tokens, config, pipe, slots)
+    return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)

@@ -42,7 +42,7 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
     FEW: gl.constexpr = 64 // S.GROUP
     shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
     longest = batch.longest if MANY else gl.minimum(batch.longest, FEW)
-    return Batch(batch.query_starts, batch.seq_lens, batch.page_table, batch.page_table_stride, batch.num_seqs, batch.num_tokens, shortest, longest, batch.least)  # fmt: skip
+    return Batch(batch.query_starts, batch.seq_lens, batch.page_table, batch.page_table_stride, batch.num_seqs, batch.num_tokens, shortest, longest, batch.least, batch.slots)  # fmt: skip
 
 
 @gluon.jit

@@ -52,13 +52,13 @@ def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods,
             unit += count
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_tokens"])
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
 def shares_kernel(
     out, lse, partial, query, key_box, value_box, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: gl.constexpr, P: gl.constexpr,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of one even share of all tiles x one KV head."""
-    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least)
+    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots)  # fmt: skip
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
     keys = make_ring(key_box, P.KEY_STAGES, S, P)

@@ -58,6 +58,7 @@ class Batch(NamedTuple):
     shortest: Any  # query lengths outside [shortest, longest] belong to another launch
     longest: Any
     least: Any  # tiles of a share
+    slots: Any  # scratch states of a share
 
 
 class Modifiers(NamedTuple):
@@ -98,12 +99,13 @@ class Partial(NamedTuple):
     """States of blocks that a share's border cuts, float32.
 
     Every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next.
+    Pieces of a fixed size (Shape.PIECE) lie side by side instead, in the slots of the share where their block begins.
     """
 
-    acc: Any  # [shares, 2, KV_HEADS, ROWS, DIM]
-    max: Any  # [shares, 2, KV_HEADS, ROWS]
+    acc: Any  # [shares, slots, KV_HEADS, LIVE, DIM]
+    max: Any  # [shares, slots, KV_HEADS, LIVE]
     sum: Any
-    cuts: Any = None  # int32 [shares, 3]: of the piece in slot 1 the last share (-1: no such piece), token, tokens
+    cuts: Any = None  # int32 [shares, 3]: of the block that begins here and is cut the pieces (0: none), token, tokens
     counters: Any = None  # int32, pieces that have arrived; zero before and after every launch
 
 
@@ -117,6 +119,7 @@ class Shape(NamedTuple):
     PAGE: int
     BLOCK_Q: int  # query tokens of a block
     ROWS: int  # BLOCK_Q * GROUP rounded up to a power of two
+    LIVE: int  # rows of a state in scratch
     TILE: int  # keys per step
     CHUNK: int  # keys of a tile that are sure to lie in one page: the largest power of two that divides both
     STAGES: int  # tiles in flight
@@ -124,6 +127,7 @@ class Shape(NamedTuple):
     PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
     SPLIT: bool  # programs take even shares of all work, and a merge follows; otherwise a block each
+    PIECE: int | None  # keys are cut at multiples of this only; their states are folded in order wherever they lie
     SCAN: int  # sequences that the search for a share's begin takes at once
     PEEL: bool  # tiles that every row sees whole run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent

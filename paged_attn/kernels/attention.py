@@ -13,6 +13,7 @@ from .schedule import (
     find_block,
     find_work,
     first_tile,
+    pieces_of,
     row_tile,
     share_of,
     unflatten,
@@ -20,7 +21,7 @@ from .schedule import (
     work,
 )
 from .scores import mask, modify
-from .softmax import start, update
+from .softmax import merge, start, update
 
 
 @triton.jit
@@ -82,12 +83,11 @@ def attend(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr
 
 
 @triton.jit
-def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
+def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
     span = visible_range(block, mods, S.BLOCK_Q)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
-    q = load_query(query, rows, tl.arange(0, S.DIM), cache.key.PARTS, S)
     row_max, row_sum = start(mods.sinks, rows, first, S)
     state = State(apart(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
 
@@ -108,6 +108,38 @@ def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch
 
 
 @triton.jit
+def keep(partial, slot, rows, state, S: tl.constexpr):
+    """The state of one piece, in a slot of scratch."""
+    row = tl.arange(0, S.ROWS)
+    at = (slot * S.KV_HEADS + rows.kv_head) * S.LIVE + row
+    store_partial(partial, at, rows.valid & (row < S.LIVE), tl.arange(0, S.DIM), state, S)
+
+
+@triton.jit
+def attend_pieces(
+    block, rows, q, begin, end, cut, slot, cache, boxes, new, batch, mods, scales, partial, S: tl.constexpr
+):  # fmt: skip
+    """The states of pieces begin ... end - 1 folded in order; where cut, each is also kept, from a slot on.
+
+    What a row gets depends on its position alone: also a piece that another row of the block sees changes nothing.
+    """
+    row_max, row_sum = start(None, rows, False, S)
+    state = State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)
+    for piece in range(begin, end):
+        # the piece of the row's own first key has its sink, wherever the block begins
+        first = rows.first_key // S.PIECE == piece
+        keys = piece * S.PIECE
+        part = attend_block(
+            block, rows, q, keys, keys + S.PIECE, first, cache, boxes, new, batch, mods, scales, S
+        )  # fmt: skip
+        if S.SPLIT:  # noqa: SIM102 (one is decided at compile time)
+            if cut:
+                keep(partial, slot + piece - begin, rows, part, S)
+        state = merge(state, part.acc, part.max, part.sum)
+    return state
+
+
+@triton.jit
 def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
     index, kv_head = unflatten(S)
@@ -117,7 +149,7 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
     share = even_share(batch, index, tl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     unit = share.begin
     seq, before = find_work(batch, unit, lane, mods, S)
-    cut = -1
+    cut_pieces = 0
     cut_token = 0
     cut_tokens = 0
     while unit < share.end:
@@ -130,47 +162,53 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
             rows = row_tile(block, kv_head, row, mods, S.BLOCK_Q, S)
             tile = (unit - before) % tiles
             count = tl.minimum(tiles - tile, share.end - unit)
-            begin = first_tile(block.seq_len - block.query_len, mods, S) + tile
-            state = attend_block(
-                block,
-                rows,
-                begin * S.TILE,
-                (begin + count) * S.TILE,
-                tile == 0,
-                query,
-                cache,
-                boxes,
-                new,
-                batch,
-                mods,
-                scales,
-                S,
-            )
-            if count == tiles:
+            first = first_tile(block.seq_len - block.query_len, mods, S)
+            q = load_query(query, rows, dim, cache.key.PARTS, S)
+            if S.PIECE is None:
+                begin = (first + tile) * S.TILE
+                end = begin + count * S.TILE
+                state = attend_block(
+                    block, rows, q, begin, end, tile == 0, cache, boxes, new, batch, mods, scales, S
+                )  # fmt: skip
+                whole = count == tiles
+            else:
+                whole_begin, whole_end = pieces_of(first, 0, tiles, S)
+                begin, end = pieces_of(first, tile, count, S)
+                # keys beyond the bound that the host gave have no room
+                pieces = tl.minimum(whole_end - whole_begin, batch.slots)
+                end = tl.minimum(end, whole_begin + pieces)
+                whole = end - begin == pieces
+                slot = share_of(unit - tile, share) * batch.slots + begin - whole_begin
+                state = attend_pieces(
+                    block, rows, q, begin, end, not whole, slot, cache, boxes, new, batch, mods, scales, partial, S
+                )  # fmt: skip
+            if whole:
                 store_rows(out, lse, rows, dim, state, scales, S)
             else:
-                slot = 2 * index + tl.where(tile == 0, 1, 0)
-                store_partial(partial, (slot * S.KV_HEADS + kv_head) * S.ROWS + row, rows, dim, state, S)
+                if S.PIECE is None:
+                    keep(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
                 if tile == 0:
-                    cut = share_of(unit + tiles - 1, share)
+                    cut_pieces = share_of(unit + tiles - 1, share) - index + 1 if S.PIECE is None else pieces
                     cut_token = block.first_token + block.first
                     cut_tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
             unit += count
     if kv_head == 0:
-        tl.store(partial.cuts + 3 * index, cut)
+        tl.store(partial.cuts + 3 * index, cut_pieces)
         tl.store(partial.cuts + 3 * index + 1, cut_token)
         tl.store(partial.cuts + 3 * index + 2, cut_tokens)
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "num_tokens"],
+    do_not_specialize=["num_seqs", "num_tokens", "slots"],
 )
 def attention_kernel(
     out, lse, partial, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: tl.constexpr,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, or one share of the batch's work, x one KV head."""
-    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least)
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )  # fmt: skip
     boxes = None
     if key_box is not None:
         boxes = KeyValues(key_box, value_box)
@@ -183,5 +221,18 @@ def attention_kernel(
         block = find_block(batch, index, S)
         if block.query_len > 0:
             rows = row_tile(block, kv_head, tl.arange(0, S.ROWS), mods, S.BLOCK_Q, S)
-            state = attend_block(block, rows, 0, block.seq_len, True, query, cache, boxes, new, batch, mods, scales, S)
-            store_rows(out, lse, rows, tl.arange(0, S.DIM), state, scales, S)
+            dim = tl.arange(0, S.DIM)
+            q = load_query(query, rows, dim, cache.key.PARTS, S)
+            if S.PIECE is None:
+                state = attend_block(
+                    block, rows, q, 0, block.seq_len, True, cache, boxes, new, batch, mods, scales, S
+                )  # fmt: skip
+            else:
+                span = visible_range(block, mods, S.BLOCK_Q)
+                begin = span.lo // S.PIECE
+                # a block that sees nothing may have sinks
+                end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)
+                state = attend_pieces(
+                    block, rows, q, begin, end, False, 0, cache, boxes, new, batch, mods, scales, partial, S
+                )  # fmt: skip
+            store_rows(out, lse, rows, dim, state, scales, S)

@@ -38,22 +38,25 @@ def join(parts, at, valid, dim, skip, stride, num_parts, HEAD_DIM: tl.constexpr)
     return state
 
 
-@triton.jit
-def merge_cuts_kernel(out, lse, partial, scales, S: tl.constexpr, ROWS: tl.constexpr):
+@triton.jit(do_not_specialize=["slots"])
+def merge_cuts_kernel(out, lse, partial, slots, scales, S: tl.constexpr, ROWS: tl.constexpr):
     """Join the pieces of some rows, of one KV head, of the block that a share's end cut, if it cut one."""
     share = tl.program_id(0)
-    last = tl.load(partial.cuts + 3 * share)
+    pieces = tl.load(partial.cuts + 3 * share)
     tokens = tl.load(partial.cuts + 3 * share + 2)
     kv_head = tl.program_id(1) % S.KV_HEADS
     first = tl.program_id(1) // S.KV_HEADS * ROWS
-    if (last >= 0) & (first < tokens * S.GROUP):
+    if (pieces > 0) & (first < tokens * S.GROUP):
         row = first + tl.arange(0, ROWS)
         valid = row < tokens * S.GROUP
-        SLOT: tl.constexpr = S.KV_HEADS * S.ROWS
-        # slot 1 of this share, slot 0 of those after it
-        at = (2 * share + 1) * SLOT + kv_head * S.ROWS + row
+        SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
+        at = share * slots * SLOT + kv_head * S.LIVE + row
         dim = tl.arange(0, S.DIM)
-        state = join(partial, at, valid, dim, SLOT, 2 * SLOT, last - share + 1, S.DIM)
+        if S.PIECE is None:
+            # slot 1 of this share, slot 0 of those after it
+            state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, S.DIM)
+        else:
+            state = join(partial, at, valid, dim, SLOT, SLOT, pieces, S.DIM)
         token = tl.cast(tl.load(partial.cuts + 3 * share + 1), tl.int64)
         rows = RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
         store_rows(out, lse, rows, dim, state, scales, S)

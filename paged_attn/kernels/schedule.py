@@ -143,6 +143,14 @@ def share_of(unit, share):
     return tl.where(unit < larger, unit // (share.size + 1), share.extra + (unit - larger) // share.size)
 
 
+@triton.jit
+def pieces_of(first, tile, count, S: tl.constexpr):
+    """Pieces [begin, end) that begin in `count` tiles from `tile` on of a block whose keys begin in tile `first`."""
+    PIECE: tl.constexpr = S.PIECE // S.TILE
+    begin = tl.where(tile == 0, first // PIECE, tl.cdiv(first + tile, PIECE))
+    return begin, tl.cdiv(first + tile + count, PIECE)
+
+
 # ---- what a block sees ---------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ from .numerics import LN2, LOG2E, dot, scaled
 
 @triton.jit
 def start(sinks, rows, first, S: tl.constexpr):
-    """(max, sum) before any key; in the first share the sink, a key of score sinks[head] and value zero."""
+    """(max, sum) before any key; where `first`, of all rows or [R], the sink: a key of score sinks[head] and value zero."""
     row_sum = rows.pos * 0.0
     row_max = row_sum + float("-inf")
     if sinks is not None:
@@ -30,7 +30,7 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
     """Fold scores [R, N] (times unit [R]: base 2) and values into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else _base(row_max)
-    p = tl.exp2(scores * unit[:, None] - base[:, None])
+    p = tl.exp2(tl.fma(scores, unit[:, None], -base[:, None]))
     decay = tl.exp2(state.max - base)
     old = scaled(state.acc, decay[:, None])
     acc = ()

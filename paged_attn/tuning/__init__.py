@@ -24,7 +24,14 @@ class Config(NamedTuple):
     boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
     pairs: bool = False  # fp8 keys and values two dims at a time
     registers: int | None = None  # per thread, at most
+    piece: int | None = None  # keys are cut at multiples of this only; a multiple of every tile
 
+
+# Keys of a piece where results must not depend on the batch: few enough that one sequence of 32768 keys has work for
+# every multiprocessor, so many that merging 131072 keys is a twentieth of reading them.
+PIECE = 1024
+# Bytes of scratch for pieces that a launch may ask for.
+SCRATCH = 1 << 28
 
 # Shared memory that one program may use, bytes
 _SHARED = {
@@ -86,6 +93,23 @@ def split_config(p: Problem, config: Config) -> Config:
     """The same where keys are cut: both ways to end a block must fit the registers."""
     tile = config.tile if config.pairs else min(config.tile, 64)
     return config._replace(tile=tile, peel=p.packed, boxes=False)
+
+
+def invariant_config(p: Problem) -> Config:
+    """One for any number of queries: decodes and prefills use the same instructions, and add in the same order.
+
+    64 rows are the fewest that a warp group's product takes on sm90, and a decode has time for them.
+    """
+    config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=PIECE)
+    if p.device.arch == "interpreter":
+        config = config._replace(stages=1, resident=1)
+    elif p.compute == torch.float32:
+        config = config._replace(rows=16, tile=32)
+    elif p.packed or p.qq_bias or p.head_dim > 128 or (p.cache_itemsize == 1 and p.device.capability < 89):
+        config = config._replace(tile=32)
+    if p.head_dim > 128:
+        config = config._replace(warps=8)
+    return config._replace(least=PIECE // config.tile)
 
 
 def fit(p: Problem, config: Config) -> Config:

@@ -1,0 +1,396 @@
+"""With batch_invariant=True a query's result has the same bits, whoever else is in the call and however it is cut.
+
+Every test compares calls that ask for the same queries in different company; bits, not closeness.  On the CPU, where
+arithmetic is float32 and slow, tiles have 16 keys and pieces 32, so that short sequences have several; on a GPU the
+same holds for the plans that ship, in 16 bits and at lengths of several pieces of 1024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from triton.runtime import interpreter
+
+from paged_attn import paged_attention, plan, tuning
+from paged_attn.backend import Device
+from tests.cases import BAD_PAGE, E4M3, Case, bits, build, run
+
+Inputs = dict[str, Any]
+Chunk = tuple[int, int, int]  # queries begin ... end - 1 of a sequence, as positions
+Result = tuple[Tensor, Tensor]  # out, lse
+Cut = Callable[[int], None]
+
+# On a failure hypothesis imports what warns, and warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")
+
+TILE, PIECE = 16, 32
+# Ends within a tile, at a piece's end and one past it; one key.  Queries begin within a tile, and at its end.
+SMALL = Case("small", (26, 17, 1, 24), (75, 64, 1, 33), heads=2, kv_heads=1, head_dim=16, batch_invariant=True)
+FEATURES: dict[str, dict[str, Any]] = {
+    "two_heads": {"kv_heads": 2},
+    "window_sinks": {"window_size": (37, -1), "sinks": True},
+    "sinks": {"sinks": True},
+    "softcap_alibi": {"softcap": 2.0, "alibi": True},
+    "group_3_packed": {"heads": 3, "layout": "x", "page_size": 12},
+    "fp8_dim_24": {"cache_dtype": E4M3, "scales": "per_head", "layout": "HND", "head_dim": 24},
+}
+CASES = [replace(SMALL, name=name, **feature) for name, feature in FEATURES.items()]
+
+
+@pytest.fixture
+def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
+    """cut(shares): small tiles and pieces, and work in so many shares; 0: a program per block."""
+    config = tuning.invariant_config
+
+    def cut(shares: int) -> None:
+        plan.plan.cache_clear()
+        monkeypatch.setattr(plan, "_shares", lambda *_: shares)
+        small = dict(tile=TILE, piece=PIECE, least=1)
+        monkeypatch.setattr(plan, "invariant_config", lambda p: config(p)._replace(**small))
+
+    yield cut
+    monkeypatch.undo()
+    plan.plan.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the interpreter a product is numpy's, whose bits depend on where in the tile a row stands; a GPU's do not."""
+
+    def dot(_: Any, a: Any, b: Any, acc: Any, *__: Any) -> interpreter.TensorHandle:
+        total = acc.data
+        for k in range(a.data.shape[1]):
+            total = total + a.data[:, k, None] * b.data[k]
+        return interpreter.TensorHandle(total, acc.dtype.scalar)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", dot)
+
+
+def whole(case: Case) -> list[Chunk]:
+    """Every query of the case, sequence by sequence."""
+    return [(seq, *span) for seq, span in enumerate(zip(case.context_lens, case.seq_lens))]
+
+
+def take(tensor: Tensor, rows: Any) -> Tensor:
+    """Some rows, of an fp8 tensor too."""
+    return bits(tensor)[rows].view(tensor.dtype)
+
+
+def attend(case: Case, inputs: Inputs, chunks: Sequence[Chunk], **changes: Any) -> list[Result]:
+    """(out, lse) of each chunk, all asked for in one call."""
+    device = inputs["q"].device
+    at = [sum(case.query_lens[:seq]) - context_len for seq, context_len in enumerate(case.context_lens)]
+    rows = torch.cat([torch.arange(at[seq] + begin, at[seq] + end) for seq, begin, end in chunks]).to(device)
+    lens = [end - begin for _, begin, end in chunks]
+    int32 = dict(dtype=torch.int32, device=device)
+    given = dict(
+        q=take(inputs["q"], rows),
+        out=take(inputs["out"], rows),
+        page_table=inputs["page_table"][[seq for seq, *_ in chunks]],
+        seq_lens=torch.tensor([end for *_, end in chunks], **int32),
+        cu_seqlens_q=torch.tensor([0, *lens]).cumsum(0).to(device, torch.int32),
+    )
+    out, lse = paged_attention(**{**inputs, **given, "max_seqlen_q": max(lens), **changes})
+    return list(zip(out.split(lens), lse.split(lens)))
+
+
+def decode(case: Case, inputs: Inputs, positions: Sequence[tuple[int, int]], **changes: Any) -> list[Any]:
+    """The same of single queries (sequence, position), without cu_seqlens_q."""
+    return attend(case, inputs, [(seq, pos, pos + 1) for seq, pos in positions], **{"cu_seqlens_q": None, **changes})
+
+
+def same(case: Case, got: Sequence[Result], chunks: Sequence[Chunk], want: Sequence[Result]) -> None:
+    """Bit by bit what the call of all the case's queries gave for these."""
+    for (seq, begin, end), result in zip(chunks, got, strict=True):
+        context_len = case.context_lens[seq]
+        for name, one, other in zip(("out", "lse"), result, want[seq], strict=True):
+            other = other[begin - context_len : end - context_len]
+            assert torch.equal(bits(one), bits(other)), f"{name} of queries {begin} ... {end - 1} of sequence {seq}"
+
+
+def chunked(case: Case, size: int) -> Iterator[list[Chunk]]:
+    """One step after another of every sequence's prefill by chunks."""
+    for done in range(0, max(case.query_lens), size):
+        live = [(seq, begin + done, end) for seq, begin, end in whole(case) if begin + done < end]
+        yield [(seq, begin, min(begin + size, end)) for seq, begin, end in live]
+
+
+# --- in the interpreter, too -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shares", [0, 3])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_pieces_are_right(case: Case, shares: int, device: str, cut: Cut) -> None:
+    cut(shares)
+    run(replace(case, query_lens=(9, 1, 1, 24)), device)
+    run(replace(case, query_lens=(1, 3, 0, 1), seq_lens=(75, 40, 5, 0), padding=2), device)
+    run(replace(case, query_lens=(2, 9, 1), seq_lens=(1, 5, -3), causal=False), device)
+
+
+@pytest.mark.parametrize("shares", [2, 7])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_shares_change_no_bit(case: Case, shares: int, device: str, cut: Cut) -> None:
+    cut(0)
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    cut(shares)
+    same(case, attend(case, inputs, whole(case)), whole(case), want)
+
+
+@pytest.mark.parametrize("shares", [0, 5])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_decode_equals_the_row_of_the_prefill(case: Case, shares: int, device: str, cut: Cut) -> None:
+    cut(0)
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    cut(shares)
+    spots = [(seq, pos) for seq, begin, end in whole(case) for pos in {begin, begin + 15, end - 1} if pos < end]
+    same(case, decode(case, inputs, spots), [(seq, pos, pos + 1) for seq, pos in spots], want)
+
+
+@pytest.mark.parametrize("size", [5, 18])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_chunks_equal_the_whole_prefill(case: Case, size: int, device: str, cut: Cut) -> None:
+    cut(0)
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    for step, chunks in enumerate(chunked(case, size)):
+        cut((3, 0, 5)[step % 3])
+        same(case, attend(case, inputs, chunks), chunks, want)
+
+
+@pytest.mark.parametrize("shares", [0, 4])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_neighbours_and_their_order_change_no_bit(case: Case, shares: int, device: str, cut: Cut) -> None:
+    cut(3)
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    cut(shares)
+    order = [whole(case)[seq] for seq in (3, 0, 2, 1)]
+    same(case, attend(case, inputs, order), order, want)
+    for chunk in order[:2]:
+        same(case, attend(case, inputs, [chunk]), [chunk], want)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "not_causal"])
+def test_bounds_and_the_width_of_the_table_change_no_bit(causal: bool, device: str, cut: Cut) -> None:
+    case = replace(SMALL, causal=causal, window_size=(-1, -1) if causal else (30, 9))
+    cut(0)
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    cut(3)
+    tail = torch.full_like(inputs["page_table"][:, :1], BAD_PAGE).expand(-1, 40)
+    wide = torch.cat([inputs["page_table"], tail], 1)
+    for bounds in (dict(max_seqlen_q=26, max_seqlen_k=75), dict(max_seqlen_q=None), dict(page_table=wide)):
+        same(case, attend(case, inputs, whole(case), **bounds), whole(case), want)
+
+
+def test_a_key_beyond_the_bound_has_no_room_and_harms_nobody(device: str, cut: Cut) -> None:
+    """Undefined, but the neighbours' results are theirs."""
+    cut(0)
+    inputs = build(SMALL, device)
+    want = attend(SMALL, inputs, whole(SMALL))
+    cut(7)
+    got = attend(SMALL, inputs, whole(SMALL), max_seqlen_k=70)
+    for seq in (1, 2, 3):
+        same(SMALL, [got[seq]], [whole(SMALL)[seq]], want)
+
+
+# A call takes the interpreter a tenth of a second and more: few examples, and no shrinking.
+@settings(
+    max_examples=12,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data(), case=st.sampled_from(CASES), shares=st.sampled_from([0, 1, 2, 3, 9]))
+def test_any_batch_of_any_chunks(data: st.DataObject, case: Case, shares: int, device: str, cut: Cut) -> None:
+    """Chunks of any sequences, the same one twice included, decodes and prefills side by side."""
+    cut(0)
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    cut(shares)
+    chunks = []
+    for _ in range(data.draw(st.integers(1, 4))):
+        seq = data.draw(st.integers(0, len(case.seq_lens) - 1))
+        _, begin, last = whole(case)[seq]
+        end = data.draw(st.integers(begin + 1, last))
+        chunks.append((seq, max(begin, end - data.draw(st.sampled_from([1, 1, 5, 40]))), end))
+    same(case, attend(case, inputs, chunks), chunks, want)
+
+
+# --- plans -----------------------------------------------------------------------------------------------------------
+
+
+def problem(**changes: Any) -> plan.Problem:
+    sizes = dict(tokens=64, seqs=64, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=1)
+    options = dict(ragged=True, modified=False, qq_bias=False, only=None, packed=False, boxable=True)
+    dtypes = dict(compute=torch.bfloat16, cache_itemsize=2, device=Device("sm90", 132))
+    rest = dict(max_seqlen_k=32768, window_left=-1, batch_invariant=True)
+    return plan.Problem(**{**sizes, **options, **dtypes, **rest, **changes})
+
+
+BATCHES: list[dict[str, Any]] = [
+    dict(tokens=1, seqs=1, ragged=False),
+    dict(tokens=1, seqs=1, max_seqlen_k=100, page_size=128),
+    dict(tokens=4096, seqs=4096, max_seqlen_k=2**20),
+    dict(tokens=64, seqs=8, max_seqlen_q=8),
+    dict(tokens=20, seqs=1, max_seqlen_q=20),
+    dict(tokens=4096, seqs=64, max_seqlen_q=2048),
+    dict(tokens=65536, seqs=4, max_seqlen_q=65536, page_size=128),
+    dict(tokens=300, seqs=9, max_seqlen_q=300, only="prefill"),
+    dict(tokens=300, seqs=9, max_seqlen_q=300, only="decode"),
+]
+
+
+@pytest.mark.parametrize("arch", ["sm80", "sm90", "sm100", "gfx942", "interpreter"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        {},
+        dict(compute=torch.float32, cache_itemsize=4),
+        dict(packed=True, boxable=False),
+        dict(head_dim=256),
+        dict(cache_itemsize=1),
+        dict(kv_heads=1),
+        dict(kv_heads=32),
+        dict(window_left=1023),
+    ],
+    ids=str,
+)
+def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -> None:
+    """Of all that a plan chooses, only what cuts work may depend on the batch."""
+    found = set()
+    for batch in BATCHES:
+        for launch in plan.plan(problem(**{**call, **batch, "device": Device(arch, 132)})).launches:
+            schedule = dict(ONE_BLOCK=False, SPLIT=False, SCAN=0, LIVE=0, CLEAR=False, PAGE=0, CHUNK=0)
+            found.add((launch.shape._replace(**schedule), launch.config.warps, launch.config.boxes))
+            assert launch.shape.PIECE % launch.shape.TILE == 0
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+@pytest.mark.parametrize("keys", [32768, 2**20, 2**30])
+def test_scratch_is_bounded_however_wide_the_page_table(batch: dict[str, Any], keys: int) -> None:
+    for launch in plan.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
+        shape = launch.shape
+        states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE if shape.SPLIT else 0
+        assert 4 * states * (shape.DIM + 2) <= tuning.SCRATCH
+
+
+def test_one_long_sequence_fills_the_device() -> None:
+    (launch,) = plan.plan(problem(tokens=1, seqs=1)).launches
+    assert launch.programs * launch.shape.KV_HEADS >= 1.9 * 132
+
+
+# --- on a GPU: the plans that ship -----------------------------------------------------------------------------------
+
+FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
+LONG = (5000, 3, 1024, 1025, 2900)
+SERVER = Case("server", LONG, LONG, heads=16, kv_heads=4, head_dim=128, dtype=BF16, batch_invariant=True)
+GPU_FEATURES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp16": {"dtype": FP16},
+    "fp32": {"dtype": FP32, "heads": 8, "kv_heads": 2},
+    "fp8_cache": {"cache_dtype": E4M3, "scales": "per_head"},
+    "all_fp8": {"dtype": E4M3, "out_dtype": E4M3, "scales": "tensor"},
+    "window_sinks": {"window_size": (1500, -1), "sinks": True},
+    "softcap_alibi": {"softcap": 20.0, "alibi": True},
+    "group_1": {"kv_heads": 16},
+    "group_10_dim_80": {"heads": 20, "kv_heads": 2, "head_dim": 80},
+    "group_64": {"heads": 64, "kv_heads": 1},
+    "packed": {"layout": "x"},
+    "hnd_page_24": {"layout": "HND", "page_size": 24},
+    "page_128": {"page_size": 128},
+    "dim_64": {"head_dim": 64},
+    "dim_256": {"head_dim": 256, "heads": 8, "kv_heads": 2},
+}
+SERVERS = [replace(SERVER, name=name, **feature) for name, feature in GPU_FEATURES.items()]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SERVERS, ids=str)
+def test_on_a_gpu_pieces_are_right(case: Case, device: str) -> None:
+    run(replace(case, query_lens=(300, 3, 1, 64, 1)), device)
+    run(replace(case, query_lens=(1,) * 5, decode_form=True), device)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SERVERS, ids=str)
+def test_on_a_gpu_a_decode_equals_the_row_of_the_prefill(case: Case, device: str) -> None:
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    ends = {0, 1, 63, 64, 1022, 1023, 1024, 1087, 2047, 2048, 2899, 4095, 4999}
+    spots = [(seq, pos) for seq, seq_len in enumerate(case.seq_lens) for pos in sorted(ends) if pos < seq_len]
+    rows = [(seq, pos, pos + 1) for seq, pos in spots]
+    same(case, decode(case, inputs, spots), rows, want)
+    for spot, row in zip(spots[::3], rows[::3]):
+        same(case, decode(case, inputs, [spot]), [row], want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", [1, 7, 64, 300, 1024, 3000])
+@pytest.mark.parametrize("case", SERVERS, ids=str)
+def test_on_a_gpu_chunks_equal_the_whole_prefill(case: Case, size: int, device: str) -> None:
+    case = replace(case, query_lens=(1300, 3, 1024, 1025, 2900), seq_lens=(1300, 3, 1024, 1025, 2900))
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    for chunks in list(chunked(case, size))[:: 97 if size == 1 else 11 if size == 7 else 1]:
+        same(case, attend(case, inputs, chunks), chunks, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SERVERS, ids=str)
+def test_on_a_gpu_alone_equals_among_64_in_any_order(case: Case, device: str) -> None:
+    """Prefills and decodes together; the bounds of the calls differ, too."""
+    lens = tuple(1 + (i * 389) % 2500 for i in range(64))
+    case = replace(case, query_lens=lens, seq_lens=lens)
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    order = torch.randperm(64, generator=torch.Generator().manual_seed(0)).tolist()
+    mixed = [(seq, 0 if i % 8 == 0 else lens[seq] - 1, lens[seq]) for i, seq in enumerate(order)]
+    same(case, attend(case, inputs, mixed), mixed, want)
+    for chunk in mixed[:12]:
+        same(case, attend(case, inputs, [chunk]), [chunk], want)
+        same(case, attend(case, inputs, [chunk], max_seqlen_k=chunk[2]), [chunk], want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SERVERS, ids=str)
+def test_on_a_gpu_long_decodes_do_not_depend_on_the_batch(case: Case, device: str) -> None:
+    """In which the same sequence is cut at other places, or not at all."""
+    lens = (32768, 40000, 1, 700, 33000, 8192, 20000, 65536)
+    case = replace(case, query_lens=(1,) * 8, seq_lens=lens, decode_form=True)
+    inputs = build(case, device)
+    out, lse = paged_attention(**inputs)
+    for seqs in ([0], [1], [7], [5, 2, 0], [4, 4, 4, 6, 3, 2], [7, 6, 5, 4, 3, 2, 1, 0] * 8):
+        given = {name: take(inputs[name], seqs) for name in ("q", "page_table", "seq_lens")}
+        for bound in (None, max(lens[seq] for seq in seqs)):
+            changes = dict(**given, out=torch.empty_like(take(out, seqs)), max_seqlen_k=bound)
+            got, got_lse = paged_attention(**{**inputs, **changes})
+            assert torch.equal(bits(got), bits(out)[seqs])
+            assert torch.equal(got_lse, lse[seqs])
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_a_captured_call_keeps_its_bits(device: str) -> None:
+    case = replace(SERVER, query_lens=(1,) * 5, decode_form=True)
+    inputs = build(case, device)
+    paged_attention(**inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, lse = paged_attention(**inputs)
+    inputs["seq_lens"].copy_(inputs["seq_lens"] // 2)
+    graph.replay()
+    got = out.clone(), lse.clone()
+    for one, other in zip(got, paged_attention(**{**inputs, "out": torch.empty_like(out)}), strict=True):
+        assert torch.equal(one, other)
