@@ -40,7 +40,7 @@ class Problem(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch of the attention kernel, and of the merge if shape.SPLIT."""
+    """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
 
     shape: Shape
     programs: int  # per KV head: blocks, or shares of all blocks' work
@@ -70,6 +70,9 @@ class Plan(NamedTuple):
 UNBOUNDED = 2**31 - 1
 # Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
 FEW_ROWS = 64
+# A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
+PIECES_AT_ONCE = 8
+JOIN_STEPS = 6
 
 
 @functools.lru_cache(maxsize=4096)
@@ -115,6 +118,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     shares = _shares(p, config, blocks, block_q)
     if shares:
         config = split_config(p, config)
+    tokens = max(1, min(block_q, p.max_seqlen_q)) if p.ragged else 1
     shape = Shape(
         GROUP=group,
         KV_HEADS=p.kv_heads,
@@ -131,13 +135,13 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
         ONE_BLOCK=one_block,
         SPLIT=shares > 0,
+        MERGE=_merge_rows(p, shares, blocks, rows, tokens * group),
         SCAN=128 if p.seqs <= 128 else 1024,
         PEEL=config.peel and (p.packed or p.window_left < 0),
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
     )
-    tokens = max(1, min(block_q, p.max_seqlen_q)) if p.ragged else 1
     return Launch(shape, shares or blocks, config.least, shortest, longest, tokens, config)
 
 
@@ -151,6 +155,13 @@ def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
         return 0
     fill = max(1, config.resident * p.device.multiprocessors // p.kv_heads)
     return min(fill, triton.cdiv(blocks * tiles, config.least))
+
+
+def _merge_rows(p: Problem, shares: int, blocks: int, rows: int, live: int) -> int:
+    """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""
+    at_once = min(rows, max(1, 1024 // triton.next_power_of_2(p.head_dim)))
+    steps = triton.cdiv(live, at_once) * triton.cdiv(shares // max(1, blocks) + 2, PIECES_AT_ONCE)
+    return at_once if shares > 0 and rows <= FEW_ROWS and steps <= JOIN_STEPS else 0
 
 
 _TRITON_DTYPES = {

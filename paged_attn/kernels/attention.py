@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .args import Batch, KeyValues, Source, State
 from .cache import load_box, load_ids, load_kv, locate
+from .merge import join_if_last, partial_of
 from .numerics import LOG2E, dot, scale_of
 from .output import clear_padding, load_query, store_partial, store_rows
 from .schedule import (
@@ -107,10 +108,12 @@ def attend_block(block, rows, begin, end, first, query, cache, boxes, new, batch
 
 
 @triton.jit
-def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
+def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
     index, kv_head = unflatten(S)
-    share = even_share(batch, index, tl.num_programs(0) // S.KV_HEADS, mods, S)
+    num_shares = tl.num_programs(0) // S.KV_HEADS
+    share = even_share(batch, index, num_shares, mods, S)
+    partial = partial_of(scratch, num_shares, S)
     unit = share.begin
     seq, before = find_work(batch, unit, mods, S)
     cut = -1
@@ -146,22 +149,28 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
                 store_rows(out, lse, rows, state, scales, S)
             else:
                 store_partial(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
-                if tile == 0:
-                    cut = share_of(unit + tiles - 1, share)
-                    cut_token = block.first_token + block.first
-                    cut_tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
+                first = share_of(unit - tile, share)
+                last = share_of(unit - tile + tiles - 1, share)
+                token = block.first_token + block.first
+                tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
+                if S.MERGE > 0:
+                    join_if_last(out, lse, partial, scratch.counters, first, last, token, tokens, kv_head, scales, S)
+                elif tile == 0:
+                    cut = last
+                    cut_token = token
+                    cut_tokens = tokens
             unit += count
-    if kv_head == 0:
-        tl.store(partial.cuts + 3 * index, cut)
-        tl.store(partial.cuts + 3 * index + 1, cut_token)
-        tl.store(partial.cuts + 3 * index + 2, cut_tokens)
+    if S.MERGE == 0 and kv_head == 0:
+        tl.store(scratch.cuts + 3 * index, cut)
+        tl.store(scratch.cuts + 3 * index + 1, cut_token)
+        tl.store(scratch.cuts + 3 * index + 2, cut_tokens)
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "num_tokens"],
+    do_not_specialize=["num_seqs", "num_tokens", "page_table_stride"],
 )
 def attention_kernel(
-    out, lse, partial, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
+    out, lse, scratch, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, mods, scales, S: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, or one share of the batch's work, x one KV head."""
@@ -172,7 +181,7 @@ def attention_kernel(
     if S.CLEAR:
         clear_padding(out, lse, batch, S)
     if S.SPLIT:
-        attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S)
+        attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S)
     else:
         index, kv_head = unflatten(S)
         block = find_block(batch, index, S)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .args import RowTile, State
+from .args import Partial, RowTile, State
 from .numerics import LOG2E
 from .output import store_rows
 from .softmax import merge
@@ -40,23 +40,51 @@ def join(parts, at, valid, skip, stride, num_parts, HEAD_DIM: tl.constexpr, DIM:
 
 
 @triton.jit
-def merge_cuts_kernel(out, lse, partial, scales, S: tl.constexpr, ROWS: tl.constexpr):
+def partial_of(scratch, shares, S: tl.constexpr):
+    """The states of so many shares, in the room that the host gave: maxima, sums, accumulators."""
+    states = shares * (2 * S.KV_HEADS * S.ROWS)
+    return Partial(scratch.states + 2 * states, scratch.states, scratch.states + states)
+
+
+@triton.jit
+def join_rows(
+    out, lse, partial, share, last, token, tokens, kv_head, first, scales, S: tl.constexpr, ROWS: tl.constexpr
+):
+    """Rows first ... first + ROWS - 1 of the block that begins in one share and ends in another, from its pieces."""
+    row = first + tl.arange(0, ROWS)
+    valid = row < tokens * S.GROUP
+    SLOT: tl.constexpr = S.KV_HEADS * S.ROWS
+    # slot 1 of the share where the block begins, slot 0 of those after it
+    at = (2 * share + 1) * SLOT + kv_head * S.ROWS + row
+    state = join(partial, at, valid, SLOT, 2 * SLOT, last - share + 1, S.DIM, S.DIM, ROWS)
+    rows = RowTile(tl.cast(token, tl.int64), kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
+    store_rows(out, lse, rows, state, scales, S)
+
+
+@triton.jit
+def join_if_last(out, lse, partial, counters, share, last, token, tokens, kv_head, scales, S: tl.constexpr):
+    """Count a stored piece of a block; the program that stores the last one joins all, in the order of the shares."""
+    tl.debug_barrier()  # the count is one thread's: it must not overtake what the others have stored
+    counter = counters + share * S.KV_HEADS + kv_head
+    before = tl.atomic_add(counter, 1, sem="acq_rel")
+    if before == last - share:
+        tl.store(counter, 0)  # for the next launch
+        for first in range(0, tokens * S.GROUP, S.MERGE):
+            join_rows(out, lse, partial, share, last, token, tokens, kv_head, first, scales, S, S.MERGE)
+
+
+@triton.jit
+def merge_cuts_kernel(out, lse, scratch, scales, S: tl.constexpr, ROWS: tl.constexpr):
     """Join the pieces of some rows, of one KV head, of the block that a share's end cut, if it cut one."""
     share = tl.program_id(0)
-    last = tl.load(partial.cuts + 3 * share)
-    tokens = tl.load(partial.cuts + 3 * share + 2)
+    last = tl.load(scratch.cuts + 3 * share)
+    token = tl.load(scratch.cuts + 3 * share + 1)
+    tokens = tl.load(scratch.cuts + 3 * share + 2)
     kv_head = tl.program_id(1) % S.KV_HEADS
     first = tl.program_id(1) // S.KV_HEADS * ROWS
     if (last >= 0) & (first < tokens * S.GROUP):
-        row = first + tl.arange(0, ROWS)
-        valid = row < tokens * S.GROUP
-        SLOT: tl.constexpr = S.KV_HEADS * S.ROWS
-        # slot 1 of this share, slot 0 of those after it
-        at = (2 * share + 1) * SLOT + kv_head * S.ROWS + row
-        state = join(partial, at, valid, SLOT, 2 * SLOT, last - share + 1, S.DIM, S.DIM, ROWS)
-        token = tl.cast(tl.load(partial.cuts + 3 * share + 1), tl.int64)
-        rows = RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
-        store_rows(out, lse, rows, state, scales, S)
+        partial = partial_of(scratch, tl.num_programs(0), S)
+        join_rows(out, lse, partial, share, last, token, tokens, kv_head, first, scales, S, ROWS)
 
 
 @triton.jit
