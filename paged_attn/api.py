@@ -2,6 +2,7 @@
 
 import torch
 
+from . import ops
 from .arguments import ScaleLike
 from .attend import attend
 from .cache import write
@@ -90,6 +91,14 @@ def paged_attention(
     Source: Kwon et al. 2023 (paging), Dao 2023 (tiling), Milakov & Gimelshein 2018 (online softmax), Press et al. 2022
     (ALiBi), Xiao et al. 2023 (sinks).
     """
+    if torch.compiler.is_compiling():
+        return ops.traced(
+            q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, kv_layout=kv_layout, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
+            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse,
+            only=only, check=check,
+        )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (k_new, v_new, alibi_slopes, sinks, qq_bias, q_scale, k_scale, v_scale, out_scale),
