@@ -96,11 +96,13 @@ def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(name: s
             assert variants_of(model, batch, H200) <= ready, batch
 
 
-def test_a_call_of_every_model_is_a_legal_one() -> None:
+def test_a_call_of_every_model_is_a_legal_one(device: str) -> None:
     for fields in MODELS.values():
         call = call_of(Model(**fields), Lengths(True, 2, 9, 5, 40))
         call |= {name: call[name].zero_() for name in ("seq_lens", "cu_seqlens_q")}
-        paged_attn.paged_attention(**call)
+        paged_attn.paged_attention(
+            **{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.items()}
+        )
 
 
 PREPARE = """

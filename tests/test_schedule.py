@@ -27,7 +27,7 @@ class Server:
         def normal(*shape: int) -> Tensor:
             return torch.randn(shape, generator=rng, device="cuda", dtype=BF16)
 
-        self.q = normal(seqs * query_len, HEADS, HEAD_DIM)
+        self.q = 4 * normal(seqs * query_len, HEADS, HEAD_DIM)  # few keys count: a lost or doubled piece shows
         self.k, self.v = normal(pages, PAGE, KV_HEADS, HEAD_DIM), normal(pages, PAGE, KV_HEADS, HEAD_DIM)
         columns = -(-longest // PAGE)
         self.table = torch.randint(pages, (seqs, columns), generator=rng, device="cuda", dtype=torch.int32)
@@ -45,7 +45,7 @@ class Server:
         return out
 
     def check(self, seqs: list[int]) -> None:
-        """These sequences' rows of out are right, in one call of the reference each."""
+        """These sequences' rows of out are right: a few units in the last place of bfloat16 numbers around 1."""
         rows = len(self.q) // len(self.lens)
         for seq in seqs:
             own = slice(seq * rows, (seq + 1) * rows)
@@ -53,7 +53,7 @@ class Server:
             starts = torch.tensor([0, rows], dtype=torch.int32, device="cuda")
             table = self.table[seq : seq + 1, : max(1, -(-length // PAGE))]
             want = reference.paged_attention(self.q[own], self.k, self.v, table, self.lens[seq : seq + 1], starts)
-            torch.testing.assert_close(self.out[own].double(), want, atol=2e-3, rtol=2e-2, msg=f"sequence {seq}")
+            torch.testing.assert_close(self.out[own].double(), want, atol=1e-2, rtol=2e-2)
 
 
 def graph_of(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
