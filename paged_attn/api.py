@@ -1,17 +1,12 @@
-"""The public functions: check, plan, launch."""
+"""The public functions: their specifications."""
 
 import torch
-import triton
 
-from . import check as checks
-from . import launch, layout
-from .backend import INTERPRET, current, device_of
-from .kernels.args import KeyValues, Modifiers
-from .kernels.write import write_kv_kernel
-from .launch import Call, ScaleLike
-from .plan import Problem, plan
-
-FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
+from . import ops
+from .arguments import ScaleLike
+from .attend import attend
+from .cache import write
+from .states import merge
 
 
 def paged_attention(
@@ -89,7 +84,7 @@ def paged_attention(
             same keys and options.  (With qq_bias or causal=False, chunks themselves change what a query sees.)
             Not with k_new: how keys are cut into tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
-            environment variable PAGED_ATTN_CHECK says.
+            environment variable PAGED_ATTN_CHECK said at import.
 
     Returns:
         [tokens, heads, head_dim], dtype of q, or out's if given; with return_lse also [tokens, heads] float32.
@@ -101,88 +96,23 @@ def paged_attention(
     Source: Kwon et al. 2023 (paging), Dao 2023 (tiling), Milakov & Gimelshein 2018 (online softmax), Press et al. 2022
     (ALiBi), Xiao et al. 2023 (sinks).
     """
-    axes = checks.check_attention(
-        q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, kv_layout=kv_layout, max_seqlen_q=max_seqlen_q,
-        max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
-        q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale,
-        return_lse=return_lse, only=only, batch_invariant=batch_invariant,
-    )  # fmt: skip
-    device = device_of(q.device)
-    if checks.enabled(check):
-        checks.check_attention_contents(
-            axes, page_table, seq_lens, cu_seqlens_q, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k,
-            k_new=k_new, window_size=window_size, only=only,
+    if torch.compiler.is_compiling():
+        return ops.traced(
+            q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, kv_layout=kv_layout, max_seqlen_q=max_seqlen_q,
+            max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
+            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
+            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse,
+            only=only, batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
-    if out is None:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    lse = torch.empty(axes.tokens, axes.heads, dtype=torch.float32, device=q.device) if return_lse else None
-    result = out if lse is None else (out, lse)
-    if axes.seqs == 0:
-        if only is None:
-            out.zero_()
-            if lse is not None:
-                lse.fill_(float("-inf"))
-        return result
-
-    left = min(window_size[0], FAR) if window_size[0] >= 0 else None
-    # a causal query sees nothing to its right, however wide its window
-    right = 0 if causal else min(window_size[1], FAR) if window_size[1] >= 0 else None
-    softmax_scale = axes.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
-    cache = layout.cache(k_cache, v_cache, kv_layout)
-    problem = Problem(
-        tokens=axes.tokens,
-        seqs=axes.seqs,
-        heads=axes.heads,
-        kv_heads=axes.kv_heads,
-        head_dim=axes.head_dim,
-        page_size=axes.page_size,
-        max_seqlen_q=axes.tokens if max_seqlen_q is None else min(max_seqlen_q, axes.tokens),
-        max_seqlen_k=_longest(axes, max_seqlen_k, k_new is not None),
-        window_left=window_size[0],
-        ragged=cu_seqlens_q is not None,
-        modified=softmax_scale <= 0 or softcap > 0 or alibi_slopes is not None or qq_bias is not None,
-        qq_bias=qq_bias is not None,
-        only=only,
-        compute=_compute_dtype(q, k_cache, k_new),
-        query_itemsize=q.element_size(),
-        cache_itemsize=k_cache.element_size(),
-        packed=axes.x > 0,
-        # new keys, which are not fp8, would have to lie in the same parts
-        pairable=k_new is None and q.dtype != torch.float32 and layout.pairable(cache.key, axes.head_dim),
-        boxable=layout.boxable(k_cache, v_cache),
-        rows_per_page=layout.rows_per_page(k_cache, v_cache, kv_layout),
-        query_box=layout.aligned(q),
-        out_box=layout.aligned(out) and out.dtype == q.dtype,
-        new=k_new is not None,
-        batch_invariant=batch_invariant,
-        device=device,
-    )
-    mods = Modifiers(
-        left=left,
-        right=right,
-        softcap=float(softcap) if softcap > 0 else None,
-        alibi_slopes=alibi_slopes,
-        qq_bias=qq_bias,
-        qq_bias_stride=None if qq_bias is None else qq_bias.stride(0),
-        qq_bias_size=None if qq_bias is None else qq_bias.shape[0],
-        sinks=sinks,
-    )
-    call = Call(
-        out=layout.rows(out),
-        lse=lse,
-        query=layout.rows(q),
-        cache=cache,
-        new=None if k_new is None or v_new is None else KeyValues(layout.contiguous(k_new), layout.contiguous(v_new)),
-        query_starts=cu_seqlens_q,
-        seq_lens=seq_lens,
-        page_table=page_table,
-        mods=mods,
-        scales=launch.scales(softmax_scale, q_scale, k_scale, v_scale, out_scale),
-    )
-    with current(q.device):
-        launch.attention(plan(problem), call)
-    return result
+    return attend(
+        q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
+        (k_new, v_new, alibi_slopes, sinks, qq_bias, q_scale, k_scale, v_scale, out_scale),
+        (
+            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, return_lse, only,
+            batch_invariant,
+        ),
+        check,
+    )  # fmt: skip
 
 
 def write_kv(
@@ -210,24 +140,7 @@ def write_kv(
 
     Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
     """
-    axes = checks.check_write(
-        k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale
-    )  # fmt: skip
-    device_of(k.device)
-    if checks.enabled(check):
-        checks.check_write_contents(axes, slot_mapping)
-    if axes.tokens == 0:
-        return
-    cache = layout.cache(k_cache, v_cache, kv_layout)
-    dim = max(16, triton.next_power_of_2(axes.head_dim))
-    block_heads = min(triton.next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
-    grid = (axes.tokens, triton.cdiv(axes.kv_heads, block_heads))
-    scales = launch.scales(1.0, key=k_scale, value=v_scale)
-    with current(k.device):
-        launch.run(
-            write_kv_kernel, grid, layout.rows(k), layout.rows(v), cache, slot_mapping, scales,
-            axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads,
-        )  # fmt: skip
+    write((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale), kv_layout, check)
 
 
 def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -245,28 +158,4 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
 
     Source: Milakov & Gimelshein 2018; Ye et al. 2025 (attention states).
     """
-    axes = checks.check_merge(outs, lses)
-    device_of(outs.device)
-    outs, lses = outs.contiguous(), lses.contiguous()
-    out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
-    if axes.tokens and axes.heads:
-        with current(outs.device):
-            launch.merge_states(layout.rows(out), lse, outs, lses)
-    return out, lse
-
-
-def _longest(axes: checks.Axes, max_seqlen_k: int | None, new: bool) -> int:
-    """An upper bound of seq_lens that the host knows."""
-    room = axes.max_pages * axes.page_size + (axes.tokens if new else 0)
-    return room if max_seqlen_k is None else min(max_seqlen_k, room)
-
-
-def _compute_dtype(q: torch.Tensor, k_cache: torch.Tensor, k_new: torch.Tensor | None) -> torch.dtype:
-    """Operands of the dots: the type of keys that are not fp8; float16, which holds every fp8 number, if all are.
-
-    Keys of bfloat16 may be anywhere in its range; queries alone are brought into float16's, row by row.
-    """
-    if INTERPRET or q.dtype == torch.float32:  # the interpreter has no other arithmetic that is right
-        return torch.float32
-    wide = [x.dtype for x in (k_cache, k_new) if x is not None and not layout.is_fp8(x.dtype)]
-    return wide[0] if wide else torch.float16
+    return merge(outs, lses)

@@ -6,7 +6,9 @@ becomes.
 
 import functools
 import os
+import threading
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -15,6 +17,11 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
+
+try:
+    from triton.runtime.cache import triton_key
+except ImportError:  # it has moved from version to version
+    triton_key = None
 
 TESTED_TRITON = ("3.6",)
 
@@ -70,6 +77,18 @@ def gluon_available() -> bool:
         return False
     return True
 
+def _hash_triton_ahead() -> Callable[[], None]:
+    """Start what Triton does before it looks for a kernel on disk, and return how to wait for it.
+
+    It hashes all of itself, half a second, once a process; a server loads its model meanwhile.
+    """
+    thread = threading.Thread(target=triton_key, daemon=True)
+    thread.start()
+    return thread.join
+
+
+wait_for_triton: Callable[[], None] = (lambda: None) if INTERPRET or triton_key is None else _hash_triton_ahead()
+
 
 def current(device: torch.device) -> AbstractContextManager[object]:
     """Make a device the current one, where kernels are launched."""
@@ -78,9 +97,21 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
+_pretended: Device | None = None
+
+
+def pretend(device: Device) -> None:
+    """From now on plan for a device like this one, wherever tensors lie."""
+    global _pretended
+    _pretended = device
+    device_of.cache_clear()
+
+
 @functools.cache
 def device_of(device: torch.device) -> Device:
     """Facts of a torch device; raises ValueError where our kernels cannot run."""
+    if _pretended is not None:
+        return _pretended
     if INTERPRET:
         return Device("interpreter", 2)
     if device.type != "cuda":

@@ -1,158 +1,99 @@
-"""Kernel arguments from tensors and a plan; allocates nothing but the states of cut blocks."""
+"""How kernels are launched: through Triton's own call once, and through the compiled kernel from then on.
 
+Triton's call looks at every argument to find the kernel compiled for it, 10 us and more.  A call of known signature
+needs none of that: its compiled kernel, its grid and all arguments but addresses are kept (facts as of Triton 3.6).
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import triton
+from triton.compiler import CompiledKernel
 
-from . import layout
-from .kernels.args import Batch, Heads, KeyValues, Modifiers, Partial, Rows, Scales
-from .kernels.attention import attention_kernel
-from .kernels.merge import merge_cuts_kernel, merge_states_kernel
-from .plan import Launch, Plan
+from . import scratch
+from .backend import INTERPRET, TESTED_TRITON, current, wait_for_triton
+from .template import Argument, fill, filler
 
-ScaleLike = float | torch.Tensor | None
-
-
-class Call(NamedTuple):
-    """The tensors of one call, as records that every launch of its plan shares."""
-
-    out: Rows
-    lse: torch.Tensor | None
-    query: Rows
-    cache: KeyValues
-    new: KeyValues | None
-    query_starts: torch.Tensor | None
-    seq_lens: torch.Tensor
-    page_table: torch.Tensor
-    mods: Modifiers
-    scales: Scales
+# Places of what a launch needs beside the call's own tensors, from the end of the list of tensors
+STATES, INTS = Argument(-2), Argument(-1)
+KEEPS = not INTERPRET and triton.__version__.startswith(TESTED_TRITON)
 
 
-def scales(
-    softmax: float, query: ScaleLike = None, key: ScaleLike = None, value: ScaleLike = None, out: ScaleLike = None
-) -> Scales:
-    """Scales as kernels take them: absent is 1."""
-    given = (query, key, value, out)
-    numbers = [1.0 if x is None or isinstance(x, torch.Tensor) else float(x) for x in given]
-    tensors = [x if isinstance(x, torch.Tensor) else None for x in given]
-    strides = [None if x is None else x.stride(0) if x.numel() > 1 else 0 for x in tensors]
-    return Scales(softmax, *numbers, *tensors, *strides)
+class Step(NamedTuple):
+    """One launch of any kernel.  Every parameter is in args, in order, with an Argument for each tensor."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    args: tuple[Any, ...]
+    options: dict[str, Any]
+    need: scratch.Need | None = None  # what STATES and INTS are from this step on
 
 
-def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Every launch of the library goes through here."""
-    kernel[grid](*args, **options)
+def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
+    """Every launch that may have to compile goes through here; returns the compiled kernel, if there is one."""
+    return kernel[grid](*args, **options)
 
 
-def attention(plan: Plan, call: Call) -> None:
-    """Run the launches of a plan in order."""
-    for launch in plan.launches:
-        _attention(launch, call)
+class Launches:
+    """The launches of a call: made once with its tensors, and then with those of any call of the same signature.
+
+    `kept` is one function of (addresses, stream) per step, or None where steps are launched through Triton's call: in
+    the interpreter, in untested versions, and before the first time.
+    """
+
+    __slots__ = ("device", "index", "kept", "steps", "stream")
+
+    def __init__(self, steps: Sequence[Step], device: torch.device) -> None:
+        self.steps, self.device, self.index = steps, device, device.index
+        self.kept: list[tuple[scratch.Need | None, Callable[[Sequence[int], int], None]]] | None = None
+        # the handle of the stream that work is put on now
+        self.stream: Callable[[int | None], int] = lambda _: 0
+        if device.type == "cuda":
+            self.stream = triton.runtime.driver.active.get_current_stream
+
+    def first(self, tensors: tuple[Any, ...]) -> None:
+        """Launch with these tensors, None where an optional one is absent; compiles what has not been compiled."""
+        kept = []
+        room: tuple[Any, ...] = ()
+        wait_for_triton()
+        with current(self.device):
+            for step in self.steps:
+                if step.need is not None:
+                    room = scratch.take(step.need, self.device, self.stream(self.index))
+                compiled = run(step.kernel, step.grid, *fill(step.args, (*tensors, *room)), **step.options)
+                if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
+                    kept.append((step.need, _kept(step, compiled)))
+        if len(kept) == len(self.steps):
+            self.kept = kept
+
+    def again(self, addresses: tuple[int, ...]) -> None:
+        """Launch what is kept, for tensors of the same signature at these addresses, 0 where one is absent."""
+        if self.index is not None and self.index != torch.cuda.current_device():
+            with torch.cuda.device(self.device):
+                return self.again(addresses)
+        stream = self.stream(self.index)
+        for need, launch in self.kept or ():
+            if need is not None:
+                states, ints = scratch.take(need, self.device, stream)
+                addresses = (*addresses, states.data_ptr(), ints.data_ptr())
+            launch(addresses, stream)
 
 
-def _attention(launch: Launch, call: Call) -> None:
-    shape, config = launch.shape, launch.config
-    if launch.pipe is not None:
-        from .hopper import launch as hopper
+def _kept(step: Step, compiled: CompiledKernel) -> Callable[[Sequence[int], int], None]:
+    """A launch of a compiled kernel from addresses, as JITFunction.run would make it; its pre-run hooks do not fire."""
+    arguments = filler(step.args)
+    launch, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    x, y, z = (*step.grid, 1, 1)[:3]
+    hooks = triton.knobs.runtime
 
-        return hopper.attention(launch, call)
-    batch = batch_of(launch, call)
-    # where results must not depend on the kernel, its compiler may not choose which products to round
-    fuse = shape.PIECE is None
-    partial = _partial(launch, call) if shape.SPLIT else None
-    cache = layout.pairs(call.cache, shape.HEAD_DIM) if config.pairs else call.cache
-    options = {} if config.registers is None else {"maxnreg": config.registers}
-    boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
-    run(
-        attention_kernel,
-        launch.grid,
-        call.out,
-        call.lse,
-        partial,
-        call.query,
-        cache,
-        *boxes,
-        call.new,
-        *batch,
-        call.mods,
-        call.scales,
-        shape,
-        num_warps=config.warps,
-        enable_fp_fusion=fuse,
-        **options,
-    )
-    if shape.SPLIT:
-        live = launch.block_tokens * shape.GROUP
-        rows = _rows_per_merge(live, shape.DIM)
-        grid = (launch.programs, triton.cdiv(live, rows) * shape.KV_HEADS)
-        run(
-            merge_cuts_kernel,
-            grid,
-            call.out,
-            call.lse,
-            partial,
-            launch.slots,
-            call.scales,
-            shape,
-            rows,
-            num_warps=_warps(rows, shape.DIM),
-            enable_fp_fusion=fuse,
-        )
+    def again(addresses: Sequence[int], stream: int) -> None:
+        args = arguments(addresses)
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+        if enter.calls or leave.calls:
+            metadata = compiled.launch_metadata(step.grid, stream, *args)
+            launch(x, y, z, stream, function, packed, metadata, enter, leave, *args)
+        else:
+            launch(x, y, z, stream, function, packed, None, None, None, *args)
 
-
-def batch_of(launch: Launch, call: Call) -> Batch:
-    """The ragged batch as a launch sees it."""
-    return Batch(
-        call.query_starts,
-        call.seq_lens,
-        call.page_table,
-        call.page_table.stride(0),
-        call.seq_lens.shape[0],
-        call.query.ptr.shape[0],
-        launch.shortest,
-        launch.longest,
-        launch.least,
-        launch.slots,
-    )
-
-
-def merge_states(out: Rows, lse: torch.Tensor, outs: torch.Tensor, lses: torch.Tensor) -> None:
-    """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
-    parts, tokens, heads, head_dim = outs.shape
-    shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)))
-    rows = _rows_per_merge(heads, shape.DIM)
-    grid = (tokens, triton.cdiv(heads, rows))
-    states = Partial(outs, lses, None)
-    run(
-        merge_states_kernel,
-        grid,
-        out,
-        lse,
-        states,
-        parts,
-        tokens * heads,
-        scales(1.0),
-        shape,
-        rows,
-        num_warps=_warps(rows, shape.DIM),
-    )
-
-
-def _rows_per_merge(live: int, dim: int) -> int:
-    """One where few rows are live: programs side by side finish first.  At most what eight states leave room for."""
-    return min(triton.next_power_of_2(triton.cdiv(live, 8)), max(1, 1024 // dim))
-
-
-def _warps(rows: int, dim: int) -> int:
-    """Four elements of a state per thread."""
-    return max(1, min(4, rows * dim // 128))
-
-
-def _partial(launch: Launch, call: Call) -> Partial:
-    """Scratch for the states of cut blocks: its size depends on the device and on bounds, not on the batch."""
-    device, shape = call.query.ptr.device, launch.shape
-    states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE
-    buffer = torch.empty(states * (shape.DIM + 2), dtype=torch.float32, device=device)
-    cuts = torch.empty(3 * launch.programs, dtype=torch.int32, device=device)
-    return Partial(buffer[2 * states :], buffer[:states], buffer[states : 2 * states], cuts)
+    return again

@@ -47,7 +47,7 @@ class Problem(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """One launch of the attention kernel, and of the merge if shape.SPLIT."""
+    """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
 
     shape: Shape
     programs: int  # per KV head: blocks, or shares of all blocks' work
@@ -80,6 +80,9 @@ class Plan(NamedTuple):
 UNBOUNDED = 2**31 - 1
 # Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
 FEW_ROWS = 64
+# A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
+PIECES_AT_ONCE = 8
+JOIN_STEPS = 6
 
 
 @functools.lru_cache(maxsize=4096)
@@ -166,6 +169,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         ONE_BLOCK=one_block,
         SPLIT=shares > 0,
         PIECE=config.piece,
+        MERGE=_merge_rows(p, config, shares, blocks, tokens * group),
         SCAN=128 if p.seqs <= 128 else 1024,
         PEEL=config.peel and (p.packed or p.window_left < 0),
         SCALE_FIRST=p.modified,
@@ -197,6 +201,15 @@ def _affordable(shares: int, blocks: int, share_bytes: int) -> int:
     """Fewer shares if their scratch would be too large, or 0 where a program per block fills the device as well."""
     most = SCRATCH // share_bytes
     return shares if shares <= most else most if most > blocks else 0
+
+def _merge_rows(p: Problem, config: Config, shares: int, blocks: int, live: int) -> int:
+    """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""
+    elements = 1024 if config.registers is None else 512  # of a state, times the pieces at once: registers
+    at_once = min(config.rows, max(1, elements // triton.next_power_of_2(p.head_dim)))
+    steps = triton.cdiv(live, at_once) * triton.cdiv(shares // max(1, blocks) + 2, PIECES_AT_ONCE)
+    if shares == 0 or config.piece is not None or config.rows > FEW_ROWS or steps > JOIN_STEPS:
+        return 0
+    return at_once
 
 
 _TRITON_DTYPES = {

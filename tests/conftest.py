@@ -33,10 +33,14 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     What the planner chooses for lengths that a test can afford is one tile, one share and one block of queries.
     """
-    from paged_attn import plan
+    from paged_attn import calls, plan
+
+    def forget() -> None:
+        plan.plan.cache_clear()
+        calls.clear()
 
     def cut(segments: int, tile: int = 32) -> None:
-        plan.plan.cache_clear()
+        forget()
         monkeypatch.setattr(plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
         monkeypatch.setattr(plan, "FEW_ROWS", 16)
         for name in ("decode_config", "prefill_config"):
@@ -45,4 +49,4 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
     yield cut
     monkeypatch.undo()
-    plan.plan.cache_clear()
+    forget()

@@ -16,49 +16,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TARGETS = {
-    "sm80": ("cuda", 80, 32),
-    "sm90": ("cuda", 90, 32),
-    "sm100": ("cuda", 100, 32),
-    "gfx942": ("hip", "gfx942", 64),
-}
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
 
 
-class CompileOnly:
-    """Stands in for Triton's driver: it knows a target, and has no device."""
-
-    def __init__(self, target: str) -> None:
-        from triton.backends.compiler import GPUTarget
-
-        self.target, self.name = GPUTarget(*TARGETS[target]), target
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def get_current_device(self) -> str:
-        return self.name
-
-    def get_current_stream(self, device: str) -> int:
-        return 0
-
-
 def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """(variant, compiled kernel) of every launch that the calls would make on the target."""
-    import triton
+    from paged_attn import backend, offline
 
-    from paged_attn import api, backend, launch
-
-    assert not backend.INTERPRET, "kernels are interpreted in this process: start it with TRITON_INTERPRET=0"
     found: list[Any] = []
-
-    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-        found.append(kernel.warmup(*args, grid=grid, **options))
-
-    device = backend.Device(target, MULTIPROCESSORS[target])
-    triton.runtime.driver.set_active(CompileOnly(target))
-    launch.run, api.device_of = run, lambda _: device
+    offline.compile_only(backend.Device(target, MULTIPROCESSORS[target]), found.append)
     for variant, call in calls:
         try:
             call()
@@ -164,7 +131,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Compile without a GPU and report; one JSON object per kernel.")
-    parser.add_argument("target", choices=TARGETS)
+    parser.add_argument("target", choices=MULTIPROCESSORS)
     parser.add_argument("words", nargs="*", help="only variants whose names contain one of these")
     parser.add_argument("--calls", default="tests.variants", help="the module whose calls() are compiled")
     parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("I", "N"), help="every N-th, from I on")

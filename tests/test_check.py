@@ -567,10 +567,10 @@ CONTENTS: list[tuple[Case, Change, str]] = [
 @pytest.fixture(params=["check=True", "PAGED_ATTN_CHECK=1"])
 def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Inputs:
     """The two ways to ask for the checked call: the arguments to add."""
-    monkeypatch.delenv("PAGED_ATTN_CHECK", raising=False)
     if request.param == "check=True":
         return {"check": True}
     monkeypatch.setenv("PAGED_ATTN_CHECK", "1")
+    monkeypatch.setattr(check, "ALWAYS", check.asked())
     return {}
 
 
@@ -624,6 +624,7 @@ def test_the_environment_decides_where_check_is_none(
         monkeypatch.delenv("PAGED_ATTN_CHECK", raising=False)
     else:
         monkeypatch.setenv("PAGED_ATTN_CHECK", word)
+    monkeypatch.setattr(check, "ALWAYS", check.asked())
     assert check.enabled(None) is on
     assert check.enabled(True) is True
     assert check.enabled(False) is False

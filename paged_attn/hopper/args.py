@@ -97,5 +97,6 @@ class Results(NamedTuple):
 
     lse: Any
     partial: Any  # Partial
+    counters: Any  # int32, pieces that have arrived; zero before and after every launch
     box: Any  # the output as the copy engine sees it; None: registers write it
     scales: Any  # Scales

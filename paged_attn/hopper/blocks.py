@@ -4,6 +4,7 @@ Two warpgroups multiply; two to four single warps load, the last of which also h
 """
 
 from ..kernels.args import Batch
+from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import visible_range, work
 from .args import Jobs, Results, Rings, Turn, Turns
@@ -12,7 +13,7 @@ from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import advance, make_done, make_ring
-from .schedule import Cursor, cast_role, item_of, part_of
+from .schedule import TAKEN, Cursor, cast_role, item_of, part_of
 from .shim import gl, gluon, tma
 from .walk import Walk, piece_at
 
@@ -112,7 +113,7 @@ def consume_items(out, results, query, rings, jobs, done, NUMBER: gl.constexpr, 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
 def blocks_kernel(
-    out, lse, partial, query, key_box, value_box, query_box, out_box, counters, query_starts, seq_lens, page_table,
+    out, lse, scratch, query, key_box, value_box, query_box, out_box, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
@@ -127,8 +128,8 @@ def blocks_kernel(
     lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
     role = cast_role(batch, lane, mods, S, P)
     rings = Rings(keys, values, queries)
-    results = Results(lse, partial, out_box, scales)
-    jobs = Jobs(mail, counters, batch, mods)
+    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, out_box, scales)
+    jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     LAST: gl.constexpr = P.LOADERS - 1

@@ -63,7 +63,7 @@ def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S:
     if P.MIXED:
         number = NUMBER * (1 - item.both)
         arrivals = item.pieces * (1 + item.both)
-    counter = results.partial.counters + item.counter * P.CONSUMERS + number
+    counter = results.counters + item.counter * P.CONSUMERS + number
     first_row = item.first_row + number * 64
     row = item.row + NUMBER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, state.acc.type.layout))
     LAYOUT: gl.constexpr = state.acc.type.layout

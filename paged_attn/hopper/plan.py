@@ -119,6 +119,7 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
         ONE_BLOCK=False,
         SPLIT=split,
         PIECE=None,
+        MERGE=0,
         SCAN=scan,
         PEEL=False,
         SCALE_FIRST=p.modified,

@@ -14,6 +14,7 @@ from .args import Item
 from .shim import gl, gluon
 from .walk import Walk
 
+TAKEN = gl.constexpr(4)  # counters before those of pieces: items taken, programs done
 PIECES = gl.constexpr(4)  # of blocks that are cut, so many for every program
 LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
 WEIGHT = gl.constexpr(2.5)  # what a tile of a block costs, in tiles at which two consumers take turns

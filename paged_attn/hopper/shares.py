@@ -5,6 +5,7 @@ line of units, here a loader and a consumer walk along it each for itself.
 """
 
 from ..kernels.args import Batch
+from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import even_share, find_work, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
@@ -12,6 +13,7 @@ from .consumer import consume
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
 from .ring import make_done, make_ring
+from .schedule import TAKEN
 from .shim import gl, gluon, mbarrier
 from .walk import Walk, piece_at
 
@@ -54,7 +56,7 @@ def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods,
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
 def shares_kernel(
-    out, lse, partial, query, key_box, value_box, query_starts, seq_lens, page_table,
+    out, lse, scratch, query, key_box, value_box, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of one even share of all tiles x one KV head."""
@@ -72,7 +74,7 @@ def shares_kernel(
     seq, before = find_work(batch, share.begin, lane, mods, S)
     walk = Walk(share.begin, seq, before)
     rings = Rings(keys, values, queries)
-    results = Results(lse, partial, None, scales)
+    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     if P.CONSUMERS == 1:

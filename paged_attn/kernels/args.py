@@ -95,8 +95,16 @@ class Scales(NamedTuple):
     out_stride: Any = None
 
 
+class Scratch(NamedTuple):
+    """Room for the states of blocks that a share's border cuts, and who joins them: cuts or counters, one is None."""
+
+    states: Any  # float32, cut up by merge.partial_of
+    cuts: Any  # int32 [shares, 3]: of the block that begins here and is cut the pieces (0: none), token, tokens
+    counters: Any  # int32, pieces stored of a cut block, one for each KV head of the share where it begins; 0 between launches
+
+
 class Partial(NamedTuple):
-    """States of blocks that a share's border cuts, float32.
+    """States of pieces, float32.
 
     Every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next.
     Pieces of a fixed size (Shape.PIECE) lie side by side instead, in the slots of the share where their block begins.
@@ -105,8 +113,6 @@ class Partial(NamedTuple):
     acc: Any  # [shares, slots, KV_HEADS, LIVE, DIM]
     max: Any  # [shares, slots, KV_HEADS, LIVE]
     sum: Any
-    cuts: Any = None  # int32 [shares, 3]: of the block that begins here and is cut the pieces (0: none), token, tokens
-    counters: Any = None  # int32, pieces that have arrived; zero before and after every launch
 
 
 class Shape(NamedTuple):
@@ -126,8 +132,9 @@ class Shape(NamedTuple):
     COMPUTE: Any  # tl.dtype of the operands of both dots
     PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
-    SPLIT: bool  # programs take even shares of all work, and a merge follows; otherwise a block each
+    SPLIT: bool  # programs take even shares of all work; otherwise a block each
     PIECE: int | None  # keys are cut at multiples of this only; their states are folded in order wherever they lie
+    MERGE: int  # rows at a time in which the last piece of a cut block to arrive joins all; 0: a launch of its own does
     SCAN: int  # sequences that the search for a share's begin takes at once
     PEEL: bool  # tiles that every row sees whole run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent

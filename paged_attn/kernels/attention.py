@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .args import Batch, KeyValues, Source, State
 from .cache import load_box, load_ids, load_kv, locate
+from .merge import join_if_last, partial_of
 from .numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
 from .output import clear_padding, load_query, store_partial, store_rows
 from .schedule import (
@@ -140,13 +141,15 @@ def attend_pieces(
 
 
 @triton.jit
-def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
+def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
     index, kv_head = unflatten(S)
     lane = tl.arange(0, S.SCAN)
     row = tl.arange(0, S.ROWS)
     dim = tl.arange(0, S.DIM)
-    share = even_share(batch, index, tl.num_programs(0) // S.KV_HEADS, lane, mods, S)
+    num_shares = tl.num_programs(0) // S.KV_HEADS
+    share = even_share(batch, index, num_shares, lane, mods, S)
+    partial = partial_of(scratch, num_shares * batch.slots * S.KV_HEADS * S.LIVE)
     unit = share.begin
     seq, before = find_work(batch, unit, lane, mods, S)
     cut_pieces = 0
@@ -185,24 +188,30 @@ def attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scale
             if whole:
                 store_rows(out, lse, rows, dim, state, scales, S)
             else:
+                token = block.first_token + block.first
+                tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
+                from_share = share_of(unit - tile, share)
                 if S.PIECE is None:
                     keep(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
-                if tile == 0:
-                    cut_pieces = share_of(unit + tiles - 1, share) - index + 1 if S.PIECE is None else pieces
-                    cut_token = block.first_token + block.first
-                    cut_tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
+                    pieces = share_of(unit - tile + tiles - 1, share) - from_share + 1
+                if S.MERGE > 0:
+                    join_if_last(out, lse, partial, scratch.counters, from_share, pieces, token, tokens, kv_head, scales, S)  # fmt: skip
+                elif tile == 0:
+                    cut_pieces = pieces
+                    cut_token = token
+                    cut_tokens = tokens
             unit += count
-    if kv_head == 0:
-        tl.store(partial.cuts + 3 * index, cut_pieces)
-        tl.store(partial.cuts + 3 * index + 1, cut_token)
-        tl.store(partial.cuts + 3 * index + 2, cut_tokens)
+    if S.MERGE == 0 and kv_head == 0:
+        tl.store(scratch.cuts + 3 * index, cut_pieces)
+        tl.store(scratch.cuts + 3 * index + 1, cut_token)
+        tl.store(scratch.cuts + 3 * index + 2, cut_tokens)
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "num_tokens", "slots"],
+    do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"],
 )
 def attention_kernel(
-    out, lse, partial, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
+    out, lse, scratch, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, or one share of the batch's work, x one KV head."""
@@ -215,7 +224,7 @@ def attention_kernel(
     if S.CLEAR:
         clear_padding(out, lse, batch, tl.arange(0, S.DIM), S)
     if S.SPLIT:
-        attend_share(out, lse, partial, query, cache, boxes, new, batch, mods, scales, S)
+        attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S)
     else:
         index, kv_head = unflatten(S)
         block = find_block(batch, index, S)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .args import RowTile, State
+from .args import Partial, RowTile, State
 from .numerics import LOG2E
 from .output import store_rows
 from .softmax import merge
@@ -38,28 +38,55 @@ def join(parts, at, valid, dim, skip, stride, num_parts, HEAD_DIM: tl.constexpr)
     return state
 
 
+@triton.jit
+def partial_of(scratch, rows):
+    """The states of so many rows, in the room that the host gave: maxima, sums, accumulators."""
+    return Partial(scratch.states + 2 * rows, scratch.states, scratch.states + rows)
+
+
+@triton.jit
+def join_rows(
+    out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Rows first ... first + ROWS - 1 of the block that begins in a share and is cut, from its pieces."""
+    row = first + tl.arange(0, ROWS)
+    valid = row < tokens * S.GROUP
+    SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
+    at = share * slots * SLOT + kv_head * S.LIVE + row
+    dim = tl.arange(0, S.DIM)
+    if S.PIECE is None:
+        # slot 1 of the share where the block begins, slot 0 of those after it
+        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, S.DIM)
+    else:
+        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, S.DIM)
+    rows = RowTile(tl.cast(token, tl.int64), kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
+    store_rows(out, lse, rows, dim, state, scales, S)
+
+
+@triton.jit
+def join_if_last(out, lse, partial, counters, share, pieces, token, tokens, kv_head, scales, S: tl.constexpr):
+    """Count a stored piece of a block; the program that stores the last one joins all, in the order of the shares."""
+    tl.debug_barrier()  # the count is one thread's: it must not overtake what the others have stored
+    counter = counters + share * S.KV_HEADS + kv_head
+    before = tl.atomic_add(counter, 1, sem="acq_rel")
+    if before == pieces - 1:
+        tl.store(counter, 0)  # for the next launch
+        for first in range(0, tokens * S.GROUP, S.MERGE):
+            join_rows(out, lse, partial, share, 2, pieces, token, tokens, kv_head, first, scales, S, S.MERGE)
+
+
 @triton.jit(do_not_specialize=["slots"])
-def merge_cuts_kernel(out, lse, partial, slots, scales, S: tl.constexpr, ROWS: tl.constexpr):
+def merge_cuts_kernel(out, lse, scratch, slots, scales, S: tl.constexpr, ROWS: tl.constexpr):
     """Join the pieces of some rows, of one KV head, of the block that a share's end cut, if it cut one."""
     share = tl.program_id(0)
-    pieces = tl.load(partial.cuts + 3 * share)
-    tokens = tl.load(partial.cuts + 3 * share + 2)
+    pieces = tl.load(scratch.cuts + 3 * share)
+    token = tl.load(scratch.cuts + 3 * share + 1)
+    tokens = tl.load(scratch.cuts + 3 * share + 2)
     kv_head = tl.program_id(1) % S.KV_HEADS
     first = tl.program_id(1) // S.KV_HEADS * ROWS
     if (pieces > 0) & (first < tokens * S.GROUP):
-        row = first + tl.arange(0, ROWS)
-        valid = row < tokens * S.GROUP
-        SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
-        at = share * slots * SLOT + kv_head * S.LIVE + row
-        dim = tl.arange(0, S.DIM)
-        if S.PIECE is None:
-            # slot 1 of this share, slot 0 of those after it
-            state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, S.DIM)
-        else:
-            state = join(partial, at, valid, dim, SLOT, SLOT, pieces, S.DIM)
-        token = tl.cast(tl.load(partial.cuts + 3 * share + 1), tl.int64)
-        rows = RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
-        store_rows(out, lse, rows, dim, state, scales, S)
+        partial = partial_of(scratch, tl.num_programs(0) * slots * S.KV_HEADS * S.LIVE)
+        join_rows(out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S, ROWS)
 
 
 @triton.jit

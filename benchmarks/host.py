@@ -1,0 +1,122 @@
+"""What a call costs the host: microseconds until control comes back, with the launch queue never full.
+
+    python -m benchmarks.host [--calls 1000] [--stub] [--output FILE]
+
+Calls follow one another without waiting for the device, and it is waited for now and then, outside of the clock.
+--stub measures without a GPU: everything but Triton's launcher and the driver, about 3 us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter_ns
+from typing import Any
+
+BATCH, KEYS = 64, 4096
+BETWEEN = 100  # calls between two waits: the launch queue holds some 1000
+TARGETS = {"eager": 10.0, "operator": 5.0}  # us
+
+
+def measure(call: Callable[[], object], calls: int, wait: Callable[[], None]) -> float:
+    """Median microseconds of a call."""
+    for _ in range(10):
+        call()
+    wait()
+    nanoseconds = []
+    for i in range(calls):
+        started = perf_counter_ns()
+        call()
+        nanoseconds.append(perf_counter_ns() - started)
+        if i % BETWEEN == BETWEEN - 1:
+            wait()
+    return statistics.median(nanoseconds) / 1e3
+
+
+def calls_of(device: str) -> dict[str, Callable[[], object]]:
+    """Calls by name: decode and ragged, eager and through the operator, with and without what saves time."""
+    import torch
+
+    import paged_attn
+
+    def int32(*shape: int, value: int = 0) -> torch.Tensor:
+        return torch.full(shape, value, dtype=torch.int32, device=device)
+
+    q = torch.zeros(BATCH, 32, 128, dtype=torch.bfloat16, device=device)
+    k, v = torch.zeros(2, 256, 16, 8, 128, dtype=torch.bfloat16, device=device)
+    batch = (q, k, v, int32(BATCH, KEYS // 16), int32(BATCH, value=1))  # one key each: the device keeps up
+    starts, out = torch.arange(BATCH + 1, dtype=torch.int32, device=device), torch.empty_like(q)
+    new = torch.zeros(BATCH, 8, 128, dtype=torch.bfloat16, device=device)
+    slots, bounds = torch.arange(BATCH, device=device), {"max_seqlen_q": 1, "max_seqlen_k": KEYS}
+    attend: Callable[..., object] = paged_attn.paged_attention
+    operator = torch.ops.paged_attn.attention.default
+    return {
+        "eager decode": lambda: attend(*batch, out=out),
+        "eager decode, bounds": lambda: attend(*batch, out=out, **bounds),
+        "eager decode, allocates out": lambda: attend(*batch),
+        "eager ragged": lambda: attend(*batch, starts, out=out),
+        "eager ragged, bounds": lambda: attend(*batch, starts, out=out, **bounds),
+        "operator decode": lambda: operator(*batch, None, out),
+        "operator ragged": lambda: operator(*batch, starts, out),
+        "write_kv": lambda: paged_attn.write_kv(new, new, k, v, slots),
+    }
+
+
+def pretend() -> None:
+    """Plan as for an H200, and launch nothing: kept calls end where Triton's launcher would begin."""
+    from triton.compiler import CompiledKernel
+
+    from paged_attn import backend, launch
+
+    class Nothing(CompiledKernel):
+        run, function, packed_metadata = staticmethod(lambda *_: None), 0, ()
+
+        def __init__(self) -> None:
+            pass
+
+    backend.pretend(backend.Device("sm90", 132))
+    launch.run = lambda *_, **__: Nothing()
+
+
+def report(calls: int, stub: bool) -> dict[str, Any]:
+    """Microseconds by name, beside versions and device."""
+    import torch
+    import triton
+
+    if stub:
+        pretend()
+    device = "cpu" if stub else "cuda"
+    wait = (lambda: None) if stub else torch.cuda.synchronize
+    found = {name: measure(call, calls, wait) for name, call in calls_of(device).items()}
+    return {
+        "device": "no device, launches are stubs" if stub else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "python": sys.version.split()[0],
+        "calls": calls,
+        "host_us": {name: round(us, 2) for name, us in found.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Host time per call.")
+    parser.add_argument("--calls", type=int, default=1000)
+    parser.add_argument("--stub", action="store_true", help="without a GPU: all but the launcher and the driver")
+    parser.add_argument("--output", type=Path, help="a JSON file")
+    options = parser.parse_args()
+    os.environ["TRITON_INTERPRET"] = "0"  # before the package is imported
+    found = report(options.calls, options.stub)
+    for name, us in found["host_us"].items():
+        target = TARGETS.get(name.split()[0])
+        print(f"{name:30}{us:8.2f} us" + (f"   at most {target:g} wanted" if target else ""))
+    if options.output:
+        options.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Kernel arguments from tensors and a plan: the steps of a call, which launch.py takes; nothing is launched here."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from . import layout
+from .kernels.args import Batch, Heads, KeyValues, Modifiers, Partial, Rows, Scales, Scratch
+from .kernels.attention import attention_kernel
+from .kernels.merge import merge_cuts_kernel, merge_states_kernel
+from .launch import INTS, STATES, Step
+from .plan import Launch, Plan
+from .scratch import Need
+
+ScaleLike = float | torch.Tensor | None
+
+
+class Call(NamedTuple):
+    """The tensors of one call, as records that every launch of its plan shares."""
+
+    out: Rows
+    lse: torch.Tensor | None
+    query: Rows
+    cache: KeyValues
+    new: KeyValues | None
+    query_starts: torch.Tensor | None
+    seq_lens: torch.Tensor
+    page_table: torch.Tensor
+    mods: Modifiers
+    scales: Scales
+
+
+def scales(
+    softmax: float, query: ScaleLike = None, key: ScaleLike = None, value: ScaleLike = None, out: ScaleLike = None
+) -> Scales:
+    """Scales as kernels take them: absent is 1."""
+    given = (query, key, value, out)
+    numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
+    tensors = [None if isinstance(x, (int, float)) else x for x in given]
+    strides = [None if x is None else x.stride(0) if x.numel() > 1 else 0 for x in tensors]
+    return Scales(softmax, *numbers, *tensors, *strides)
+
+
+def attention(plan: Plan, call: Call) -> list[Step]:
+    """The launches of a plan, in order."""
+    return [step for launch in plan.launches for step in _attention(launch, call)]
+
+
+def _attention(launch: Launch, call: Call) -> Iterator[Step]:
+    shape, config = launch.shape, launch.config
+    if launch.pipe is not None:
+        from .hopper.arguments import attention as hopper
+
+        yield hopper(launch, call, batch_of(launch, call))
+        return
+    # where results must not depend on the kernel, its compiler may not choose which products to round
+    options = {"num_warps": config.warps, "enable_fp_fusion": shape.PIECE is None}
+    if config.registers is not None:
+        options["maxnreg"] = config.registers
+    cache = layout.pairs(call.cache, shape.HEAD_DIM) if config.pairs else call.cache
+    need = _need(launch) if shape.SPLIT else None
+    room = None if need is None else Scratch(STATES, *((None, INTS) if shape.MERGE else (INTS, None)))
+    boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
+    args = (
+        call.out, call.lse, room, call.query, cache, *boxes, call.new, *batch_of(launch, call), call.mods, call.scales,
+        shape,
+    )  # fmt: skip
+    yield Step(attention_kernel, launch.grid, args, options, need)
+    if need is not None and need.cuts:
+        rows = rows_per_merge(launch)
+        grid = (launch.programs, triton.cdiv(launch.block_tokens * shape.GROUP, rows) * shape.KV_HEADS)
+        args = (call.out, call.lse, room, launch.slots, call.scales, shape, rows)
+        options = {"num_warps": _warps(rows, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
+        yield Step(merge_cuts_kernel, grid, args, options)
+
+
+def batch_of(launch: Launch, call: Call) -> Batch:
+    """The ragged batch as a launch sees it."""
+    return Batch(
+        call.query_starts,
+        call.seq_lens,
+        call.page_table,
+        call.page_table.stride(0),
+        call.seq_lens.shape[0],
+        call.query.ptr.shape[0],
+        launch.shortest,
+        launch.longest,
+        launch.least,
+        launch.slots,
+    )
+
+
+def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
+    """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
+    parts, tokens, heads, head_dim = outs.shape
+    shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)))
+    rows = _rows_per_merge(heads, shape.DIM)
+    grid = (tokens, triton.cdiv(heads, rows))
+    args = (out, lse, Partial(outs, lses, None), parts, tokens * heads, scales(1.0), shape, rows)
+    return [Step(merge_states_kernel, grid, args, {"num_warps": _warps(rows, shape.DIM)})]
+
+
+def rows_per_merge(launch: Launch) -> int:
+    """Rows of a program of the launch that joins cut blocks; 0 where there is none."""
+    if not launch.shape.SPLIT or launch.shape.MERGE:
+        return 0
+    return _rows_per_merge(launch.block_tokens * launch.shape.GROUP, launch.shape.DIM)
+
+
+def _rows_per_merge(live: int, dim: int) -> int:
+    """One where few rows are live: programs side by side finish first.  At most what eight states leave room for."""
+    return min(triton.next_power_of_2(triton.cdiv(live, 8)), max(1, 1024 // dim))
+
+
+def _warps(rows: int, dim: int) -> int:
+    """Four elements of a state per thread."""
+    return max(1, min(4, rows * dim // 128))
+
+
+def _need(launch: Launch) -> Need:
+    """Scratch for cut blocks: its size depends on the device, not on the batch."""
+    shape = launch.shape
+    states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.DIM + 2)
+    if shape.MERGE:
+        return Need(states, 0, launch.programs * shape.KV_HEADS)
+    return Need(states, 3 * launch.programs, 0)

@@ -1,0 +1,244 @@
+"""One call of paged_attention: found again, or checked, planned and described."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import arguments, calls, layout
+from . import check as checks
+from .arguments import Call
+from .backend import INTERPRET, device_of
+from .kernels.args import KeyValues, Modifiers
+from .launch import Launches
+from .plan import Problem, plan
+from .template import arguments_for
+
+FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
+
+
+class Tensors(NamedTuple):
+    """The arguments of a call that are tensors, or may be; their order is that of the slots of its launches."""
+
+    q: Any
+    k_cache: Any
+    v_cache: Any
+    page_table: Any
+    seq_lens: Any
+    cu_seqlens_q: Any
+    out: Any
+    k_new: Any
+    v_new: Any
+    alibi_slopes: Any
+    sinks: Any
+    qq_bias: Any
+    q_scale: Any
+    k_scale: Any
+    v_scale: Any
+    out_scale: Any
+
+
+class Options(NamedTuple):
+    """The other arguments that decide a call."""
+
+    kv_layout: Any
+    max_seqlen_q: Any
+    max_seqlen_k: Any
+    softmax_scale: Any
+    causal: Any
+    window_size: Any
+    softcap: Any
+    return_lse: Any
+    only: Any
+    batch_invariant: Any
+
+
+OUT, LSE = Tensors._fields.index("out"), len(Tensors._fields)
+RETURN_LSE = Options._fields.index("return_lse")
+NO_ADDRESSES = (0,) * (LSE - OUT - 1)
+
+
+def attend(
+    q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
+    others: tuple[Any, ...], options: tuple[Any, ...], check: bool | None,
+) -> Any:  # fmt: skip
+    """What paged_attention returns for these Tensors, `others` those after out, and these Options as a plain tuple."""
+    of = _signature(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
+    launches = calls.find(of)
+    if of is None or launches is None or checks.enabled(check):
+        given = Tensors(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, *others)
+        return _attend_new(given, Options(*options), check, of)
+    addresses = of[1]
+    if out is None:
+        out = _empty_like(q)
+        addresses = (*addresses[:OUT], out.data_ptr(), *addresses[OUT + 1 :])
+    lse = None
+    if options[RETURN_LSE]:
+        lse = _empty_lse(q)
+        addresses = (*addresses, lse.data_ptr())
+    if launches.kept is not None:
+        launches.again(addresses)
+    else:
+        launches.first((q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, *others, lse)[: len(addresses)])
+    return out if lse is None else (out, lse)
+
+
+def _signature(
+    q: Any, k: Any, v: Any, table: Any, lens: Any, starts: Any, out: Any,
+    others: tuple[Any, ...], options: tuple[Any, ...],
+) -> calls.Signature | None:  # fmt: skip
+    """As calls.signature, its loop unrolled: every call waits for it."""
+    try:
+        if q.requires_grad:  # whether that is wrong depends on the mode that torch is in
+            return None
+        addresses = (
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), table.data_ptr(), lens.data_ptr(),
+            0 if starts is None else starts.data_ptr(), 0 if out is None else out.data_ptr(),
+        )  # fmt: skip
+        a, b, c, d, e, f, g = addresses
+        low = (a | b | c | d | e | f | g) & calls.ALIGNMENT
+        _, max_q, max_k, scale, causal, (left, right), softcap, lse, _, invariant = options
+        key: tuple[Any, ...] = (
+            q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
+            v.shape, v.stride(), v.dtype, v.device, table.shape, table.stride(), table.dtype, table.device,
+            lens.shape, lens.stride(), lens.dtype, lens.device,
+            None if starts is None else (starts.shape, starts.stride(), starts.dtype, starts.device),
+            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+            # numbers of different types are equal, and some of those types are refused
+            options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(softcap),
+            type(lse), type(invariant),
+            low if low == 0 else tuple([x & calls.ALIGNMENT for x in addresses]),
+        )  # fmt: skip
+        h, i, j, k, l, m, n, o, p = others
+        if h is i is j is k is l is m is n is o is p is None:
+            return key, addresses + NO_ADDRESSES
+        facts, more = calls.facts_of(others)
+        return (key, facts), addresses + more
+    except (AttributeError, TypeError, ValueError, RuntimeError):  # not tensors, or options of another form
+        return None
+
+
+def _attend_new(given: Tensors, options: Options, check: bool | None, of: calls.Signature | None) -> Any:
+    """Check, plan, launch, and keep what was found out."""
+    axes = checks.check_attention(**given._asdict(), **options._asdict())
+    device = device_of(given.q.device)
+    if checks.enabled(check):
+        checks.check_attention_contents(
+            axes, given.page_table, given.seq_lens, given.cu_seqlens_q, max_seqlen_q=options.max_seqlen_q,
+            max_seqlen_k=options.max_seqlen_k, k_new=given.k_new, window_size=options.window_size, only=options.only,
+        )  # fmt: skip
+    out = _empty_like(given.q) if given.out is None else given.out
+    lse = _empty_lse(given.q) if options.return_lse else None
+    tensors = (*given._replace(out=out), *(() if lse is None else (lse,)))
+    result = out if lse is None else (out, lse)
+    if axes.seqs == 0:
+        if options.only is None:
+            out.zero_()
+            if lse is not None:
+                lse.fill_(float("-inf"))
+        return result
+    problem = _problem(given, options, axes, device, out)
+    with arguments_for(tensors) as held:
+        launches = Launches(arguments.attention(plan(problem), _call(held, options, axes)), given.q.device)
+    launches.first(tensors)
+    calls.keep(of, launches)
+    return result
+
+
+def _empty_like(q: Tensor) -> Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _empty_lse(q: Tensor) -> Tensor:
+    return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+
+
+def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, out: Tensor) -> Problem:
+    """What the planner is told."""
+    scale, max_seqlen_q, new = options.softmax_scale, options.max_seqlen_q, given.k_new is not None
+    # lengths that the host knows: of the queries, and of the keys that the page table and the call's own hold
+    room = axes.max_pages * axes.page_size + (axes.tokens if new else 0)
+    return Problem(
+        tokens=axes.tokens,
+        seqs=axes.seqs,
+        heads=axes.heads,
+        kv_heads=axes.kv_heads,
+        head_dim=axes.head_dim,
+        page_size=axes.page_size,
+        max_seqlen_q=axes.tokens if max_seqlen_q is None else min(max_seqlen_q, axes.tokens),
+        max_seqlen_k=room if options.max_seqlen_k is None else min(options.max_seqlen_k, room),
+        window_left=options.window_size[0],
+        ragged=given.cu_seqlens_q is not None,
+        modified=(scale is not None and scale <= 0)
+        or options.softcap > 0
+        or given.alibi_slopes is not None
+        or given.qq_bias is not None,
+        qq_bias=given.qq_bias is not None,
+        only=options.only,
+        compute=_compute_dtype(given.q, given.k_cache, given.k_new),
+        query_itemsize=given.q.element_size(),
+        cache_itemsize=given.k_cache.element_size(),
+        packed=axes.x > 0,
+        pairable=pairable(given.q.dtype, given.k_cache, given.v_cache, options.kv_layout, new),
+        boxable=layout.boxable(given.k_cache, given.v_cache),
+        rows_per_page=layout.rows_per_page(given.k_cache, given.v_cache, options.kv_layout),
+        query_box=layout.aligned(given.q),
+        out_box=layout.aligned(out) and out.dtype == given.q.dtype,
+        new=new,
+        batch_invariant=bool(options.batch_invariant),
+        device=device,
+    )
+
+
+def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
+    """The records of a call; an Argument stands for each tensor."""
+    x, lse = Tensors(*held[:LSE]), held[LSE] if options.return_lse else None
+    left, right = options.window_size
+    scale = axes.head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
+    mods = Modifiers(
+        left=min(left, FAR) if left >= 0 else None,
+        # a causal query sees nothing to its right, however wide its window
+        right=0 if options.causal else min(right, FAR) if right >= 0 else None,
+        softcap=float(options.softcap) if options.softcap > 0 else None,
+        alibi_slopes=x.alibi_slopes,
+        qq_bias=x.qq_bias,
+        qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(0),
+        qq_bias_size=None if x.qq_bias is None else x.qq_bias.shape[0],
+        sinks=x.sinks,
+    )
+    return Call(
+        out=layout.rows(x.out),
+        lse=lse,
+        query=layout.rows(x.q),
+        cache=layout.cache(x.k_cache, x.v_cache, options.kv_layout),
+        new=None if x.k_new is None else KeyValues(layout.contiguous(x.k_new), layout.contiguous(x.v_new)),
+        query_starts=x.cu_seqlens_q,
+        seq_lens=x.seq_lens,
+        page_table=x.page_table,
+        mods=mods,
+        scales=arguments.scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale),
+    )
+
+
+def _compute_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:
+    """Operands of the dots here."""
+    if INTERPRET:  # which has no other arithmetic that is right
+        return torch.float32
+    return operand_dtype(q.dtype, [x.dtype for x in (k_cache, k_new) if x is not None])
+
+
+def operand_dtype(query: torch.dtype, keys: list[torch.dtype]) -> torch.dtype:
+    """Operands of the dots: the type of keys that are not fp8; float16, which holds every fp8 number, if all are.
+
+    Keys of bfloat16 may be anywhere in its range; queries alone are brought into float16's, row by row.
+    """
+    wide = [dtype for dtype in keys if not layout.is_fp8(dtype)]
+    return query if query == torch.float32 else wide[0] if wide else torch.float16
+
+
+def pairable(query: torch.dtype, k_cache: Tensor, v_cache: Tensor, kv_layout: str, new: bool) -> bool:
+    """Whether fp8 keys can be read two dims at a time; new keys would have to lie in the same parts."""
+    if new or query == torch.float32 or not layout.is_fp8(k_cache.dtype):
+        return False
+    head_dim = v_cache.shape[2 if v_cache.ndim == 4 and k_cache.ndim == 5 else 3]
+    return layout.pairable(layout.cache(k_cache, v_cache, kv_layout).key, head_dim)

@@ -1,0 +1,47 @@
+"""One call of write_kv: found again, or checked and described."""
+
+from typing import Any
+
+import triton
+
+from . import arguments, calls, layout
+from . import check as checks
+from .backend import device_of
+from .kernels.write import write_kv_kernel
+from .launch import Launches, Step
+from .template import arguments_for
+
+
+def write(tensors: tuple[Any, ...], kv_layout: Any, check: bool | None) -> None:
+    """Do what write_kv says, for (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)."""
+    of = calls.signature(tensors, ("write_kv", kv_layout))
+    launches = calls.find(of)
+    if of is not None and launches is not None and not checks.enabled(check):
+        return launches.first(tensors) if launches.kept is None else launches.again(of[1])
+    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = tensors
+    axes = checks.check_write(
+        k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale
+    )  # fmt: skip
+    device_of(k.device)
+    if checks.enabled(check):
+        checks.check_write_contents(axes, slot_mapping)
+    if axes.tokens == 0:
+        return
+    with arguments_for(tensors) as held:
+        launches = Launches([_step(held, kv_layout, axes)], k.device)
+    launches.first(tensors)
+    calls.keep(of, launches)
+
+
+def _step(held: list[Any], kv_layout: str, axes: checks.Axes) -> Step:
+    """A program per token and so many of its heads as make some 2048 elements."""
+    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
+    dim = max(16, triton.next_power_of_2(axes.head_dim))
+    block_heads = min(triton.next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
+    grid = (axes.tokens, triton.cdiv(axes.kv_heads, block_heads))
+    args = (
+        layout.rows(k), layout.rows(v), layout.cache(k_cache, v_cache, kv_layout), slot_mapping,
+        arguments.scales(1.0, key=k_scale, value=v_scale),
+        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads,
+    )  # fmt: skip
+    return Step(write_kv_kernel, grid, args, {})

@@ -1,0 +1,29 @@
+"""Arguments of the Hopper kernels from tensors and a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..kernels.args import Batch, Scratch
+from ..launch import INTS, STATES, Step
+from ..plan import Launch
+from ..scratch import Need
+from .blocks import blocks_kernel
+from .boxes import cache_box, rows_box
+from .schedule import TAKEN
+from .shares import shares_kernel
+
+
+def attention(launch: Launch, call: Any, batch: Batch) -> Step:
+    """The one launch of this dialect that a call is."""
+    shape, pipe = launch.shape, launch.pipe
+    boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
+    if not pipe.SHARES:
+        boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
+        boxes.append(rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None)
+    states = launch.slots * shape.ROWS * (shape.DIM + 2) if shape.SPLIT else 0
+    need = Need(states, 0, TAKEN.value + launch.slots * pipe.CONSUMERS)
+    scratch = Scratch(STATES, None, INTS)
+    args = (call.out, call.lse, scratch, call.query, *boxes, *batch, call.mods, call.scales, shape, pipe)
+    kernel = shares_kernel if pipe.SHARES else blocks_kernel
+    return Step(kernel, (launch.programs,), args, {"num_warps": 4}, need)

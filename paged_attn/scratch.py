@@ -1,0 +1,100 @@
+"""Memory between the programs of one call: states of cut blocks, and counters of the pieces that have arrived.
+
+A counter must be zero when a launch begins, and every launch leaves it at zero.  So it is zeroed once, and who may use
+it at the same time is all that matters:
+- eager calls on one stream follow one another, and share counters and states;
+- a captured call has counters of its own for ever, since its graph may be replayed beside any other; its states come
+  from the graph's memory pool.
+"""
+
+import threading
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 20  # counters that an arena grows by: 4 MiB, some 4000 captured calls of a device with 132 multiprocessors
+
+
+class Need(NamedTuple):
+    """Numbers of elements; cuts or counters are 0."""
+
+    states: int  # float32
+    cuts: int  # int32, written before they are read by a second launch
+    counters: int  # int32, zero between launches
+
+
+class Arena:
+    """Zeroed counters of one device, each handed out once: nobody knows when a graph is replayed for the last time.
+
+    It grows outside of capture only, where zeroing is no part of a graph.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.lock = device, threading.Lock()
+        self.chunks: list[Tensor] = []  # graphs know their addresses, so they stay
+        self.left = 0  # counters of the last chunk that nobody has
+        self.low = device.type == "cuda"  # whether the next eager call should let it grow
+
+    def grow(self, least: int = CHUNK) -> None:
+        """Add a chunk, zeroed before anybody can be handed a part of it."""
+        chunk = torch.zeros(least, dtype=torch.int32, device=self.device)
+        if self.device.type == "cuda":  # a graph may be replayed on another stream than this one
+            torch.cuda.current_stream(self.device).synchronize()
+        with self.lock:
+            self.chunks.append(chunk)
+            self.left, self.low = least, False
+
+    def take(self, count: int) -> Tensor:
+        """So many counters for a captured call; zeroed inside its graph if the arena has run out."""
+        with self.lock:
+            self.low = self.left < count + CHUNK // 2
+            if count > self.left:
+                return torch.zeros(count, dtype=torch.int32, device=self.device)
+            self.left -= count
+            return self.chunks[-1][self.left : self.left + count]
+
+
+class _Room(NamedTuple):
+    """What the eager calls of one stream share."""
+
+    states: Tensor
+    counters: Tensor
+    arena: Arena
+
+
+_rooms: dict[tuple[torch.device, int], _Room] = {}
+_arenas: dict[torch.device, Arena] = {}
+
+
+def take(need: Need, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
+    """(states, cuts or counters) for a launch on this stream; the caller keeps them until it has launched."""
+    if need.cuts:  # two launches, between which another thread may use the same stream
+        return _empty(need.states, torch.float32, device), _empty(need.cuts, torch.int32, device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return _empty(need.states, torch.float32, device), arena(device).take(need.counters)
+    room = _rooms.get((device, stream))
+    if room is None or room.arena.low or room.states.numel() < need.states or room.counters.numel() < need.counters:
+        room = _rooms[device, stream] = _grown(room, need, device)
+    return room.states, room.counters
+
+
+def arena(device: torch.device) -> Arena:
+    """The counters of a device that captured calls take from."""
+    return _arenas.get(device) or _arenas.setdefault(device, Arena(device))
+
+
+def _grown(room: _Room | None, need: Need, device: torch.device) -> _Room:
+    """Room for the need and all that came before it, and an arena from which a call like this may be captured."""
+    states, counters = (0, 0) if room is None else (room.states.numel(), room.counters.numel())
+    if arena(device).low:
+        arena(device).grow()
+    return _Room(
+        _empty(max(states, need.states), torch.float32, device),
+        torch.zeros(max(counters, need.counters), dtype=torch.int32, device=device),
+        arena(device),
+    )
+
+
+def _empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.empty(count, dtype=dtype, device=device)

@@ -1,0 +1,121 @@
+"""Kernel arguments with holes: everything that the next call of the same signature shares, and where its tensors go."""
+
+import contextlib
+import copy
+import functools
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any
+
+import torch
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+Descriptors: tuple[type, ...] = (TensorDescriptor,)
+with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
+    from triton.experimental.gluon.nvidia import hopper
+
+    Descriptors = (TensorDescriptor, hopper.TensorDescriptor)
+
+
+class Argument:
+    """One tensor of a call while records are built: it answers like the tensor, and knows its slot among them.
+
+    What is kept for later calls must not keep memory alive, so it only knows where the tensor is held.
+    """
+
+    __slots__ = ("dtype", "held", "slot")
+
+    def __init__(self, slot: int, held: Sequence[Any] = (), dtype: torch.dtype | None = None) -> None:
+        self.slot, self.held, self.dtype = slot, held, dtype
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.held[self.slot], name)
+
+    def view(self, dtype: torch.dtype) -> "Argument":
+        """The same tensor as elements of the same size."""
+        return Argument(self.slot, self.held, dtype)
+
+
+@contextlib.contextmanager
+def arguments_for(tensors: Sequence[Any]) -> Iterator[list[Any]]:
+    """An Argument for each tensor, and what is none as it is; they forget the tensors at the end."""
+    held = list(tensors)
+    try:
+        yield [Argument(i, held, x.dtype) if isinstance(x, torch.Tensor) else x for i, x in enumerate(tensors)]
+    finally:
+        held.clear()
+
+
+def fill(arg: Any, tensors: Sequence[Any]) -> Any:
+    """The same records around these tensors."""
+    if isinstance(arg, Argument):
+        tensor = tensors[arg.slot]
+        return tensor if arg.dtype in (None, tensor.dtype) else tensor.view(arg.dtype)
+    if isinstance(arg, Descriptors):
+        return _with_base(arg, fill(arg.base, tensors))
+    if not isinstance(arg, tuple):
+        return arg
+    values = [fill(x, tensors) for x in arg]
+    if all(map(operator.is_, values, arg)):
+        return arg
+    return type(arg)(*values) if hasattr(arg, "_fields") else tuple(values)
+
+
+def filler(args: tuple[Any, ...]) -> Callable[[Sequence[int]], tuple[Any, ...]]:
+    """A function from addresses to the arguments of a compiled kernel, records as plain tuples.
+
+    It is one expression, compiled once for all arguments of the same form: walking records would cost more than the
+    launch.
+    """
+    constants: list[Any] = []
+    code = _compiled(_expression(args, constants), len(constants))
+    make: Callable[..., Any] = eval(code)  # the names in it are ours: c0, c1 ... and p
+    return make(*constants)
+
+
+def _expression(arg: Any, constants: list[Any]) -> str:
+    """Python that builds the argument from addresses p; what holds no tensor becomes a constant."""
+    if isinstance(arg, Argument):
+        return f"p[{arg.slot}]"
+    before = len(constants)
+    if isinstance(arg, Descriptors):
+        constants.append(_at_address(arg))
+        return f"c{before}(p[{arg.base.slot}])"
+    if isinstance(arg, tuple):
+        parts = [_expression(x, constants) for x in arg]
+        if any("p[" in part for part in parts):
+            return "(" + ", ".join([*parts, ""]) + ")"
+        del constants[before:]
+    constants.append(arg)
+    return f"c{before}"
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(expression: str, constants: int) -> CodeType:
+    names = ", ".join(f"c{i}" for i in range(constants))
+    return compile(f"lambda {names}: lambda p: {expression}", "<arguments>", "eval")
+
+
+def _with_base(descriptor: Any, base: Any) -> Any:
+    """A copy that describes other memory of the same form; what a constructor would check has been checked."""
+    other = copy.copy(descriptor)
+    other.base = base
+    return other
+
+
+class _Address:
+    """All that a launcher asks of a descriptor's base."""
+
+    __slots__ = ("address",)
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def _at_address(descriptor: Any) -> Callable[[int], Any]:
+    """Descriptors by address; the layers of a model have a cache each."""
+    return functools.lru_cache(maxsize=256)(lambda address: _with_base(descriptor, _Address(address)))

@@ -1,0 +1,305 @@
+"""Kept calls: a signature holds all that decides a call, and what is launched again is what would be launched anew."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from triton.compiler import CompiledKernel
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+import paged_attn
+from paged_attn import attend, calls, launch, plan
+from paged_attn.template import Argument, fill, filler
+from tests.cases import E4M3, Case, bits, build
+
+Inputs = dict[str, Any]
+Cut = Callable[..., None]
+
+# On a failure hypothesis imports what warns, and warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")
+few = settings(
+    max_examples=80,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+FP16 = torch.float16
+BASE = Case("base", (1, 3), (20, 33), heads=4, kv_heads=2, head_dim=16, dtype=FP16, sinks=True, alibi=True, bounds=True)
+BASES = {
+    "ragged": BASE,
+    "fp8": Case("fp8", (1, 3), (20, 9), head_dim=16, dtype=FP16, cache_dtype=E4M3, scales="float", bounds=True),
+    "decode": Case("decode", (1, 1), (20, 9), head_dim=16, decode_form=True, bounds=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> None:
+    calls.clear()
+
+
+def outcome(inputs: Inputs) -> Any:
+    """The bits of what a call returns, or its error."""
+    given_out = inputs.get("out")
+    inputs = inputs | ({"out": given_out.clone()} if isinstance(given_out, Tensor) else {})
+    if isinstance(given_out, Tensor) and given_out.stride() != inputs["out"].stride():
+        strided = torch.empty_strided(
+            given_out.shape, given_out.stride(), dtype=given_out.dtype, device=given_out.device
+        )
+        inputs["out"] = strided.copy_(given_out)
+    if inputs["only"] in ("decode", "prefill"):
+        inputs["return_lse"] = False  # rows of it that are not asked for hold anything
+    try:
+        result = paged_attn.paged_attention(**inputs)
+    except (ValueError, TypeError) as error:
+        return type(error), str(error)
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) or isinstance(other, tuple):
+        return one == other
+    return len(one) == len(other) and all(torch.equal(as_bytes(a), as_bytes(b)) for a, b in zip(one, other))
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """NaN, which marks what was not written, equals itself here."""
+    return x.contiguous().flatten().view(torch.uint8)
+
+
+def spaced(x: Tensor) -> Tensor:
+    """The same numbers, other strides."""
+    wide = torch.zeros(*x.shape[:-1], x.shape[-1] * 2, dtype=x.dtype, device=x.device)
+    bits(wide)[..., : x.shape[-1]] = bits(x)
+    return wide[..., : x.shape[-1]]
+
+
+def shifted(x: Tensor) -> Tensor:
+    """The same numbers at an address that is not aligned."""
+    memory = torch.zeros(x.numel() + 1, dtype=x.dtype, device=x.device)
+    bits(memory)[1:] = bits(x.contiguous()).flatten()
+    return memory[1:].view(x.shape)
+
+
+TENSORS = ("q", "k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", "out", "sinks", "alibi_slopes")
+NUMBERS: tuple[Any, ...] = (None, True, False, 0, 1, 1.0, 2, 20, 33, 0.0, 0.5, -1.0, "NHD", "HND", (-1, -1), (1, 0))
+NUMBERS += ((True, 0), (1.0, 0), [1, 0], (1, 0, 0), float("nan"), "decode", "prefill")
+OPTIONS = ("kv_layout", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal", "window_size", "softcap")
+OPTIONS += ("return_lse", "only", "check", "k_scale", "v_scale", "q_scale", "out_scale", "qq_bias", "k_new")
+TENSOR_CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "none": lambda x: None,
+    "list": lambda x: x.tolist() if x.dtype != E4M3 else [],
+    "meta": lambda x: x.to("meta"),
+    "spaced": spaced,
+    "shifted": shifted,
+    "longer": lambda x: torch.cat([bits(x), bits(x)[:1]]).view(x.dtype),
+    "shorter": lambda x: x[1:],
+    "flat": lambda x: x.flatten(),
+    "float64": lambda x: x.double(),
+    "float32": lambda x: x.float(),
+    "int64": lambda x: x.float().nan_to_num().long(),
+    "grad": lambda x: x.detach().clone().requires_grad_() if x.is_floating_point() and x.itemsize > 1 else x,
+    "transposed": lambda x: x.transpose(0, -1).contiguous().transpose(0, -1) if x.ndim > 1 else x,
+}
+
+
+@st.composite
+def changes(draw: st.DrawFn) -> tuple[str, Any]:
+    """(argument, what becomes of it): one fact of a call."""
+    if draw(st.booleans()):
+        return draw(st.sampled_from(TENSORS)), draw(st.sampled_from(sorted(TENSOR_CHANGES)))
+    return draw(st.sampled_from(OPTIONS)), draw(st.sampled_from(NUMBERS))
+
+
+def changed(inputs: Inputs, change: tuple[str, Any]) -> Inputs:
+    name, how = change
+    if name not in TENSORS:
+        return inputs | {name: how}
+    return inputs | {name: TENSOR_CHANGES[how](inputs[name])} if inputs.get(name) is not None else inputs
+
+
+@few
+@given(base=st.sampled_from(sorted(BASES)), change=changes(), back=st.booleans())
+def test_one_fact_changed_is_another_call(base: str, change: tuple[str, Any], back: bool, device: str) -> None:
+    """Whatever is kept of a call, another one gets the result or the error that it gets alone."""
+    inputs = build(BASES[base], device)
+    other = changed(inputs, change)
+    first, second = (other, inputs) if back else (inputs, other)
+    calls.clear()
+    outcome(first)
+    after, again = outcome(second), outcome(second)
+    calls.clear()
+    alone = outcome(second)
+    assert same(after, alone)
+    assert same(again, alone)
+
+
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("how", sorted(TENSOR_CHANGES))
+def test_a_tensor_that_differs_has_another_signature(name: str, how: str) -> None:
+    inputs = build(BASE, "cpu")
+    other = changed(inputs, (name, how))[name]
+    if isinstance(other, Tensor) and other.device.type == "cpu":
+        facts = [(x.shape, x.stride(), x.dtype, x.data_ptr() & calls.ALIGNMENT) for x in (inputs[name], other)]
+        if facts[0] == facts[1] and not (name == "q" and other.requires_grad):
+            pytest.skip("this change leaves alone what decides")
+    assert signature_of(inputs | {name: other}) != signature_of(inputs)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_an_option_that_differs_even_in_type_has_another_signature(name: str) -> None:
+    """Except where neither is legal, so that neither is ever kept.  `check` decides nothing that is kept."""
+    inputs = build(BASE, "cpu")
+    for one, other in combinations(NUMBERS, 2):
+        first, second = (inputs | {name: value} for value in (one, other))
+        if signature_of(first) == signature_of(second) is not None and name != "check":
+            assert outcome(first)[0] in (TypeError, ValueError), one
+            assert outcome(second)[0] in (TypeError, ValueError), other
+
+
+def signature_of(inputs: Inputs) -> Any:
+    of = attend._signature(
+        *(inputs.get(name) for name in attend.Tensors._fields[: attend.OUT + 1]),
+        tuple(inputs.get(name) for name in attend.Tensors._fields[attend.OUT + 1 :]),
+        tuple(
+            inputs.get(name, {"max_seqlen_q": None, "max_seqlen_k": None}.get(name)) for name in attend.Options._fields
+        ),
+    )
+    return of and of[0]
+
+
+def test_a_second_call_is_not_checked_and_planned_again(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = build(BASE, device)
+    first = outcome(inputs)
+    monkeypatch.setattr(attend.checks, "check_attention", lambda *_, **__: pytest.fail("checked again"))
+    assert same(outcome(inputs), first)
+
+
+def test_a_kept_call_follows_its_tensors(device: str) -> None:
+    """Other tensors of the same signature, in every place, are the ones that are read and written."""
+    one, other = (build(BASES["fp8"], device) for _ in range(2))
+    for name in ("q", "k_cache", "v_cache"):
+        other[name] = build(Case(**{**vars(BASES["fp8"]), "seed": 7}), device)[name]
+    other["page_table"] = build(Case(**{**vars(BASES["fp8"]), "seed": 7}), device)["page_table"]
+    want = outcome(other)
+    calls.clear()
+    assert not same(outcome(one), want)
+    assert same(outcome(other), want)
+
+
+def test_a_kept_write_follows_its_tensors(device: str) -> None:
+    caches = torch.zeros(2, 2, 4, 2, 16, device=device)
+    for number in (1.0, 2.0):
+        k = torch.full((3, 2, 16), number, device=device)
+        cache = torch.zeros_like(caches)
+        paged_attn.write_kv(k, k + 1, cache[0], cache[1], torch.tensor([0, 5, -1], device=device))
+        assert cache[0].sum() == number * 2 * 32
+        assert cache[1].sum() == (number + 1) * 2 * 32
+
+
+def test_what_is_kept_holds_no_tensor(device: str) -> None:
+    inputs = build(BASES["fp8"], device)
+    watched = [weakref.ref(x) for x in inputs.values() if isinstance(x, Tensor)]
+    outcome(inputs)
+    assert len(calls._kept) == 1
+    del inputs
+    gc.collect()
+    assert [x() for x in watched] == [None] * len(watched)
+
+
+def test_what_is_kept_is_bounded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "LIMIT", 3)
+    inputs = build(BASES["decode"], device)
+    for bound in range(20, 28):
+        outcome(inputs | {"max_seqlen_k": bound})
+        assert len(calls._kept) <= 3
+    assert calls.find((signature_of(inputs | {"max_seqlen_k": 27}), ())) is not None
+
+
+# ---- what is passed to a compiled kernel -------------------------------------------------------------------------
+
+
+class Compiled(CompiledKernel):
+    """Stands in for a compiled kernel: it notes what it is launched with."""
+
+    def __init__(self, notes: list[Any]) -> None:
+        self.notes, self.function, self.packed_metadata = notes, 17, (4, 1, 0)
+
+    @property
+    def run(self) -> Callable[..., None]:
+        return lambda *args: self.notes.append(args)
+
+
+def plain(arg: Any) -> Any:
+    """Records as tuples, tensors as addresses."""
+    if isinstance(arg, Tensor):
+        return arg.data_ptr()
+    return tuple(map(plain, arg)) if isinstance(arg, tuple) else arg
+
+
+@pytest.mark.parametrize("segments, joins", [(1, True), (3, True), (3, False)])
+@pytest.mark.parametrize("base", BASES)
+def test_kept_launches_pass_what_tritons_call_would(
+    base: str, segments: int, joins: bool, cut: Cut, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut(segments)
+    if not joins:
+        monkeypatch.setattr(plan, "JOIN_STEPS", 0)
+    anew: list[Any] = []
+    again: list[Any] = []
+
+    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Compiled:
+        anew.append((*(*grid, 1, 1)[:3], plain(args)))
+        return Compiled(again)
+
+    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(launch, "KEEPS", True)
+    one, other = build(BASES[base], device), build(BASES[base], device)
+    now = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
+    outcome(one)
+    anew.clear()
+    paged_attn.paged_attention(**other)  # through what was kept
+    assert not anew
+    calls.clear()
+    paged_attn.paged_attention(**other)  # anew
+    assert len(again) == len(anew) == (1 if joins else 2)
+    for (x, y, z, stream, function, packed, metadata, enter, leave, out, _, _, *args), want in zip(again, anew):
+        assert (x, y, z) == want[:3]
+        assert (stream, function, packed, metadata, enter, leave) == (now, 17, (4, 1, 0), None, None, None)
+        want_out, _, _, *wanted = want[3]  # log-sum-exp and scratch are made by each call
+        assert out == want_out
+        assert args == wanted
+
+
+def test_launch_hooks_of_triton_fire(monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+
+    notes: list[Any] = []
+    kernel = Compiled(notes)
+    monkeypatch.setattr(kernel.__class__, "launch_metadata", lambda self, grid, stream, *args: ("metadata", grid))
+    step = launch.Step(None, (3,), (Argument(0), 5), {})
+    again = launch._kept(step, kernel)
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+    again((4096,), 9)
+    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+    assert notes == [(3, 1, 1, 9, 17, (4, 1, 0), ("metadata", (3,)), enter, leave, 4096, 5)]
+
+
+def test_descriptors_describe_the_memory_of_the_call() -> None:
+    first, second = torch.zeros(2, 8, 16, dtype=FP16)
+    args = (TensorDescriptor(Argument(0, [first], FP16), [8, 16], [16, 1], [4, 16]), 3)
+    (filled, _), (kept, _) = fill(args, (second,)), filler(args)((second.data_ptr(),))
+    assert filled.base is second
+    assert kept.base.data_ptr() == second.data_ptr()
+    assert (kept.shape, kept.strides, kept.block_shape) == ([8, 16], [16, 1], [4, 16])
+    assert args[0].base.data_ptr() == first.data_ptr()

@@ -1,0 +1,55 @@
+"""Blocks that a share's border cuts: who joins the pieces, and the counters by which the last to arrive is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import paged_attn
+from paged_attn import plan, scratch
+from tests.cases import Case, build
+
+CUT = Case("cut", (1, 1, 3), (70, 9, 33), heads=4, kv_heads=2, head_dim=16, dtype=torch.float16, sinks=True)
+
+
+def test_the_last_piece_joins_as_a_launch_of_its_own_would(
+    device: str, cut: Callable[..., None], monkeypatch: Any
+) -> None:
+    cut(3, tile=16)
+    inputs = build(CUT, device)
+    merged = paged_attn.paged_attention(**inputs)[0].clone()
+    cut(3, tile=16)
+    monkeypatch.setattr(plan, "JOIN_STEPS", 0)
+    assert torch.equal(paged_attn.paged_attention(**inputs)[0], merged)
+
+
+def test_counters_are_zero_after_every_launch(device: str, cut: Callable[..., None]) -> None:
+    cut(3, tile=16)
+    inputs = build(CUT, device)
+    first = paged_attn.paged_attention(**inputs)[0].clone()
+    rooms = [room for room in scratch._rooms.values() if room.counters.numel()]
+    assert rooms
+    assert not any(room.counters.any() for room in rooms)
+    assert torch.equal(paged_attn.paged_attention(**inputs)[0], first)
+
+
+def test_captured_calls_never_share_counters() -> None:
+    arena = scratch.Arena(torch.device("cpu"))
+    arena.grow(10)
+    taken = [arena.take(4) for _ in range(4)]  # the arena holds two of them
+    for number, counters in enumerate(taken, 1):
+        assert not counters.any()
+        counters.fill_(number)
+    assert [counters.tolist() for counters in taken] == [[n] * 4 for n in (1, 2, 3, 4)]
+    assert arena.low
+
+
+def test_an_arena_that_grows_keeps_what_it_gave_away() -> None:
+    arena = scratch.Arena(torch.device("cpu"))
+    arena.grow(4)
+    first = arena.take(4).fill_(1)
+    arena.grow(4)
+    assert not arena.take(4).any()
+    assert first.data_ptr() == arena.chunks[0].data_ptr()

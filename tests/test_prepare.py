@@ -1,0 +1,209 @@
+"""Kernels ahead of time: the enumeration misses none that a server needs, and what it compiles is found again."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+import paged_attn
+from paged_attn.backend import Device
+from paged_attn.model import Lengths, Model, batches_up_to, call_of, distinct, variants_of
+from paged_attn.serving import trace
+from paged_attn.serving.batch import batch_of
+from paged_attn.serving.pages import Pages
+from paged_attn.serving.scheduler import Scheduler, Share
+
+H200 = Device("sm90", 132)
+BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
+LLAMA: dict[str, Any] = dict(
+    heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=BF16, cache_dtype=BF16, out_dtype=BF16, kv_layout="NHD",
+    new=False, causal=True, window_size=(-1, -1), softcap=0.0, alibi=False, sinks=None, qq_bias=0, scales="number",
+    return_lse=False,
+)  # fmt: skip
+MODELS = {
+    "llama": LLAMA,
+    "window and sinks": LLAMA | dict(heads=64, head_dim=64, window_size=(127, -1), sinks=BF16),
+    "page 128, softcap": LLAMA | dict(page_size=128, softcap=30.0, head_dim=256, heads=16),
+    "fp8, x-packed, new": LLAMA | dict(cache_dtype=E4M3, kv_layout="x", new=True),
+    "one KV head": LLAMA | dict(heads=64, kv_heads=1),
+}
+SEQS, TOKENS, KEYS = 256, 4096, 32768
+
+
+def steps(requests: int, seed: int = 0) -> Iterator[list[Share]]:
+    """Steps of a continuous-batching schedule, a few requests arriving at each."""
+    scheduler = Scheduler(Pages(30_000), 16, budget=TOKENS, max_seqs=SEQS)
+    waiting = iter(itertools.islice(trace.CONVERSATION.requests(seed), requests))
+    while True:
+        for request in itertools.islice(waiting, 6):
+            scheduler.submit(request)
+        if scheduler.idle:
+            return
+        shares, _ = scheduler.plan()
+        yield shares
+        scheduler.complete(shares)
+
+
+def lengths_of(shares: list[Share]) -> list[Lengths]:
+    """A step as calls with bounds and without, and its decodes alone."""
+    queries, keys = [x.query_len for x in shares], [x.seq_len for x in shares]
+    seqs, tokens, width = len(shares), sum(queries), -(-max(keys) // 16) * 16
+    found = [Lengths(True, seqs, tokens, max(queries), max(keys)), Lengths(True, seqs, tokens, tokens, width)]
+    decodes = [x.seq_len for x in shares if x.decode]
+    return found + ([Lengths(False, len(decodes), len(decodes), 1, max(decodes))] if decodes else [])
+
+
+def prepared(model: Model) -> set[Any]:
+    batches = distinct(model, batches_up_to(SEQS, TOKENS, KEYS), H200)
+    return set().union(*(variants_of(model, batch, H200) for batch in batches))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_step_of_a_trace_needs_a_kernel_that_was_not_prepared(name: str) -> None:
+    model, seen = Model(**MODELS[name]), set()
+    ready = prepared(model)
+    for shares in steps(requests=400):
+        for lengths in lengths_of(shares):
+            seen |= variants_of(model, lengths, H200)
+    assert len(seen) > 3
+    assert seen <= ready
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(name: str) -> None:
+    model, rng = Model(**MODELS[name]), random.Random(0)
+    ready = prepared(model)
+    for _ in range(4000):
+        seqs, keys = (round(most ** rng.random()) for most in (SEQS, KEYS))
+        longest = round((TOKENS - seqs + 1) ** rng.random())
+        tokens = rng.randint(longest, min(TOKENS, seqs * longest))
+        batches = [
+            Lengths(True, seqs, tokens, rng.choice([longest, tokens]), keys),
+            Lengths(False, seqs, seqs, 1, keys),
+        ]
+        for batch in batches:
+            assert variants_of(model, batch, H200) <= ready, batch
+
+
+def test_a_call_of_every_model_is_a_legal_one(device: str) -> None:
+    for fields in MODELS.values():
+        call = call_of(Model(**fields), Lengths(True, 2, 9, 5, 40))
+        call |= {name: call[name].zero_() for name in ("seq_lens", "cu_seqlens_q")}
+        paged_attn.paged_attention(
+            **{name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.items()}
+        )
+
+
+PREPARE = """
+import json, sys
+import torch
+import paged_attn
+from paged_attn.backend import Device
+
+if __name__ == "__main__":
+    print(json.dumps(paged_attn.prepare(
+        heads=2, kv_heads=1, head_dim=16, max_seqs=1, max_tokens=1, max_seqlen=16, device=Device("sm90", 132),
+        processes=2,
+    )))
+"""
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) -> None:
+    script = tmp_path / "prepare_ahead.py"
+    script.write_text(PREPARE)
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+
+    def prepare() -> list[int]:
+        done = subprocess.run(
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(done.stdout.splitlines()[-1])[:2]
+
+    kernels, compiled = prepare()
+    assert kernels == compiled > 1
+    assert prepare() == [kernels, 0]
+
+
+# ---- on a GPU ----------------------------------------------------------------------------------------------------
+
+SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, page_size=16)
+SERVE = """
+import sys, time
+import torch
+import paged_attn
+
+if __name__ == "__main__":
+    torch.zeros(1, device="cuda")
+    paged_attn.backend.wait_for_triton()
+    torch.cuda.synchronize()
+    q = torch.randn(4, 32, 128, dtype=torch.bfloat16, device="cuda")
+    k, v = torch.randn(2, 64, 16, 8, 128, dtype=torch.bfloat16, device="cuda")
+    table = torch.arange(64, dtype=torch.int32, device="cuda").view(4, 16)
+    lens = torch.tensor([256, 100, 1, 30], dtype=torch.int32, device="cuda")
+    out = torch.empty_like(q)
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    paged_attn.paged_attention(q, k, v, table, lens, out=out, max_seqlen_k=256)
+    torch.cuda.synchronize()
+    print((time.perf_counter() - started) * 1e3)
+"""
+
+
+@pytest.fixture(scope="module")
+def prepared_here() -> paged_attn.preparation.Summary:
+    """Kernels of the sizes below on disk, for the GPU of this machine."""
+    return paged_attn.prepare(**SIZES, max_seqs=SEQS, max_tokens=TOKENS, max_seqlen=16384)
+
+
+@pytest.mark.gpu
+def test_nothing_is_compiled_while_a_trace_is_served(
+    prepared_here: Any, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: list[str] = []
+
+    def listener(*, metadata: Any, cache_hit: bool, **_: Any) -> None:
+        if not cache_hit:
+            compiled.append(metadata["name"])
+
+    monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
+    k, v = torch.zeros(2, 30_000, 16, 8, 128, dtype=BF16, device=device)
+    for number, shares in enumerate(steps(requests=300)):
+        batch = batch_of(shares, 16, torch.device(device))
+        tokens = batch.slot_mapping.shape[0]
+        q = torch.zeros(tokens, 32, 128, dtype=BF16, device=device)
+        new = torch.zeros(tokens, 8, 128, dtype=BF16, device=device)
+        paged_attn.write_kv(new, new, k, v, batch.slot_mapping)
+        bounds = dict(max_seqlen_q=batch.max_seqlen_q, max_seqlen_k=batch.max_seqlen_k) if number % 2 else {}
+        paged_attn.paged_attention(q, k, v, batch.page_table, batch.seq_lens, batch.cu_seqlens_q, **bounds)
+        decodes = sum(share.decode for share in shares)
+        if decodes:
+            paged_attn.paged_attention(q[:decodes], k, v, batch.page_table[:decodes], batch.seq_lens[:decodes])
+    torch.cuda.synchronize()
+    assert compiled == []
+
+
+@pytest.mark.gpu
+def test_the_first_call_of_a_process_is_fast_where_kernels_lie_on_disk(prepared_here: Any, tmp_path: Path) -> None:
+    """After torch, CUDA and Triton's hash of itself, which begins when the package is imported."""
+    script = tmp_path / "serve.py"
+    script.write_text(SERVE)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert float(done.stdout) < 100
