@@ -95,19 +95,16 @@ def plan(problem: Problem) -> Plan:
     few_tokens = max(1, min(few.rows, 16) // group)
     if p.only == "prefill" and not p.ragged:
         return Plan(())
-    hopper = _hopper(p)
+    if hopper := _hopper(p):
+        return Plan(hopper.launches(p))
     if p.only == "decode" or not p.ragged:
-        return Plan((hopper.few(p, 1, 1) if hopper else _few(p, few, 1, 1),))
+        return Plan((_few(p, few, 1, 1),))
     # float32 operands leave no registers for more rows
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     few_rows = FEW_ROWS if widens else few.rows
     if p.max_seqlen_q <= max(few_tokens, few_rows // group):
-        if hopper:
-            return Plan((hopper.few(p, 0 if p.only is None else 2, UNBOUNDED),))
         rows = max(few.rows, triton.next_power_of_2(p.max_seqlen_q * group))
         return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
-    if hopper:
-        return Plan((hopper.many(p, 0 if p.only is None else 2),))
     if p.only == "prefill":
         return Plan((_many(p, 2),))
     if p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q:

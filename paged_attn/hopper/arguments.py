@@ -10,20 +10,20 @@ from ..plan import Launch
 from ..scratch import Need
 from .blocks import blocks_kernel
 from .boxes import cache_box, rows_box
-from .schedule import TAKEN
+from .plan import need_of
 from .shares import shares_kernel
 
 
 def attention(launch: Launch, call: Any, batch: Batch) -> Step:
-    """The one launch of this dialect that a call is."""
+    """One launch of this dialect."""
     shape, pipe = launch.shape, launch.pipe
     boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
     if not pipe.SHARES:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
         boxes.append(rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None)
-    states = launch.slots * shape.ROWS * (shape.DIM + 2) if shape.SPLIT else 0
-    need = Need(states, 0, TAKEN.value + launch.slots * pipe.CONSUMERS)
+    states, _, counters = need_of(launch)
+    need = Need(pipe.STATES_BEFORE + states, 0, pipe.COUNTERS_BEFORE + counters)
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *batch, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
-    return Step(kernel, (launch.programs,), args, {"num_warps": 4}, need)
+    return Step(kernel, (launch.programs,), args, {"num_warps": 4, "launch_pdl": pipe.SECOND}, need)

@@ -61,10 +61,10 @@ def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key, begin, end, row_max, row_sum, scale, mods, OFFSET: gl.constexpr, STEP: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
-    """(turns, state) after every STEP-th of tiles [begin, end), the last one first.
+def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key, begin, end, row_max, row_sum, scale, mods, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """(turns, state) after tiles [begin, end), at least one, the last one first.
 
-    OFFSET < end - begin tiles pass by before; no key outside [first_key, end_key) lives.
+    No key outside [first_key, end_key) lives.
     """
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
@@ -74,13 +74,10 @@ def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
     acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
 
-    tile = end - 1 - OFFSET
-    if OFFSET:
-        k_turn = pass_by(keys, k_turn, P.KEY_STAGES)
-        v_turn = pass_by(values, v_turn, P.VALUE_STAGES)
+    tile = end - 1
     scores = multiply_keys(q, keys, k_turn, S)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    k_turn = leave(keys, k_turn, tile > begin, STEP, P.KEY_STAGES)
+    k_turn = leave(keys, k_turn, P.KEY_STAGES)
     weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
     SUMS: gl.constexpr = sums.type.layout
     # all of a row's sum so far with the first of its four threads
@@ -91,12 +88,12 @@ def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key
     if (tile * S.TILE < first_key) | ((tile + 1) * S.TILE > end_key):
         clear_dead(values, v_turn, tile, first_key, end_key, S)
 
-    for i in range(OFFSET + STEP, end - begin, STEP):
+    for i in range(1, end - begin):
         tile = end - 1 - i
         scores = multiply_keys(q, keys, k_turn, S)
         acc = multiply_values(operand, values, v_turn, acc, S)
         scores = warpgroup_mma_wait(1, deps=(scores,))
-        k_turn = leave(keys, k_turn, tile > begin, STEP, P.KEY_STAGES)
+        k_turn = leave(keys, k_turn, P.KEY_STAGES)
         weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
         sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
         rounded = pin(weights.to(dtype))
@@ -104,45 +101,35 @@ def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key
         mbarrier.wait(done, 0)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
-        v_turn = leave(values, v_turn, True, STEP, P.VALUE_STAGES)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES)
         acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
         operand = gl.convert_layout(rounded, P_LAYOUT)
 
     if mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
-        if (tile * S.TILE < first_key) & (tile < end - 1 - OFFSET):
+        if (tile * S.TILE < first_key) & (tile < end - 1):
             clear_dead(values, v_turn, tile, first_key, end_key, S)
     acc = multiply_values(operand, values, v_turn, acc, S)
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    v_turn = leave(values, v_turn, tile > begin, STEP, P.VALUE_STAGES)
+    v_turn = leave(values, v_turn, P.VALUE_STAGES)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
     return k_turn, v_turn, State(acc, row_max, row_sum)
 
 
 @gluon.jit
-def pass_by(ring, turn, STAGES: gl.constexpr):
-    """Let a tile pass that is not for this warpgroup; releasing it before it came would count for the one before."""
-    wait_full(ring, turn)
+def leave(ring, turn, STAGES: gl.constexpr):
+    """Done with a tile."""
     release(ring.empty.index(turn.stage))
     return advance(turn, STAGES)
-
-
-@gluon.jit
-def leave(ring, turn, more, STEP: gl.constexpr, STAGES: gl.constexpr):
-    """Done with a tile; with two consumers in turns the next one, if there is one, passes by."""
-    release(ring.empty.index(turn.stage))
-    turn = advance(turn, STAGES)
-    if STEP == 2:  # noqa: SIM102 (one is decided at compile time)
-        if more:
-            turn = pass_by(ring, turn, STAGES)
-    return turn
 
 
 @gluon.jit
 def drain(keys, values, k_turn, v_turn, count, P: gl.constexpr):
     """Let tiles pass that none of this warpgroup's rows is there to see."""
     for _ in range(count):
-        k_turn = pass_by(keys, k_turn, P.KEY_STAGES)
-        v_turn = pass_by(values, v_turn, P.VALUE_STAGES)
+        wait_full(keys, k_turn)  # released before it came, it would count for the one before
+        k_turn = leave(keys, k_turn, P.KEY_STAGES)
+        wait_full(values, v_turn)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES)
     return k_turn, v_turn
 
 
@@ -156,48 +143,30 @@ def consume(out, results, query, rings, turns, item, done, mods, NUMBER: gl.cons
     keys, values, queries, scales = rings.key, rings.value, rings.queries, results.scales
     k_turn, v_turn, phase = turns.key, turns.value, turns.query
     whole, kv_head = item.block, item.kv_head
-    tokens_before = NUMBER * TOKENS
     tiles = item.end - item.begin
-    mine = tiles > 0
-    if P.MIXED:
-        tokens_before *= 1 - item.both
-        mine = tiles > NUMBER * item.both
-    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + tokens_before)
+    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
     if count > 0:
         rows = row_tile(block, kv_head, gl.arange(0, 64, layout=S_ROWS), mods, TOKENS, S)
         out_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=O_ROWS), mods, TOKENS, S)
-        sees_sink = item.first > 0
-        if NUMBER == 1:
-            sees_sink = sees_sink & (item.both == 0)
-        row_max, row_sum = start(mods.sinks, rows, sees_sink, S)
+        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
         acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
-        if P.QUERY_BOX:
-            if tiles > 0:
+        if tiles > 0:
+            if P.QUERY_BOX:
                 mbarrier.wait(queries.full.index(NUMBER), phase)
-        else:
-            Q_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0]))
-            read_queries(query, queries, row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S), NUMBER, S)  # fmt: skip
-        if mine:
+            else:
+                Q_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0]))  # fmt: skip
+                read_queries(query, queries, row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S), NUMBER, S)  # fmt: skip
             span = visible_range(block, mods, TOKENS)
             first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
             scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
             scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
             q = queries.slots.index(NUMBER).reshape([64, S.DIM])
-            if P.MIXED:
-                if item.both > 0:
-                    k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, NUMBER, 2, S, P)  # fmt: skip
-                else:
-                    k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, 0, 1, S, P)  # fmt: skip
-            else:
-                k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, 0, 1, S, P)  # fmt: skip
+            k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, S, P)  # fmt: skip
+            if P.QUERY_BOX:
+                release(queries.empty.index(NUMBER))
             acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
             row_max, row_sum = state.max, state.sum
-        else:
-            k_turn, v_turn = drain(keys, values, k_turn, v_turn, tiles, P)
-        if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-            if tiles > 0:
-                release(queries.empty.index(NUMBER))
         state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
         store(out, results, queries.out, item, out_rows, count, state, NUMBER, S, P)
     else:
