@@ -67,8 +67,11 @@ if not triton.__version__.startswith(TESTED_TRITON):
 
 @functools.cache
 def gluon_available() -> bool:
-    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not."""
-    if not triton.__version__.startswith(TESTED_TRITON):
+    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not.
+
+    PAGED_ATTN_HOPPER=0 says no: all calls go to the portable kernels.
+    """
+    if os.environ.get("PAGED_ATTN_HOPPER") == "0" or not triton.__version__.startswith(TESTED_TRITON):
         return False
     try:
         from .hopper import shim  # noqa: F401

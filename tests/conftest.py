@@ -43,6 +43,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
         forget()
         monkeypatch.setattr(plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
         monkeypatch.setattr(plan, "FEW_ROWS", 16)
+        monkeypatch.setattr(plan, "_hopper", lambda p: None)
         for name in ("decode_config", "prefill_config"):
             choose, rows = getattr(plan, name), {"decode_config": 16, "prefill_config": 32}[name]
             monkeypatch.setattr(plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))

@@ -12,7 +12,8 @@ import triton
 import triton.language as tl
 
 import paged_attn
-from paged_attn import launch, layout
+from paged_attn import calls, launch, layout
+from paged_attn.kernels.attention import attention_kernel
 from paged_attn.kernels.numerics import apart, normalize, together
 from tests.cases import E4M3, E5M2, Case, build, compare, run
 
@@ -29,11 +30,13 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     plain = launch.run
 
-    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-        if kernel is launch.attention_kernel:
+    calls.clear()
+
+    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
+        if kernel is attention_kernel:
             cache = args[4]
             seen.append((int(cache.key.PARTS), int(cache.value.PARTS)))
-        plain(kernel, grid, *args, **options)
+        return plain(kernel, grid, *args, **options)
 
     monkeypatch.setattr(launch, "run", run)
     return seen

@@ -242,6 +242,6 @@ def attention_kernel(
                 # a block that sees nothing may have sinks
                 end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)
                 state = attend_pieces(
-                    block, rows, q, begin, end, False, 0, cache, boxes, new, batch, mods, scales, partial, S
+                    block, rows, q, begin, end, False, 0, cache, boxes, new, batch, mods, scales, None, S
                 )  # fmt: skip
             store_rows(out, lse, rows, dim, state, scales, S)

@@ -1,0 +1,106 @@
+"""The Hopper kernels against the reference, on sizes that meet every path: shares, blocks, pieces, both launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from paged_attn import backend, plan
+from tests.cases import E4M3, Case, run
+
+pytestmark = pytest.mark.gpu
+
+
+def ragged(*lengths: tuple[int, int]) -> dict[str, Any]:
+    """Sequences of (query_len, seq_len) each."""
+    return dict(query_lens=tuple(q for q, _ in lengths), seq_lens=tuple(k for _, k in lengths))
+
+
+SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+# decodes, speculation, chunks behind contexts, whole prefills, empty sequences, queries that see nothing
+MIXED = ragged(
+    (1, 5000), (300, 300), (0, 100), (1, 1), (700, 4000), (17, 33), (1, 0), (2, 130), (128, 128), (129, 1000), (40, 9)
+)  # fmt: skip
+DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
+DECODE = DECODES | dict(decode_form=True)
+CASES: dict[str, dict[str, Any]] = {
+    "prefill of one tile": ragged((64, 64)),
+    "prefill": ragged((200, 200)),
+    "chunk": ragged((700, 3000)),
+    "even prefills": ragged(*[(512, 512)] * 4),
+    "many even prefills": ragged(*[(1024, 1024)] * 24),
+    "mixed": MIXED,
+    "mixed, hnd": MIXED | dict(layout="HND"),
+    "mixed, bounds, padding": MIXED | dict(bounds=True, padding=5),
+    "mixed, prefills only": MIXED | dict(only="prefill"),
+    "mixed, decodes only": MIXED | dict(only="decode"),
+    "mixed, window, sinks": MIXED | dict(window_size=(255, -1), sinks=True),
+    "mixed, window to both sides": MIXED | dict(window_size=(100, 50), causal=False),
+    "mixed, not causal": MIXED | dict(causal=False),
+    "mixed, softcap, alibi, sinks": MIXED | dict(softcap=20.0, alibi=True, sinks=True),
+    "mixed, negative scale": MIXED | dict(softmax_scale=-0.1),
+    "mixed, float16, page 8": MIXED | dict(dtype=torch.float16, page_size=8),
+    "mixed, page 24": MIXED | dict(page_size=24),
+    "mixed, page 128": MIXED | dict(page_size=128),
+    "mixed, page 544": MIXED | dict(page_size=544),
+    "mixed, head_dim 64": MIXED | dict(head_dim=64),
+    "mixed, head_dim 80": MIXED | dict(head_dim=80),
+    "mixed, head_dim 96": MIXED | dict(head_dim=96),
+    "mixed, head_dim 192": MIXED | dict(head_dim=192),
+    "mixed, head_dim 256": MIXED | dict(head_dim=256),
+    "mixed, group 1": MIXED | dict(kv_heads=32),
+    "mixed, group 3": MIXED | dict(heads=24),
+    "mixed, group 6": MIXED | dict(heads=48),
+    "mixed, group 32": MIXED | dict(kv_heads=1),
+    "mixed, shared buffer": MIXED | dict(shared_buffer=True),
+    "mixed, strided": MIXED | dict(strided=True),
+    "mixed, fp8 out": MIXED | dict(out_dtype=E4M3),
+    "200 mixed": ragged(*[(1 + 99 * (i % 9 == 0), 37 * i) for i in range(200)]),
+    "decode of one tile": ragged((1, 64)) | dict(decode_form=True),
+    "decode": ragged((1, 512)) | dict(decode_form=True),
+    "long decode": ragged((1, 40000)) | dict(decode_form=True),
+    "decodes": DECODE,
+    "decodes, ragged, padding": DECODES | dict(bounds=True, padding=3),
+    "decodes, window": DECODE | dict(window_size=(100, -1), sinks=True),
+    "decodes, all features": DECODE | dict(window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "200 decodes": ragged(*[(1, 37 * i) for i in range(200)]) | dict(decode_form=True),
+    "64 long decodes": ragged(*[(1, 4096)] * 64) | dict(decode_form=True),
+    "decodes, head_dim 64": DECODE | dict(head_dim=64),
+    "decodes, head_dim 96": DECODE | dict(head_dim=96),
+    "decodes, head_dim 256": DECODE | dict(head_dim=256),
+    "decodes, group 1": DECODE | dict(kv_heads=32),
+    "decodes, group 3": DECODE | dict(heads=24),
+    "decodes, group 8, float16": DECODE | dict(heads=64, dtype=torch.float16),
+    "decodes, group 64": DECODE | dict(heads=64, kv_heads=1),
+    "decodes, page 8": DECODE | dict(page_size=8),
+    "decodes, page 256": DECODE | dict(page_size=256),
+    "decodes, page 544": DECODE | dict(page_size=544),
+    "speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096)) | dict(bounds=True),
+    "even speculation": ragged(*[(8, 4096)] * 16) | dict(bounds=True),
+    "even speculation of 32": ragged(*[(32, 2048)] * 16) | dict(bounds=True),
+    "even speculation of 64": ragged(*[(64, 1000)] * 3) | dict(bounds=True, sinks=True, window_size=(300, -1)),
+}
+
+
+@pytest.fixture(autouse=True)
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch of these tests has to be of this dialect."""
+    if backend.device_of(torch.device("cuda", 0)).arch != "sm90":
+        pytest.skip("needs a Hopper GPU")
+    made = plan.plan
+
+    def checked(problem: plan.Problem) -> plan.Plan:
+        launches = made(problem)
+        assert all(x.pipe is not None for x in launches.launches), problem
+        return launches
+
+    monkeypatch.setattr("paged_attn.attend.plan", checked)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_reference(name: str) -> None:
+    case = Case(name, **(SIZES | CASES[name]))
+    run(case, "cuda")
+    run(case, "cuda")  # with counters as the first run left them
