@@ -86,14 +86,41 @@ def _kept(step: Step, compiled: CompiledKernel) -> Callable[[Sequence[int], int]
     launch, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     x, y, z = (*step.grid, 1, 1)[:3]
     hooks = triton.knobs.runtime
+    direct = _direct(step, compiled)
 
     def again(addresses: Sequence[int], stream: int) -> None:
-        args = arguments(addresses)
         enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
         if enter.calls or leave.calls:
+            args = arguments(addresses)
             metadata = compiled.launch_metadata(step.grid, stream, *args)
             launch(x, y, z, stream, function, packed, metadata, enter, leave, *args)
+        elif direct is not None:
+            direct(addresses, stream)
         else:
-            launch(x, y, z, stream, function, packed, None, None, None, *args)
+            launch(x, y, z, stream, function, packed, None, None, None, *arguments(addresses))
 
     return again
+
+
+def _direct(step: Step, compiled: CompiledKernel) -> Callable[[Sequence[int], int], None] | None:
+    """The C function behind Triton's CUDA launcher, called with descriptors that were encoded before.
+
+    Triton encodes them at every launch, several microseconds each.  None where its launcher is not as expected.
+    """
+    launcher = compiled.run
+    wrapped = getattr(launcher, "launch", None)
+    names = getattr(getattr(wrapped, "__code__", None), "co_freevars", ())
+    if "tensordesc_meta" not in names or launcher.global_scratch_size or launcher.profile_scratch_size:
+        return None
+    cells = dict(zip(names, (cell.cell_contents for cell in wrapped.__closure__), strict=True))
+    from triton.backends.nvidia.driver import make_tensordesc_arg
+
+    metas, launch, function, packed = cells["tensordesc_meta"], cells["launcher"], compiled.function, compiled.packed_metadata
+    arguments = filler(step.args, lambda descriptor, number: make_tensordesc_arg(descriptor, metas[number]))
+    x, y, z = (*step.grid, 1, 1)[:3]
+    cooperative, pdl = launcher.launch_cooperative_grid, launcher.launch_pdl
+
+    def direct(addresses: Sequence[int], stream: int) -> None:
+        launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, None, None, None, *arguments(addresses))
+
+    return direct

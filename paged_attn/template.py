@@ -62,14 +62,25 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
     return type(arg)(*values) if hasattr(arg, "_fields") else tuple(values)
 
 
-def filler(args: tuple[Any, ...]) -> Callable[[Sequence[int]], tuple[Any, ...]]:
+Encode = Callable[[Any, int], Sequence[Any]]  # (descriptor, its number among the arguments) -> what a launcher is given
+
+
+def filler(args: tuple[Any, ...], encode: Encode | None = None) -> Callable[[Sequence[int]], tuple[Any, ...]]:
     """A function from addresses to the arguments of a compiled kernel, records as plain tuples.
+
+    Descriptors are handed on as they are, or encoded, once for each address: the layers of a model have a cache each.
 
     It is one expression, compiled once for all arguments of the same form: walking records would cost more than the
     launch.
     """
     constants: list[Any] = []
-    code = _compiled(_expression(args, constants), len(constants))
+    expression = _expression(args, constants)
+    if encode is not None:
+        described = [i for i, x in enumerate(constants) if isinstance(x, _AtAddress)]
+        for number, i in enumerate(described):
+            constants[i] = constants[i].encoded(encode, number)
+            expression = expression.replace(f"c{i}(", f"*c{i}(")
+    code = _compiled(expression, len(constants))
     make: Callable[..., Any] = eval(code)  # the names in it are ours: c0, c1 ... and p
     return make(*constants)
 
@@ -80,7 +91,7 @@ def _expression(arg: Any, constants: list[Any]) -> str:
         return f"p[{arg.slot}]"
     before = len(constants)
     if isinstance(arg, Descriptors):
-        constants.append(_at_address(arg))
+        constants.append(_AtAddress(arg))
         return f"c{before}(p[{arg.base.slot}])"
     if isinstance(arg, tuple):
         parts = [_expression(x, constants) for x in arg]
@@ -116,6 +127,19 @@ class _Address:
         return self.address
 
 
-def _at_address(descriptor: Any) -> Callable[[int], Any]:
-    """Descriptors by address; the layers of a model have a cache each."""
-    return functools.lru_cache(maxsize=256)(lambda address: _with_base(descriptor, _Address(address)))
+class _AtAddress:
+    """A descriptor of memory of the same form at any address; remembers those it was asked for."""
+
+    def __init__(self, descriptor: Any) -> None:
+        self.descriptor = descriptor
+        self.of = functools.lru_cache(maxsize=256)(lambda address: _with_base(descriptor, _Address(address)))
+
+    def __call__(self, address: int) -> Any:
+        return self.of(address)
+
+    def encoded(self, encode: Encode, number: int) -> Callable[[int], Sequence[Any]]:
+        """The same in the launcher's own form."""
+        descriptor = self.descriptor
+        return functools.lru_cache(maxsize=256)(
+            lambda address: encode(_with_base(descriptor, _Address(address)), number)
+        )

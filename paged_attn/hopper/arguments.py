@@ -7,7 +7,6 @@ from typing import Any
 from ..kernels.args import Batch, Scratch
 from ..launch import INTS, STATES, Step
 from ..plan import Launch
-from ..scratch import Need
 from .blocks import blocks_kernel
 from .boxes import cache_box, rows_box
 from .plan import need_of
@@ -21,9 +20,7 @@ def attention(launch: Launch, call: Any, batch: Batch) -> Step:
     if not pipe.SHARES:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
         boxes.append(rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None)
-    states, _, counters = need_of(launch)
-    need = Need(pipe.STATES_BEFORE + states, 0, pipe.COUNTERS_BEFORE + counters)
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *batch, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
-    return Step(kernel, (launch.programs,), args, {"num_warps": 4, "launch_pdl": pipe.SECOND}, need)
+    return Step(kernel, (launch.programs,), args, {"num_warps": 4}, need_of(launch))

@@ -6,15 +6,16 @@ Two warpgroups multiply; two to four single warps load, the last of which also h
 from ..kernels.args import Batch
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
-from ..kernels.schedule import visible_range
+from ..kernels.schedule import visible_range, work
 from .args import Jobs, Results, Rings, Turn, Turns
 from .consumer import consume
 from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import advance, make_done, make_ring
-from .schedule import TAKEN, Cursor, item_of, piece_size
-from .shim import gdc_wait, gl, gluon, tma
+from .schedule import TAKEN, Cursor, cast_role, item_of, part_of
+from .shim import gl, gluon, tma
+from .walk import Walk, piece_at
 
 
 @gluon.jit
@@ -48,20 +49,46 @@ def load_all_but_one(box, ring, turn, item, batch, mods, PART: gl.constexpr, STA
 
 
 @gluon.jit
-def hand_out_items(box, ring, jobs, size, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def hand_out_share(box, ring, jobs, role, turn, number, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """A share of the short sequences, item by item; returns (turn, number of items)."""
+    few = part_of(jobs.batch, False, S)
+    unit, seq, before = role.walk.unit, role.walk.seq, role.walk.before
+    while unit < role.share.end:
+        blocks, tiles = work(few, seq, True, jobs.mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            item, count = piece_at(few, role.share, Walk(unit, seq, before), tiles, role.kv_head, jobs.mods, 1, S)
+            publish(jobs.mail, number, item)
+            number += 1
+            turn, rows = load_all_but_one(box, ring, turn, item, few, jobs.mods, PART, STAGES, S, P)
+            if item.begin < item.end:
+                fill(box, ring, turn, rows, item.kv_head, PART, S, P)
+                turn = advance(turn, STAGES)
+            unit += count
+    return turn, number
+
+
+@gluon.jit
+def hand_out_items(box, ring, jobs, role, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
     batch, counters = jobs.batch, jobs.counters
     turn = Turn(0, 0)
     number = 0
-    cursor, item = item_of(batch, Cursor(0, 0, 0), gl.program_id(0), size, jobs.mods, S)
+    if P.MIXED:
+        turn, number = hand_out_share(box, ring, jobs, role, turn, number, PART, STAGES, S, P)
+        batch = part_of(batch, True, S)
+    taken = gl.atomic_add(counters, 1, sem="relaxed")
+    cursor, item = item_of(batch, Cursor(0, 0, 0), taken, role.size, jobs.mods, S)
     publish(jobs.mail, number, item)
     while item.kv_head >= 0:
         turn, rows = load_all_but_one(box, ring, turn, item, batch, jobs.mods, PART, STAGES, S, P)
-        index = gl.atomic_add(counters, 1, sem="relaxed") + gl.num_programs(0)
+        taken = gl.atomic_add(counters, 1, sem="relaxed")
         if item.begin < item.end:
             fill(box, ring, turn, rows, item.kv_head, PART, S, P)
             turn = advance(turn, STAGES)
-        cursor, item = item_of(batch, cursor, index, size, jobs.mods, S)
+        cursor, item = item_of(batch, cursor, taken, role.size, jobs.mods, S)
         number += 1
         publish(jobs.mail, number, item)
     if gl.atomic_add(counters + 1, 1, sem="relaxed") == gl.num_programs(0) - 1:
@@ -99,11 +126,10 @@ def blocks_kernel(
     mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1)
     done = make_done()
     lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
-    size = piece_size(batch, lane, mods, S)
-    counters = scratch.counters + P.COUNTERS_BEFORE
+    role = cast_role(batch, lane, mods, S, P)
     rings = Rings(keys, values, queries)
-    results = Results(lse, partial_of(scratch, P.STATES_BEFORE, batch.slots * S.ROWS), counters + TAKEN, out_box, scales)
-    jobs = Jobs(mail, counters, batch, mods)
+    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, out_box, scales)
+    jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     LAST: gl.constexpr = P.LOADERS - 1
@@ -112,7 +138,7 @@ def blocks_kernel(
             (consume_items, (out, results, query, rings, jobs, done.index(0), 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, done.index(1), 1, S, P)),
             (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, values, jobs, size, LAST, V, S, P)),
+            (hand_out_items, (value_box, values, jobs, role, LAST, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -121,7 +147,5 @@ def blocks_kernel(
             (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
             (load_items, (key_box, query_box, keys, queries, jobs, False, 1, K, S, P)),
             (load_items, (value_box, query_box, values, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, values, jobs, size, LAST, V, S, P)),
+            (hand_out_items, (value_box, values, jobs, role, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip
-    if P.SECOND:
-        gdc_wait()  # who waits for this launch waits for the one before it, too

@@ -35,10 +35,7 @@ def covers(p: Problem) -> bool:
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """Sequences of few queries in a launch that memory bounds, the others in one that arithmetic bounds.
-
-    The second starts on the multiprocessors that the first one leaves.
-    """
+    """One launch: even shares where all sequences have few queries, blocks from a counter where they have many."""
     if p.only == "decode" or not p.ragged:
         return (few(p, 1, 1),)
     tokens = 64 // (p.heads // p.kv_heads)
@@ -47,12 +44,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     context = p.max_seqlen_k >= 4 * p.max_seqlen_q
     if p.max_seqlen_q <= tokens or (even and context and p.max_seqlen_q <= FEW * tokens):
         return (few(p, shortest, UNBOUNDED),)
-    if even:
-        return (many(p, shortest),)
-    first, second = few(p, shortest, tokens), many(p, tokens + 1)
-    need = need_of(first)
-    pipe = second.pipe._replace(SECOND=True, STATES_BEFORE=need.states, COUNTERS_BEFORE=need.counters)
-    return first, second._replace(pipe=pipe)
+    return (many(p, shortest, not even),)
 
 
 def need_of(launch: Launch) -> Need:
@@ -62,19 +54,20 @@ def need_of(launch: Launch) -> Need:
     return Need(states, 0, TAKEN + launch.slots * launch.pipe.CONSUMERS)
 
 
-def many(p: Problem, shortest: int) -> Launch:
-    """Blocks of 128 rows, two consumers, items from a counter."""
+def many(p: Problem, shortest: int, mixed: bool) -> Launch:
+    """Blocks of 128 rows, two consumers, items from a counter; mixed: some sequences may have few queries."""
     group, dim = p.heads // p.kv_heads, _dim(p)
     tile = 128 if dim <= 128 else 64
     tokens = 64 // group
     blocks = p.tokens // (2 * tokens) + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
-    split = tiles > LEAST and blocks * p.kv_heads < 4 * p.device.multiprocessors
+    split = mixed or (tiles > LEAST and blocks * p.kv_heads < 4 * p.device.multiprocessors)
     loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
     stages = {64: (4, 4), 128: (3, 2), 256: (2, 2)}[dim]
     boxed = 64 % group == 0
     pipe = Pipe(
         SHARES=False,
+        MIXED=mixed,
         CONSUMERS=2,
         KEY_STAGES=stages[0],
         VALUE_STAGES=stages[1],
@@ -83,13 +76,11 @@ def many(p: Problem, shortest: int) -> Launch:
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed and p.query_box,
         OUT_BOX=boxed and p.out_box and dim <= 128,
-        SKIP=128,
-        STRIDE=128,
-        **FIRST,
     )
     shape = _shape(p, tile, 2 * tokens, 128, split, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
-    slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
+    # two for each share of short sequences; a block that is cut has less than twice as many pieces as piece sizes
+    slots = 2 * (1 + PIECES) * programs
     return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
 
 
@@ -105,6 +96,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     tokens, rows = consumers * (64 // group), consumers * 64
     pipe = Pipe(
         SHARES=True,
+        MIXED=False,
         CONSUMERS=consumers,
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
@@ -113,9 +105,6 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=False,
         OUT_BOX=False,
-        SKIP=p.kv_heads * rows,
-        STRIDE=2 * p.kv_heads * rows,
-        **FIRST,
     )
     clear = p.ragged and p.only is None and longest == UNBOUNDED
     shape = _shape(p, tile, tokens, rows, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)
@@ -123,7 +112,6 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     return _launch(shape, pipe, groups * p.kv_heads, 1, shortest, longest, live, 2 * groups * p.kv_heads)
 
 
-FIRST = dict(SECOND=False, STATES_BEFORE=0, COUNTERS_BEFORE=0)
 FEW = 4  # half blocks of a sequence up to which even shares are better than a counter
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 

@@ -1,20 +1,24 @@
-"""Which item comes next: pieces of blocks of queries, taken from one counter by whoever is free.
+"""Who does what where long and short queries may meet.
 
-Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a block side by
-side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
+Sequences of many queries keep the tensor cores busy and those of few the memory.  So some programs begin with even
+shares of the short ones, the KV heads in lockstep, while the others take blocks of the long ones from a counter, and
+all end there.  Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a
+block side by side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
 """
 
 from typing import Any, NamedTuple
 
-from ..kernels.args import Block
-from ..kernels.schedule import block_of, first_tile, total_work, visible_range, work
+from ..kernels.args import Batch, Block, Share
+from ..kernels.schedule import block_of, even_share, find_work, first_tile, total_work, visible_range, work
 from . import plan
 from .args import Item
 from .shim import gl, gluon
+from .walk import Walk
 
 TAKEN = gl.constexpr(plan.TAKEN)
 PIECES = gl.constexpr(plan.PIECES)
 LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
+WEIGHT = gl.constexpr(2.5)  # what a tile of a block costs, in tiles that two consumers share
 
 
 class Cursor(NamedTuple):
@@ -25,14 +29,49 @@ class Cursor(NamedTuple):
     slots: Any  # of these, pieces of blocks that are cut
 
 
+class Role(NamedTuple):
+    """What a program does, decided by the lengths alone."""
+
+    size: Any  # tiles of a piece of a long sequence's block
+    kv_head: Any
+    share: Any  # Share of the short sequences; empty where a program begins at the counter
+    walk: Any  # Walk
+
+
 @gluon.jit
-def piece_size(batch, lane, mods, S: gl.constexpr):
-    """Tiles of a piece: so many that all programs have a few, and no fewer than batch.least; all where none is cut."""
+def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
+    """The sequences whose queries fill more than one consumer, or the others."""
+    FEW: gl.constexpr = 64 // S.GROUP
+    shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
+    longest = batch.longest if MANY else gl.minimum(batch.longest, FEW)
+    return Batch(batch.query_starts, batch.seq_lens, batch.page_table, batch.page_table_stride, batch.num_seqs, batch.num_tokens, shortest, longest, batch.least, batch.slots)  # fmt: skip
+
+
+@gluon.jit
+def cast_role(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
+    """This program's role; so many groups of programs share the short sequences as their part of the work is."""
+    programs = gl.num_programs(0)
+    index = gl.program_id(0) // S.KV_HEADS
+    kv_head = gl.program_id(0) % S.KV_HEADS
+    many = batch
+    share = Share(0, 0, 1, 0)
+    walk = Walk(0, 0, 0)
+    if P.MIXED:
+        many, few = part_of(batch, True, S), part_of(batch, False, S)
+        most = programs // S.KV_HEADS
+        little = total_work(few, lane, mods, S).to(gl.float32)
+        much = total_work(many, lane, mods, S).to(gl.float32)
+        groups = (most * little / gl.maximum(little + WEIGHT * much, 1.0) + 0.5).to(gl.int32)
+        groups = gl.minimum(gl.maximum(groups, gl.where(little > 0, 1, 0)), most)
+        if index < groups:
+            share = even_share(few, index, groups, lane, mods, S)
+            seq, before = find_work(few, share.begin, lane, mods, S)
+            walk = Walk(share.begin, seq, before)
     size = 1 << 30
     if S.SPLIT:
-        pieces = gl.num_programs(0) * PIECES
-        size = gl.maximum(batch.least, (total_work(batch, lane, mods, S) * S.KV_HEADS + pieces - 1) // pieces)
-    return size
+        pieces = programs * PIECES
+        size = gl.maximum(batch.least, (total_work(many, lane, mods, S) * S.KV_HEADS + pieces - 1) // pieces)
+    return Role(size, kv_head, share, walk)
 
 
 @gluon.jit
@@ -96,9 +135,11 @@ def item_of(batch, cursor, index, size, mods, S: gl.constexpr):
             begin = gl.maximum(begin, from_tile)
             end = gl.minimum(end, from_tile + gl.minimum(size, tiles))
         kv_head = index % S.KV_HEADS
-        slot = (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
+        # behind what the shares of short sequences use
+        counter = gl.num_programs(0) + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
+        row = (gl.num_programs(0) + counter) * S.ROWS
         first = gl.where(piece == 0, 1, 0)
-        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, slot * S.ROWS, (slot + piece) * S.ROWS, slot)  # fmt: skip
+        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, row, row + piece * S.ROWS, S.ROWS, S.ROWS, counter, 0)  # fmt: skip
     else:
-        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0)
+        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0)
     return cursor, item

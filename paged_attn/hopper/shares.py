@@ -14,7 +14,7 @@ from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
 from .ring import make_done, make_ring
 from .schedule import TAKEN
-from .shim import gdc_launch_dependents, gl, gluon, mbarrier
+from .shim import gl, gluon, mbarrier
 from .walk import Walk, piece_at
 
 
@@ -29,7 +29,7 @@ def load_share(box, ring, batch, share, walk, kv_head, mods, PART: gl.constexpr,
             before += blocks * tiles
             seq += 1
         else:
-            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, 0, S)
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             turn = load_tiles(box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P)  # fmt: skip
@@ -49,7 +49,7 @@ def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods,
             before += blocks * tiles
             seq += 1
         else:
-            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, 0, S)
             turns = consume(out, results, query, rings, turns, item, done, mods, NUMBER, S, P)
             unit += count
 
@@ -67,16 +67,14 @@ def shares_kernel(
     values = make_ring(value_box, P.VALUE_STAGES, S, P)
     queries = make_queries(key_box.dtype, S, P)
     done = make_done()
-    gdc_launch_dependents()  # a second launch may take the multiprocessors that this one leaves
     fetch_descriptors(key_box, value_box, queries, S, P)
     lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
     index, kv_head = unflatten(S)
     share = even_share(batch, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     seq, before = find_work(batch, share.begin, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    counters = scratch.counters + P.COUNTERS_BEFORE
     rings = Rings(keys, values, queries)
-    results = Results(lse, partial_of(scratch, P.STATES_BEFORE, batch.slots * S.ROWS), counters + TAKEN, None, scales)
+    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     if P.CONSUMERS == 1:

@@ -149,7 +149,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     dim = tl.arange(0, S.DIM)
     num_shares = tl.num_programs(0) // S.KV_HEADS
     share = even_share(batch, index, num_shares, lane, mods, S)
-    partial = partial_of(scratch, 0, num_shares * batch.slots * S.KV_HEADS * S.LIVE)
+    partial = partial_of(scratch, num_shares * batch.slots * S.KV_HEADS * S.LIVE)
     unit = share.begin
     seq, before = find_work(batch, unit, lane, mods, S)
     cut_pieces = 0

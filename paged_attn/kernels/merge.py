@@ -39,10 +39,9 @@ def join(parts, at, valid, dim, skip, stride, num_parts, HEAD_DIM: tl.constexpr)
 
 
 @triton.jit
-def partial_of(scratch, before, rows):
+def partial_of(scratch, rows):
     """The states of so many rows, in the room that the host gave: maxima, sums, accumulators."""
-    states = scratch.states + before
-    return Partial(states + 2 * rows, states, states + rows)
+    return Partial(scratch.states + 2 * rows, scratch.states, scratch.states + rows)
 
 
 @triton.jit
@@ -86,7 +85,7 @@ def merge_cuts_kernel(out, lse, scratch, slots, scales, S: tl.constexpr, ROWS: t
     kv_head = tl.program_id(1) % S.KV_HEADS
     first = tl.program_id(1) // S.KV_HEADS * ROWS
     if (pieces > 0) & (first < tokens * S.GROUP):
-        partial = partial_of(scratch, 0, tl.num_programs(0) * slots * S.KV_HEADS * S.LIVE)
+        partial = partial_of(scratch, tl.num_programs(0) * slots * S.KV_HEADS * S.LIVE)
         join_rows(out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S, ROWS)
 
 
