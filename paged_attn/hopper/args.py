@@ -7,7 +7,7 @@ class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
 
     SHARES: bool  # even shares of all tiles; otherwise items from a counter
-    MIXED: bool  # long and short queries may meet: some programs begin with a share of the short ones
+    MIXED: bool  # long and short queries may meet: items come from two lists
     CONSUMERS: int  # warpgroups of 64 rows
     KEY_STAGES: int  # slots of the two rings
     VALUE_STAGES: int
@@ -16,6 +16,8 @@ class Pipe(NamedTuple):
     ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride
     QUERY_BOX: bool  # queries come through the copy engine
     OUT_BOX: bool  # full blocks leave through shared memory and the copy engine
+    SKIP: int  # from the state of a block's first piece to that of its second, in rows
+    STRIDE: int  # and from there on
 
 
 class Ring(NamedTuple):
@@ -77,17 +79,14 @@ class Item(NamedTuple):
     pieces: Any  # of the block; 1: not cut
     first_row: Any  # of the first piece's state in scratch
     row: Any  # of this piece's
-    skip: Any  # rows from the first piece's state to the second's
-    stride: Any  # and from there on
     counter: Any  # of the pieces that have arrived
-    both: Any  # 1: the consumers share the same 64 rows, and each has its part of every tile
 
 
 class Jobs(NamedTuple):
     """What a partition needs to know its work."""
 
     mail: Any
-    counters: Any  # int32 [2]: items taken, programs done; zero before and after every launch
+    counters: Any  # int32 [3]: items taken of both lists, programs done; zero before and after every launch
     batch: Any  # Batch
     mods: Any  # Modifiers
 

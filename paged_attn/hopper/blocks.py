@@ -6,16 +6,15 @@ Two warpgroups multiply; two to four single warps load, the last of which also h
 from ..kernels.args import Batch
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
-from ..kernels.schedule import visible_range, work
+from ..kernels.schedule import visible_range
 from .args import Jobs, Results, Rings, Turn, Turns
 from .consumer import consume
 from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import advance, make_done, make_ring
-from .schedule import TAKEN, Cursor, cast_role, item_of, part_of
+from .schedule import TAKEN, Cursor, first_of_many, item_of, make_lists, part_of
 from .shim import gl, gluon, tma
-from .walk import Walk, piece_at
 
 
 @gluon.jit
@@ -39,62 +38,60 @@ def load_items(box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: g
 
 
 @gluon.jit
-def load_all_but_one(box, ring, turn, item, batch, mods, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
-    """This warp's part of an item's tiles except the last to come, and that one's rows."""
-    table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
-    lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-    end_key = item.block.seq_len
-    turn = load_tiles(box, ring, turn, table, item.kv_head, item.begin + 1, item.end, lo, end_key, PART, STAGES, S, P)
-    return turn, page_rows(table, item.begin, lo, end_key, PART, S, P)
-
-
-@gluon.jit
-def hand_out_share(box, ring, jobs, role, turn, number, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
-    """A share of the short sequences, item by item; returns (turn, number of items)."""
-    few = part_of(jobs.batch, False, S)
-    unit, seq, before = role.walk.unit, role.walk.seq, role.walk.before
-    while unit < role.share.end:
-        blocks, tiles = work(few, seq, True, jobs.mods, S)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
-        else:
-            item, count = piece_at(few, role.share, Walk(unit, seq, before), tiles, role.kv_head, jobs.mods, 1, S)
-            publish(jobs.mail, number, item)
-            number += 1
-            turn, rows = load_all_but_one(box, ring, turn, item, few, jobs.mods, PART, STAGES, S, P)
-            if item.begin < item.end:
-                fill(box, ring, turn, rows, item.kv_head, PART, S, P)
-                turn = advance(turn, STAGES)
-            unit += count
-    return turn, number
-
-
-@gluon.jit
-def hand_out_items(box, ring, jobs, role, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def hand_out_items(box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
-    batch, counters = jobs.batch, jobs.counters
+    mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
+    many, few = batch, batch
+    if P.MIXED:
+        many, few = part_of(batch, True, S), part_of(batch, False, S)
     turn = Turn(0, 0)
     number = 0
-    if P.MIXED:
-        turn, number = hand_out_share(box, ring, jobs, role, turn, number, PART, STAGES, S, P)
-        batch = part_of(batch, True, S)
-    taken = gl.atomic_add(counters, 1, sem="relaxed")
-    cursor, item = item_of(batch, Cursor(0, 0, 0), taken, role.size, jobs.mods, S)
-    publish(jobs.mail, number, item)
+    program = gl.program_id(0)
+    # the first item of every list that nobody begins with
+    next_many = first_of_many(gl.num_programs(0), lists)
+    next_few = gl.num_programs(0) - next_many
+    at_many = first_of_many(program, lists)
+    at_few = program - at_many
+    from_many = first_of_many(program + 1, lists) > at_many
+    cursor_many, cursor_few = Cursor(0, 0, 0), Cursor(0, 0, 0)
+    if from_many:
+        cursor_many, item = item_of(many, cursor_many, at_many, lists.size, 0, mods, S)
+    else:
+        cursor_few, item = item_of(few, cursor_few, at_few, lists.size, lists.slots, mods, S)
+    publish(mail, number, item)
     while item.kv_head >= 0:
-        turn, rows = load_all_but_one(box, ring, turn, item, batch, jobs.mods, PART, STAGES, S, P)
-        taken = gl.atomic_add(counters, 1, sem="relaxed")
+        table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+        lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+        end_key = item.block.seq_len
+        # all but the last tile
+        turn = load_tiles(box, ring, turn, table, item.kv_head, item.begin + 1, item.end, lo, end_key, PART, STAGES, S, P)  # fmt: skip
+        # whichever list is behind
+        behind = at_many.to(gl.float32) * lists.few <= at_few.to(gl.float32) * lists.many
+        from_many = (at_many < lists.many) & (behind | (at_few >= lists.few))
+        taken = gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
         if item.begin < item.end:
+            rows = page_rows(table, item.begin, lo, end_key, PART, S, P)
             fill(box, ring, turn, rows, item.kv_head, PART, S, P)
             turn = advance(turn, STAGES)
-        cursor, item = item_of(batch, cursor, taken, role.size, jobs.mods, S)
+        at_many = gl.where(from_many, taken + next_many, at_many)
+        at_few = gl.where(from_many, at_few, taken + next_few)
+        if from_many & (at_many >= lists.many):
+            from_many = at_few < 0
+            at_few = gl.atomic_add(counters + 1, 1, sem="relaxed") + next_few
+        elif (not from_many) & (at_few >= lists.few) & (at_many < lists.many):
+            from_many = at_few >= 0
+            at_many = gl.atomic_add(counters, 1, sem="relaxed") + next_many
+        if from_many:
+            cursor_many, item = item_of(many, cursor_many, at_many, lists.size, 0, mods, S)
+        else:
+            cursor_few, item = item_of(few, cursor_few, at_few, lists.size, lists.slots, mods, S)
         number += 1
-        publish(jobs.mail, number, item)
-    if gl.atomic_add(counters + 1, 1, sem="relaxed") == gl.num_programs(0) - 1:
+        publish(mail, number, item)
+    if gl.atomic_add(counters + 2, 1, sem="relaxed") == gl.num_programs(0) - 1:
         # the last program leaves the counters as it found them
         gl.store(counters, 0)
         gl.store(counters + 1, 0)
+        gl.store(counters + 2, 0)
 
 
 @gluon.jit
@@ -126,7 +123,7 @@ def blocks_kernel(
     mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1)
     done = make_done()
     lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
-    role = cast_role(batch, lane, mods, S, P)
+    lists = make_lists(batch, lane, mods, S, P)
     rings = Rings(keys, values, queries)
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, out_box, scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)
@@ -138,7 +135,7 @@ def blocks_kernel(
             (consume_items, (out, results, query, rings, jobs, done.index(0), 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, done.index(1), 1, S, P)),
             (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, values, jobs, role, LAST, V, S, P)),
+            (hand_out_items, (value_box, values, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     else:
         gl.warp_specialize([
@@ -147,5 +144,5 @@ def blocks_kernel(
             (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
             (load_items, (key_box, query_box, keys, queries, jobs, False, 1, K, S, P)),
             (load_items, (value_box, query_box, values, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, values, jobs, role, LAST, V, S, P)),
+            (hand_out_items, (value_box, values, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip

@@ -18,19 +18,19 @@ from .softmax import weigh
 
 
 @gluon.jit
-def multiply_keys(q, keys, turn, FIRST: gl.constexpr, KEYS: gl.constexpr, S: gl.constexpr):
+def multiply_keys(q, keys, turn, S: gl.constexpr):
     """Start <q, k> of the next tile; its result is there after a wait."""
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
-    zero = gl.full([64, KEYS], 0.0, gl.float32, LAYOUT)
+    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
+    zero = gl.full([64, S.TILE], 0.0, gl.float32, LAYOUT)
     wait_full(keys, turn)
-    return warpgroup_mma(q, tile_of(keys, turn, S).slice(FIRST, KEYS, dim=0).permute((1, 0)), zero, use_acc=False, is_async=True)
+    return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def multiply_values(weights, values, turn, acc, FIRST: gl.constexpr, KEYS: gl.constexpr, S: gl.constexpr):
+def multiply_values(weights, values, turn, acc, S: gl.constexpr):
     """Start acc + weights @ v of the next tile."""
     wait_full(values, turn)
-    return warpgroup_mma(weights, tile_of(values, turn, S).slice(FIRST, KEYS, dim=0), acc, is_async=True)
+    return warpgroup_mma(weights, tile_of(values, turn, S), acc, is_async=True)
 
 
 @gluon.jit
@@ -48,36 +48,37 @@ def clear_dead(values, turn, tile, first_key, end_key, S: gl.constexpr):
 
 
 @gluon.jit
-def judge(scores, row_max, rows, span, key, first, scale, mods, KEYS: gl.constexpr, S: gl.constexpr):
-    """Weights of the scores of keys from position first on, after modifiers and masks."""
+def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr):
+    """Weights of a tile's scores, after modifiers and masks."""
+    first = tile * S.TILE
     unit = scale * LOG2E
     if S.SCALE_FIRST:
         scores = modify(scores * scale, rows, key, first, mods, S)
         unit = LOG2E
-    if (first < span.full_lo) | (first + KEYS > span.full_hi):
+    if (first < span.full_lo) | (first + S.TILE > span.full_hi):
         scores = mask(scores, rows, key, first, span.hi, mods)
-    return weigh(scores, row_max, unit, KEYS)
+    return weigh(scores, row_max, unit, S)
 
 
 @gluon.jit
-def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key, begin, end, row_max, row_sum, scale, mods, FIRST: gl.constexpr, KEYS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
-    """(turns, state) after KEYS keys from the FIRST on of each of tiles [begin, end), at least one, the last one first.
+def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key, begin, end, row_max, row_sum, scale, mods, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+    """(turns, state) after tiles [begin, end), at least one, the last one first.
 
     No key outside [first_key, end_key) lives.
     """
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     dtype: gl.constexpr = keys.slots.dtype
-    key = gl.arange(0, KEYS, layout=gl.SliceLayout(0, S_LAYOUT))
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
     acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
 
     tile = end - 1
-    scores = multiply_keys(q, keys, k_turn, FIRST, KEYS, S)
+    scores = multiply_keys(q, keys, k_turn, S)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile * S.TILE + FIRST, scale, mods, KEYS, S)
+    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
     SUMS: gl.constexpr = sums.type.layout
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, SUMS))
@@ -89,11 +90,11 @@ def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key
 
     for i in range(1, end - begin):
         tile = end - 1 - i
-        scores = multiply_keys(q, keys, k_turn, FIRST, KEYS, S)
-        acc = multiply_values(operand, values, v_turn, acc, FIRST, KEYS, S)
+        scores = multiply_keys(q, keys, k_turn, S)
+        acc = multiply_values(operand, values, v_turn, acc, S)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile * S.TILE + FIRST, scale, mods, KEYS, S)
+        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
         sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
         rounded = pin(weights.to(dtype))
         # a wait on what is always done ends the basic block: ptxas would hoist the wait for acc above the softmax
@@ -107,7 +108,7 @@ def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key
     if mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
         if (tile * S.TILE < first_key) & (tile < end - 1):
             clear_dead(values, v_turn, tile, first_key, end_key, S)
-    acc = multiply_values(operand, values, v_turn, acc, FIRST, KEYS, S)
+    acc = multiply_values(operand, values, v_turn, acc, S)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
@@ -143,18 +144,12 @@ def consume(out, results, query, rings, turns, item, done, mods, NUMBER: gl.cons
     k_turn, v_turn, phase = turns.key, turns.value, turns.query
     whole, kv_head = item.block, item.kv_head
     tiles = item.end - item.begin
-    tokens_before = NUMBER * TOKENS
-    sees_sink = item.first > 0
-    if P.MIXED:
-        tokens_before *= 1 - item.both
-        if NUMBER == 1:
-            sees_sink = sees_sink & (item.both == 0)
-    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + tokens_before)
+    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
     if count > 0:
         rows = row_tile(block, kv_head, gl.arange(0, 64, layout=S_ROWS), mods, TOKENS, S)
         out_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=O_ROWS), mods, TOKENS, S)
-        row_max, row_sum = start(mods.sinks, rows, sees_sink, S)
+        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
         acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
         if tiles > 0:
             if P.QUERY_BOX:
@@ -167,17 +162,7 @@ def consume(out, results, query, rings, turns, item, done, mods, NUMBER: gl.cons
             scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
             scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
             q = queries.slots.index(NUMBER).reshape([64, S.DIM])
-            if P.MIXED:
-                if item.both > 0:
-                    HALF_ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE // 2, 16]))  # fmt: skip
-                    half = row_tile(block, kv_head, gl.arange(0, 64, layout=HALF_ROWS), mods, TOKENS, S)
-                    half_max, half_sum = gl.convert_layout(row_max, HALF_ROWS), gl.convert_layout(row_sum, HALF_ROWS)
-                    k_turn, v_turn, part = attend(q, keys, values, k_turn, v_turn, done, half, span, first_key, block.seq_len, item.begin, item.end, half_max, half_sum, scale, mods, NUMBER * (S.TILE // 2), S.TILE // 2, S, P)  # fmt: skip
-                    state = State(part.acc, gl.convert_layout(part.max, S_ROWS), gl.convert_layout(part.sum, S_ROWS))
-                else:
-                    k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, 0, S.TILE, S, P)  # fmt: skip
-            else:
-                k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, 0, S.TILE, S, P)  # fmt: skip
+            k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, S, P)  # fmt: skip
             if P.QUERY_BOX:
                 release(queries.empty.index(NUMBER))
             acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)

@@ -3,7 +3,7 @@
 from ..kernels.args import RowTile
 from ..kernels.merge import join
 from ..kernels.output import store_lse, store_partial, store_rows
-from ..kernels.softmax import finish, merge
+from ..kernels.softmax import finish
 from .shim import fence_async_shared, gl, gluon, tma
 
 
@@ -46,32 +46,22 @@ def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P
     for first in range(0, count, ROWS):
         row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         rows = row_tile_of(token, item.kv_head, row, count, S)
-        at = first_row + row
-        state = join(results.partial, at, rows.valid, dim, item.skip, item.stride, item.pieces, S.DIM)
-        if P.MIXED:
-            if item.both > 0:
-                other = join(results.partial, at + 64, rows.valid, dim, item.skip, item.stride, item.pieces, S.DIM)
-                state = merge(state, other.acc, other.max, other.sum)
+        state = join(results.partial, first_row + row, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, S.DIM)
         store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 
 @gluon.jit
 def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """The state of one piece; the last of a block's pieces to arrive joins all."""
-    number = NUMBER
-    arrivals = item.pieces
-    if P.MIXED:
-        number = NUMBER * (1 - item.both)
-        arrivals = item.pieces * (1 + item.both)
-    counter = results.counters + item.counter * P.CONSUMERS + number
-    first_row = item.first_row + number * 64
+    counter = results.counters + item.counter * P.CONSUMERS + NUMBER
+    first_row = item.first_row + NUMBER * 64
     row = item.row + NUMBER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, state.acc.type.layout))
     LAYOUT: gl.constexpr = state.acc.type.layout
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     store_partial(results.partial, row, rows.valid, dim, state, S)
     gl.thread_barrier()  # every thread's rows are written before one of them tells
     arrived = gl.atomic_add(counter, 1, sem="acq_rel")
-    if arrived == arrivals - 1:
+    if arrived == item.pieces - 1:
         merge_pieces(out, results, item, first_row, rows.token, count, S, P)
         gl.store(counter, 0)
 
@@ -81,7 +71,7 @@ def store(out, results, staging, item, rows, count, state, NUMBER: gl.constexpr,
     """`count` rows of an item: finished, or the state of a piece."""
     full = count == 64 // S.GROUP * S.GROUP
     if S.SPLIT:
-        if item.pieces + item.both > 1:
+        if item.pieces > 1:
             store_piece(out, results, item, rows, count, state, NUMBER, S, P)
         else:
             store_block(out, results, staging, rows, full, state, NUMBER, S)

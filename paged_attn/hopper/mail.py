@@ -4,7 +4,7 @@ from ..kernels.args import Block
 from .args import Item, Mail
 from .shim import fence_async_shared, gl, gluon, mbarrier
 
-FIELDS = gl.constexpr(16)
+FIELDS = gl.constexpr(16)  # the next power of two
 
 
 @gluon.jit
@@ -49,10 +49,7 @@ def publish(mail, number, item):
     _put(mail, at, 9, item.pieces)
     _put(mail, at, 10, item.first_row)
     _put(mail, at, 11, item.row)
-    _put(mail, at, 12, item.skip)
-    _put(mail, at, 13, item.stride)
-    _put(mail, at, 14, item.counter)
-    _put(mail, at, 15, item.both)
+    _put(mail, at, 12, item.counter)
     mbarrier.arrive(mail.full.index(at), count=1)
 
 
@@ -62,8 +59,8 @@ def read(mail, number, WARPS: gl.constexpr):
     at = number & 1
     mbarrier.wait(mail.full.index(at), (number >> 1) & 1)
     x = ()
-    for field in gl.static_range(FIELDS):
+    for field in gl.static_range(13):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
-    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12], x[13], x[14], x[15])
+    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12])
     mbarrier.arrive(mail.empty.index(at), count=1)
     return item

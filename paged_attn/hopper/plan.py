@@ -35,7 +35,7 @@ def covers(p: Problem) -> bool:
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """One launch: even shares where all sequences have few queries, blocks from a counter where they have many."""
+    """One launch: even shares where all sequences have few queries, blocks from a counter where some have many."""
     if p.only == "decode" or not p.ragged:
         return (few(p, 1, 1),)
     tokens = 64 // (p.heads // p.kv_heads)
@@ -61,7 +61,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tokens = 64 // group
     blocks = p.tokens // (2 * tokens) + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
-    split = mixed or (tiles > LEAST and blocks * p.kv_heads < 4 * p.device.multiprocessors)
+    split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
     loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
     stages = {64: (4, 4), 128: (3, 2), 256: (2, 2)}[dim]
     boxed = 64 % group == 0
@@ -76,11 +76,12 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed and p.query_box,
         OUT_BOX=boxed and p.out_box and dim <= 128,
+        SKIP=128,
+        STRIDE=128,
     )
     shape = _shape(p, tile, 2 * tokens, 128, split, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
-    # two for each share of short sequences; a block that is cut has less than twice as many pieces as piece sizes
-    slots = 2 * (1 + PIECES) * programs
+    slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
 
 
@@ -105,6 +106,8 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=False,
         OUT_BOX=False,
+        SKIP=p.kv_heads * rows,
+        STRIDE=2 * p.kv_heads * rows,
     )
     clear = p.ragged and p.only is None and longest == UNBOUNDED
     shape = _shape(p, tile, tokens, rows, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)

@@ -1,41 +1,40 @@
-"""Who does what where long and short queries may meet.
+"""Which item comes next: pieces of blocks of queries, taken from counters by whoever is free.
 
-Sequences of many queries keep the tensor cores busy and those of few the memory.  So some programs begin with even
-shares of the short ones, the KV heads in lockstep, while the others take blocks of the long ones from a counter, and
-all end there.  Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a
-block side by side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
+Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a block side by
+side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
+
+Sequences of many queries keep the tensor cores busy and those of few the memory, so the two are lists of their own, and
+the device works through both at the same rate.
 """
 
 from typing import Any, NamedTuple
 
-from ..kernels.args import Batch, Block, Share
-from ..kernels.schedule import block_of, even_share, find_work, first_tile, total_work, visible_range, work
+from ..kernels.args import Batch, Block
+from ..kernels.schedule import block_of, first_tile, total_work, visible_range, work
 from . import plan
 from .args import Item
 from .shim import gl, gluon
-from .walk import Walk
 
 TAKEN = gl.constexpr(plan.TAKEN)
 PIECES = gl.constexpr(plan.PIECES)
 LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
-WEIGHT = gl.constexpr(2.5)  # what a tile of a block costs, in tiles that two consumers share
 
 
 class Cursor(NamedTuple):
-    """How far one program has read the list of sequences; items only grow, so it never goes back."""
+    """How far one program has read a list of sequences; items only grow, so it never goes back."""
 
     seq: Any
     units: Any  # before seq: pieces of all blocks
     slots: Any  # of these, pieces of blocks that are cut
 
 
-class Role(NamedTuple):
-    """What a program does, decided by the lengths alone."""
+class Lists(NamedTuple):
+    """The items of sequences of many and of few queries, and how large a piece is."""
 
-    size: Any  # tiles of a piece of a long sequence's block
-    kv_head: Any
-    share: Any  # Share of the short sequences; empty where a program begins at the counter
-    walk: Any  # Walk
+    many: Any  # items
+    few: Any
+    slots: Any  # states that the first list may use
+    size: Any  # tiles of a piece
 
 
 @gluon.jit
@@ -48,43 +47,52 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def cast_role(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
-    """This program's role; so many groups of programs share the short sequences as their part of the work is."""
-    programs = gl.num_programs(0)
-    index = gl.program_id(0) // S.KV_HEADS
-    kv_head = gl.program_id(0) % S.KV_HEADS
-    many = batch
-    share = Share(0, 0, 1, 0)
-    walk = Walk(0, 0, 0)
-    if P.MIXED:
-        many, few = part_of(batch, True, S), part_of(batch, False, S)
-        most = programs // S.KV_HEADS
-        little = total_work(few, lane, mods, S).to(gl.float32)
-        much = total_work(many, lane, mods, S).to(gl.float32)
-        groups = (most * little / gl.maximum(little + WEIGHT * much, 1.0) + 0.5).to(gl.int32)
-        groups = gl.minimum(gl.maximum(groups, gl.where(little > 0, 1, 0)), most)
-        if index < groups:
-            share = even_share(few, index, groups, lane, mods, S)
-            seq, before = find_work(few, share.begin, lane, mods, S)
-            walk = Walk(share.begin, seq, before)
-    size = 1 << 30
-    if S.SPLIT:
-        pieces = programs * PIECES
-        size = gl.maximum(batch.least, (total_work(many, lane, mods, S) * S.KV_HEADS + pieces - 1) // pieces)
-    return Role(size, kv_head, share, walk)
-
-
-@gluon.jit
-def _add(a, b):
-    return a + b
-
-
-@gluon.jit
 def _pieces(tiles, size, S: gl.constexpr):
     if S.SPLIT:
         return (tiles + size - 1) // size
     else:
         return tiles * 0 + 1
+
+
+@gluon.jit
+def count_items(batch, lane, size, mods, S: gl.constexpr):
+    """(items, states of cut blocks) of all sequences that a batch serves."""
+    items = 0
+    slots = 0
+    for first in range(0, batch.num_seqs, S.SCAN):
+        seq = first + lane
+        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
+        pieces = _pieces(tiles, size, S)
+        items += gl.sum(blocks * pieces, axis=0)
+        slots += gl.sum(gl.where(pieces > 1, blocks * pieces, 0), axis=0)
+    return items * S.KV_HEADS, slots * S.KV_HEADS
+
+
+@gluon.jit
+def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
+    """All items; a piece has so many tiles that every program gets a few, and no fewer than batch.least."""
+    size = 1 << 30
+    if S.SPLIT:
+        total = total_work(batch, lane, mods, S) * S.KV_HEADS
+        size = gl.maximum(batch.least, (total + gl.num_programs(0) * PIECES - 1) // (gl.num_programs(0) * PIECES))
+    if P.MIXED:
+        many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
+        few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
+        return Lists(many, few, slots, size)
+    else:
+        return Lists(batch.num_seqs * 0 + (1 << 30), batch.num_seqs * 0, batch.num_seqs * 0, size)
+
+
+@gluon.jit
+def first_of_many(program, lists):
+    """How many of the programs before this one begin with the first list, so that both lists begin in proportion."""
+    share = program.to(gl.float32) * lists.many.to(gl.float32) / gl.maximum(lists.many + lists.few, 1).to(gl.float32)
+    return share.to(gl.int32)
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
 
 
 @gluon.jit
@@ -117,7 +125,7 @@ def find(batch, cursor, unit, size, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def item_of(batch, cursor, index, size, mods, S: gl.constexpr):
+def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
     """(cursor, item) of a number; kv_head is -1 after the last."""
     unit = index // S.KV_HEADS
     cursor, seq, units, slots = find(batch, cursor, unit, size, mods, S)
@@ -135,11 +143,9 @@ def item_of(batch, cursor, index, size, mods, S: gl.constexpr):
             begin = gl.maximum(begin, from_tile)
             end = gl.minimum(end, from_tile + gl.minimum(size, tiles))
         kv_head = index % S.KV_HEADS
-        # behind what the shares of short sequences use
-        counter = gl.num_programs(0) + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
-        row = (gl.num_programs(0) + counter) * S.ROWS
+        slot = slots_before + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         first = gl.where(piece == 0, 1, 0)
-        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, row, row + piece * S.ROWS, S.ROWS, S.ROWS, counter, 0)  # fmt: skip
+        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, slot * S.ROWS, (slot + piece) * S.ROWS, slot)  # fmt: skip
     else:
-        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0, 0, 0, 0)
+        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0)
     return cursor, item

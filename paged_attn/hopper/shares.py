@@ -29,7 +29,7 @@ def load_share(box, ring, batch, share, walk, kv_head, mods, PART: gl.constexpr,
             before += blocks * tiles
             seq += 1
         else:
-            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, 0, S)
+            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             turn = load_tiles(box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P)  # fmt: skip
@@ -49,7 +49,7 @@ def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods,
             before += blocks * tiles
             seq += 1
         else:
-            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, 0, S)
+            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
             turns = consume(out, results, query, rings, turns, item, done, mods, NUMBER, S, P)
             unit += count
 

@@ -16,7 +16,7 @@ class Walk(NamedTuple):
 
 
 @gluon.jit
-def piece_at(batch, share, walk, tiles, kv_head, mods, BOTH: gl.constexpr, S: gl.constexpr):
+def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
     at = walk.unit - walk.before
     block = block_of(batch, walk.seq, at // tiles, S)
@@ -32,7 +32,6 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, BOTH: gl.constexpr, S: gl
     # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
     first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
     row = ((2 * here + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
-    skip = S.KV_HEADS * S.ROWS
     counter = first_share * S.KV_HEADS + kv_head
-    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, first_row, row, skip, 2 * skip, counter, BOTH)
+    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, first_row, row, counter)
     return item, count
