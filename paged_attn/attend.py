@@ -176,7 +176,7 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         qq_bias=given.qq_bias is not None,
         only=options.only,
         compute=_compute_dtype(given.q, given.k_cache, given.k_new),
-        query_itemsize=given.q.element_size(),
+        query=given.q.dtype,
         cache_itemsize=given.k_cache.element_size(),
         packed=axes.x > 0,
         pairable=pairable(given.q.dtype, given.k_cache, given.v_cache, options.kv_layout, new),

@@ -98,7 +98,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
         qq_bias=model.qq_bias > 0,
         only=None,
         compute=attend.operand_dtype(model.dtype, keys),
-        query_itemsize=model.dtype.itemsize,
+        query=model.dtype,
         cache_itemsize=model.cache_dtype.itemsize,
         packed=model.kv_layout == "x",
         pairable=attend.pairable(model.dtype, k_cache, v_cache, kv_layout, model.new),

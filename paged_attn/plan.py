@@ -33,7 +33,7 @@ class Problem(NamedTuple):
     qq_bias: bool
     only: str | None
     compute: torch.dtype
-    query_itemsize: int
+    query: torch.dtype
     cache_itemsize: int
     packed: bool  # x-packed
     pairable: bool  # all keys are fp8, and can be read two dims at a time
@@ -172,6 +172,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
+        NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
     )
     return Launch(shape, shares or blocks, config.least, slots, shortest, longest, tokens, config)
 

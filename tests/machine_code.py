@@ -111,6 +111,25 @@ def loops(code: list[str]) -> list[collections.Counter]:
     return [count for count in counts if any(count[x] for x in MATRIX)]
 
 
+def innermost(code: list[str]) -> list[list[str]]:
+    """The loops with matrix instructions that hold no other such loop, as code."""
+    at = {x[:-1]: i for i, x in enumerate(code) if x.endswith(":")}
+    spans = set()
+    for i, x in enumerate(code):
+        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", x)
+        if target and at.get(target[1], i) < i and any(operation(y) in MATRIX for y in code[at[target[1]] : i] if y[-1] != ":"):
+            spans.add((at[target[1]], i))
+    inner = [a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
+    return [code[begin : end + 1] for begin, end in sorted(inner)]
+
+
+def hidden_share(loop: list[str]) -> float:
+    """The part of the exponentials computed before the wait for all products: while the values are multiplied."""
+    waits = [i for i, x in enumerate(loop) if re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", x)]
+    exponentials = [i for i, x in enumerate(loop) if "MUFU.EX2" in x]
+    return sum(i < waits[-1] for i in exponentials) / len(exponentials) if waits and exponentials else 0.0
+
+
 def wgmma_advice(kernel: Any) -> list[str]:
     """What ptxas says about warp-group products, such as (C7510) on serialised ones; Triton drops it."""
     ptx = kernel.asm["ptx"]
@@ -125,6 +144,9 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
     if disassemble and "cubin" in kernel.asm:
         code = instructions(kernel)
         facts |= {"operations": operations(code), "loops": loops(code)}
+        inner = innermost(code)
+        facts["innermost"] = [operations(loop) for loop in inner]
+        facts["hidden"] = [hidden_share(loop) for loop in inner]
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] else []
     return facts
 

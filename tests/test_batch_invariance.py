@@ -236,7 +236,7 @@ def problem(**changes: Any) -> plan.Problem:
     options = dict(ragged=True, modified=False, qq_bias=False, only=None, packed=False, boxable=True)
     dtypes = dict(compute=torch.bfloat16, cache_itemsize=2, device=Device("sm90", 132))
     rest = dict(max_seqlen_k=32768, window_left=-1, batch_invariant=True, pairable=False, new=False)
-    rest |= dict(query_itemsize=2, rows_per_page=16, query_box=True, out_box=True)
+    rest |= dict(query=torch.bfloat16, rows_per_page=16, query_box=True, out_box=True)
     return plan.Problem(**{**sizes, **options, **dtypes, **rest, **changes})
 
 

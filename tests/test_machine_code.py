@@ -81,10 +81,10 @@ def _loop_complaints(facts: dict[str, Any], prefill: bool) -> Iterator[str]:
             yield f"has a loop without two K and two V tiles in flight, but {buffers}"
 
 
-def compiled(target: str, *args: str) -> list[dict[str, Any]]:
+def compiled(target: str, *args: str, **environment: str) -> list[dict[str, Any]]:
     """The reports of tests.machine_code, from a process in which kernels are compiled."""
     command = [sys.executable, "-m", "tests.machine_code", target, *args]
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    environment = os.environ | {"TRITON_INTERPRET": "0"} | environment
     root = Path(__file__).parents[1]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
@@ -98,17 +98,60 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, par
     if needs not in triton.backends.backends:
         pytest.skip(f"this Triton does not compile for {needs}")
     sass = [] if target == "sm90" else ["--no-sass"]
-    found = compiled(target, "--part", str(part), str(PARTS), *sass)
+    found = compiled(target, "--part", str(part), str(PARTS), *sass, PAGED_ATTN_HOPPER="0")
     assert {x["variant"] for x in found} == {name for name, _ in variants.calls()[part::PARTS]}
     wrong = [f"{x['variant']}: {x['kernel']} {text}" for x in found for text in complaints(target, x)]
     assert not wrong, f"{target}:\n" + "\n".join(dict.fromkeys(wrong))
+
+
+# Of the Hopper dialect: every shape of pipe, and every feature.
+HOPPER = (
+    "prefill split", "prefill window sinks", "prefill not causal", "prefill hnd", "prefill fp16", "prefill page 128",
+    "prefill head_dim 64", "prefill head_dim 256", "mixed", "speculate 32", "decode features", "decode head_dim 64",
+    "decode head_dim 192", "decode page 128", "decode group 64",
+)  # fmt: skip
+# Bytes that a consumer keeps in memory from one block to the next; the loops over keys load none of them.
+HOPPER_MAY_SPILL = 128
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+@pytest.mark.parametrize("part", range(2))
+def test_hopper_kernels_overlap_copies_products_and_softmax(part: int) -> None:
+    found = compiled("sm90", *HOPPER[part::2])
+    assert {x["kernel"] for x in found} <= {"blocks_kernel", "shares_kernel"}
+    assert len(found) == len(HOPPER[part::2])
+    wrong = [f"{x['variant']}: {text}" for x in found for text in _hopper_complaints(x)]
+    assert not wrong, "\n".join(wrong)
+
+
+def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
+    if facts["shared"] > SHARED["sm90"]:
+        yield f"takes {facts['shared']} bytes of shared memory, there are {SHARED['sm90']}"
+    if facts["spilled"] > HOPPER_MAY_SPILL:
+        yield f"spills {facts['spilled']} bytes, allowed are {HOPPER_MAY_SPILL}"
+    if facts["advice"]:
+        yield f"is told {facts['advice']}"
+    if not facts["operations"].get("UTMALDG"):
+        yield "does not use the copy engine"
+    one = facts["kernel"] == "shares_kernel" and facts["variant"] != "speculate 32"
+    loops = sorted(zip(facts["innermost"], facts["hidden"], strict=True), key=lambda x: sum(x[0].values()))
+    for loop, hidden in loops[: 1 if one else 2]:  # those over keys, one for each consumer
+        if loop.get("HGMMA", 0) < 8 or not loop.get("MUFU"):
+            yield f"has no loop over keys: {loop}"
+        if loop.get("LDL") or loop.get("STL"):
+            yield f"spills in a loop over keys: {loop}"
+        if loop.get("BAR", 0) > 1:
+            yield f"has {loop['BAR']} barriers in a loop over keys"
+        if hidden < 0.4:
+            yield f"hides only {hidden:.0%} of the exponentials under products"
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
 def test_fp8_decode_converts_pairs_at_nearly_the_work_of_16_bits() -> None:
     """Of a tile of 64 keys of 128 dims a thread has 64 pairs, of which a conversion takes two numbers at a time."""
     words = ("decode split", "decode split e4m3", "decode split e5m2", "decode split all fp8")
-    found = {x["variant"]: x for x in compiled("sm90", *words) if x["kernel"] == "attention_kernel"}
+    facts = compiled("sm90", *words, PAGED_ATTN_HOPPER="0")
+    found = {x["variant"]: x for x in facts if x["kernel"] == "attention_kernel"}
     loops = {name: found[name]["loops"][0] for name in words}
     plain = sum(loops["decode split"].values())
     for name in words[1:]:

@@ -20,7 +20,7 @@ def covers(p: Problem) -> bool:
     """Whether boxes of the caches can be cut, in 16-bit types; the rest is left to the portable kernels."""
     return (
         p.compute in (torch.float16, torch.bfloat16)
-        and p.query_itemsize == 2
+        and p.query.itemsize == 2
         and p.cache_itemsize == 2
         and p.rows_per_page > 0
         and p.page_size % 8 == 0

@@ -140,6 +140,7 @@ class Shape(NamedTuple):
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
     CLEAR: bool  # this launch zeroes the rows past the last sequence
     NATIVE_FP8: bool  # the target converts e4m3 in hardware
+    NORMALIZED: bool = False  # queries of any magnitude are brought into float16's range, row by row
 
 
 class Heads(NamedTuple):

@@ -30,7 +30,11 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
     """Fold scores [R, N] (times unit [R]: base 2) and values into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else _base(row_max)
-    p = tl.exp2(tl.fma(scores, unit[:, None], -base[:, None]))
+    exponent = tl.fma(scores, unit[:, None], -base[:, None])
+    if S.NORMALIZED:
+        # the maximum was rounded, the product is not: where scores reach 2^30 their difference may be large
+        exponent = tl.minimum(exponent, 0.0)
+    p = tl.exp2(exponent)
     decay = tl.exp2(state.max - base)
     old = scaled(state.acc, decay[:, None])
     acc = ()
