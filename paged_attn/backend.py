@@ -80,6 +80,7 @@ def gluon_available() -> bool:
         return False
     return True
 
+
 def _hash_triton_ahead() -> Callable[[], None]:
     """Start what Triton does before it looks for a kernel on disk, and return how to wait for it.
 

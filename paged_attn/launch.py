@@ -108,14 +108,19 @@ def _direct(step: Step, compiled: CompiledKernel) -> Callable[[Sequence[int], in
     Triton encodes them at every launch, several microseconds each.  None where its launcher is not as expected.
     """
     launcher = compiled.run
-    wrapped = getattr(launcher, "launch", None)
+    wrapped: Any = getattr(launcher, "launch", None)
     names = getattr(getattr(wrapped, "__code__", None), "co_freevars", ())
     if "tensordesc_meta" not in names or launcher.global_scratch_size or launcher.profile_scratch_size:
         return None
     cells = dict(zip(names, (cell.cell_contents for cell in wrapped.__closure__), strict=True))
     from triton.backends.nvidia.driver import make_tensordesc_arg
 
-    metas, launch, function, packed = cells["tensordesc_meta"], cells["launcher"], compiled.function, compiled.packed_metadata
+    metas, launch, function, packed = (
+        cells["tensordesc_meta"],
+        cells["launcher"],
+        compiled.function,
+        compiled.packed_metadata,
+    )
     arguments = filler(step.args, lambda descriptor, number: make_tensordesc_arg(descriptor, metas[number]))
     x, y, z = (*step.grid, 1, 1)[:3]
     cooperative, pdl = launcher.launch_cooperative_grid, launcher.launch_pdl

@@ -64,7 +64,6 @@ class Launch(NamedTuple):
         return (self.programs * self.shape.KV_HEADS,)
 
 
-
 class Plan(NamedTuple):
     launches: tuple[Launch, ...]
 
@@ -199,6 +198,7 @@ def _affordable(shares: int, blocks: int, share_bytes: int) -> int:
     """Fewer shares if their scratch would be too large, or 0 where a program per block fills the device as well."""
     most = SCRATCH // share_bytes
     return shares if shares <= most else most if most > blocks else 0
+
 
 def _merge_rows(p: Problem, config: Config, shares: int, blocks: int, live: int) -> int:
     """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-Descriptors: tuple[type, ...] = (TensorDescriptor,)
+Descriptors: Any = (TensorDescriptor,)
 with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
     from triton.experimental.gluon.nvidia import hopper
 

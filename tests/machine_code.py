@@ -117,17 +117,19 @@ def innermost(code: list[str]) -> list[list[str]]:
     spans = set()
     for i, x in enumerate(code):
         target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", x)
-        if target and at.get(target[1], i) < i and any(operation(y) in MATRIX for y in code[at[target[1]] : i] if y[-1] != ":"):
+        if (
+            target
+            and at.get(target[1], i) < i
+            and any(operation(y) in MATRIX for y in code[at[target[1]] : i] if y[-1] != ":")
+        ):
             spans.add((at[target[1]], i))
     inner = [a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
     return [code[begin : end + 1] for begin, end in sorted(inner)]
 
 
-def hidden_share(loop: list[str]) -> float:
-    """The part of the exponentials computed before the wait for all products: while the values are multiplied."""
-    waits = [i for i, x in enumerate(loop) if re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x0", x)]
-    exponentials = [i for i, x in enumerate(loop) if "MUFU.EX2" in x]
-    return sum(i < waits[-1] for i in exponentials) / len(exponentials) if waits and exponentials else 0.0
+def boxes_in_loops(code: list[str]) -> int:
+    """Boxes that are sent in a loop over the distinct operands of a warp: what should be one instruction."""
+    return sum("UTMALDG" in x and any("BRA.U.ANY" in y for y in code[i : i + 6]) for i, x in enumerate(code))
 
 
 def wgmma_advice(kernel: Any) -> list[str]:
@@ -144,9 +146,8 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
     if disassemble and "cubin" in kernel.asm:
         code = instructions(kernel)
         facts |= {"operations": operations(code), "loops": loops(code)}
-        inner = innermost(code)
-        facts["innermost"] = [operations(loop) for loop in inner]
-        facts["hidden"] = [hidden_share(loop) for loop in inner]
+        facts["innermost"] = [operations(loop) for loop in innermost(code)]
+        facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] else []
     return facts
 

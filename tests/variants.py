@@ -68,8 +68,7 @@ ATTENTION = {
     "decode invariant fp32": DECODE | dict(query_lens=(1,), seq_lens=LONG, dtype=torch.float32) | INVARIANT,
     "decode invariant head_dim 256": DECODE | dict(query_lens=(1,), seq_lens=LONG, head_dim=256) | INVARIANT,
     "speculate": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_bias=8),
-    "speculate 32": DECODE
-    | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
+    "speculate 32": DECODE | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
     "mixed": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096)),
     "prefill": PREFILL,
     "prefill invariant": PREFILL | INVARIANT,

@@ -18,7 +18,18 @@ from .shim import gl, gluon, tma
 
 
 @gluon.jit
-def load_items(box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+def load_items(
+    box,
+    query_box,
+    ring,
+    queries,
+    jobs,
+    FIRST: gl.constexpr,
+    PART: gl.constexpr,
+    STAGES: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
     """One warp: its part of the tiles of every item; FIRST: the queries too."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
@@ -32,7 +43,9 @@ def load_items(box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: g
             if FIRST and P.QUERY_BOX:
                 load_queries(query_box, queries, phase, item, S, P)
                 phase ^= 1
-            turn = load_tiles(box, ring, turn, table, item.kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P)  # fmt: skip
+            turn = load_tiles(
+                box, ring, turn, table, item.kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P
+            )
         number += 1
         item = read(mail, number, 1)
 
@@ -64,7 +77,9 @@ def hand_out_items(box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.conste
         lo = visible_range(item.block, mods, S.BLOCK_Q).lo
         end_key = item.block.seq_len
         # all but the last tile
-        turn = load_tiles(box, ring, turn, table, item.kv_head, item.begin + 1, item.end, lo, end_key, PART, STAGES, S, P)  # fmt: skip
+        turn = load_tiles(
+            box, ring, turn, table, item.kv_head, item.begin + 1, item.end, lo, end_key, PART, STAGES, S, P
+        )
         # whichever list is behind
         behind = at_many.to(gl.float32) * lists.few <= at_few.to(gl.float32) * lists.many
         from_many = (at_many < lists.many) & (behind | (at_few >= lists.few))
@@ -111,10 +126,13 @@ def consume_items(out, results, query, rings, jobs, done, NUMBER: gl.constexpr, 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
 def blocks_kernel(
     out, lse, scratch, query, key_box, value_box, query_box, out_box, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: gl.constexpr, P: gl.constexpr,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
+    S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
-    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots)  # fmt: skip
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
     keys = make_ring(key_box, P.KEY_STAGES, S, P)

@@ -61,7 +61,26 @@ def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, end_key, begin, end, row_max, row_sum, scale, mods, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+def attend(
+    q,
+    keys,
+    values,
+    k_turn,
+    v_turn,
+    done,
+    rows,
+    span,
+    first_key,
+    end_key,
+    begin,
+    end,
+    row_max,
+    row_sum,
+    scale,
+    mods,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
     """(turns, state) after tiles [begin, end), at least one, the last one first.
 
     No key outside [first_key, end_key) lives.
@@ -134,7 +153,9 @@ def drain(keys, values, k_turn, v_turn, count, P: gl.constexpr):
 
 
 @gluon.jit
-def consume(out, results, query, rings, turns, item, done, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def consume(
+    out, results, query, rings, turns, item, done, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """64 rows of an item, from the first key to the stored result; returns the turns."""
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16]))
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
@@ -155,14 +176,41 @@ def consume(out, results, query, rings, turns, item, done, mods, NUMBER: gl.cons
             if P.QUERY_BOX:
                 mbarrier.wait(queries.full.index(NUMBER), phase)
             else:
-                Q_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0]))  # fmt: skip
-                read_queries(query, queries, row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S), NUMBER, S)  # fmt: skip
+                Q_ROWS: gl.constexpr = gl.SliceLayout(
+                    1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+                )
+                read_queries(
+                    query,
+                    queries,
+                    row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S),
+                    NUMBER,
+                    S,
+                )
             span = visible_range(block, mods, TOKENS)
             first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
             scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
             scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
             q = queries.slots.index(NUMBER).reshape([64, S.DIM])
-            k_turn, v_turn, state = attend(q, keys, values, k_turn, v_turn, done, rows, span, first_key, block.seq_len, item.begin, item.end, row_max, row_sum, scale, mods, S, P)  # fmt: skip
+            k_turn, v_turn, state = attend(
+                q,
+                keys,
+                values,
+                k_turn,
+                v_turn,
+                done,
+                rows,
+                span,
+                first_key,
+                block.seq_len,
+                item.begin,
+                item.end,
+                row_max,
+                row_sum,
+                scale,
+                mods,
+                S,
+                P,
+            )
             if P.QUERY_BOX:
                 release(queries.empty.index(NUMBER))
             acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)

@@ -1,4 +1,4 @@
-"""How a block's rows leave: through shared memory, from registers, or as a state that the last piece's program merges."""
+"""How a block's rows leave: through shared memory, from registers, or as a state for the last piece's program."""
 
 from ..kernels.args import RowTile
 from ..kernels.merge import join

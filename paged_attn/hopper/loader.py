@@ -48,7 +48,21 @@ def fill(box, ring, turn, rows, kv_head, PART: gl.constexpr, S: gl.constexpr, P:
 
 
 @gluon.jit
-def load_tiles(box, ring, turn, table, kv_head, begin, end, first_key, end_key, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+def load_tiles(
+    box,
+    ring,
+    turn,
+    table,
+    kv_head,
+    begin,
+    end,
+    first_key,
+    end_key,
+    PART: gl.constexpr,
+    STAGES: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
     """Tiles [begin, end) into the ring, the last one first."""
     for i in range(end - begin):
         rows = page_rows(table, end - 1 - i, first_key, end_key, PART, S, P)

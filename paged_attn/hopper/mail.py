@@ -2,7 +2,7 @@
 
 from ..kernels.args import Block
 from .args import Item, Mail
-from .shim import fence_async_shared, gl, gluon, mbarrier
+from .shim import gl, gluon, mbarrier
 
 FIELDS = gl.constexpr(16)  # the next power of two
 
@@ -61,6 +61,6 @@ def read(mail, number, WARPS: gl.constexpr):
     x = ()
     for field in gl.static_range(13):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
-    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12])
+    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12])  # type: ignore[misc]
     mbarrier.arrive(mail.empty.index(at), count=1)
     return item

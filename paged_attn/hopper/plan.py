@@ -79,7 +79,9 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
         SKIP=128,
         STRIDE=128,
     )
-    shape = _shape(p, tile, 2 * tokens, 128, split, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=p.ragged and p.only is None)
+    shape = _shape(p, tile, 2 * tokens, 128, split, 128 if p.seqs <= 128 else 1024)._replace(
+        CLEAR=p.ragged and p.only is None
+    )
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
@@ -150,6 +152,8 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
     )
 
 
-def _launch(shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int) -> Launch:  # fmt: skip
+def _launch(
+    shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int
+) -> Launch:
     config = Config(rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=4, peel=False, resident=1)
     return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)

@@ -36,7 +36,9 @@ def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
         mbarrier.wait(queries.empty.index(w), phase ^ 1)
         mbarrier.expect(queries.full.index(w), 64 * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
         token = item.block.first_token + item.block.first + w * TOKENS
-        tma.async_copy_global_to_shared(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))  # fmt: skip
+        tma.async_copy_global_to_shared(
+            box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w)
+        )
 
 
 @gluon.jit

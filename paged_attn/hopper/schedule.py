@@ -43,7 +43,18 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
     FEW: gl.constexpr = 64 // S.GROUP
     shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
     longest = batch.longest if MANY else gl.minimum(batch.longest, FEW)
-    return Batch(batch.query_starts, batch.seq_lens, batch.page_table, batch.page_table_stride, batch.num_seqs, batch.num_tokens, shortest, longest, batch.least, batch.slots)  # fmt: skip
+    return Batch(
+        batch.query_starts,
+        batch.seq_lens,
+        batch.page_table,
+        batch.page_table_stride,
+        batch.num_seqs,
+        batch.num_tokens,
+        shortest,
+        longest,
+        batch.least,
+        batch.slots,
+    )
 
 
 @gluon.jit
@@ -145,7 +156,9 @@ def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
         kv_head = index % S.KV_HEADS
         slot = slots_before + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         first = gl.where(piece == 0, 1, 0)
-        item = Item(block, kv_head, begin, gl.maximum(begin, end), first, pieces, slot * S.ROWS, (slot + piece) * S.ROWS, slot)  # fmt: skip
+        item = Item(
+            block, kv_head, begin, gl.maximum(begin, end), first, pieces, slot * S.ROWS, (slot + piece) * S.ROWS, slot
+        )
     else:
         item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0)
     return cursor, item

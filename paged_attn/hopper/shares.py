@@ -19,7 +19,19 @@ from .walk import Walk, piece_at
 
 
 @gluon.jit
-def load_share(box, ring, batch, share, walk, kv_head, mods, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def load_share(
+    box,
+    ring,
+    batch,
+    share,
+    walk,
+    kv_head,
+    mods,
+    PART: gl.constexpr,
+    STAGES: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
     """One warp: its part of the tiles of a share."""
     turn = Turn(0, 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
@@ -32,12 +44,28 @@ def load_share(box, ring, batch, share, walk, kv_head, mods, PART: gl.constexpr,
             item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-            turn = load_tiles(box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P)  # fmt: skip
+            turn = load_tiles(
+                box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P
+            )
             unit += count
 
 
 @gluon.jit
-def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):  # fmt: skip
+def consume_share(
+    out,
+    results,
+    query,
+    rings,
+    batch,
+    share,
+    walk,
+    kv_head,
+    mods,
+    done,
+    NUMBER: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
     """One warpgroup: all blocks, and pieces of blocks, of a share."""
     if NUMBER == 0 and P.BOX <= 64:
         mbarrier.wait(rings.queries.full.index(0), 0)
@@ -57,10 +85,13 @@ def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods,
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
 def shares_kernel(
     out, lse, scratch, query, key_box, value_box, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: gl.constexpr, P: gl.constexpr,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
+    S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of one even share of all tiles x one KV head."""
-    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots)  # fmt: skip
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
     keys = make_ring(key_box, P.KEY_STAGES, S, P)

@@ -1,4 +1,4 @@
-"""Gluon's names in one place, since Triton versions rename them; importing this fails where they are not as expected."""
+"""Gluon's names in one place, since Triton versions rename them; importing this fails where they differ."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

@@ -195,7 +195,9 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                     keep(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
                     pieces = share_of(unit - tile + tiles - 1, share) - from_share + 1
                 if S.MERGE > 0:
-                    join_if_last(out, lse, partial, scratch.counters, from_share, pieces, token, tokens, kv_head, scales, S)  # fmt: skip
+                    join_if_last(
+                        out, lse, partial, scratch.counters, from_share, pieces, token, tokens, kv_head, scales, S
+                    )
                 elif tile == 0:
                     cut_pieces = pieces
                     cut_token = token

@@ -9,7 +9,7 @@ from .numerics import LN2, LOG2E, dot, scaled
 
 @triton.jit
 def start(sinks, rows, first, S: tl.constexpr):
-    """(max, sum) before any key; where `first`, of all rows or [R], the sink: a key of score sinks[head] and value zero."""
+    """(max, sum) before any key; where `first`, of all rows or [R], the sink: a key of score sinks[head], value 0."""
     row_sum = rows.pos * 0.0
     row_max = row_sum + float("-inf")
     if sinks is not None:
