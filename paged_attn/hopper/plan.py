@@ -50,8 +50,8 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 def need_of(launch: Launch) -> Need:
     """Scratch of a launch: its size depends on the device, not on the batch."""
     shape = launch.shape
-    states = launch.slots * shape.ROWS * (shape.DIM + 2) if shape.SPLIT else 0
-    return Need(states, 0, TAKEN + launch.slots * launch.pipe.CONSUMERS)
+    slots = launch.slots if shape.SPLIT else 0
+    return Need(slots * shape.ROWS * (shape.DIM + 2), 0, TAKEN + slots * launch.pipe.CONSUMERS)
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
