@@ -93,15 +93,7 @@ def _pairs(kv: KV) -> KV:
 
 def boxable(*caches: torch.Tensor) -> bool:
     """Whether the copy engine can read these caches: 16-byte steps, head_dim a power of two."""
-    return all(
-        x.ndim == 4
-        and x.shape[0] > 0
-        and x.element_size() == 2
-        and x.shape[3] in (64, 128, 256)
-        and x.data_ptr() % 16 == 0
-        and not any(stride * x.element_size() % 16 for stride in x.stride()[:3])
-        for x in caches
-    )
+    return all(x.ndim == 4 and x.shape[0] > 0 and x.shape[3] in (64, 128, 256) and aligned(x) for x in caches)
 
 
 def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:

@@ -50,9 +50,9 @@ class Launch(NamedTuple):
     """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
 
     shape: Shape
-    programs: int  # per KV head: blocks, or shares of all blocks' work
+    programs: int  # per KV head: blocks, or shares of all blocks' work; with a pipe, all programs
     least: int  # tiles of a share
-    slots: int  # scratch states of a share
+    slots: int  # scratch states of a share; with a pipe, of all programs
     shortest: int  # query lengths served
     longest: int
     block_tokens: int  # the most query tokens that a block can have
@@ -61,7 +61,7 @@ class Launch(NamedTuple):
 
     @property
     def grid(self) -> tuple[int]:
-        return (self.programs * self.shape.KV_HEADS,)
+        return (self.programs if self.pipe is not None else self.programs * self.shape.KV_HEADS,)
 
 
 class Plan(NamedTuple):
@@ -69,9 +69,9 @@ class Plan(NamedTuple):
 
     def __str__(self) -> str:
         return "\n".join(
-            f"queries {x.shortest}..{x.longest}: {x.programs} {'shares' if x.shape.SPLIT else 'blocks'} "
-            f"x {x.shape.KV_HEADS} heads, {x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) x {x.shape.TILE} keys, "
-            f"{x.config.warps} warps, {x.shape.STAGES} stages"
+            f"queries {x.shortest}..{x.longest}: {x.grid[0]} programs over {x.shape.KV_HEADS} heads, "
+            f"{'keys cut' if x.shape.SPLIT else 'keys whole'}, {x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) "
+            f"x {x.shape.TILE} keys, {x.config.stages} stages, {'portable' if x.pipe is None else 'Hopper'}"
             for x in self.launches
         )
 

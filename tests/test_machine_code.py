@@ -145,6 +145,8 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
     for loop in loops:
         if loop.get("LDL") or loop.get("STL"):
             yield f"spills in a loop over keys: {loop}"
+        if not loop.get("VOTE") and not any(x in facts["variant"] for x in ("head_dim 192", "head_dim 256")):
+            yield f"rescales without a vote: {loop}"
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

@@ -17,8 +17,9 @@ import torch
 import triton
 
 import paged_attn
+from paged_attn import attend, backend
 from paged_attn.backend import Device
-from paged_attn.model import Lengths, Model, batches_up_to, call_of, distinct, variants_of
+from paged_attn.model import Lengths, Model, batches_up_to, call_of, distinct, problem_of, variants_of
 from paged_attn.serving import trace
 from paged_attn.serving.batch import batch_of
 from paged_attn.serving.pages import Pages
@@ -67,6 +68,30 @@ def lengths_of(shares: list[Share]) -> list[Lengths]:
 def prepared(model: Model) -> set[Any]:
     batches = distinct(model, batches_up_to(SEQS, TOKENS, KEYS), H200)
     return set().union(*(variants_of(model, batch, H200) for batch in batches))
+
+
+class Planned(Exception):
+    """Carries what the planner was told."""
+
+
+@pytest.mark.parametrize(
+    "batch", [Lengths(False, 3, 3, 1, 200), Lengths(True, 3, 70, 64, 200)], ids=["decode", "ragged"]
+)
+@pytest.mark.parametrize("name", MODELS)
+def test_the_planner_is_told_of_a_model_what_it_is_told_of_its_calls(
+    name: str, batch: Lengths, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told(problem: Any) -> Any:
+        raise Planned(problem)
+
+    monkeypatch.setattr(attend, "plan", told)
+    model, device = Model(**MODELS[name]), backend.device_of(torch.device("cpu"))
+    with pytest.raises(Planned) as planned:
+        paged_attn.paged_attention(**call_of(model, batch))
+    want = problem_of(model, batch, device)
+    # the interpreter computes in float32, and the page table has room for whole pages
+    got = planned.value.args[0]._replace(compute=want.compute, max_seqlen_k=want.max_seqlen_k)
+    assert got == want
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -23,4 +23,4 @@ def attention(launch: Launch, call: Any, batch: Batch) -> Step:
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *batch, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
-    return Step(kernel, (launch.programs,), args, {"num_warps": 4}, need_of(launch))
+    return Step(kernel, launch.grid, args, {"num_warps": 4}, need_of(launch))

@@ -1,14 +1,13 @@
-"""Inline assembly, and what the compiler does without it; a test reads the machine code for each."""
+"""Inline assembly, and what it is for."""
 
 from .shim import gl, gluon
 
 
 @gluon.jit
 def pin(x):
-    """The 16-bit values x, computed here and no later.
+    """The 16-bit values x, in use here as far as LLVM can tell.
 
-    Without it LLVM sinks the conversion of weights below the wait for the running product, and lets the registers of an
-    operand that the tensor cores still read be used again.
+    So it may not sink their conversion, nor use the registers of an operand that the tensor cores still read.
     """
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
 

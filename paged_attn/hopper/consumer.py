@@ -1,6 +1,7 @@
 """A warpgroup that multiplies: 64 rows of queries against the tiles in the rings.
 
-While the tensor cores work on the values of one tile the same warpgroup computes the weights of the next.
+The keys of one tile and the values of the one before are multiplied together; the other warpgroup's products run under
+this one's softmax.
 """
 
 from ..kernels.args import Block, State
@@ -116,7 +117,8 @@ def attend(
         weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
         sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
         rounded = pin(weights.to(dtype))
-        # a wait on what is always done ends the basic block: ptxas would hoist the wait for acc above the softmax
+        # meant to keep the wait for acc below the softmax; ptxas puts the exponentials behind it all the same, and
+        # holding them cost more than it hid (benchmarks/NOTES.md)
         mbarrier.wait(done, 0)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)

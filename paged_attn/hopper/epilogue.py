@@ -1,16 +1,9 @@
 """How a block's rows leave: through shared memory, from registers, or as a state for the last piece's program."""
 
-from ..kernels.args import RowTile
 from ..kernels.merge import join
-from ..kernels.output import store_lse, store_partial, store_rows
+from ..kernels.output import rows_from, store_lse, store_partial, store_rows
 from ..kernels.softmax import finish
 from .shim import fence_async_shared, gl, gluon, tma
-
-
-@gluon.jit
-def row_tile_of(token, kv_head, row, count, S: gl.constexpr):
-    """Just enough of a RowTile to store `count` rows from a token on."""
-    return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row < count, 0)
 
 
 @gluon.jit
@@ -45,7 +38,7 @@ def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     for first in range(0, count, ROWS):
         row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        rows = row_tile_of(token, item.kv_head, row, count, S)
+        rows = rows_from(token, item.kv_head, row, row < count, S)
         state = join(results.partial, first_row + row, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, S.DIM)
         store_rows(out, results.lse, rows, dim, state, results.scales, S)
 

@@ -64,7 +64,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
     loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
     stages = {64: (4, 4), 128: (3, 2), 256: (2, 2)}[dim]
-    boxed = 64 % group == 0
+    boxed = 64 % group == 0 and p.query_box  # results leave in boxes of the form that queries came in
     pipe = Pipe(
         SHARES=False,
         MIXED=mixed,
@@ -74,7 +74,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
-        QUERY_BOX=boxed and p.query_box,
+        QUERY_BOX=boxed,
         OUT_BOX=boxed and p.out_box and dim <= 128,
         SKIP=128,
         STRIDE=128,

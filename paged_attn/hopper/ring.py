@@ -23,7 +23,7 @@ def make_ring(like, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def make_done():
-    """A barrier for each consumer that is always complete; the last thing to be made, for it shows all of them."""
+    """A barrier for each consumer that is always complete; made last, since its fence shows all barriers."""
     done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(done.index(i), count=1)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .args import Partial, RowTile, State
 from .numerics import LOG2E
-from .output import store_rows
+from .output import rows_from, store_rows
 from .softmax import merge
 
 CHUNK = tl.constexpr(8)  # states in flight: their loads overlap
@@ -59,7 +59,7 @@ def join_rows(
         state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, S.DIM)
     else:
         state = join(partial, at, valid, dim, SLOT, SLOT, pieces, S.DIM)
-    rows = RowTile(tl.cast(token, tl.int64), kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
+    rows = rows_from(tl.cast(token, tl.int64), kv_head, row, valid, S)
     store_rows(out, lse, rows, dim, state, scales, S)
 
 

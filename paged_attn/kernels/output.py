@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .args import Query
+from .args import Query, RowTile
 from .numerics import apart, decode, encode, normalize, opaque, scale_of
 from .softmax import finish, log_sum_exp
 
@@ -30,6 +30,12 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
             # from queries that were bytes it would conclude that keys are, and read them byte by byte, too
             x = opaque(x)
         return Query(apart(x, PARTS), tl.where(rows.valid, 1.0, 1.0))
+
+
+@triton.jit
+def rows_from(token, kv_head, row, valid, S: tl.constexpr):
+    """Just enough of a RowTile to store rows [R], counted from a token on; token is int64."""
+    return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, valid, 0)
 
 
 @triton.jit

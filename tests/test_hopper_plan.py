@@ -1,0 +1,70 @@
+"""Which calls the Hopper kernels take, and what their plans promise; needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from paged_attn.backend import Device
+from paged_attn.hopper import plan as hopper
+from paged_attn.plan import Problem
+
+H200 = Device("sm90", 132)
+CALL = Problem(
+    tokens=4096, seqs=8, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=2048, max_seqlen_k=8192,
+    window_left=-1, ragged=True, modified=False, qq_bias=False, only=None, compute=torch.bfloat16,
+    query=torch.bfloat16, cache_itemsize=2, packed=False, pairable=False, boxable=True, rows_per_page=16,
+    query_box=True, out_box=True, new=False, batch_invariant=False, device=H200,
+)  # fmt: skip
+# what makes boxes impossible, or needs what only the portable kernels do
+LEFT: list[dict[str, Any]] = [
+    dict(compute=torch.float32, query=torch.float32, cache_itemsize=4),
+    dict(cache_itemsize=1),
+    dict(query=torch.float8_e4m3fn),
+    dict(rows_per_page=0),
+    dict(page_size=12),
+    dict(head_dim=20),
+    dict(head_dim=32),
+    dict(heads=65, kv_heads=1),
+    dict(heads=256, kv_heads=256),
+    dict(new=True),
+    dict(batch_invariant=True),
+    dict(qq_bias=True),
+]
+
+
+@pytest.mark.parametrize("change", LEFT, ids=str)
+def test_calls_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> None:
+    assert hopper.covers(CALL)
+    assert not hopper.covers(CALL._replace(**change))
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8, 64])
+@pytest.mark.parametrize("query_box", [True, False])
+@pytest.mark.parametrize("out_box", [True, False])
+def test_results_leave_as_boxes_only_where_queries_come_as_boxes(group: int, query_box: bool, out_box: bool) -> None:
+    (launch,) = hopper.launches(CALL._replace(heads=8 * group, query_box=query_box, out_box=out_box))
+    assert (query_box and 64 % group == 0) == launch.pipe.QUERY_BOX
+    assert (launch.pipe.QUERY_BOX and out_box) == launch.pipe.OUT_BOX
+
+
+@pytest.mark.parametrize("page_size", [8, 24, 16, 128, 256, 544])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_boxes_are_whole_parts_of_pages_and_of_tiles(page_size: int, head_dim: int) -> None:
+    for max_seqlen_q in (1, 16, 2048):
+        (launch,) = hopper.launches(CALL._replace(page_size=page_size, head_dim=head_dim, max_seqlen_q=max_seqlen_q))
+        assert page_size % launch.pipe.BOX == 0
+        assert launch.shape.TILE // launch.pipe.LOADERS % launch.pipe.BOX == 0
+
+
+@pytest.mark.parametrize("seqs", [1, 64, 4096])
+def test_scratch_depends_on_the_device_not_on_the_batch(seqs: int) -> None:
+    needs = {
+        hopper.need_of(launch)
+        for keys in (2**14, 2**20)
+        for launch in hopper.launches(CALL._replace(seqs=seqs, tokens=2048 * seqs + 1, max_seqlen_k=keys))
+    }
+    assert all(need.states <= 2 * hopper.PIECES * 132 * 128 * 130 for need in needs)
+    assert len(needs) == 1
