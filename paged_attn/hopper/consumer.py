@@ -62,37 +62,21 @@ def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def attend(
-    q,
-    keys,
-    values,
-    k_turn,
-    v_turn,
-    done,
-    rows,
-    span,
-    first_key,
-    end_key,
-    begin,
-    end,
-    row_max,
-    row_sum,
-    scale,
-    mods,
-    S: gl.constexpr,
-    P: gl.constexpr,
-):
-    """(turns, state) after tiles [begin, end), at least one, the last one first.
+def attend(q, rings, turns, item, first_key, rows, span, state, scale, done, mods, S: gl.constexpr, P: gl.constexpr):
+    """(turns, state) after the tiles of an item, at least one, the last one first.
 
-    No key outside [first_key, end_key) lives.
+    No key before first_key or past the sequence lives.
     """
+    keys, values = rings.key, rings.value
+    k_turn, v_turn = turns.key, turns.value
+    begin, end, end_key = item.begin, item.end, item.block.seq_len
+    acc, row_max, row_sum = state.acc, state.max, state.sum
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
     dtype: gl.constexpr = keys.slots.dtype
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
-    acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
 
     tile = end - 1
     scores = multiply_keys(q, keys, k_turn, S)
@@ -133,7 +117,7 @@ def attend(
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
-    return k_turn, v_turn, State(acc, row_max, row_sum)
+    return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)
 
 
 @gluon.jit
@@ -144,14 +128,15 @@ def leave(ring, turn, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def drain(keys, values, k_turn, v_turn, count, P: gl.constexpr):
+def drain(rings, turns, count, P: gl.constexpr):
     """Let tiles pass that none of this warpgroup's rows is there to see."""
+    k_turn, v_turn = turns.key, turns.value
     for _ in range(count):
-        wait_full(keys, k_turn)  # released before it came, it would count for the one before
-        k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        wait_full(values, v_turn)
-        v_turn = leave(values, v_turn, P.VALUE_STAGES)
-    return k_turn, v_turn
+        wait_full(rings.key, k_turn)  # released before it came, it would count for the one before
+        k_turn = leave(rings.key, k_turn, P.KEY_STAGES)
+        wait_full(rings.value, v_turn)
+        v_turn = leave(rings.value, v_turn, P.VALUE_STAGES)
+    return Turns(k_turn, v_turn, turns.query)
 
 
 @gluon.jit
@@ -163,8 +148,7 @@ def consume(
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
     O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     TOKENS: gl.constexpr = 64 // S.GROUP
-    keys, values, queries, scales = rings.key, rings.value, rings.queries, results.scales
-    k_turn, v_turn, phase = turns.key, turns.value, turns.query
+    queries, scales, phase = rings.queries, results.scales, turns.query
     whole, kv_head = item.block, item.kv_head
     tiles = item.end - item.begin
     block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
@@ -181,38 +165,15 @@ def consume(
                 Q_ROWS: gl.constexpr = gl.SliceLayout(
                     1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
                 )
-                read_queries(
-                    query,
-                    queries,
-                    row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S),
-                    NUMBER,
-                    S,
-                )
+                query_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S)
+                read_queries(query, queries, query_rows, NUMBER, S)
             span = visible_range(block, mods, TOKENS)
             first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
             scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
             scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
             q = queries.slots.index(NUMBER).reshape([64, S.DIM])
-            k_turn, v_turn, state = attend(
-                q,
-                keys,
-                values,
-                k_turn,
-                v_turn,
-                done,
-                rows,
-                span,
-                first_key,
-                block.seq_len,
-                item.begin,
-                item.end,
-                row_max,
-                row_sum,
-                scale,
-                mods,
-                S,
-                P,
-            )
+            state = State(acc, row_max, row_sum)
+            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, done, mods, S, P)
             if P.QUERY_BOX:
                 release(queries.empty.index(NUMBER))
             acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
@@ -220,11 +181,11 @@ def consume(
         state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
         store(out, results, queries.out, item, out_rows, count, state, NUMBER, S, P)
     else:
-        k_turn, v_turn = drain(keys, values, k_turn, v_turn, tiles, P)
+        turns = drain(rings, turns, tiles, P)
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
             if tiles > 0:
                 mbarrier.wait(queries.full.index(NUMBER), phase)
                 release(queries.empty.index(NUMBER))
     if tiles > 0:
         phase ^= 1
-    return Turns(k_turn, v_turn, phase)
+    return Turns(turns.key, turns.value, phase)
