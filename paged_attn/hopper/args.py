@@ -49,11 +49,12 @@ class Queries(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """All that a consumer is fed from."""
+    """All that a consumer is fed from, and where it keeps sums."""
 
     key: Any
     value: Any
     queries: Any
+    bank: Any  # float32 [CONSUMERS, 64, DIM], if products are of fp8 numbers
 
 
 class Turns(NamedTuple):

@@ -10,6 +10,7 @@ from ..kernels.schedule import visible_range
 from .args import Jobs, Results, Rings, Turn, Turns
 from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
+from .fp8 import make_bank
 from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
@@ -147,19 +148,21 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     if P.CONVERT == NONE:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
-        rings = Rings(keys, values, queries)
+        rings = Rings(keys, values, queries, queries.slots)
         return rings, rings
     elif P.CONVERT == WIDEN:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        return Rings(keys, values, queries), Rings(raw_keys, raw_values, queries)
+        bank = queries.slots
+        return Rings(keys, values, queries, bank), Rings(raw_keys, raw_values, queries, bank)
     else:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        return Rings(keys, values, queries), Rings(keys, raw_values, queries)
+        bank = make_bank(S, P)
+        return Rings(keys, values, queries, bank), Rings(keys, raw_values, queries, bank)
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])

@@ -52,7 +52,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     for i in range(1, end - begin):
         tile = end - 1 - i
         scores = multiply_keys(q, keys, k_turn, S, P)
-        acc = multiply_values(operand, values, v_turn, acc, S)
+        acc = multiply_values(operand, values, v_turn, acc, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
@@ -68,7 +68,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     if P.CONVERT == NONE and mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
         if (tile * S.TILE < first_key) & (tile < end - 1):
             clear_dead(values, v_turn, tile, first_key, end_key, S)
-    acc = multiply_values(operand, values, v_turn, acc, S)
+    acc = multiply_values(operand, values, v_turn, acc, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
@@ -122,7 +122,7 @@ def consume(
             q = queries.slots.index(NUMBER).reshape([64, S.DIM])
             state = State(acc, row_max, row_sum)
             if P.FP8_PRODUCTS:
-                turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, S, P)
+                turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
             else:
                 turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
             if P.QUERY_BOX:

@@ -1,23 +1,32 @@
-"""A warpgroup that multiplies fp8 queries, keys and weights: twice the rate of 16-bit products.
+"""A warpgroup that multiplies fp8 queries, keys and weights: its products take half the time of 16-bit ones.
 
-The tensor cores add fp8 products with 14 bits.  So every tile's products with values start from zero, and are added to
-those before in float32: the error does not grow with the number of keys.
+The tensor cores keep 14 bits of a sum.  So results are added up over a few tiles only, and those sums in float32 in
+shared memory, since two sets of them would fill the registers: the error does not grow with the number of keys.
 """
 
 from ..kernels.args import State
 from .args import Turns
+from .asm import rescale
 from .layouts import operand_layout, product_layout
-from .ring import wait_full
-from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .shim import gl, gluon, warpgroup_mma_wait
 from .softmax import thread_sums
-from .tiles import judge, leave, multiply_keys
+from .tiles import judge, leave, multiply_keys, multiply_values
+
+TILES = gl.constexpr(16)  # whose products the tensor cores add up
 
 
 @gluon.jit
-def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
-    """Weights [64, TILE], their keys in the places that `transpose` gives them; moves nothing between threads."""
-    x = weights.reshape([64, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([64, S.TILE])
-    return gl.convert_layout(x, operand_layout(S.DIM, P.FP8_PRODUCTS), assert_trivial=True)
+def make_bank(S: gl.constexpr, P: gl.constexpr):
+    """Room for the sums of every consumer, spread so that a warp's threads meet different banks."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(2, 1, 16, [1, 0])
+    return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, 64, S.DIM], layout)
+
+
+@gluon.jit
+def as_operand(weights, dtype: gl.constexpr, S: gl.constexpr):
+    """Weights [64, TILE] in fp8, their keys placed as `convert.transpose` does; moves nothing between threads."""
+    x = weights.to(dtype).reshape([64, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([64, S.TILE])
+    return gl.convert_layout(x, operand_layout(S.DIM, True), assert_trivial=True)
 
 
 @gluon.jit
@@ -27,28 +36,68 @@ def in_order(acc, S: gl.constexpr):
 
 
 @gluon.jit
-def attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """(turns, state) after the tiles of an item, the last one first; values lie as `convert.transpose` leaves them."""
+def withdraw(bank, acc, decay, NUMBER: gl.constexpr, S: gl.constexpr):
+    """acc and what lies in the bank, which has decayed since."""
+    LAYOUT: gl.constexpr = product_layout(S.DIM, True)
+    factor = gl.convert_layout(decay, gl.SliceLayout(1, LAYOUT))
+    return acc + bank.index(NUMBER).load(LAYOUT) * gl.expand_dims(factor, 1)
+
+
+@gluon.jit
+def deposit(bank, acc, decay, first, NUMBER: gl.constexpr, S: gl.constexpr):
+    """Add acc to the bank, or put it there if it is the first; what is left is nothing."""
+    if not first:
+        acc = withdraw(bank, acc, decay, NUMBER, S)
+    bank.index(NUMBER).store(acc)
+    return gl.full([64, S.DIM], 0.0, gl.float32, product_layout(S.DIM, True))
+
+
+@gluon.jit
+def attend_fp8(
+    q, rings, turns, item, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, state) after the tiles of an item, at least one, the last one first.
+
+    Scores go from one round of the loop to the next, not weights as in 16 bits: ptxas would unpack those.
+    """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     acc, row_max = state.acc, state.max
-    O_LAYOUT: gl.constexpr = product_layout(S.DIM, P.FP8_PRODUCTS)
-    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS)))
-    none = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
-    sums = thread_sums(gl.full([64, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_PRODUCTS)), S)
-    for i in range(item.end - item.begin):
+    dtype: gl.constexpr = keys.slots.dtype
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, True))
+    S_LAYOUT: gl.constexpr = product_layout(S.TILE, True)
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
+    sums = thread_sums(gl.full([64, S.TILE], 0.0, gl.float32, S_LAYOUT), S)
+    SUM_ROWS: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
+    decays = gl.full([64], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
+    count = item.end - item.begin
+
+    scores = multiply_keys(q, keys, k_turn, S, P)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    k_turn = leave(keys, k_turn, P.KEY_STAGES)
+    for i in range(1, count):
+        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.end - i, scale, mods, S, P)
+        sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
+        decays *= decay
+        acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
+        operand = as_operand(weights, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)
-        scores = warpgroup_mma_wait(0, deps=(scores,))
+        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        tile = item.end - 1 - i
-        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
-        sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, sums.type.layout)), 1) + added
-        operand = as_operand(weights.to(keys.slots.dtype), S, P)
-        wait_full(values, v_turn)
-        transposed = values.slots.index(v_turn.stage).reshape([S.DIM, S.TILE])
-        part = warpgroup_mma(operand, transposed.permute((1, 0)), none, use_acc=False, is_async=True)
-        part = warpgroup_mma_wait(0, deps=(part,))
+        acc = warpgroup_mma_wait(0, deps=(acc,))
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
-        acc = acc * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, O_LAYOUT)), 1) + part
+        if i % TILES == 0:
+            acc = deposit(rings.bank, acc, decays, i == TILES, NUMBER, S)
+            decays = gl.full([64], 1.0, gl.float32, row_max.type.layout)
+
+    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.begin, scale, mods, S, P)
+    sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
+    acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
+    acc = multiply_values(as_operand(weights, dtype, S), values, v_turn, acc, S, P)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    v_turn = leave(values, v_turn, P.VALUE_STAGES)
+    if count > TILES:
+        acc = withdraw(rings.bank, acc, decays * decay, NUMBER, S)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

@@ -150,7 +150,7 @@ STAGES = {
     (WIDEN, 128): (2, 2, 2),
     (WIDEN, 256): (2, 1, 2),
     (TRANSPOSE, 64): (4, 4, 4),
-    (TRANSPOSE, 128): (4, 3, 3),
+    (TRANSPOSE, 128): (3, 3, 2),
 }
 FEW = 4  # half blocks of a sequence up to which even shares are better than a counter
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay

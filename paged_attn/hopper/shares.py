@@ -104,7 +104,7 @@ def shares_kernel(
     share = even_share(batch, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     seq, before = find_work(batch, share.begin, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    rings = Rings(keys, values, queries)
+    rings = Rings(keys, values, queries, queries.slots)
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES

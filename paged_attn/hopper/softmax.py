@@ -4,8 +4,9 @@ from .shim import gl, gluon
 
 # Exponents are taken relative to a maximum that may be this much too small (2^8), so that most tiles rescale nothing.
 SLACK = gl.constexpr(8.0)
-# fp8 weights use the type's range from the top: the largest is 2^8, of 448.
-OFFSET = gl.constexpr(8.0)
+# fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(7 + 1.75).
+FP8_SLACK = gl.constexpr(1.75)
+FP8_OFFSET = gl.constexpr(7.0)
 
 
 @gluon.jit
@@ -27,11 +28,10 @@ def thread_sums(weights, S: gl.constexpr):
 def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
     """(weights [R, N], factor of what was there before, maximum, thread sums of the weights), base 2."""
     top = gl.max(scores, axis=1) * unit
+    slack: gl.constexpr = FP8_SLACK if P.FP8_PRODUCTS else SLACK
     if P.FP8_PRODUCTS:
-        top = gl.maximum(row_max, top - OFFSET)
-    else:
-        top = gl.maximum(row_max, top)
-        top = gl.where(top > row_max + SLACK, top, row_max)
+        top -= FP8_OFFSET
+    top = gl.where(top > row_max + slack, top, row_max)
     base = gl.where(top > float("-inf"), top, 0.0)  # -inf - -inf is NaN: rows that have seen nothing use 0
     exponent = times(scores, unit, S.NORMALIZED and not S.SCALE_FIRST) - gl.expand_dims(base, 1)
     if S.NORMALIZED:

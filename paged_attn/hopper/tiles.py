@@ -17,10 +17,14 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def multiply_values(weights, values, turn, acc, S: gl.constexpr):
+def multiply_values(weights, values, turn, acc, S: gl.constexpr, P: gl.constexpr):
     """Start acc + weights @ v of the next tile."""
     wait_full(values, turn)
-    return warpgroup_mma(weights, tile_of(values, turn, S), acc, is_async=True)
+    if P.FP8_PRODUCTS:
+        v = values.slots.index(turn.stage).reshape([S.DIM, S.TILE]).permute((1, 0))
+    else:
+        v = tile_of(values, turn, S)
+    return warpgroup_mma(weights, v, acc, is_async=True)
 
 
 @gluon.jit
