@@ -8,6 +8,7 @@ A value that no row may see becomes zero here: 0 * NaN is NaN.
 
 from .args import Turns
 from .asm import transpose_bytes, widen_bytes
+from .layouts import transposing_layout
 from .ring import advance, release, wait_empty, wait_full
 from .shim import fence_async_shared, gl, gluon, mbarrier
 
@@ -48,14 +49,7 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
     this.
     """
     Q: gl.constexpr = S.DIM // 4
-    WIDE: gl.constexpr = Q == 32
-    LAYOUT: gl.constexpr = gl.DistributedLinearLayout(
-        [[1, 0], [2, 0], [4, 0], [8, 0]] + ([[16, 0]] if WIDE else []),
-        [[0, 1], [0, 2], [0, 4], [0, 8], [0, 16] if WIDE else [16, 0]],
-        [[32, 0], [64, 0]],
-        [],
-        [S.TILE, Q],
-    )
+    LAYOUT: gl.constexpr = transposing_layout(S.TILE, Q)
     x = raw.load(LAYOUT)
     if EDGE:
         key = first + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))

@@ -12,6 +12,16 @@ def product_layout(columns, fp8):
 
 
 @triton.constexpr_function
+def transposing_layout(rows, columns):
+    """[rows, columns] of 32-bit words, 16 rows of a column with each thread, the columns with neighbouring threads."""
+    row = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
+    column = [[0, 1 << i] for i in range(columns.bit_length() - 1)]
+    bits = column + row  # lanes, then warps, then more registers
+    first = [[1, 0], [2, 0], [4, 0], [8, 0]]
+    return gl.DistributedLinearLayout(first + bits[7:], bits[:5], bits[5:7], [], [rows, columns])
+
+
+@triton.constexpr_function
 def operand_layout(columns, fp8):
     """The left operand of such a product: weights."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8), 4 if fp8 else 2)

@@ -69,15 +69,14 @@ def need_of(launch: Launch) -> Need:
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows, two consumers, items from a counter; mixed: some sequences may have few queries."""
     group, dim = p.heads // p.kv_heads, _dim(p)
-    tile = 128 if dim <= 128 else 64
     tokens = 64 // group
+    boxed = 64 % group == 0 and p.query_box  # results leave in boxes of the form that queries came in
+    convert = _conversion(p, boxed)
+    keys, values, raw, tile = STAGES[convert, dim]
     blocks = p.tokens // (2 * tokens) + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
     loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
-    boxed = 64 % group == 0 and p.query_box  # results leave in boxes of the form that queries came in
-    convert = _conversion(p, boxed)
-    keys, values, raw = STAGES[convert, dim]
     if convert == WIDEN:
         boxed = False  # queries change their type on their way
     pipe = Pipe(
@@ -141,16 +140,16 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
 
 
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
-# (keys, values, raw): slots of the rings, as many as shared memory has room for, by conversion and head_dim
+# (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {
-    (NONE, 64): (4, 4, 0),
-    (NONE, 128): (3, 2, 0),
-    (NONE, 256): (2, 2, 0),
-    (WIDEN, 64): (4, 4, 4),
-    (WIDEN, 128): (2, 2, 2),
-    (WIDEN, 256): (2, 1, 2),
-    (TRANSPOSE, 64): (4, 4, 4),
-    (TRANSPOSE, 128): (3, 3, 2),
+    (NONE, 64): (4, 4, 0, 128),
+    (NONE, 128): (3, 2, 0, 128),
+    (NONE, 256): (2, 2, 0, 64),
+    (WIDEN, 64): (4, 4, 4, 128),
+    (WIDEN, 128): (2, 2, 2, 128),
+    (WIDEN, 256): (2, 1, 2, 64),
+    (TRANSPOSE, 64): (4, 4, 4, 128),
+    (TRANSPOSE, 128): (3, 3, 2, 128),
 }
 FEW = 4  # half blocks of a sequence up to which even shares are better than a counter
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
