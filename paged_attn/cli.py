@@ -28,7 +28,7 @@ from paged_attn.backend import INTERPRET, device_of
 from paged_attn.serving import report, trace
 from paged_attn.serving.caches import LAYOUTS
 from paged_attn.serving.demo import TOLERANCES, Sizes, Step, serve
-from paged_attn.serving.meter import Ceilings
+from paged_attn.serving.meter import measured_ceilings
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -89,7 +89,7 @@ def demo(**given: Any) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     tolerance = TOLERANCES[sizes.dtype]
-    ceilings = Ceilings.measure(device) if device.type == "cuda" else None
+    ceilings = measured_ceilings(device) if device.type == "cuda" else None
     console.print(report.table(steps, sizes, tolerance, ceilings))
 
     title = f"{_describe(sizes)}, {_name(device)}"
