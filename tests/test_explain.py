@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from paged_attn.model import call_of
 from paged_attn.question import Question, lengths, question_of
 from paged_attn.template import arguments_for
 
+ROOT = Path(__file__).parents[1]
 OPTIONS: dict[str, Any] = dict(
     batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16,
     kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False, sinks=False,
@@ -100,7 +102,7 @@ print(len([x for x in heard if "tested with Triton 3.6; this is 9.9.9" in str(x.
 print([x.pipe for x in launches], launch.KEEPS)
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONWARNINGS": ""}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["1 1", "[None] False"]
 
@@ -120,9 +122,10 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("target", ["sm80", "sm90"])
 @pytest.mark.parametrize("name", CALLS)
-def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str) -> None:
-    asked = ask(**CALLS[name], device="sm80")
+def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, target: str) -> None:
+    asked = ask(**CALLS[name], device=target)
     planned = plan.plan(asked.problem)
     problem = asked.problem
     lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
