@@ -88,7 +88,7 @@ SPEC = (
     uniform("tree of 32, b16 x 8192", 16, 32, 8192, **TREE),
 )
 # Beside each fp8 case its bfloat16 twin, for their ratio is what counts.
-FP8_SUITE = tuple(
+FP8_CACHES = tuple(
     twin
     for case in (
         uniform("decode b1 x 131072", 1, 1, 131072),
@@ -101,6 +101,13 @@ FP8_SUITE = tuple(
     )
     for twin in (case, replace(case, name=f"{case.name}, e4m3 cache", **FP8))
 ) + (uniform("decode b64 x 4096, e4m3 cache, scale per head", 64, 1, 4096, scales="per_head", **FP8),)
+ALL_FP8: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16)
+FP8_SUITE = FP8_CACHES + (
+    uniform("decode b64 x 4096, all e4m3", 64, 1, 4096, **ALL_FP8),
+    uniform("prefill b4 x 4096, all e4m3", 4, 4096, 4096, **ALL_FP8),
+    uniform("prefill b1 x 16384, all e4m3", 1, 16384, 16384, **ALL_FP8),
+    uniform("chunk of 2048 at 16384, all e4m3", 1, 2048, 16384, **ALL_FP8),
+)
 INVARIANT = tuple(
     replace(case, name=f"{case.name}, batch-invariant", batch_invariant=True)
     for case in (

@@ -177,7 +177,7 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         only=options.only,
         compute=_compute_dtype(given.q, given.k_cache, given.k_new),
         query=given.q.dtype,
-        cache_itemsize=given.k_cache.element_size(),
+        cache=given.k_cache.dtype,
         packed=axes.x > 0,
         pairable=pairable(given.q.dtype, given.k_cache, given.v_cache, options.kv_layout, new),
         boxable=layout.boxable(given.k_cache, given.v_cache),

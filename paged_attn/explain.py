@@ -72,7 +72,7 @@ def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
 def _launch(launch: Launch) -> str:
     pipe = launch.pipe
     served = _span(max(1, launch.shortest), launch.longest)
-    warps = launch.config.warps if pipe is None else 4 * pipe.CONSUMERS + 2 * pipe.LOADERS
+    warps = launch.config.warps if pipe is None else 4 * (pipe.CONSUMERS + (pipe.CONVERT > 0)) + 2 * pipe.LOADERS
     kernels = ", then ".join(
         f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
         for i, (name, grid) in enumerate(grids(launch).items())
@@ -89,8 +89,11 @@ def _tiles(launch: Launch, done: Cut) -> str:
         notes += ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
         notes += [f"pieces of {shape.PIECE} keys"] * (shape.PIECE is not None)
         return text + ", ".join(notes)
-    rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles, boxes of {pipe.BOX} keys"
-    return f"{text}{rings}, {_some(pipe.CONSUMERS, 'consumer', 'consumers')} and {2 * pipe.LOADERS} loading warps"
+    rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
+    if pipe.CONVERT:
+        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
+    warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')}, {2 * pipe.LOADERS} loading warps"
+    return f"{text}{rings}, boxes of {pipe.BOX} keys, {warps}{', 4 that convert' if pipe.CONVERT else ''}"
 
 
 def _work(launch: Launch, done: Cut) -> str:

@@ -8,17 +8,17 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .kernels.args import KV, KeyValues, Rows, Shape
 
-_MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
+MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
 
 def is_fp8(dtype: torch.dtype) -> bool:
     """Whether elements of this type are passed to kernels as bytes."""
-    return dtype in _MANTISSA
+    return dtype in MANTISSA
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
     """(tensor to point at, FP8): fp8 goes as bytes, since not every target and not the interpreter knows the types."""
-    fp8 = _MANTISSA.get(x.dtype, 0)
+    fp8 = MANTISSA.get(x.dtype, 0)
     return x.view(torch.uint8) if fp8 else x, tl.constexpr(fp8)
 
 
@@ -92,8 +92,11 @@ def _pairs(kv: KV) -> KV:
 
 
 def boxable(*caches: torch.Tensor) -> bool:
-    """Whether the copy engine can read these caches: 16-byte steps, head_dim a power of two."""
-    return all(x.ndim == 4 and x.shape[0] > 0 and x.shape[3] in (64, 128, 256) and aligned(x) for x in caches)
+    """Whether the copy engine can read these 16-bit caches: 16-byte steps, head_dim a power of two."""
+    return all(
+        x.element_size() == 2 and x.ndim == 4 and x.shape[0] > 0 and x.shape[3] in (64, 128, 256) and aligned(x)
+        for x in caches
+    )
 
 
 def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:
@@ -110,9 +113,9 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
 
 
 def aligned(x: torch.Tensor) -> bool:
-    """Whether the copy engine can address a 16-bit tensor: every step is a multiple of 16 bytes."""
+    """Whether the copy engine can address a tensor of 8 or 16 bits: every step is a multiple of 16 bytes."""
     return (
-        x.element_size() == 2
+        x.element_size() <= 2
         and x.data_ptr() % 16 == 0
         and not any(stride * x.element_size() % 16 or stride <= 0 for stride in x.stride()[:-1])
     )

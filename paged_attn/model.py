@@ -96,7 +96,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
         only=None,
         compute=attend.operand_dtype(model.dtype, keys),
         query=model.dtype,
-        cache_itemsize=model.cache_dtype.itemsize,
+        cache=model.cache_dtype,
         packed=model.kv_layout == "x",
         pairable=attend.pairable(model.dtype, k_cache, v_cache, kv_layout, model.new),
         boxable=layout.boxable(k_cache, v_cache),

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
     only: str | None
     compute: torch.dtype
     query: torch.dtype
-    cache_itemsize: int
+    cache: torch.dtype
     packed: bool  # x-packed
     pairable: bool  # all keys are fp8, and can be read two dims at a time
     boxable: bool  # the copy engine can read the caches

@@ -234,7 +234,7 @@ def test_any_batch_of_any_chunks(data: st.DataObject, case: Case, shares: int, d
 def problem(**changes: Any) -> plan.Problem:
     sizes = dict(tokens=64, seqs=64, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=1)
     options = dict(ragged=True, modified=False, qq_bias=False, only=None, packed=False, boxable=True)
-    dtypes = dict(compute=torch.bfloat16, cache_itemsize=2, device=Device("sm90", 132))
+    dtypes = dict(compute=torch.bfloat16, cache=torch.bfloat16, device=Device("sm90", 132))
     rest = dict(max_seqlen_k=32768, window_left=-1, batch_invariant=True, pairable=False, new=False)
     rest |= dict(query=torch.bfloat16, rows_per_page=16, query_box=True, out_box=True)
     return plan.Problem(**{**sizes, **options, **dtypes, **rest, **changes})
@@ -258,10 +258,10 @@ BATCHES: list[dict[str, Any]] = [
     "call",
     [
         {},
-        dict(compute=torch.float32, cache_itemsize=4),
+        dict(compute=torch.float32, cache=torch.float32),
         dict(packed=True, boxable=False),
         dict(head_dim=256),
-        dict(cache_itemsize=1),
+        dict(cache=torch.float8_e4m3fn),
         dict(kv_heads=1),
         dict(kv_heads=32),
         dict(window_left=1023),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paged_attn import backend, plan
-from tests.cases import E4M3, Case, run
+from tests.cases import E4M3, E5M2, Case, run
 
 pytestmark = pytest.mark.gpu
 
@@ -25,6 +25,8 @@ MIXED = ragged(
 )  # fmt: skip
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
+E4M3_CACHE: dict[str, Any] = dict(cache_dtype=E4M3, scales="per_head")
+ALL_E4M3: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head")
 CASES: dict[str, dict[str, Any]] = {
     "prefill of one tile": ragged((64, 64)),
     "prefill": ragged((200, 200)),
@@ -57,6 +59,38 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, shared buffer": MIXED | dict(shared_buffer=True),
     "mixed, strided": MIXED | dict(strided=True),
     "mixed, fp8 out": MIXED | dict(out_dtype=E4M3),
+    "e4m3 prefill of one tile": ragged((64, 64)) | E4M3_CACHE,
+    "e4m3 prefill": ragged((200, 200)) | E4M3_CACHE,
+    "e4m3 chunk": ragged((700, 3000)) | E4M3_CACHE,
+    "e4m3 mixed": MIXED | E4M3_CACHE,
+    "e4m3 mixed, float16, page 8": MIXED | E4M3_CACHE | dict(dtype=torch.float16, page_size=8),
+    "e4m3 mixed, page 128, hnd": MIXED | E4M3_CACHE | dict(page_size=128, layout="HND"),
+    "e4m3 mixed, page 544": MIXED | E4M3_CACHE | dict(page_size=544),
+    "e4m3 mixed, all features": MIXED
+    | E4M3_CACHE
+    | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True, padding=5),
+    "e4m3 mixed, window to both sides": MIXED | E4M3_CACHE | dict(window_size=(100, 50), causal=False),
+    "e4m3 mixed, head_dim 64": MIXED | E4M3_CACHE | dict(head_dim=64),
+    "e4m3 mixed, head_dim 80": MIXED | E4M3_CACHE | dict(head_dim=80),
+    "e4m3 mixed, head_dim 256": MIXED | E4M3_CACHE | dict(head_dim=256),
+    "e4m3 mixed, group 3": MIXED | E4M3_CACHE | dict(heads=24),
+    "e4m3 mixed, group 1": MIXED | E4M3_CACHE | dict(kv_heads=32),
+    "e5m2 mixed": MIXED | dict(cache_dtype=E5M2),
+    "e4m3 even prefills": ragged(*[(512, 512)] * 4) | E4M3_CACHE,
+    "all e4m3 prefill of one tile": ragged((64, 64)) | ALL_E4M3,
+    "all e4m3 chunk": ragged((700, 3000)) | ALL_E4M3,
+    "all e4m3 mixed": MIXED | ALL_E4M3,
+    "all e4m3 mixed, page 8": MIXED | ALL_E4M3 | dict(page_size=8),
+    "all e4m3 mixed, page 544, hnd": MIXED | ALL_E4M3 | dict(page_size=544, layout="HND"),
+    "all e4m3 mixed, all features": MIXED
+    | ALL_E4M3
+    | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True, padding=5),
+    "all e4m3 mixed, head_dim 64": MIXED | ALL_E4M3 | dict(head_dim=64),
+    "all e4m3 mixed, head_dim 96": MIXED | ALL_E4M3 | dict(head_dim=96),
+    "all e4m3 mixed, head_dim 256": MIXED | ALL_E4M3 | dict(head_dim=256),
+    "all e4m3 mixed, group 3": MIXED | ALL_E4M3 | dict(heads=24),
+    "all e4m3 mixed, fp8 out": MIXED | ALL_E4M3 | dict(out_dtype=E4M3),
+    "all e4m3 even prefills": ragged(*[(512, 512)] * 4) | ALL_E4M3,
     "200 mixed": ragged(*[(1 + 99 * (i % 9 == 0), 37 * i) for i in range(200)]),
     "decode of one tile": ragged((1, 64)) | dict(decode_form=True),
     "decode": ragged((1, 512)) | dict(decode_form=True),

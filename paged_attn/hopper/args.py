@@ -11,6 +11,10 @@ class Pipe(NamedTuple):
     CONSUMERS: int  # warpgroups of 64 rows
     KEY_STAGES: int  # slots of the two rings
     VALUE_STAGES: int
+    CONVERT: int  # what a warpgroup does to tiles between loaders and consumers: 0 nothing, see convert.py
+    RAW_STAGES: int  # slots of the rings that loaders fill for it
+    FP8: int  # mantissa bits of a cache of fp8 numbers
+    FP8_PRODUCTS: bool  # queries and weights are fp8, too
     LOADERS: int  # warps per ring: each loads its part of every tile
     BOX: int  # keys that one message of the copy engine brings
     ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride
@@ -23,7 +27,7 @@ class Pipe(NamedTuple):
 class Ring(NamedTuple):
     """Slots of shared memory that loaders fill and consumers empty, with a barrier of each kind for every slot."""
 
-    slots: Any  # [STAGES, TILE, 1, DIM]
+    slots: Any  # [STAGES, TILE, 1, DIM]; transposed values [STAGES, DIM, 1, TILE]
     full: Any  # [STAGES, 1]
     empty: Any
 

@@ -45,3 +45,33 @@ def rescale(acc, factor, DIM: gl.constexpr):
         )
     else:
         return acc * gl.expand_dims(factor, 1)
+
+
+_E4M3 = gl.constexpr(
+    "{ .reg .b16 lower, upper; mov.b32 {lower, upper}, $2;"
+    " cvt.rn.f16x2.e4m3x2 $0, lower; cvt.rn.f16x2.e4m3x2 $1, upper; }"
+)
+_E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")  # float16's upper bytes
+_TRANSPOSE = gl.constexpr(
+    "{ .reg .b32 a, b, c, d;"
+    " prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $6, $7, 0x5140; prmt.b32 c, $4, $5, 0x7362; prmt.b32 d, $6, $7, 0x7362;"
+    " prmt.b32 $0, a, b, 0x5410; prmt.b32 $1, a, b, 0x7632; prmt.b32 $2, c, d, 0x5410; prmt.b32 $3, c, d, 0x7632; }"
+)
+_TWO = gl.constexpr((gl.int32, gl.int32))
+_FOUR = gl.constexpr((gl.int32, gl.int32, gl.int32, gl.int32))
+
+
+@gluon.jit
+def widen_bytes(x, FP8: gl.constexpr):
+    """Words of four fp8 numbers as (words of the lower two, of the upper two) in float16.
+
+    Element by element the compiler would convert to float32 first.
+    """
+    ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2
+    return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=_TWO, is_pure=True, pack=1)
+
+
+@gluon.jit
+def transpose_bytes(a, b, c, d):
+    """Four words of four bytes as the words of their first bytes, second bytes, ...: 8 instructions for 16 bytes."""
+    return gl.inline_asm_elementwise(_TRANSPOSE, "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=_FOUR, is_pure=True, pack=1)

@@ -9,12 +9,13 @@ from ..kernels.output import clear_padding
 from ..kernels.schedule import visible_range
 from .args import Jobs, Results, Rings, Turn, Turns
 from .consumer import consume
+from .convert import NONE, WIDEN, convert_tiles
 from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
-from .ring import advance, make_done, make_ring
+from .ring import WARPGROUP, advance, make_ring
 from .schedule import TAKEN, Cursor, first_of_many, item_of, make_lists, part_of
-from .shim import gl, gluon, tma
+from .shim import fence_async_shared, gl, gluon, tma
 
 
 @gluon.jit
@@ -110,17 +111,55 @@ def hand_out_items(box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.conste
 
 
 @gluon.jit
-def consume_items(out, results, query, rings, jobs, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """One warpgroup: 64 rows of every item, from the first key to the stored result."""
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
     item = read(jobs.mail, number, 4)
     while item.kv_head >= 0:
-        turns = consume(out, results, query, rings, turns, item, done, jobs.mods, NUMBER, S, P)
+        turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
         number += 1
         item = read(jobs.mail, number, 4)
     if P.OUT_BOX:
         tma.store_wait(0)
+
+
+@gluon.jit
+def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
+    """One warpgroup: the tiles of every item from fp8 into what the consumers take."""
+    raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    turns = raw_turns
+    number = 0
+    item = read(jobs.mail, number, 4)
+    while item.kv_head >= 0:
+        lo = visible_range(item.block, jobs.mods, S.BLOCK_Q).lo
+        raw_turns, turns = convert_tiles(
+            raw, raw_turns, rings, turns, item.begin, item.end, lo, item.block.seq_len, S, P
+        )  # fmt: skip
+        number += 1
+        item = read(jobs.mail, number, 4)
+
+
+@gluon.jit
+def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
+    readers: gl.constexpr = P.CONSUMERS * WARPGROUP
+    if P.CONVERT == NONE:
+        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
+        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
+        rings = Rings(keys, values, queries)
+        return rings, rings
+    elif P.CONVERT == WIDEN:
+        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers)
+        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers)
+        raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+        raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+        return Rings(keys, values, queries), Rings(raw_keys, raw_values, queries)
+    else:
+        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
+        values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers)
+        raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+        return Rings(keys, values, queries), Rings(keys, raw_values, queries)
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
@@ -135,32 +174,50 @@ def blocks_kernel(
     )
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
-    keys = make_ring(key_box, P.KEY_STAGES, S, P)
-    values = make_ring(value_box, P.VALUE_STAGES, S, P)
-    queries = make_queries(key_box.dtype, S, P)
-    mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1)
-    done = make_done()
+    dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
+    queries = make_queries(dtype, S, P)
+    rings, raw = make_rings(dtype, queries, key_box.dtype, S, P)
+    mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1 + (P.CONVERT != NONE))
+    fence_async_shared()  # what the barriers start with
     lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
     lists = make_lists(batch, lane, mods, S, P)
-    rings = Rings(keys, values, queries)
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, out_box, scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)
-    K: gl.constexpr = P.KEY_STAGES
-    V: gl.constexpr = P.VALUE_STAGES
+    K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
+    V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
     LAST: gl.constexpr = P.LOADERS - 1
-    if P.LOADERS == 1:
+    if P.CONVERT != NONE:
+        if P.LOADERS == 1:
+            gl.warp_specialize([
+                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+                (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+                (convert_items, (raw, rings, jobs, S, P)),
+                (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            ], [4, 4, 1, 1], [208, 56, 40, 40])  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+                (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+                (convert_items, (raw, rings, jobs, S, P)),
+                (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+                (load_items, (value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+                (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            ], [4, 4, 1, 1, 1, 1], [208, 56, 40, 40, 40, 40])  # fmt: skip
+    elif P.LOADERS == 1:
         gl.warp_specialize([
-            (consume_items, (out, results, query, rings, jobs, done.index(0), 0, S, P)),
-            (consume_items, (out, results, query, rings, jobs, done.index(1), 1, S, P)),
-            (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, values, jobs, lists, LAST, V, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+            (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume_items, (out, results, query, rings, jobs, done.index(0), 0, S, P)),
-            (consume_items, (out, results, query, rings, jobs, done.index(1), 1, S, P)),
-            (load_items, (key_box, query_box, keys, queries, jobs, True, 0, K, S, P)),
-            (load_items, (key_box, query_box, keys, queries, jobs, False, 1, K, S, P)),
-            (load_items, (value_box, query_box, values, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, values, jobs, lists, LAST, V, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+            (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip

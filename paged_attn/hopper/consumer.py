@@ -5,64 +5,23 @@ this one's softmax.
 """
 
 from ..kernels.args import Block, State
-from ..kernels.numerics import LOG2E, scale_of
+from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
-from ..kernels.scores import mask, modify
-from ..kernels.softmax import start
+from ..kernels.softmax import merge, start
 from .args import Turns
 from .asm import pin, rescale
+from .convert import NONE
 from .epilogue import store
+from .fp8 import attend_fp8, in_order
+from .layouts import operand_layout, product_layout
 from .queries import read_queries
-from .ring import advance, release, tile_of, wait_full
-from .shim import fence_async_shared, gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from .softmax import weigh
+from .ring import release, wait_full
+from .shim import gl, gluon, mbarrier, warpgroup_mma_wait
+from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values
 
 
 @gluon.jit
-def multiply_keys(q, keys, turn, S: gl.constexpr):
-    """Start <q, k> of the next tile; its result is there after a wait."""
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
-    zero = gl.full([64, S.TILE], 0.0, gl.float32, LAYOUT)
-    wait_full(keys, turn)
-    return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def multiply_values(weights, values, turn, acc, S: gl.constexpr):
-    """Start acc + weights @ v of the next tile."""
-    wait_full(values, turn)
-    return warpgroup_mma(weights, tile_of(values, turn, S), acc, is_async=True)
-
-
-@gluon.jit
-def clear_dead(values, turn, tile, first_key, end_key, S: gl.constexpr):
-    """Zero the values of a tile outside [first_key, end_key) in shared memory: 0 * NaN is NaN."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
-    wait_full(values, turn)
-    tensor = tile_of(values, turn, S)
-    pos = tile * S.TILE + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
-    live = (pos >= first_key) & (pos < end_key)
-    v = tensor.load(LAYOUT)
-    tensor.store(gl.where(gl.expand_dims(live, 1), v, gl.full([S.TILE, S.DIM], 0.0, v.dtype, LAYOUT)))
-    fence_async_shared()
-    gl.thread_barrier()
-
-
-@gluon.jit
-def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr):
-    """Weights of a tile's scores, after modifiers and masks."""
-    first = tile * S.TILE
-    unit = scale * LOG2E
-    if S.SCALE_FIRST:
-        scores = modify(scores * scale, rows, key, first, mods, S)
-        unit = LOG2E
-    if (first < span.full_lo) | (first + S.TILE > span.full_hi):
-        scores = mask(scores, rows, key, first, span.hi, mods)
-    return weigh(scores, row_max, unit, S)
-
-
-@gluon.jit
-def attend(q, rings, turns, item, first_key, rows, span, state, scale, done, mods, S: gl.constexpr, P: gl.constexpr):
+def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, at least one, the last one first.
 
     No key before first_key or past the sequence lives.
@@ -71,46 +30,42 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, done, mod
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key = item.begin, item.end, item.block.seq_len
     acc, row_max, row_sum = state.acc, state.max, state.sum
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, P.FP8_PRODUCTS))
+    P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS)
     dtype: gl.constexpr = keys.slots.dtype
-    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS)))
 
     tile = end - 1
-    scores = multiply_keys(q, keys, k_turn, S)
+    scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
+    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
     SUMS: gl.constexpr = sums.type.layout
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, SUMS))
     before = gl.convert_layout(row_sum * decay, gl.SliceLayout(1, SUMS))
     sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
     operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
-    if (tile * S.TILE < first_key) | ((tile + 1) * S.TILE > end_key):
+    if P.CONVERT == NONE and ((tile * S.TILE < first_key) | ((tile + 1) * S.TILE > end_key)):
         clear_dead(values, v_turn, tile, first_key, end_key, S)
 
     for i in range(1, end - begin):
         tile = end - 1 - i
-        scores = multiply_keys(q, keys, k_turn, S)
+        scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, S)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S)
+        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
         sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
         rounded = pin(weights.to(dtype))
-        # meant to keep the wait for acc below the softmax; ptxas puts the exponentials behind it all the same, and
-        # holding them cost more than it hid (benchmarks/NOTES.md)
-        mbarrier.wait(done, 0)
+        # ptxas puts the exponentials behind this wait; holding them cost more than it hid (benchmarks/NOTES.md)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
         acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
         operand = gl.convert_layout(rounded, P_LAYOUT)
 
-    if mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
+    if P.CONVERT == NONE and mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
         if (tile * S.TILE < first_key) & (tile < end - 1):
             clear_dead(values, v_turn, tile, first_key, end_key, S)
     acc = multiply_values(operand, values, v_turn, acc, S)
@@ -118,13 +73,6 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, done, mod
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)
-
-
-@gluon.jit
-def leave(ring, turn, STAGES: gl.constexpr):
-    """Done with a tile."""
-    release(ring.empty.index(turn.stage))
-    return advance(turn, STAGES)
 
 
 @gluon.jit
@@ -140,13 +88,9 @@ def drain(rings, turns, count, P: gl.constexpr):
 
 
 @gluon.jit
-def consume(
-    out, results, query, rings, turns, item, done, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
+def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """64 rows of an item, from the first key to the stored result; returns the turns."""
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.TILE, 16]))
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, S.DIM, 16])
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS))
     TOKENS: gl.constexpr = 64 // S.GROUP
     queries, scales, phase = rings.queries, results.scales, turns.query
     whole, kv_head = item.block, item.kv_head
@@ -155,10 +99,12 @@ def consume(
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
     if count > 0:
         rows = row_tile(block, kv_head, gl.arange(0, 64, layout=S_ROWS), mods, TOKENS, S)
-        out_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=O_ROWS), mods, TOKENS, S)
-        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
-        acc = gl.full([64, S.DIM], 0.0, gl.float32, O_LAYOUT)
+        sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
+        row_max, row_sum = start(sinks, rows, item.first > 0, S)
+        acc = gl.full([64, S.DIM], 0.0, gl.float32, product_layout(S.DIM, P.FP8_PRODUCTS))
         if tiles > 0:
+            scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
+            scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
             if P.QUERY_BOX:
                 mbarrier.wait(queries.full.index(NUMBER), phase)
             else:
@@ -166,19 +112,29 @@ def consume(
                     1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
                 )
                 query_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S)
-                read_queries(query, queries, query_rows, NUMBER, S)
+                unit = read_queries(query, queries, query_rows, NUMBER, S)
+                if S.NORMALIZED:
+                    scale = gl.convert_layout(unit, S_ROWS) * scale
             span = visible_range(block, mods, TOKENS)
             first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
-            scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
-            scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
             q = queries.slots.index(NUMBER).reshape([64, S.DIM])
             state = State(acc, row_max, row_sum)
-            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, done, mods, S, P)
+            if P.FP8_PRODUCTS:
+                turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, S, P)
+            else:
+                turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
             if P.QUERY_BOX:
                 release(queries.empty.index(NUMBER))
             acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
             row_max, row_sum = state.max, state.sum
+        if P.FP8_PRODUCTS:
+            acc = in_order(acc, S)
+        O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+        out_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=O_ROWS), mods, TOKENS, S)
         state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
+        if P.FP8_PRODUCTS and mods.sinks is not None:
+            row_max, row_sum = start(mods.sinks, out_rows, item.first > 0, S)
+            state = merge(state, acc * 0.0, row_max, row_sum)
         store(out, results, queries.out, item, out_rows, count, state, NUMBER, S, P)
     else:
         turns = drain(rings, turns, tiles, P)

@@ -7,6 +7,7 @@ import torch
 import triton
 
 from ..kernels.args import Shape
+from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
 from ..scratch import Need
 from ..tuning import Config
@@ -17,12 +18,15 @@ TAKEN = 4  # counters before those of pieces: items taken, programs done
 PIECES = 4  # of blocks that are cut, so many for every program
 
 
-# What must hold, and what a call asks for where it does not.
+# What must hold, and what a call asks for where it does not; types of 32 bits are told once.
 CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
-    (lambda p: p.query.itemsize == 2 and p.compute in (torch.float16, torch.bfloat16), "queries of other than 16 bits"),
-    (lambda p: p.cache_itemsize == 2, "a cache of other than 16 bits"),
-    # such a cache has no rows either, and would be told twice
-    (lambda p: p.cache_itemsize != 2 or p.rows_per_page > 0, "an x-packed cache, or one not in steps of 16 bytes"),
+    (
+        lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
+        "float32",
+    ),
+    (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
+    (lambda p: p.cache.itemsize != 1 or not _few_rows(p), "an fp8 cache under few queries"),
+    (lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2, "an x-packed cache, or one not in steps of 16 bytes"),
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
     (lambda p: p.heads // p.kv_heads <= 64, "more than 64 heads on a KV head"),
@@ -39,7 +43,7 @@ def uncovered(p: Problem) -> list[str]:
 
 
 def covers(p: Problem) -> bool:
-    """Whether boxes of the caches can be cut, in 16-bit types; the rest is left to the portable kernels."""
+    """Whether these kernels take a call; the rest is left to the portable ones."""
     return not uncovered(p)
 
 
@@ -47,13 +51,24 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     """One launch: even shares where all sequences have few queries, blocks from a counter where some have many."""
     if p.only == "decode" or not p.ragged:
         return (few(p, 1, 1),)
-    tokens = 64 // (p.heads // p.kv_heads)
     shortest = 0 if p.only is None else 2
-    even = p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
-    context = p.max_seqlen_k >= 4 * p.max_seqlen_q
-    if p.max_seqlen_q <= tokens or (even and context and p.max_seqlen_q <= FEW * tokens):
+    if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
-    return (many(p, shortest, not even),)
+    return (many(p, shortest, not _even(p)),)
+
+
+def _even(p: Problem) -> bool:
+    """Whether all sequences have as many queries."""
+    return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
+
+
+def _few_rows(p: Problem) -> bool:
+    """Whether even shares suit a batch, for its blocks are few and their keys many."""
+    if p.only == "decode" or not p.ragged:
+        return True
+    tokens = 64 // (p.heads // p.kv_heads)
+    context = p.max_seqlen_k >= 4 * p.max_seqlen_q
+    return p.max_seqlen_q <= tokens or (_even(p) and context and p.max_seqlen_q <= FEW * tokens)
 
 
 def need_of(launch: Launch) -> Need:
@@ -72,19 +87,26 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
     loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
-    stages = {64: (4, 4), 128: (3, 2), 256: (2, 2)}[dim]
     boxed = 64 % group == 0 and p.query_box  # results leave in boxes of the form that queries came in
+    convert = _conversion(p, boxed)
+    keys, values, raw = STAGES[convert, dim]
+    if convert == WIDEN:
+        boxed = False  # queries change their type on their way
     pipe = Pipe(
         SHARES=False,
         MIXED=mixed,
         CONSUMERS=2,
-        KEY_STAGES=stages[0],
-        VALUE_STAGES=stages[1],
+        KEY_STAGES=keys,
+        VALUE_STAGES=values,
+        CONVERT=convert,
+        RAW_STAGES=raw,
+        FP8=MANTISSA.get(p.cache, 0),
+        FP8_PRODUCTS=convert == TRANSPOSE,
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
-        OUT_BOX=boxed and p.out_box and dim <= 128,
+        OUT_BOX=boxed and p.out_box and dim <= 128 and convert == NONE,
         SKIP=128,
         STRIDE=128,
     )
@@ -100,7 +122,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     """Even shares of blocks of 64 rows, one consumer; of 128 rows and two consumers, if sequences have that many."""
     group, dim = p.heads // p.kv_heads, _dim(p)
     consumers = 1 if min(p.max_seqlen_q, longest) * group <= 64 or not p.ragged else 2
-    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache_itemsize < SMALL and consumers == 1
+    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL and consumers == 1
     tile, stages = (64, 2 if consumers > 1 else 3) if small or dim > 128 else (128, 2)
     if dim == 64:
         stages *= 2
@@ -112,6 +134,10 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         CONSUMERS=consumers,
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
+        CONVERT=NONE,
+        RAW_STAGES=0,
+        FP8=0,
+        FP8_PRODUCTS=False,
         LOADERS=consumers,
         BOX=math.gcd(p.page_size, tile // consumers),
         ROWS_PER_PAGE=p.rows_per_page,
@@ -126,8 +152,28 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     return _launch(shape, pipe, groups * p.kv_heads, 1, shortest, longest, live, 2 * groups * p.kv_heads)
 
 
+NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
+# (keys, values, raw): slots of the rings, as many as shared memory has room for, by conversion and head_dim
+STAGES = {
+    (NONE, 64): (4, 4, 0),
+    (NONE, 128): (3, 2, 0),
+    (NONE, 256): (2, 2, 0),
+    (WIDEN, 64): (4, 4, 4),
+    (WIDEN, 128): (2, 2, 2),
+    (WIDEN, 256): (2, 1, 2),
+    (TRANSPOSE, 64): (4, 4, 4),
+    (TRANSPOSE, 128): (4, 3, 3),
+}
 FEW = 4  # half blocks of a sequence up to which even shares are better than a counter
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
+
+
+def _conversion(p: Problem, boxed: bool) -> int:
+    """How fp8 keys and values become operands."""
+    if p.cache.itemsize == 2:
+        return NONE
+    both = p.query == p.cache == torch.float8_e4m3fn
+    return TRANSPOSE if both and boxed and p.head_dim <= 128 else WIDEN
 
 
 def _dim(p: Problem) -> int:
@@ -158,6 +204,7 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
         SCALE_FIRST=p.modified,
         CLEAR=False,
         NATIVE_FP8=True,
+        NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
     )
 
 

@@ -43,10 +43,13 @@ def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr):
-    """A consumer's own rows, through its registers: for groups and strides that make no box, and few rows."""
+    """A consumer's own rows, through its registers: for groups and strides that make no box, few rows, and queries that
+    change their type; returns what they are in units of."""
     LAYOUT: gl.constexpr = rows.index.type.layout.parent
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     gl.thread_barrier()  # nobody may still multiply by the last ones
-    queries.slots.index(NUMBER).reshape([64, S.DIM]).store(load_query(query, rows, dim, 1, S).parts[0])
+    loaded = load_query(query, rows, dim, 1, S)
+    queries.slots.index(NUMBER).reshape([64, S.DIM]).store(loaded.parts[0])
     fence_async_shared()
     gl.thread_barrier()
+    return loaded.unit

@@ -1,36 +1,31 @@
 """Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
 
 from .args import Ring, Turn
-from .shim import async_copy, fence_async_shared, gl, gluon, mbarrier
+from .shim import async_copy, gl, gluon, mbarrier
 
 WARPGROUP = gl.constexpr(128)  # threads
 
 
 @gluon.jit
-def make_ring(like, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """An empty ring of key or value tiles in the layout that a box arrives in."""
-    SHAPE: gl.constexpr = [S.TILE, 1, S.DIM]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, like.dtype)
-    slots = gl.allocate_shared_memory(like.dtype, [STAGES, S.TILE, 1, S.DIM], layout)
+def make_ring(
+    dtype: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    FILLERS: gl.constexpr,
+    READERS: gl.constexpr,
+):
+    """An empty ring of tiles in the layout that a box arrives in: so many arrivals fill and empty a slot."""
+    SHAPE: gl.constexpr = [ROWS, 1, COLUMNS]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+    slots = gl.allocate_shared_memory(dtype, [STAGES, ROWS, 1, COLUMNS], layout)
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
     for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=P.LOADERS)
-        mbarrier.init(empty.index(i), count=P.CONSUMERS * WARPGROUP)
+        mbarrier.init(full.index(i), count=FILLERS)
+        mbarrier.init(empty.index(i), count=READERS)
     return Ring(slots, full, empty)
-
-
-@gluon.jit
-def make_done():
-    """A barrier for each consumer that is always complete; made last, since its fence shows all barriers."""
-    done = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(done.index(i), count=1)
-    fence_async_shared()
-    for i in gl.static_range(2):
-        mbarrier.arrive(done.index(i), count=1)
-    return done
 
 
 @gluon.jit

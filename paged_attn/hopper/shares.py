@@ -12,9 +12,9 @@ from .args import Results, Rings, Turn, Turns
 from .consumer import consume
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import make_done, make_ring
+from .ring import WARPGROUP, make_ring
 from .schedule import TAKEN
-from .shim import gl, gluon, mbarrier
+from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, piece_at
 
 
@@ -61,7 +61,6 @@ def consume_share(
     walk,
     kv_head,
     mods,
-    done,
     NUMBER: gl.constexpr,
     S: gl.constexpr,
     P: gl.constexpr,
@@ -78,7 +77,7 @@ def consume_share(
             seq += 1
         else:
             item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
-            turns = consume(out, results, query, rings, turns, item, done, mods, NUMBER, S, P)
+            turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
 
 
@@ -94,10 +93,11 @@ def shares_kernel(
     )
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
-    keys = make_ring(key_box, P.KEY_STAGES, S, P)
-    values = make_ring(value_box, P.VALUE_STAGES, S, P)
+    readers: gl.constexpr = P.CONSUMERS * WARPGROUP
+    keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
+    values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
     queries = make_queries(key_box.dtype, S, P)
-    done = make_done()
+    fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
     lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
     index, kv_head = unflatten(S)
@@ -110,14 +110,14 @@ def shares_kernel(
     V: gl.constexpr = P.VALUE_STAGES
     if P.CONSUMERS == 1:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(0), 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
             (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
             (load_share, (value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
         ], [1, 1], [64, 64])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(0), 0, S, P)),
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, done.index(1), 1, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
             (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
             (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 1, K, S, P)),
             (load_share, (value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),

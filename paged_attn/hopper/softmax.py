@@ -4,15 +4,38 @@ from .shim import gl, gluon
 
 # Exponents are taken relative to a maximum that may be this much too small (2^8), so that most tiles rescale nothing.
 SLACK = gl.constexpr(8.0)
+# fp8 weights use the type's range from the top: the largest is 2^8, of 448.
+OFFSET = gl.constexpr(8.0)
 
 
 @gluon.jit
-def weigh(scores, row_max, unit, S: gl.constexpr):
-    """(weights [R, N], factor of what was there before, maximum, partial sums [R, 4] of the weights), base 2."""
-    top = gl.maximum(row_max, gl.max(scores, axis=1) * unit)
-    top = gl.where(top > row_max + SLACK, top, row_max)
+def times(x, factor, BY_ROW: gl.constexpr):
+    """x [R, N] * factor, one for all or one for every row."""
+    if BY_ROW:
+        return x * gl.expand_dims(factor, 1)
+    else:
+        return x * factor
+
+
+@gluon.jit
+def thread_sums(weights, S: gl.constexpr):
+    """[R, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end."""
+    return gl.sum(gl.sum(gl.reshape(weights, [64, S.TILE // 8, 4, 2]), axis=3), axis=1)
+
+
+@gluon.jit
+def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
+    """(weights [R, N], factor of what was there before, maximum, thread sums of the weights), base 2."""
+    top = gl.max(scores, axis=1) * unit
+    if P.FP8_PRODUCTS:
+        top = gl.maximum(row_max, top - OFFSET)
+    else:
+        top = gl.maximum(row_max, top)
+        top = gl.where(top > row_max + SLACK, top, row_max)
     base = gl.where(top > float("-inf"), top, 0.0)  # -inf - -inf is NaN: rows that have seen nothing use 0
-    weights = gl.exp2(scores * unit - gl.expand_dims(base, 1))
-    # over the registers of a thread only: the four threads of a row are added up once, at the end
-    sums = gl.sum(gl.sum(gl.reshape(weights, [64, S.TILE // 8, 4, 2]), axis=3), axis=1)
-    return weights, gl.exp2(row_max - base), top, sums
+    exponent = times(scores, unit, S.NORMALIZED and not S.SCALE_FIRST) - gl.expand_dims(base, 1)
+    if S.NORMALIZED:
+        # the maximum was rounded, the product is not: where scores reach 2^30 their difference may be large
+        exponent = gl.minimum(exponent, SLACK)
+    weights = gl.exp2(exponent)
+    return weights, gl.exp2(row_max - base), top, thread_sums(weights, S)

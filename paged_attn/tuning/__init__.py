@@ -64,7 +64,7 @@ def prefill_config(p: Problem) -> Config:
     if p.compute == torch.float32:
         config = config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2)
         return config if p.head_dim <= 128 else config._replace(warps=8)
-    if p.cache_itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
+    if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return config._replace(rows=64, tile=32, peel=False)
     if p.head_dim > 128:
         return config._replace(tile=32)
@@ -105,7 +105,7 @@ def invariant_config(p: Problem) -> Config:
         config = config._replace(stages=1, resident=1)
     elif p.compute == torch.float32:
         config = config._replace(rows=16, tile=32)
-    elif p.packed or p.qq_bias or p.head_dim > 128 or (p.cache_itemsize == 1 and p.device.capability < 89):
+    elif p.packed or p.qq_bias or p.head_dim > 128 or (p.cache.itemsize == 1 and p.device.capability < 89):
         config = config._replace(tile=32)
     if p.head_dim > 128:
         config = config._replace(warps=8)
@@ -116,7 +116,7 @@ def fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
     dim = max(16, 1 << (p.head_dim - 1).bit_length())
     row_bytes = dim * p.compute.itemsize
-    stored_bytes = dim * p.cache_itemsize if config.pairs else row_bytes
+    stored_bytes = dim * p.cache.itemsize if config.pairs else row_bytes
     limit = _SHARED.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64

@@ -1,0 +1,57 @@
+"""What a consumer does with one tile: its products, the judgement of its scores, and leave."""
+
+from ..kernels.numerics import LOG2E
+from ..kernels.scores import mask, modify
+from .layouts import product_layout
+from .ring import advance, release, tile_of, wait_full
+from .shim import fence_async_shared, gl, gluon, warpgroup_mma
+from .softmax import times, weigh
+
+
+@gluon.jit
+def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
+    """Start <q, k> of the next tile; its result is there after a wait."""
+    zero = gl.full([64, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_PRODUCTS))
+    wait_full(keys, turn)
+    return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def multiply_values(weights, values, turn, acc, S: gl.constexpr):
+    """Start acc + weights @ v of the next tile."""
+    wait_full(values, turn)
+    return warpgroup_mma(weights, tile_of(values, turn, S), acc, is_async=True)
+
+
+@gluon.jit
+def clear_dead(values, turn, tile, first_key, end_key, S: gl.constexpr):
+    """Zero the values of a tile outside [first_key, end_key) in shared memory: 0 * NaN is NaN."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+    wait_full(values, turn)
+    tensor = tile_of(values, turn, S)
+    pos = tile * S.TILE + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
+    live = (pos >= first_key) & (pos < end_key)
+    v = tensor.load(LAYOUT)
+    tensor.store(gl.where(gl.expand_dims(live, 1), v, gl.full([S.TILE, S.DIM], 0.0, v.dtype, LAYOUT)))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr, P: gl.constexpr):
+    """Weights of a tile's scores, after modifiers and masks."""
+    first = tile * S.TILE
+    unit = scale * LOG2E
+    if S.SCALE_FIRST:
+        scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
+        unit = LOG2E
+    if (first < span.full_lo) | (first + S.TILE > span.full_hi):
+        scores = mask(scores, rows, key, first, span.hi, mods)
+    return weigh(scores, row_max, unit, S, P)
+
+
+@gluon.jit
+def leave(ring, turn, STAGES: gl.constexpr):
+    """Done with a tile."""
+    release(ring.empty.index(turn.stage))
+    return advance(turn, STAGES)
