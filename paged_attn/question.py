@@ -13,7 +13,7 @@ from .cuts import Batch
 from .door import CACHE_FOR
 from .layout import is_fp8
 from .model import Lengths, Model, new_dtype, problem_of
-from .plan import Launch, Problem
+from .plan import Launch, Problem, plan
 from .scratch import Need
 from .work import Ceilings, page_ids, visible_keys, visible_pairs
 
@@ -21,7 +21,8 @@ from .work import Ceilings, page_ids, visible_keys, visible_pairs
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 # Of an H200: a loop that only reads, and 8192^3 bfloat16 products, 740 to 800 TFLOP/s as its power allows.
 CEILINGS = {"sm90": ("an H200", Ceilings(4.54e12, 770e12))}
-TF32 = 6  # a float32 product is three of TF32, each at half the rate of 16 bits
+TF32 = 1 / 6  # of the rate of 16 bits: a float32 product is three of TF32, each at half of it
+FP8 = 2  # of that rate, where queries and weights are fp8, too
 
 
 class Question(NamedTuple):
@@ -98,8 +99,11 @@ def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceiling
     if question.device.arch not in CEILINGS:
         return None
     name, ceilings = CEILINGS[question.device.arch]
-    if question.problem.compute == torch.float32:
-        ceilings = ceilings._replace(flops_per_s=ceilings.flops_per_s / TF32)
+    problem = question.problem
+    rate = TF32 if problem.compute == torch.float32 else 1
+    if any(launch.pipe is not None and launch.pipe.FP8_PRODUCTS for launch in plan(problem).launches):
+        rate = FP8
+    ceilings = ceilings._replace(flops_per_s=rate * ceilings.flops_per_s)
     return name, ceilings, moved / ceilings.bytes_per_s, computed / ceilings.flops_per_s
 
 

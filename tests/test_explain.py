@@ -46,6 +46,17 @@ def printed(words: str) -> str:
     return result.output
 
 
+def call_to(asked: Question) -> tuple[Any, Any, Any]:
+    """The tensors of such a call, never filled, its options and axes."""
+    problem = asked.problem
+    lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
+    call = call_of(asked.model, lengths)
+    call.pop("check")
+    given = attend.Tensors(*(call.pop(field, None) for field in attend.Tensors._fields))
+    options = attend.Options(**call, only=None, softmax_scale=None, batch_invariant=asked.batch_invariant)
+    return given, options, paged_attn.check.check_attention(**given._asdict(), **options._asdict())
+
+
 # ---- dialects
 
 
@@ -68,6 +79,24 @@ def test_what_the_hopper_kernels_lack_is_named() -> None:
         assert lines["kernels"].startswith("portable; not Hopper's, which do not take"), changes
         assert reason in lines["kernels"]
         assert lines["launch"].startswith("attention_kernel")
+
+
+def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
+    prefill = dict(queries="4096", keys="4096")
+    fp8 = dict(dtype=torch.float8_e4m3fn, kv_dtype=torch.float8_e4m3fn)
+    assert "TB/s, 770 TFLOP/s" in told(**prefill)["at best"]
+    assert "TB/s, 1540 TFLOP/s" in told(**prefill, **fp8)["at best"]
+    assert "TB/s, 128 TFLOP/s" in told(**prefill, dtype=torch.float32, kv_dtype=torch.float32)["at best"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("head_dim", [64, 72, 128])
+def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_dim: int) -> None:
+    asked = ask(queries="64", keys="64", dtype=dtype, kv_dtype=dtype, head_dim=head_dim, device="sm90")
+    given, options, axes = call_to(asked)
+    told = attend._problem(given, options, axes, asked.device, given.out)
+    # what the interpreter computes in is its own
+    assert told._replace(compute=asked.problem.compute) == asked.problem
 
 
 def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
@@ -119,6 +148,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "invariant": dict(keys="8192", batch_invariant=True),
     "invariant mixed": dict(queries="1x70,2x1", keys="1x2500,2x9000", batch_invariant=True),
     "fp8": dict(batch=5, kv_dtype=torch.float8_e4m3fn),
+    "fp8 prefill": dict(queries="2048", keys="2048", kv_dtype=torch.float8_e4m3fn),
 }
 
 
@@ -127,14 +157,7 @@ CALLS: dict[str, dict[str, Any]] = {
 def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, target: str) -> None:
     asked = ask(**CALLS[name], device=target)
     planned = plan.plan(asked.problem)
-    problem = asked.problem
-    lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
-    call = call_of(asked.model, lengths)
-    call.pop("check")
-    given = attend.Tensors(*(call.pop(field, None) for field in attend.Tensors._fields))
-    names = dict(only=None, softmax_scale=None, batch_invariant=asked.batch_invariant)
-    options = attend.Options(**{**call, **names})
-    axes = paged_attn.check.check_attention(**given._asdict(), **options._asdict())
+    given, options, axes = call_to(asked)
     with arguments_for(tuple(given)) as held:
         steps = arguments.attention(planned, attend._call(held, options, axes))
     told = [kernel for launch in planned.launches for kernel in question.grids(launch).items()]
