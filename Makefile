@@ -10,6 +10,7 @@ ARGS   ?=
 VENV  := .venv
 VPY   := $(VENV)/bin/python
 STAMP := $(VENV)/installed
+NEWEST := $(CURDIR)/build/newest
 PIP   := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VPY) -m pip install --quiet
 
 # A Python whose torch already sees a GPU is used as it is: no environment, no network.
@@ -20,7 +21,7 @@ RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
 READY := $(if $(HAS_GPU),,$(STAMP))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu bench check format clean
+.PHONY: help demo test test-gpu bench newest check format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -36,6 +37,15 @@ test-gpu: $(READY)  ## the whole suite on this machine's GPU
 
 bench: $(READY)  ## every suite against every peer installed, on this machine's GPU
 	$(RUN) -m benchmarks $(ARGS)
+
+# Triton alone, in a folder that is looked into before the environment's own; torch stays as it is.
+newest: $(STAMP)  ## what the newest Triton on the index compiles: reported, not required
+	@rm -rf $(NEWEST) && mkdir -p $(NEWEST)
+	@if $(PIP) --no-deps --retries 0 --timeout 15 --target $(NEWEST) triton >$(NEWEST)/pip.log 2>&1; then \
+	    PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(VPY) -m tests.newest; \
+	else \
+	    echo "newest Triton: skipped, it cannot be fetched: $$(grep ERROR $(NEWEST)/pip.log | tail -1)"; \
+	fi; status=$$?; rm -rf $(NEWEST); exit $$status
 
 check: $(STAMP)  ## format, lint, types
 	$(VPY) -m ruff format --check .

@@ -59,26 +59,30 @@ if INTERPRET:
 
 if not triton.__version__.startswith(TESTED_TRITON):
     warnings.warn(
-        f"paged-attn is tested with Triton {', '.join(TESTED_TRITON)}; this is {triton.__version__}. "
-        "Results should be right, machine code and speed were not looked at.",
+        f"paged-attn is tested with Triton {', '.join(TESTED_TRITON)}; this is {triton.__version__}. The portable "
+        "kernels run: results should be right, machine code and speed were not looked at.",
         stacklevel=2,
     )
 
 
 @functools.cache
-def gluon_available() -> bool:
-    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not.
-
-    PAGED_ATTN_HOPPER=0 says no: all calls go to the portable kernels.
-    """
-    if os.environ.get("PAGED_ATTN_HOPPER") == "0" or not triton.__version__.startswith(TESTED_TRITON):
-        return False
+def why_no_gluon() -> str | None:
+    """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know."""
+    if os.environ.get("PAGED_ATTN_HOPPER") == "0":
+        return "PAGED_ATTN_HOPPER is 0"
+    if not triton.__version__.startswith(TESTED_TRITON):
+        return f"they are tested with Triton {', '.join(TESTED_TRITON)}, and this is {triton.__version__}"
     try:
         from .hopper import shim  # noqa: F401
     except ImportError as error:
         warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
-        return False
-    return True
+        return f"they need another Triton: {error}"
+    return None
+
+
+def gluon_available() -> bool:
+    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not."""
+    return why_no_gluon() is None
 
 
 def _hash_triton_ahead() -> Callable[[], None]:

@@ -25,10 +25,12 @@ import torch
 import paged_attn
 from paged_attn import selftest
 from paged_attn.backend import INTERPRET, device_of
+from paged_attn.explain import explain as explanation
+from paged_attn.question import question_of
 from paged_attn.serving import report, trace
 from paged_attn.serving.caches import LAYOUTS
 from paged_attn.serving.demo import TOLERANCES, Sizes, Step, serve
-from paged_attn.serving.meter import Ceilings
+from paged_attn.serving.meter import measured_ceilings
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
@@ -89,7 +91,7 @@ def demo(**given: Any) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     tolerance = TOLERANCES[sizes.dtype]
-    ceilings = Ceilings.measure(device) if device.type == "cuda" else None
+    ceilings = measured_ceilings(device) if device.type == "cuda" else None
     console.print(report.table(steps, sizes, tolerance, ceilings))
 
     title = f"{_describe(sizes)}, {_name(device)}"
@@ -119,6 +121,42 @@ def check() -> None:
     console.print(table)
     if failed:
         sys.exit(1)
+
+
+@main.command()
+@click.option("--batch", type=click.IntRange(1), help="Sequences, where --queries and --keys name one length each.")
+@click.option("--queries", default="1", show_default=True, help="Query tokens of each sequence: 1, or 1x2048,63x1.")
+@click.option("--keys", default="4096", show_default=True, help="Keys of each, the call's own with them: 64x4096.")
+@click.option("--heads", type=click.IntRange(1), default=32, show_default=True, help="Query heads.")
+@click.option("--kv-heads", type=click.IntRange(1), default=8, show_default=True, help="Key and value heads.")
+@click.option("--head-dim", type=click.IntRange(1, 256), default=128, show_default=True)
+@click.option("--page-size", type=click.IntRange(1), default=16, show_default=True, help="Tokens in a page.")
+@click.option("--dtype", type=click.Choice(list(DTYPES | FP8)), default="bfloat16", show_default=True, help="Of q.")
+@click.option("--kv-dtype", type=click.Choice(list(DTYPES | FP8)), help="Of the cache.  [as --dtype]")
+@click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache.")
+@click.option("--window", type=(int, int), default=(-1, -1), help="Keys to the left and right; -1 = all.")
+@click.option("--causal/--not-causal", default=True, show_default=True)
+@click.option("--softcap", type=click.FloatRange(0), default=0.0)
+@click.option("--alibi", is_flag=True, help="alibi_slopes are given.")
+@click.option("--sinks", is_flag=True, help="sinks are given.")
+@click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias.")
+@click.option("--new", is_flag=True, help="k_new and v_new are given.")
+@click.option("--batch-invariant", is_flag=True)
+@click.option("--max-queries", type=click.IntRange(1), help="max_seqlen_q.  [the longest]")
+@click.option("--max-keys", type=click.IntRange(1), help="max_seqlen_k, or what the page table holds.  [the longest]")
+@click.option("--device", help="sm90, or sm90:132 with its multiprocessors.  [this GPU, else an H200]")
+def explain(**given: Any) -> None:
+    """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost."""
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    types = DTYPES | FP8
+    given |= dict(dtype=types[given["dtype"]], kv_dtype=types[given["kv_dtype"] or given["dtype"]])
+    try:
+        for name, text in explanation(question_of(**given)):
+            table.add_row(name, text)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)  # a file has no width
 
 
 @main.command()

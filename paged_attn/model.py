@@ -79,7 +79,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
     keys = [model.cache_dtype, *([new_dtype(model)] if model.new else [])]
     k_cache, v_cache = caches(model, 1)
     kv_layout = "NHD" if model.kv_layout == "x" else model.kv_layout
-    aligned = model.dtype.itemsize == 2 and model.head_dim % 8 == 0
+    aligned = model.dtype.itemsize <= 2 and model.head_dim * model.dtype.itemsize % 16 == 0
     return plan.Problem(
         tokens=batch.tokens,
         seqs=batch.seqs,

@@ -187,15 +187,18 @@ def compare(case: Case, out: Tensor, lse: Tensor, inputs: dict[str, Any]) -> flo
     assert (lse.dtype, lse.shape) == (torch.float32, want_lse.shape), f"{case.name}: lse is {lse.dtype} {lse.shape}"
 
     dot = widest(case.dtype, case.dtype_of_cache)
-    compute, store = TOLERANCES[dot][0], TOLERANCES[out.dtype][1]
-    if rounds_weights(case, out):
-        compute = FP8_WEIGHTS
-    smallest = torch.finfo(out.dtype).smallest_normal * torch.finfo(out.dtype).eps
-    bound = compute * weighted + store * want.abs() + smallest
-    bound[weighted == 0] = 0.0  # nothing seen, or only the sink: exactly 0
+    compute = FP8_WEIGHTS if rounds_weights(case, out) else TOLERANCES[dot][0]
+    bound = bound_of(want, weighted, compute, out.dtype)
     lse_bound = LSE_TOLERANCES[case.dtype] * (1 + want_lse.abs())
     worst = _worst(f"{case.name}: out", got, want, bound, asked)
     return max(worst, _worst(f"{case.name}: lse", lse.double(), want_lse, lse_bound, asked))
+
+
+def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -> Tensor:
+    """The largest error of each element (TOLERANCES); weighted: the same attention over the magnitudes of values."""
+    smallest = torch.finfo(out).smallest_normal * torch.finfo(out).eps
+    bound = compute * weighted + TOLERANCES[out][1] * want.abs() + smallest
+    return bound.where(weighted != 0, 0.0)  # nothing seen, or only the sink: exactly 0
 
 
 def rounds_weights(case: Case, out: Tensor) -> bool:

@@ -1,11 +1,14 @@
-"""The device that the suite runs on, and plans small enough for short sequences to meet every path."""
+"""The device that the suite runs on, plans small enough for short sequences to meet every path, no launch at all."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+
+pytest.register_assert_rewrite("tests.bad_input")  # its assertions are those of many files
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,3 +54,26 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     yield cut
     monkeypatch.undo()
     forget()
+
+
+@pytest.fixture
+def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any kernel launch of the test fails it."""
+    from triton.runtime.jit import KernelInterface
+
+    def launched(kernel: Any, grid: Any) -> None:
+        pytest.fail(f"{kernel} was launched")
+
+    monkeypatch.setattr(KernelInterface, "__getitem__", launched)
+
+
+@pytest.fixture(params=["check=True", "PAGED_ATTN_CHECK=1"])
+def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The two ways to ask for the checked call: the arguments to add."""
+    if request.param == "check=True":
+        return {"check": True}
+    from paged_attn import check
+
+    monkeypatch.setenv("PAGED_ATTN_CHECK", "1")
+    monkeypatch.setattr(check, "ALWAYS", check.asked())
+    return {}

@@ -1,4 +1,4 @@
-"""The benchmark counts work right, checks peers before it times them, and says who is left out; on the CPU."""
+"""The benchmark checks peers before it times them, says who is left out, keeps and draws; on the CPU."""
 
 from __future__ import annotations
 
@@ -20,11 +20,9 @@ from benchmarks import cliffs, measure, plots, report, runner, traces
 from benchmarks.inputs import inputs_of, tree
 from benchmarks.peers import OURS, PEERS, Call, flashinfer, sdpa
 from benchmarks.peers.cannot import Cannot, allow, features
-from benchmarks.suites import SUITES, uniform
-from benchmarks.work import operations, traffic
+from benchmarks.work import traffic
 from paged_attn import reference
 from paged_attn.cli import main
-from paged_attn.serving.trace import Request
 from tests.cases import E4M3, Case
 
 SMALL = Case("small", (3, 1), (20, 33), heads=2, kv_heads=1, head_dim=16)
@@ -72,128 +70,6 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "capture", lambda call: call)
     monkeypatch.setattr(measure, "ceilings", lambda: dict(CEILINGS))
     monkeypatch.setattr(measure, "replay", lambda graphs, rounds: {n: 1e-5 * (i + 1) for i, n in enumerate(graphs)})
-
-
-# Work, by hand.
-
-
-def test_decode_reads_keys_and_values_once() -> None:
-    """2 sequences x 100 keys x (K and V) x 8 heads x 128 x 2 bytes, and q and out of 2 x 32 x 128 x 2 bytes each."""
-    case = uniform("", 2, 1, 100)
-    assert traffic(case) == 2 * 100 * 2 * 8 * 128 * 2 + 2 * 2 * 32 * 128 * 2
-    assert operations(case) == 4 * 128 * 32 * 2 * 100
-
-
-def test_causal_pairs_are_a_triangle_behind_the_context() -> None:
-    """3 queries at 10 keys see 8, 9 and 10 of them."""
-    case = Case("", (3,), (10,), heads=2, kv_heads=1, head_dim=16)
-    assert operations(case) == 4 * 16 * 2 * (8 + 9 + 10)
-
-
-def test_a_window_bounds_keys_and_pairs() -> None:
-    """4 queries at 6 keys with 2 keys to the left see 3 each, of 6 keys 6; at 4 keys 1, 2, 3 and 3."""
-    case = Case("", (4, 4), (6, 4), heads=1, kv_heads=1, head_dim=16, window_size=(2, -1))
-    assert operations(case) == 4 * 16 * (3 + 3 + 3 + 3 + 1 + 2 + 3 + 3)
-    row = 2 * 16 * 4
-    assert traffic(case) == (6 + 4) * row + 8 * row
-
-
-def test_an_fp8_cache_moves_one_byte_an_element() -> None:
-    case = uniform("", 1, 1, 100, cache_dtype=E4M3)
-    assert traffic(case) == 100 * 2 * 8 * 128 + 2 * 32 * 128 * 2
-
-
-def test_a_sequence_without_queries_moves_nothing() -> None:
-    case = Case("", (0, 1), (50, 7), heads=1, kv_heads=1, head_dim=16)
-    assert (traffic(case), operations(case)) == ((7 + 1) * 2 * 16 * 4, 4 * 16 * 7)
-
-
-# Suites.
-
-
-def test_suites_are_those_of_the_readme_and_names_are_unique() -> None:
-    assert list(SUITES) == ["decode", "features", "prefill", "mixed", "ragged", "spec", "fp8", "invariant"]
-    for suite, cases in SUITES.items():
-        assert len({case.name for case in cases}) == len(cases), suite
-        for case in cases:
-            assert all(q <= k for q, k in zip(case.query_lens, case.seq_lens, strict=True)), case.name
-
-
-def test_speculation_goes_from_1_to_64_queries_and_has_a_tree_of_32() -> None:
-    lengths = {length for case in SUITES["spec"] for length in case.query_lens}
-    assert {1, 2, 4, 8, 16, 32, 64} <= lengths
-    assert any(case.qq_bias == 32 and set(case.query_lens) == {32} for case in SUITES["spec"])
-
-
-def test_every_fp8_case_stands_beside_its_twin() -> None:
-    names = {case.name for case in SUITES["fp8"]}
-    for case in SUITES["fp8"]:
-        if case.cache_dtype is not None:
-            assert case.name.split(", e4m3")[0] in names
-
-
-def test_batch_invariant_cases_are_held_against_the_default_mode() -> None:
-    default = PEERS["default mode"]
-    for case in (case for cases in SUITES.values() for case in cases):
-        assert case.batch_invariant == (case in SUITES["invariant"])
-    with pytest.raises(Cannot, match="default mode itself"):
-        default(SMALL, {})
-    case = replace(SMALL, batch_invariant=True)
-    inputs = inputs_of(case, "cpu")
-    assert default(case, inputs)().shape == inputs["out"].shape
-
-
-def test_a_tree_sees_itself_and_its_ancestors() -> None:
-    """Node 5 descends from 2, and 2 from 0."""
-    seen = tree(7) == 0
-    assert seen[5].nonzero().flatten().tolist() == [0, 2, 5]
-    assert seen[0].nonzero().flatten().tolist() == [0]
-    assert not seen.triu(1).any()
-
-
-def test_inputs_hold_no_poison() -> None:
-    for case in (SMALL, Case("fp8", (1,), (20,), cache_dtype=E4M3), Case("x", (1,), (20,), layout="x")):
-        inputs = inputs_of(case, "cpu")
-        assert all(inputs[name].float().isfinite().all() for name in ("k_cache", "v_cache")), case.name
-        assert 0 <= inputs["page_table"].min() <= inputs["page_table"].max() < len(inputs["k_cache"])
-
-
-# The trace.
-
-
-def requests(prompt: int, output: int, count: int) -> list[Request]:
-    return [Request(0.0, prompt, output)] * count
-
-
-def test_a_cut_is_the_schedule_of_chunks_behind_decodes() -> None:
-    """Prompts of 300 with 3 tokens of output under a budget of 256: 256 + (44, 212) + (1, 88, 167) ..."""
-    cut = traces.cut(requests(300, 3, 4), budget=256, steps=3, samples=3)
-    lengths = [list(zip(case.query_lens, case.seq_lens, strict=True)) for case in cut.cases]
-    assert lengths == [[(256, 256)], [(44, 300), (212, 212)], [(1, 301), (88, 300), (167, 167)]]
-    assert (cut.suite, cut.steps, cut.dropped) == ("trace-256", 3, 0)
-
-
-def test_samples_are_spread_over_a_run() -> None:
-    cut = traces.cut(requests(50, 400, 1000), budget=256, steps=120, samples=4)
-    assert [int(case.name.split()[1].rstrip(":")) for case in cut.cases] == [15, 45, 75, 105]
-    assert all(sum(case.query_lens) <= 256 for case in cut.cases)
-
-
-def test_a_trace_may_end_before_the_steps_do() -> None:
-    cut = traces.cut(requests(10, 3, 2), budget=256, steps=100, samples=24)
-    assert cut.steps == len(cut.cases) == 3
-
-
-def test_requests_that_no_cache_holds_are_dropped_and_counted() -> None:
-    cut = traces.cut([*requests(traces.CACHE_TOKENS, 2, 3), *requests(8, 2, 1)], budget=256, steps=9, samples=2)
-    assert (cut.dropped, cut.steps) == (3, 2)
-
-
-def test_both_budgets_are_cut_from_the_synthetic_trace() -> None:
-    small, large = traces.cuts(None, steps=60, samples=3)
-    assert [small.budget, large.budget] == [256, 2048]
-    assert max(sum(case.query_lens) for case in large.cases) > 256
-    assert all((case.heads, case.kv_heads, case.head_dim, case.page_size) == (32, 8, 128, 16) for case in large.cases)
 
 
 # Peers.

@@ -74,6 +74,4 @@ def widen_bytes(x, FP8: gl.constexpr):
 @gluon.jit
 def transpose_bytes(a, b, c, d):
     """Four words of four bytes as the words of their first bytes, second bytes, ...: 8 instructions for 16 bytes."""
-    return gl.inline_asm_elementwise(
-        _TRANSPOSE, "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=_FOUR, is_pure=True, pack=1
-    )
+    return gl.inline_asm_elementwise(_TRANSPOSE, "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=_FOUR, is_pure=True, pack=1)

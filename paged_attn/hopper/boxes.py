@@ -24,9 +24,7 @@ def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
 
 
-def _box(
-    stored: KV | Rows, sizes: list[int], strides: list[int], box: tuple[int, ...]
-) -> TensorDescriptor:
+def _box(stored: KV | Rows, sizes: list[int], strides: list[int], box: tuple[int, ...]) -> TensorDescriptor:
     fp8 = _FP8[stored.FP8.value]
     tensor = stored.ptr if fp8 is None else stored.ptr.view(fp8)
     return TensorDescriptor(tensor, sizes, strides, list(box), _layout(box, tensor.dtype))

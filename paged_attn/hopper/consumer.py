@@ -88,9 +88,7 @@ def drain(rings, turns, count, P: gl.constexpr):
 
 
 @gluon.jit
-def consume(
-    out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
+def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """64 rows of an item, from the first key to the stored result; returns the turns."""
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS))
     TOKENS: gl.constexpr = 64 // S.GROUP

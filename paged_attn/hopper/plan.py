@@ -1,6 +1,7 @@
 """What the Hopper kernels cover, and their shapes."""
 
 import math
+from collections.abc import Callable
 
 import torch
 import triton
@@ -17,22 +18,33 @@ TAKEN = 4  # counters before those of pieces: items taken, programs done
 PIECES = 4  # of blocks that are cut, so many for every program
 
 
+# What must hold, and what a call asks for where it does not; types of 32 bits are told once.
+CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
+    (
+        lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
+        "float32",
+    ),
+    (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
+    (lambda p: p.cache.itemsize != 1 or not _few_rows(p), "an fp8 cache under few queries"),
+    (lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2, "an x-packed cache, or one not in steps of 16 bytes"),
+    (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
+    (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
+    (lambda p: p.heads // p.kv_heads <= 64, "more than 64 heads on a KV head"),
+    (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
+    (lambda p: not p.new, "keys outside the cache"),
+    (lambda p: not p.batch_invariant, "batch_invariant"),
+    (lambda p: not p.qq_bias, "a query-query bias"),
+)
+
+
+def uncovered(p: Problem) -> list[str]:
+    """What a call asks for that these kernels do not have."""
+    return [asked for holds, asked in CONDITIONS if not holds(p)]
+
+
 def covers(p: Problem) -> bool:
-    """Whether boxes of the caches can be cut, in 16-bit types; the rest is left to the portable kernels."""
-    return (
-        p.compute in (torch.float16, torch.bfloat16)
-        and (p.query.itemsize == 2 or p.cache.itemsize == 1)
-        and (p.cache.itemsize == 2 or not _few_rows(p))
-        and p.rows_per_page > 0
-        and p.page_size % 8 == 0
-        and p.head_dim % 8 == 0
-        and 32 < p.head_dim <= 256
-        and p.heads // p.kv_heads <= 64
-        and p.kv_heads <= p.device.multiprocessors
-        and not p.new
-        and not p.batch_invariant
-        and not p.qq_bias
-    )
+    """Whether these kernels take a call; the rest is left to the portable ones."""
+    return not uncovered(p)
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_attn.serving.scheduler import Share
+from paged_attn.work import Ceilings, page_ids, visible_pairs
 
 
 @dataclass(frozen=True)
@@ -33,26 +34,19 @@ def work_of(
     for share in shares:
         keys += share.seq_len
         queries += share.query_len
-        ids += -(-share.seq_len // page_size)
-        pairs += share.query_len * share.context_len + share.query_len * (share.query_len + 1) // 2
+        ids += page_ids(share.query_len, share.seq_len, page_size)
+        pairs += visible_pairs(share.query_len, share.seq_len)
     moved = 2 * keys * kv_heads * head_dim * kv_bytes + 2 * queries * heads * head_dim * q_bytes + 4 * ids
     return Work(moved, 4 * pairs * heads * head_dim)
 
 
-@dataclass(frozen=True)
-class Ceilings:
-    """What this device reaches in torch: a sum over 2 GiB, and an 8192^3 bfloat16 product."""
-
-    bytes_per_s: float
-    flops_per_s: float
-
-    @staticmethod
-    def measure(device: torch.device) -> Ceilings:
-        data = torch.zeros(2**30, dtype=torch.bfloat16, device=device)
-        stream = _median_seconds(data.sum)
-        a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
-        product = _median_seconds(lambda: a @ b)
-        return Ceilings(data.numel() * data.element_size() / stream, 2 * 8192**3 / product)
+def measured_ceilings(device: torch.device) -> Ceilings:
+    """What this device reaches in torch, now: a sum over 2 GiB, and an 8192^3 bfloat16 product."""
+    data = torch.zeros(2**30, dtype=torch.bfloat16, device=device)
+    stream = _median_seconds(data.sum)
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    product = _median_seconds(lambda: a @ b)
+    return Ceilings(data.numel() * data.element_size() / stream, 2 * 8192**3 / product)
 
 
 class Stopwatch:

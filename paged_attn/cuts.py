@@ -1,0 +1,119 @@
+"""How a launch cuts a batch whose lengths are known: kernels/schedule.py and hopper/schedule.py, told by the host.
+
+The planner knows no lengths and needs none of this; `paged-attn explain` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from .hopper.plan import PIECES
+from .plan import Launch
+
+
+class Batch(NamedTuple):
+    """Lengths of every sequence, and the window that all have, -1 where it has no end."""
+
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
+    left: int
+    right: int
+
+
+class Block(NamedTuple):
+    """Up to BLOCK_Q query tokens of one sequence, for each KV head."""
+
+    tokens: int
+    first_tile: int  # of its sequence's line
+    tiles: int  # that its sequence's queries see: its length on the line of units
+    visited: int  # that its own queries see
+
+
+class Cut(NamedTuple):
+    """All of a launch's work; everything is counted once for all KV heads, but for items."""
+
+    sequences: int
+    blocks: int
+    tiles: int  # visited
+    schedule: str  # "blocks": a program each | "shares": even ones | "counter": items from it
+    parts: int  # shares that have work, or items
+    least: int  # tiles on the line of a share; of an item at most
+    most: int
+    cut: int  # blocks
+    pieces: int  # of these
+    rows: int  # states that these pieces leave
+
+
+def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
+    """The blocks that a launch serves, as they lie on the line of units."""
+    shape = launch.shape
+    for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
+        if not max(1, launch.shortest) <= query_len <= launch.longest:
+            continue
+        context = seq_len - query_len
+        first_tile = 0 if batch.left < 0 else max(context - batch.left, 0) // shape.TILE
+        tiles = max(1, -(-seq_len // shape.TILE) - first_tile)
+        for first in reversed(range(0, query_len, shape.BLOCK_Q)):
+            tokens = min(query_len - first, shape.BLOCK_Q)
+            begin = 0 if batch.left < 0 else max(context + first - batch.left, 0)
+            end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
+            visited = max(0, -(-end // shape.TILE) - begin // shape.TILE)
+            yield Block(tokens, first_tile, tiles, visited)
+
+
+def cut(launch: Launch, batch: Batch) -> Cut:
+    """What the launch's programs will find to do."""
+    shape, pipe = launch.shape, launch.pipe
+    blocks = list(blocks_of(launch, batch))
+    total = sum(block.tiles for block in blocks)
+    if pipe is not None and not pipe.SHARES:
+        schedule, least, most = "counter", 0, max((block.tiles for block in blocks), default=0)
+        if shape.SPLIT:
+            most = max(launch.least, -(-total * shape.KV_HEADS // (launch.programs * PIECES)))
+        pieces = [-(-block.tiles // most) for block in blocks]
+        parts = sum(pieces) * shape.KV_HEADS
+    elif shape.SPLIT:
+        shares = launch.programs if pipe is None else launch.programs // shape.KV_HEADS
+        schedule, (least, extra) = "shares", divmod(total, shares)
+        if least < launch.least:
+            least, extra = launch.least, 0
+        pieces = list(_pieces(launch, blocks, least, extra))
+        parts, most = min(shares, -(-total // least)), min(total, least + (extra > 0))
+        least = min(least, total)
+    else:
+        schedule, parts, pieces = "blocks", len(blocks), [1] * len(blocks)
+        least, most = (f((block.visited for block in blocks), default=0) for f in (min, max))
+    cuts = [(block, count) for block, count in zip(blocks, pieces) if count > 1]
+    return Cut(
+        sequences=sum(max(1, launch.shortest) <= length <= launch.longest for length in batch.query_lens),
+        blocks=len(blocks),
+        tiles=sum(block.visited for block in blocks),
+        schedule=schedule,
+        parts=parts,
+        least=least,
+        most=most,
+        cut=len(cuts),
+        pieces=sum(count for _, count in cuts),
+        rows=sum(count * block.tokens for block, count in cuts) * shape.GROUP,
+    )
+
+
+def _pieces(launch: Launch, blocks: list[Block], size: int, extra: int) -> Iterator[int]:
+    """How many states each block leaves where shares have `size` units, the first `extra` of them one more."""
+
+    def share_of(unit: int) -> int:
+        larger = extra * (size + 1)
+        return unit // (size + 1) if unit < larger else extra + (unit - larger) // size
+
+    unit = 0
+    for block in blocks:
+        if launch.shape.PIECE is None:
+            yield share_of(unit + block.tiles - 1) - share_of(unit) + 1
+        else:
+            # a piece belongs to the share in which it begins; the pieces of a block that is cut are kept one by one
+            tiles = launch.shape.PIECE // launch.shape.TILE
+            first, end = block.first_tile // tiles, -(-(block.first_tile + block.tiles) // tiles)
+            last = max(0, (end - 1) * tiles - block.first_tile)
+            yield 1 if share_of(unit) == share_of(unit + last) else min(end - first, launch.slots)
+        unit += block.tiles

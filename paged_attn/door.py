@@ -1,0 +1,184 @@
+"""What may come in: each axis bound by name on first sight and compared ever after, dtypes, devices, numbers, texts."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+HALF = (torch.float16, torch.bfloat16)
+FLOAT = (*HALF, torch.float32)
+QUERY = (*FLOAT, *FP8)
+FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
+SAME = {dtype: (dtype,) for dtype in QUERY}
+# by q's dtype: what the cache may be, and what sinks and qq_bias may be
+CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
+BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
+
+LAYOUTS = {
+    "NHD": ("pages", "page_size", "kv_heads", "head_dim"),
+    "HND": ("pages", "kv_heads", "page_size", "head_dim"),
+}
+MAX_HEAD_DIM = 256
+# numbers reach the kernels as int32 and float32
+INT32_MAX = torch.iinfo(torch.int32).max
+TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
+
+class Axes(NamedTuple):
+    """The sizes of one call, 0 where it has no such axis; x = elements of a packed group, 0 without x-packing."""
+
+    tokens: int
+    seqs: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    head_dim: int = 0
+    pages: int = 0
+    page_size: int = 0
+    max_pages: int = 0
+    x: int = 0
+    parts: int = 0
+
+
+class Door:
+    """What the tensors admitted so far have settled: the size of each named axis, and the device."""
+
+    __slots__ = ("device", "first", "sizes")
+
+    def __init__(self) -> None:
+        self.device: torch.device | None = None
+        self.first = ""
+        self.sizes: dict[str, int] = {}
+
+    def tensor(self, name: str, value: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...]) -> None:
+        """Admit a tensor of these axes and one of these dtypes, its last axis contiguous."""
+        self.place(name, value, dtypes)
+        self.bind(name, value, axes)
+        if value.stride(-1) != 1 and value.shape[-1] > 1:
+            raise ValueError(f"{name} must be contiguous along {axes[-1]}, got strides {list(value.stride())}")
+
+    def place(self, name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+        """One of these dtypes, on the device of the first tensor."""
+        if not isinstance(value, Tensor):
+            raise TypeError(f"{name} must be a tensor of {names(dtypes)}, got {kind(value)}")
+        if value.dtype not in dtypes:
+            raise TypeError(f"{name} must be {names(dtypes)}, got {names((value.dtype,))}")
+        if value.device != self.device:
+            if self.device is not None:
+                raise ValueError(f"{name} must be on {self.device} like {self.first}, got {value.device}")
+            self.device, self.first = value.device, name
+
+    def bind(self, name: str, value: Tensor, axes: tuple[str, ...], instead: str = "") -> None:
+        """Bind each axis on first sight, compare it ever after."""
+        shape, sizes = value.shape, self.sizes
+        if len(shape) != len(axes):
+            raise self.wrong_shape(name, shape, axes, instead)
+        for axis, size in zip(axes, shape):
+            if sizes.setdefault(axis, size) != size:
+                raise self.wrong_shape(name, shape, axes, instead)
+
+    def wrong_shape(self, name: str, shape: torch.Size, axes: tuple[str, ...], instead: str = "") -> ValueError:
+        """Names the axes that differ or, where the number of axes does, every axis already known."""
+        got = shape if len(shape) == len(axes) else [None] * len(axes)
+        known = [f"{axis} = {self.sizes[axis]}" for axis, size in zip(axes, got) if self.sizes.get(axis, size) != size]
+        wanted = f"{instead}[{', '.join(axes)}]" + (f" with {', '.join(known)}" if known else "")
+        return ValueError(f"{name} must be {wanted}, got {list(shape)}")
+
+    def caches(self, k_cache: Any, v_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+        """Both caches, in any layout; the rank of k_cache tells x-packed ones."""
+        choice("kv_layout", kv_layout, tuple(LAYOUTS))
+        if isinstance(k_cache, Tensor) and k_cache.ndim == 5:
+            self.tensor("k_cache", k_cache, ("pages", "kv_heads", "head_dim // x", "page_size", "x"), dtypes)
+            if self.sizes["head_dim // x"] * self.sizes["x"] != self.sizes["head_dim"]:
+                wanted = f"[pages, kv_heads, head_dim // x, page_size, x] with head_dim = {self.sizes['head_dim']}"
+                raise ValueError(f"k_cache must be {wanted}, got {list(k_cache.shape)}")
+            self.tensor("v_cache", v_cache, ("pages", "kv_heads", "head_dim", "page_size"), SAME[k_cache.dtype])
+        else:
+            self.tensor("k_cache", k_cache, LAYOUTS[kv_layout], dtypes)
+            self.tensor("v_cache", v_cache, LAYOUTS[kv_layout], SAME[k_cache.dtype])
+        for axis in ("kv_heads", "page_size"):
+            if self.sizes[axis] < 1:
+                raise ValueError(f"k_cache must have {axis} >= 1, got {list(k_cache.shape)}")
+        if not 1 <= self.sizes["head_dim"] <= MAX_HEAD_DIM:
+            raise ValueError(f"head_dim must be between 1 and {MAX_HEAD_DIM}, got {self.sizes['head_dim']}")
+
+    def scale(self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads") -> None:
+        """A scale belongs to an fp8 tensor, always, and to no other."""
+        if value is None:
+            if dtype in FP8:
+                raise ValueError(f"{name} is required, for {of} is {names((dtype,))}")
+        elif dtype not in FP8:
+            raise ValueError(f"{name} must be None, for {of} is {names((dtype,))} and not fp8")
+        elif not isinstance(value, Tensor):
+            number(name, value, "a finite number > 0, or a float32 tensor", TINY)
+        else:
+            self.place(name, value, FLOAT32)
+            if value.shape != (1,):
+                if axis is None:
+                    raise ValueError(f"{name} must be [1], got {list(value.shape)}")
+                self.bind(name, value, (axis,), "[1] or ")
+
+
+def writable(name: str, value: Tensor) -> None:
+    """Expanded memory cannot be written: two elements would share one place."""
+    for size, stride in zip(value.shape, value.stride()):
+        if stride == 0 and size > 1:
+            raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
+
+
+def both(name: str, value: Any, other_name: str, other: Any) -> None:
+    """Two arguments that come together."""
+    if value is None or other is None:
+        given, missing = (other_name, name) if value is None else (name, other_name)
+        raise ValueError(f"{name} and {other_name} must be given together, got {given} without {missing}")
+
+
+def integer(name: str, value: Any, least: int, wanted: str = "None or an int") -> None:
+    """An int32, which a bool is not; None only where the text says so."""
+    if value is None and wanted != "an int":
+        return
+    if not isinstance(value, int) or value is True or value is False:
+        raise TypeError(f"{name} must be {wanted} >= {least}, got {kind(value)}")
+    if not least <= value <= INT32_MAX:
+        raise ValueError(f"{name} must be {wanted} >= {least} and < 2^31, got {value}")
+
+
+def window(value: Any) -> None:
+    """(left, right), two ints, -1 = no limit."""
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"window_size must be (left, right), two ints >= -1, got {kind(value)}")
+    if len(value) != 2:
+        raise ValueError(f"window_size must be (left, right), two ints >= -1, got {value!r}")
+    integer("window_size[0]", value[0], -1, "an int")
+    integer("window_size[1]", value[1], -1, "an int")
+
+
+def boolean(name: str, value: Any, wanted: str = "True or False") -> None:
+    if value is not True and value is not False:
+        raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
+
+
+def number(name: str, value: Any, wanted: str, least: float = -HUGE) -> None:
+    """A number that is finite in float32 and at least `least`."""
+    if not isinstance(value, (float, int)) or value is True or value is False:
+        raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
+    if not least <= value <= HUGE:
+        raise ValueError(f"{name} must be {wanted}, got {value}")
+
+
+def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """One of a few words."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be {' or '.join(map(repr, choices))}, got {kind(value)}")
+    if value not in choices:
+        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
+
+
+def names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " | ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__

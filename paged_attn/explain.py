@@ -1,0 +1,175 @@
+"""What the library will do for a call whose lengths are known, and what that should cost, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from . import cuts, plan
+from .backend import why_no_gluon
+from .cuts import Cut
+from .layout import is_fp8
+from .plan import UNBOUNDED, Launch, Problem
+from .question import Question, grids, memory, need_of, operations, seconds
+from .scratch import Need
+
+
+def explain(question: Question) -> Iterator[tuple[str, str]]:
+    """(what, text) line by line."""
+    problem = question.problem
+    launches = plan.plan(problem).launches
+    yield "call", _call(question)
+    yield "device", f"{question.device.arch}, {question.device.multiprocessors} multiprocessors"
+    yield "kernels", _dialect(problem, launches)
+    states = 0
+    for number, launch in enumerate(launches, 1):
+        done = cuts.cut(launch, question.batch)
+        states += 2 * 4 * done.rows * (launch.shape.DIM + 2) * launch.shape.KV_HEADS
+        yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)
+        yield "  tiles", _tiles(launch, done)
+        yield "  work", _work(launch, done)
+        if launch.shape.SPLIT:
+            yield "  pieces", _pieces(launch, done)
+            yield "  scratch", _scratch(need_of(launch))
+    moved = memory(question) | ({"states of pieces, out and in": states} if states else {})
+    yield "memory", f"{_bytes(sum(moved.values()))}: " + ", ".join(f"{name} {_bytes(n)}" for name, n in moved.items())
+    useful, done_in_tiles = operations(question), sum(_multiplied(x, cuts.cut(x, question.batch)) for x in launches)
+    share = useful / done_in_tiles if done_in_tiles else 1
+    yield "operations", f"{_flop(useful)} that count, {share:.0%} of the {_flop(done_in_tiles)} that whole tiles take"
+    yield "at best", _least(question, sum(moved.values()), useful)
+
+
+# ---- lines ---------------------------------------------------------------------------------------
+
+
+def _call(question: Question) -> str:
+    model = question.model
+    counts = Counter(zip(question.query_lens, question.seq_lens))
+    batch = " + ".join(f"{n} x {_some(q, 'query', 'queries')} at {k} keys" for (q, k), n in list(counts.items())[:4])
+    batch += f" + {len(counts) - 4} other kinds" if len(counts) > 4 else ""
+    cache = "" if model.cache_dtype == model.dtype else f" over {_name(model.cache_dtype)}"
+    sizes = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}, {_name(model.dtype)}{cache}"
+    layout = "x-packed" if model.kv_layout == "x" else model.kv_layout
+    bounds = f"max_seqlen_q {question.max_seqlen_q}, max_seqlen_k {question.max_seqlen_k}"
+    return f"{batch}; {sizes}, pages of {model.page_size} ({layout}); {bounds}"
+
+
+def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
+    """Which kernels, and why not the others."""
+    if any(launch.pipe is not None for launch in launches):
+        return "Hopper's"
+    if problem.device.arch != "sm90":
+        return "portable; the others are for sm90"
+    if why := why_no_gluon():
+        return f"portable; not Hopper's, for {why}"
+    from .hopper.plan import uncovered
+
+    return f"portable; not Hopper's, which do not take {' nor '.join(uncovered(problem))}"
+
+
+def _launch(launch: Launch) -> str:
+    pipe = launch.pipe
+    served = _span(max(1, launch.shortest), launch.longest)
+    warps = launch.config.warps if pipe is None else 4 * (pipe.CONSUMERS + (pipe.CONVERT > 0)) + 2 * pipe.LOADERS
+    kernels = ", then ".join(
+        f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
+        for i, (name, grid) in enumerate(grids(launch).items())
+    )
+    return f"{kernels}, for {served}"
+
+
+def _tiles(launch: Launch, done: Cut) -> str:
+    shape, pipe, config = launch.shape, launch.pipe, launch.config
+    live = f", at most {launch.block_tokens * shape.GROUP} live" if launch.block_tokens < shape.BLOCK_Q else ""
+    text = f"{shape.ROWS} rows ({shape.BLOCK_Q} tokens x {shape.GROUP} heads{live}) x {shape.TILE} keys, "
+    if pipe is None:
+        notes = [f"{config.stages} stages"]
+        notes += ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
+        notes += [f"pieces of {shape.PIECE} keys"] * (shape.PIECE is not None)
+        return text + ", ".join(notes)
+    rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
+    if pipe.CONVERT:
+        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
+    warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')}, {2 * pipe.LOADERS} loading warps"
+    return f"{text}{rings}, boxes of {pipe.BOX} keys, {warps}{', 4 that convert' if pipe.CONVERT else ''}"
+
+
+def _work(launch: Launch, done: Cut) -> str:
+    heads = f"for each of {launch.shape.KV_HEADS} KV heads"
+    blocks = f"{_some(done.sequences, 'sequence', 'sequences')}, {_some(done.blocks, 'block', 'blocks')}"
+    text = f"{blocks}, {_some(done.tiles, 'tile', 'tiles')} that somebody sees {heads}; "
+    span = _count(done.least, done.most)
+    if done.schedule == "shares":
+        return f"{text}even shares: {done.parts} of {span} tiles"
+    if done.schedule == "counter":
+        return f"{text}from a counter: {done.parts} items of up to {done.most} tiles"
+    return f"{text}a program per block: {span} tiles"
+
+
+def _pieces(launch: Launch, done: Cut) -> str:
+    if not done.cut:
+        return "no block is cut"
+    by = "a merge kernel" if "merge_cuts_kernel" in grids(launch) else "the program of the last piece"
+    return f"{_some(done.cut, 'block is', 'blocks are')} cut, into {done.pieces} pieces, joined by {by}"
+
+
+def _scratch(need: Need) -> str:
+    kept = f", {need.counters} counters" if need.counters else f", {need.cuts} numbers" if need.cuts else ""
+    return f"{_bytes(4 * need.states)} for states{kept}"
+
+
+def _least(question: Question, moved: int, useful: int) -> str:
+    known = seconds(question, moved, useful)
+    if known is None:
+        return f"no ceilings are known for {question.device.arch}"
+    name, ceilings, moving, multiplying = known
+    bound = "memory" if moving >= multiplying else "arithmetic"
+    at = f"{ceilings.bytes_per_s / 1e12:.2f} TB/s, {ceilings.flops_per_s / 1e12:.0f} TFLOP/s"
+    times = f"memory {_time(moving)}, arithmetic {_time(multiplying)}"
+    return f"{_time(max(moving, multiplying))}, bound by {bound}: {times} ({name}: {at})"
+
+
+def _multiplied(launch: Launch, done: Cut) -> int:
+    """Operations of the tiles that the blocks visit, dead rows, keys and padded dims with them."""
+    shape = launch.shape
+    return 4 * done.tiles * shape.TILE * shape.ROWS * shape.DIM * shape.KV_HEADS
+
+
+def _span(shortest: int, longest: int) -> str:
+    if longest == UNBOUNDED:
+        return "all sequences" if shortest == 1 else f"sequences of {shortest} queries or more"
+    return f"sequences of {_count(shortest, longest)} {'query' if longest == 1 else 'queries'}"
+
+
+def _some(count: int, one: str, many: str) -> str:
+    return f"{count} {one if count == 1 else many}"
+
+
+def _count(least: int, most: int) -> str:
+    return f"{least}" if least == most else f"{least} to {most}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.") if not is_fp8(dtype) else str(dtype).removeprefix("torch.float8_")
+
+
+def _bytes(count: int) -> str:
+    return _scaled(count, ("bytes", "kB", "MB", "GB", "TB"))
+
+
+def _flop(count: int) -> str:
+    return _scaled(count, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def _scaled(count: float, units: tuple[str, ...]) -> str:
+    """Three digits and a unit, in steps of 1000."""
+    step = 0
+    while count >= 999.5 and step < len(units) - 1:
+        count, step = count / 1000, step + 1
+    return f"{count:.3g} {units[step]}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,248 @@
+"""What paged_attention says of queries, caches, tables and lengths that do not fit, word for word."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import paged_attn
+from tests.bad_input import (
+    HND,
+    NHD,
+    PACKED_K,
+    PACKED_V,
+    QUERY,
+    Change,
+    call_of,
+    gapped,
+    like,
+    refuses,
+    shaped,
+    tensor,
+    to,
+    value,
+)
+from tests.cases import E5M2
+
+# (call, change, error, text)
+BATCH: list[tuple[str, Change, type[Exception], str]] = [
+    # q
+    ("plain", value(q=None), TypeError, f"q must be a tensor of {QUERY}, got None"),
+    ("plain", value(q=[1.0]), TypeError, f"q must be a tensor of {QUERY}, got list"),
+    ("plain", to("q", torch.int32), TypeError, f"q must be {QUERY}, got int32"),
+    ("plain", to("q", torch.float64), TypeError, f"q must be {QUERY}, got float64"),
+    ("plain", shaped("q", 5, 192), ValueError, "q must be [tokens, heads, head_dim], got [5, 192]"),
+    ("plain", gapped("q"), ValueError, "q must be contiguous along head_dim, got strides [384, 64, 2]"),
+    (
+        "plain",
+        shaped("q", 5, 7, 32),
+        ValueError,
+        "q must have heads a positive multiple of kv_heads = 2, got heads = 7",
+    ),
+    (
+        "plain",
+        shaped("q", 5, 0, 32),
+        ValueError,
+        "q must have heads a positive multiple of kv_heads = 2, got heads = 0",
+    ),
+    (
+        "plain",
+        lambda c: {"q": c["q"].detach().requires_grad_()},
+        ValueError,
+        "q requires grad, but paged attention has no backward pass: call it under torch.no_grad()",
+    ),
+    (
+        "plain",
+        lambda c: {
+            "q": like(c["q"], 5, 6, 257),
+            "k_cache": like(c["q"], 12, 8, 2, 257),
+            "v_cache": like(c["q"], 12, 8, 2, 257),
+        },
+        ValueError,
+        "head_dim must be between 1 and 256, got 257",
+    ),
+    (
+        "plain",
+        lambda c: {name: like(c[name], *c[name].shape[:-1], 0) for name in ("q", "k_cache", "v_cache")},
+        ValueError,
+        "head_dim must be between 1 and 256, got 0",
+    ),
+    # k_cache, v_cache
+    (
+        "plain",
+        value(k_cache=None),
+        TypeError,
+        "k_cache must be a tensor of bfloat16 | float8_e4m3fn | float8_e5m2, got None",
+    ),
+    (
+        "plain",
+        to("k_cache", torch.float16),
+        TypeError,
+        "k_cache must be bfloat16 | float8_e4m3fn | float8_e5m2, got float16",
+    ),
+    (
+        "plain",
+        to("k_cache", torch.float32),
+        TypeError,
+        "k_cache must be bfloat16 | float8_e4m3fn | float8_e5m2, got float32",
+    ),
+    (
+        "fp8",
+        to("k_cache", torch.float32),
+        TypeError,
+        "k_cache must be float16 | bfloat16 | float8_e4m3fn | float8_e5m2, got float32",
+    ),
+    ("plain", shaped("k_cache", 12, 8, 2), ValueError, f"k_cache must be {NHD} with head_dim = 32, got [12, 8, 2]"),
+    (
+        "plain",
+        shaped("k_cache", 12, 8, 2, 64),
+        ValueError,
+        f"k_cache must be {NHD} with head_dim = 32, got [12, 8, 2, 64]",
+    ),
+    (
+        "hnd",
+        shaped("k_cache", 12, 2, 8, 64),
+        ValueError,
+        f"k_cache must be {HND} with head_dim = 32, got [12, 2, 8, 64]",
+    ),
+    (
+        "plain",
+        gapped("k_cache"),
+        ValueError,
+        "k_cache must be contiguous along head_dim, got strides [1024, 128, 64, 2]",
+    ),
+    ("plain", value(v_cache=None), TypeError, "v_cache must be a tensor of bfloat16, got None"),
+    ("plain", to("v_cache", torch.float16), TypeError, "v_cache must be bfloat16, got float16"),
+    ("fp8 cache", to("v_cache", E5M2), TypeError, "v_cache must be float8_e4m3fn, got float8_e5m2"),
+    (
+        "plain",
+        shaped("v_cache", 12, 8, 3, 32),
+        ValueError,
+        f"v_cache must be {NHD} with kv_heads = 2, got [12, 8, 3, 32]",
+    ),
+    (
+        "plain",
+        shaped("v_cache", 8, 4, 2, 32),
+        ValueError,
+        f"v_cache must be {NHD} with pages = 12, page_size = 8, got [8, 4, 2, 32]",
+    ),
+    (
+        "plain",
+        gapped("v_cache"),
+        ValueError,
+        "v_cache must be contiguous along head_dim, got strides [1024, 128, 64, 2]",
+    ),
+    (
+        "packed",
+        shaped("k_cache", 12, 2, 3, 8, 8),
+        ValueError,
+        f"k_cache must be {PACKED_K} with head_dim = 32, got [12, 2, 3, 8, 8]",
+    ),
+    (
+        "packed",
+        gapped("k_cache"),
+        ValueError,
+        "k_cache must be contiguous along x, got strides [1024, 512, 128, 16, 2]",
+    ),
+    (
+        "packed",
+        shaped("v_cache", 12, 2, 32, 4),
+        ValueError,
+        f"v_cache must be {PACKED_V} with page_size = 8, got [12, 2, 32, 4]",
+    ),
+    (
+        "packed",
+        gapped("v_cache"),
+        ValueError,
+        "v_cache must be contiguous along page_size, got strides [1024, 512, 16, 2]",
+    ),
+    (
+        "plain",
+        lambda c: {"k_cache": like(c["q"], 12, 0, 2, 32), "v_cache": like(c["q"], 12, 0, 2, 32)},
+        ValueError,
+        "k_cache must have page_size >= 1, got [12, 0, 2, 32]",
+    ),
+    (
+        "plain",
+        lambda c: {"k_cache": like(c["q"], 12, 8, 0, 32), "v_cache": like(c["q"], 12, 8, 0, 32)},
+        ValueError,
+        "k_cache must have kv_heads >= 1, got [12, 8, 0, 32]",
+    ),
+    # kv_layout
+    ("plain", value(kv_layout="NDH"), ValueError, "kv_layout must be 'NHD' or 'HND', got 'NDH'"),
+    ("plain", value(kv_layout=None), TypeError, "kv_layout must be 'NHD' or 'HND', got None"),
+    # page_table
+    ("plain", value(page_table=None), TypeError, "page_table must be a tensor of int32, got None"),
+    ("plain", to("page_table", torch.int64), TypeError, "page_table must be int32, got int64"),
+    ("plain", shaped("page_table", 21), ValueError, "page_table must be [seqs, max_pages], got [21]"),
+    ("plain", gapped("page_table"), ValueError, "page_table must be contiguous along max_pages, got strides [14, 2]"),
+    # seq_lens
+    ("plain", value(seq_lens=[1, 2, 3]), TypeError, "seq_lens must be a tensor of int32, got list"),
+    ("plain", to("seq_lens", torch.int64), TypeError, "seq_lens must be int32, got int64"),
+    ("plain", shaped("seq_lens", 4), ValueError, "seq_lens must be [seqs] with seqs = 3, got [4]"),
+    ("plain", shaped("seq_lens", 3, 1), ValueError, "seq_lens must be [seqs] with seqs = 3, got [3, 1]"),
+    ("plain", gapped("seq_lens"), ValueError, "seq_lens must be contiguous along seqs, got strides [2]"),
+    # cu_seqlens_q
+    ("plain", value(cu_seqlens_q=[0, 1]), TypeError, "cu_seqlens_q must be a tensor of int32, got list"),
+    ("plain", to("cu_seqlens_q", torch.int64), TypeError, "cu_seqlens_q must be int32, got int64"),
+    ("plain", shaped("cu_seqlens_q", 3), ValueError, "cu_seqlens_q must be [seqs + 1] with seqs + 1 = 4, got [3]"),
+    ("plain", gapped("cu_seqlens_q"), ValueError, "cu_seqlens_q must be contiguous along seqs + 1, got strides [2]"),
+    (
+        "plain",
+        value(cu_seqlens_q=None),
+        ValueError,
+        "cu_seqlens_q = None needs tokens = seqs, got q with tokens = 5 and seqs = 3",
+    ),
+    # max_seqlen_q, max_seqlen_k
+    ("plain", value(max_seqlen_q=-1), ValueError, "max_seqlen_q must be None or an int >= 0 and < 2^31, got -1"),
+    ("plain", value(max_seqlen_q=2.0), TypeError, "max_seqlen_q must be None or an int >= 0, got float"),
+    ("plain", value(max_seqlen_q=True), TypeError, "max_seqlen_q must be None or an int >= 0, got bool"),
+    ("plain", tensor("max_seqlen_q", ()), TypeError, "max_seqlen_q must be None or an int >= 0, got Tensor"),
+    ("plain", value(max_seqlen_k=-1), ValueError, "max_seqlen_k must be None or an int >= 0 and < 2^31, got -1"),
+    (
+        "plain",
+        value(max_seqlen_k=2**31),
+        ValueError,
+        "max_seqlen_k must be None or an int >= 0 and < 2^31, got 2147483648",
+    ),
+    ("plain", tensor("max_seqlen_k", ()), TypeError, "max_seqlen_k must be None or an int >= 0, got Tensor"),
+    # k_new, v_new
+    ("new", value(v_new=None), ValueError, "k_new and v_new must be given together, got k_new without v_new"),
+    ("new", value(k_new=None), ValueError, "k_new and v_new must be given together, got v_new without k_new"),
+    ("new", to("k_new", torch.float32), TypeError, "k_new must be float16, got float32"),
+    ("new", to("v_new", torch.bfloat16), TypeError, "v_new must be float16, got bfloat16"),
+    ("fp8 new", to("k_new", torch.float32), TypeError, "k_new must be float16 | bfloat16, got float32"),
+    ("fp8 new", to("v_new", torch.float16), TypeError, "v_new must be bfloat16, got float16"),
+    (
+        "fp8 new",
+        lambda c: {
+            "k_cache": c["k_cache"].half(),
+            "v_cache": c["v_cache"].half(),
+            "k_scale": None,
+            "v_scale": None,
+        },
+        TypeError,
+        "k_new must be float16, got bfloat16",
+    ),
+    (
+        "new",
+        shaped("k_new", 4, 2, 32),
+        ValueError,
+        "k_new must be [tokens, kv_heads, head_dim] with tokens = 5, got [4, 2, 32]",
+    ),
+    (
+        "new",
+        shaped("v_new", 5, 6, 32),
+        ValueError,
+        "v_new must be [tokens, kv_heads, head_dim] with kv_heads = 2, got [5, 6, 32]",
+    ),
+    ("new", gapped("k_new"), ValueError, "k_new must be contiguous along head_dim, got strides [128, 64, 2]"),
+    ("new", gapped("v_new"), ValueError, "v_new must be contiguous along head_dim, got strides [128, 64, 2]"),
+]
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("call, change, error, text", BATCH, ids=[text for *_, text in BATCH])
+def test_attention_refuses(call: str, change: Change, error: type[Exception], text: str, device: str) -> None:
+    inputs = call_of(call, device)
+    refuses(paged_attn.paged_attention, inputs | change(inputs), error, text)

@@ -1,0 +1,117 @@
+"""The checked mode of paged_attention: what only the device knows, and that it changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import paged_attn
+from paged_attn import check
+from tests.bad_input import Change, Inputs, as_bytes, refuses, value
+from tests.cases import BAD_PAGE, Case, build
+
+# The cache has 12 pages of 8 (9 where the window frees some), the table 7 columns (6 beside new keys), q 8 tokens.
+CHECKED = Case("checked", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1)
+CHECKED_NEW = Case("checked new", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1, new=True)
+CHECKED_WINDOW = Case("checked window", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1, window_size=(8, -1))
+
+
+def put(name: str, index: Any, number: int) -> Change:
+    def change(inputs: Inputs) -> Inputs:
+        changed = inputs[name].clone()
+        changed[index] = number
+        return {name: changed}
+
+    return change
+
+
+CONTENTS: list[tuple[Case, Change, str]] = [
+    (CHECKED, put("cu_seqlens_q", 0, 1), "cu_seqlens_q[0] = 1, but it must be 0"),
+    (
+        CHECKED,
+        put("cu_seqlens_q", 2, 0),
+        "cu_seqlens_q[2] = 0 is less than cu_seqlens_q[1] = 1 (sequence 1)",
+    ),
+    (
+        CHECKED,
+        put("cu_seqlens_q", 3, 4),
+        "cu_seqlens_q[3] = 4 is less than cu_seqlens_q[2] = 5 (sequence 2)",
+    ),
+    (CHECKED, put("cu_seqlens_q", 4, 9), "cu_seqlens_q[4] = 9, but q has tokens = 8"),
+    (CHECKED, value(max_seqlen_q=3), "sequence 1 has 4 query tokens, but max_seqlen_q = 3"),
+    (CHECKED, value(max_seqlen_k=32), "seq_lens[2] = 33, but max_seqlen_k = 32"),
+    (CHECKED, put("seq_lens", 1, 3), "seq_lens[1] = 3, but sequence 1 has 4 query tokens, which count too"),
+    (
+        CHECKED,
+        put("seq_lens", 0, 57),
+        "seq_lens[0] = 57 needs 57 keys in the cache, but page_table[0] holds max_pages = 7 pages of 8",
+    ),
+    (
+        CHECKED_NEW,
+        put("seq_lens", 0, 50),
+        "seq_lens[0] = 50 needs 49 keys in the cache, but page_table[0] holds max_pages = 6 pages of 8",
+    ),
+    (CHECKED, put("page_table", (2, 4), BAD_PAGE), "page_table[2, 4] = 2147483647, but the cache has 12 pages"),
+    (CHECKED, put("page_table", (0, 0), 12), "page_table[0, 0] = 12, but the cache has 12 pages"),
+    (CHECKED, put("page_table", (1, 0), -1), "page_table[1, 0] = -1, but the cache has 12 pages"),
+    (CHECKED, put("seq_lens", 0, 25), "page_table[0, 3] = 2147483647, but the cache has 12 pages"),
+    (CHECKED_WINDOW, put("page_table", (2, 2), BAD_PAGE), "page_table[2, 2] = 2147483647, but the cache has 9 pages"),
+]
+
+
+@pytest.mark.usefixtures("no_launch")
+@pytest.mark.parametrize("case, change, text", CONTENTS, ids=[text for *_, text in CONTENTS])
+def test_the_checked_call_refuses(case: Case, change: Change, text: str, checked: Inputs, device: str) -> None:
+    inputs = build(case, device)
+    refuses(paged_attn.paged_attention, inputs | change(inputs) | checked, ValueError, text)
+
+
+# What the checked call must not mind; `build` puts 2^31 - 1 in table tails and in pages left of every query's window.
+FINE: list[Case] = [
+    CHECKED,
+    CHECKED_NEW,
+    CHECKED_WINDOW,
+    Case("window of one", (1, 3), (40, 30), page_size=8, window_size=(0, 0)),
+    Case("window and new", (1, 3), (40, 30), page_size=8, window_size=(4, -1), new=True),
+    Case("context out of the window", (1, 3), (40, 30), page_size=8, window_size=(0, 0), new=True),
+    Case("look ahead", (2, 3), (40, 30), page_size=8, window_size=(9, 2), causal=False),
+    Case("empty", (1, 0, 2), (0, 0, -7), page_size=8),
+    Case("decode", (1, 1), (40, 8), page_size=8, decode_form=True),
+]
+
+
+@pytest.mark.parametrize("case", FINE, ids=str)
+def test_the_checked_call_changes_nothing(case: Case, checked: Inputs, device: str) -> None:
+    plain, plain_lse = paged_attn.paged_attention(**build(case, device), check=False)
+    out, lse = paged_attn.paged_attention(**build(case, device), **checked)
+    assert torch.equal(as_bytes(out), as_bytes(plain))
+    assert torch.equal(as_bytes(lse), as_bytes(plain_lse))
+
+
+@pytest.mark.parametrize("only, kept", [("decode", 0), ("prefill", 1)])
+def test_sequences_that_only_leaves_out_are_not_checked(only: str, kept: int, device: str) -> None:
+    case = Case("mixed", (1, 3), (20, 30), page_size=8, only=only)
+    inputs = build(case, device)
+    inputs["page_table"][1 - kept] = BAD_PAGE
+    paged_attn.paged_attention(**inputs, check=True)
+    inputs["page_table"][kept] = BAD_PAGE
+    with pytest.raises(ValueError, match=rf"page_table\[{kept}, 0\]"):
+        paged_attn.paged_attention(**inputs, check=True)
+
+
+@pytest.mark.parametrize(
+    "word, on", [("1", True), ("true", True), ("ON", True), ("0", False), ("", False), (None, False)]
+)
+def test_the_environment_decides_where_check_is_none(
+    word: str | None, on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if word is None:
+        monkeypatch.delenv("PAGED_ATTN_CHECK", raising=False)
+    else:
+        monkeypatch.setenv("PAGED_ATTN_CHECK", word)
+    monkeypatch.setattr(check, "ALWAYS", check.asked())
+    assert check.enabled(None) is on
+    assert check.enabled(True) is True
+    assert check.enabled(False) is False

@@ -1,0 +1,112 @@
+"""Batches of nothing, bounds, sizes and scores at their ends, and what a call must leave alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import paged_attn
+from tests.cases import Case, bits, build, run
+from tests.test_paged_attention import EVERYTHING, FEW, FP16, MIXED, Cut
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("sinks", [False, True], ids=["plain", "sinks"])
+def test_batches_in_which_nobody_sees_anything(segments: int, sinks: bool, device: str, cut: Cut) -> None:
+    cut(segments)
+    run(Case("nothing", (1, 3, 0, 20), (0, -5, 0, -40), sinks=sinks, padding=5, causal=False), device)
+    run(Case("nothing, decode form", (1, 1), (0, -1), sinks=sinks, decode_form=True), device)
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["cached", "new"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "non_causal"])
+def test_sequences_shorter_than_their_queries(new: bool, causal: bool, device: str, cut: Cut) -> None:
+    cut(segments=2)
+    case = Case("short", (5, 12, 3), (2, 9, 3), new=new, causal=causal, alibi=True, sinks=True, qq_bias=4)
+    run(case, device)
+    run(replace(case, window_size=(3, 2)), device)
+
+
+@pytest.mark.parametrize("seqs, tokens", [(0, 0), (0, 3), (2, 0)])
+def test_empty_batches(seqs: int, tokens: int, device: str) -> None:
+    inputs = build(Case("empty", (0,) * max(seqs, 1), (7,) * max(seqs, 1), padding=tokens), device)
+    inputs["page_table"], inputs["seq_lens"] = inputs["page_table"][:seqs], inputs["seq_lens"][:seqs]
+    inputs["cu_seqlens_q"] = inputs["cu_seqlens_q"][: seqs + 1]
+    out, lse = paged_attn.paged_attention(**inputs)
+    assert out.shape[0] == tokens
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("q_bound, k_bound", [(18, 67), (19, 4000), (4000, 67), (None, 67), (18, None)])
+def test_bounds_may_be_loose(q_bound: int | None, k_bound: int | None, device: str) -> None:
+    run(Case("bounds", **MIXED, dtype=FP16), device, max_seqlen_q=q_bound, max_seqlen_k=k_bound)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_two_runs_give_the_same_bits(segments: int, device: str, cut: Cut) -> None:
+    cut(segments)
+    case = Case("twice", **FEW, dtype=FP16)
+    first, second = (paged_attn.paged_attention(**build(case, device)) for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_prefill_only_of_a_decode_batch_writes_nothing(device: str) -> None:
+    case = Case("nothing asked", (1, 1), (5, 40), decode_form=True)
+    inputs = build(case, device)
+    out, _ = paged_attn.paged_attention(**{**inputs, "only": "prefill"})
+    assert out.isnan().all()
+
+
+def test_no_queries_over_a_long_table(device: str) -> None:
+    """A table wide enough to cut keys, and nobody who asks: padding is still cleared."""
+    inputs = build(Case("no queries", (0, 0), (4000, 9), padding=3), device)
+    out, lse = paged_attn.paged_attention(**{**inputs, "max_seqlen_q": 0})
+    assert (out == 0).all()
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("window", [(2**31 - 1, 2**31 - 1), (-1, 2**31 - 1), (2**31 - 3, -1)], ids=str)
+def test_a_window_wider_than_any_sequence_hides_nothing(window: tuple[int, int], device: str) -> None:
+    run(Case("wide", (3, 1, 4), (5, 40, 2), causal=False, window_size=window), device)
+
+
+@pytest.mark.gpu
+def test_a_tensor_on_the_cpu_is_told_where_kernels_run(device: str) -> None:
+    with pytest.raises(ValueError, match="compiled for the GPU"):
+        paged_attn.paged_attention(**build(Case("cpu", (1,), (5,)), "cpu"))
+
+
+def test_many_short_prompts_beside_one_long(device: str) -> None:
+    lens = (1, 9, 1, 2, 33, 1, 0, 4)
+    run(Case("mix", lens, tuple(n + 20 for n in lens), heads=8, kv_heads=1, padding=6), device)
+
+
+def test_the_result_takes_the_dtype_of_the_query(device: str) -> None:
+    case = Case("no out", (1, 5), (20, 30), dtype=FP16)
+    inputs = build(case, device)
+    given, lse = paged_attn.paged_attention(**inputs)
+    made, same_lse = paged_attn.paged_attention(**{**inputs, "out": None})
+    alone = paged_attn.paged_attention(**{**inputs, "out": None, "return_lse": False})
+    assert made.dtype == alone.dtype == FP16
+    assert torch.equal(given, made)
+    assert torch.equal(given, alone)
+    assert torch.equal(lse, same_lse)
+
+
+def test_inputs_are_not_written(device: str) -> None:
+    inputs = build(replace(EVERYTHING, new=True), device)
+    before = {name: bits(x).clone() for name, x in inputs.items() if isinstance(x, torch.Tensor) and name != "out"}
+    paged_attn.paged_attention(**inputs)
+    for name, copy in before.items():
+        torch.testing.assert_close(bits(inputs[name]), copy, rtol=0, atol=0, equal_nan=True, msg=name)
+
+
+def test_scores_of_any_size_are_safe(device: str, cut: Cut) -> None:
+    cut(segments=2)
+    run(Case("peaked", **FEW, softmax_scale=6.0), device)  # float32 rounds a score by its size
+    run(Case("negative scale", **FEW, softmax_scale=-3.0), device)
+    run(Case("flat", **FEW, softmax_scale=0.0), device)

@@ -1,0 +1,313 @@
+"""`paged-attn explain`: it knows what the planner plans, cuts as the device cuts, and counts by hand."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from click.testing import CliRunner
+
+import paged_attn
+from paged_attn import arguments, attend, backend, cuts, explain, plan, question
+from paged_attn.cli import main
+from paged_attn.kernels.args import Batch as DeviceBatch
+from paged_attn.kernels.args import Modifiers
+from paged_attn.kernels.schedule import even_share, share_of, work
+from paged_attn.model import call_of
+from paged_attn.question import Question, lengths, question_of
+from paged_attn.template import arguments_for
+
+ROOT = Path(__file__).parents[1]
+OPTIONS: dict[str, Any] = dict(
+    batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16,
+    kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False, sinks=False,
+    qq_bias=0, new=False, batch_invariant=False, max_queries=None, max_keys=None, device="sm90:132",
+)  # fmt: skip
+
+
+def ask(**changes: Any) -> Question:
+    return question_of(**{**OPTIONS, **changes})
+
+
+def told(**changes: Any) -> dict[str, str]:
+    return dict(explain.explain(ask(**changes)))
+
+
+def printed(words: str) -> str:
+    result = CliRunner().invoke(main, ["explain", *words.split()])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def call_to(asked: Question) -> tuple[Any, Any, Any]:
+    """The tensors of such a call, never filled, its options and axes."""
+    problem = asked.problem
+    lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
+    call = call_of(asked.model, lengths)
+    call.pop("check")
+    given = attend.Tensors(*(call.pop(field, None) for field in attend.Tensors._fields))
+    options = attend.Options(**call, only=None, softmax_scale=None, batch_invariant=asked.batch_invariant)
+    return given, options, paged_attn.check.check_attention(**given._asdict(), **options._asdict())
+
+
+# ---- dialects
+
+
+def test_a_plain_decode_on_an_h200_goes_to_hoppers_kernels() -> None:
+    lines = told(batch=64)
+    assert lines["kernels"] == "Hopper's"
+    assert lines["launch"].startswith("shares_kernel, 128 programs")
+    assert "237 us, bound by memory" in lines["at best"]
+
+
+def test_what_the_hopper_kernels_lack_is_named() -> None:
+    for changes, reason in (
+        (dict(page_size=12), "pages of other than a multiple of 8 tokens"),
+        (dict(kv_dtype=torch.float8_e4m3fn), "an fp8 cache under few queries"),
+        (dict(layout="x-packed"), "an x-packed cache"),
+        (dict(batch_invariant=True, heads=1024), "more than 64 heads on a KV head nor batch_invariant"),
+        (dict(new=True), "keys outside the cache"),
+    ):
+        lines = told(**changes)
+        assert lines["kernels"].startswith("portable; not Hopper's, which do not take"), changes
+        assert reason in lines["kernels"]
+        assert lines["launch"].startswith("attention_kernel")
+
+
+def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
+    prefill = dict(queries="4096", keys="4096")
+    fp8 = dict(dtype=torch.float8_e4m3fn, kv_dtype=torch.float8_e4m3fn)
+    assert "TB/s, 770 TFLOP/s" in told(**prefill)["at best"]
+    assert "TB/s, 1540 TFLOP/s" in told(**prefill, **fp8)["at best"]
+    assert "TB/s, 128 TFLOP/s" in told(**prefill, dtype=torch.float32, kv_dtype=torch.float32)["at best"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("head_dim", [64, 72, 128])
+def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_dim: int) -> None:
+    asked = ask(queries="64", keys="64", dtype=dtype, kv_dtype=dtype, head_dim=head_dim, device="sm90")
+    given, options, axes = call_to(asked)
+    told = attend._problem(given, options, axes, asked.device, given.out)
+    # what the interpreter computes in is its own
+    assert told._replace(compute=asked.problem.compute) == asked.problem
+
+
+def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
+    lines = told(device="sm80")
+    assert lines["device"] == "sm80, 108 multiprocessors"
+    assert lines["kernels"] == "portable; the others are for sm90"
+    assert lines["at best"] == "no ceilings are known for sm80"
+
+
+def test_hopper_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGED_ATTN_HOPPER", "0")
+    backend.why_no_gluon.cache_clear()
+    plan.plan.cache_clear()
+    try:
+        assert told()["kernels"] == "portable; not Hopper's, for PAGED_ATTN_HOPPER is 0"
+    finally:
+        backend.why_no_gluon.cache_clear()
+        plan.plan.cache_clear()
+
+
+def test_another_triton_runs_the_portable_kernels_and_warns_once() -> None:
+    program = """
+import warnings, triton
+triton.__version__ = "9.9.9"
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    from paged_attn import backend, launch, plan
+    from tests.test_explain import ask
+    launches = plan.plan(ask().problem).launches
+    assert backend.gluon_available() is backend.gluon_available() is False
+print(len([x for x in heard if "tested with Triton 3.6; this is 9.9.9" in str(x.message)]), len(launches))
+print([x.pipe for x in launches], launch.KEEPS)
+"""
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONWARNINGS": ""}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == ["1 1", "[None] False"]
+
+
+# ---- launches
+
+CALLS: dict[str, dict[str, Any]] = {
+    "decode": dict(batch=64),
+    "one": dict(keys="32768"),
+    "prefill": dict(queries="2048", keys="2048"),
+    "chunk": dict(queries="64", keys="16384"),
+    "mixed": dict(queries="1x700,5x1", keys="1x2500,5x900"),
+    "window": dict(batch=3, keys="5000", window=(100, -1)),
+    "invariant": dict(keys="8192", batch_invariant=True),
+    "invariant mixed": dict(queries="1x70,2x1", keys="1x2500,2x9000", batch_invariant=True),
+    "fp8": dict(batch=5, kv_dtype=torch.float8_e4m3fn),
+    "fp8 prefill": dict(queries="2048", keys="2048", kv_dtype=torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.parametrize("target", ["sm80", "sm90"])
+@pytest.mark.parametrize("name", CALLS)
+def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, target: str) -> None:
+    asked = ask(**CALLS[name], device=target)
+    planned = plan.plan(asked.problem)
+    given, options, axes = call_to(asked)
+    with arguments_for(tuple(given)) as held:
+        steps = arguments.attention(planned, attend._call(held, options, axes))
+    told = [kernel for launch in planned.launches for kernel in question.grids(launch).items()]
+    assert told == [(step.kernel.fn.__name__, step.grid) for step in steps]
+    needs = [question.need_of(launch) for launch in planned.launches if launch.shape.SPLIT]
+    assert needs == [step.need for step in steps if step.need is not None]
+
+
+# ---- cuts
+
+
+@triton.jit
+def shares_of(shares, sequences, ends, batch, mods, S: tl.constexpr, NUM: tl.constexpr, SEQS: tl.constexpr):
+    """Borders of all shares; blocks and tiles of each sequence; the first and the last share of each block."""
+    lane = tl.arange(0, S.SCAN)
+    before = 0
+    share = even_share(batch, 0, NUM, lane, mods, S)
+    for seq in range(SEQS):
+        blocks, tiles = work(batch, seq, True, mods, S)
+        tl.store(sequences + 2 * seq, blocks)
+        tl.store(sequences + 2 * seq + 1, tiles)
+        for block in range(blocks):
+            first = before + block * tiles
+            last = first + tiles - 1
+            tl.store(ends + 2 * (16 * seq + block), share_of(first, share))
+            tl.store(ends + 2 * (16 * seq + block) + 1, share_of(last, share))
+        before += blocks * tiles
+    for index in range(NUM):
+        own = even_share(batch, index, NUM, lane, mods, S)
+        tl.store(shares + 2 * index, own.begin)
+        tl.store(shares + 2 * index + 1, own.end)
+
+
+@pytest.mark.parametrize("queries, keys, window", [
+    ("5x1", "7,1000,64,65,3000", (-1, -1)),
+    ("3x1", "5000", (100, -1)),
+    ("1,9,3,1", "700,9,300,64", (-1, -1)),
+    ("1,30,2", "5000,900,2", (70, -1)),
+    ("1", "9", (-1, -1)),
+])  # fmt: skip
+def test_shares_and_pieces_are_those_of_the_device(
+    queries: str, keys: str, window: tuple[int, int], device: str
+) -> None:
+    asked = ask(queries=queries, keys=keys, window=window, device="sm80:20")
+    launch = plan.plan(asked.problem).launches[-1]
+    launch = launch._replace(shape=launch.shape._replace(SPLIT=True), programs=7, least=2)
+    done = cuts.cut(launch, asked.batch)
+    starts = torch.tensor((0, *asked.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    lens = torch.tensor(asked.seq_lens, dtype=torch.int32, device=device)
+    seqs = len(lens)
+    batch = DeviceBatch(starts, lens, None, 0, seqs, 0, launch.shortest, launch.longest, launch.least, 2)
+    mods = Modifiers(*(window[0] if window[0] >= 0 else None, 0, *[None] * 6))
+    shares, sequences = (torch.zeros(n, 2, dtype=torch.int32, device=device) for n in (launch.programs, seqs))
+    ends = torch.full((16 * seqs, 2), -1, dtype=torch.int32, device=device)
+    shares_of[(1,)](shares, sequences, ends, batch, mods, launch.shape, launch.programs, seqs)
+    sizes = (shares[:, 1] - shares[:, 0]).clamp(min=0)
+    assert done.parts == int((sizes > 0).sum())
+    assert done.most == int(sizes.max())
+    assert done.blocks == int(sequences[:, 0].sum())
+    tiles = [x for blocks, tiles in sequences.tolist() for x in [tiles] * blocks]
+    assert [block.tiles for block in cuts.blocks_of(launch, asked.batch)] == tiles
+    pieces = [last - first + 1 for first, last in ends.tolist() if first >= 0]
+    assert (done.cut, done.pieces) == (sum(x > 1 for x in pieces), sum(x for x in pieces if x > 1))
+
+
+def test_a_block_of_its_own_program_visits_the_triangle() -> None:
+    """256 queries in blocks of 32 over tiles of 64: 1, 1, 2, 2, 3, 3, 4, 4."""
+    asked = ask(queries="256", keys="256", batch=64, device="sm80")
+    (launch,) = plan.plan(asked.problem).launches
+    done = cuts.cut(launch, asked.batch)
+    assert (done.schedule, done.blocks, done.tiles, done.least, done.most) == ("blocks", 64 * 8, 64 * 20, 1, 4)
+
+
+def test_pieces_of_a_fixed_size_are_kept_where_their_block_is_cut() -> None:
+    """32768 keys are 32 pieces; 100 keys are one, which is nobody's to cut."""
+    asked = ask(queries="2x1", keys="32768,100", batch_invariant=True)
+    (launch,) = plan.plan(asked.problem).launches
+    done = cuts.cut(launch, asked.batch)
+    assert (done.blocks, done.cut, done.pieces, done.rows) == (2, 1, 32, 32 * 4)
+
+
+# ---- work
+
+
+def test_memory_is_counted_by_hand() -> None:
+    asked = ask(queries="1,3", keys="20,33", heads=4, kv_heads=2, head_dim=64, kv_dtype=torch.float8_e5m2)
+    moved = question.memory(asked)
+    assert moved["keys and values"] == 53 * 2 * 2 * 64
+    assert moved["queries"] == moved["results"] == 4 * 4 * 64 * 2
+    assert moved["page ids"] == 4 * (2 + 3)
+    assert moved["lengths"] == 4 * (2 + 3)
+    assert question.operations(asked) == 4 * 64 * 4 * (20 + 31 + 32 + 33)
+
+
+def test_a_window_frees_pages_and_new_keys_have_their_own_dtype() -> None:
+    asked = ask(queries="4", keys="100", window=(9, -1), new=True, kv_dtype=torch.float8_e4m3fn)
+    moved = question.memory(asked)
+    assert moved["keys and values"] == 2 * 8 * 128 * (9 * 1 + 4 * 2)
+    assert moved["page ids"] == 4 * 2  # positions 87 ... 99 lie in pages 5 and 6
+    assert question.operations(asked) == 4 * 128 * 32 * 4 * 10
+
+
+def test_lengths_are_said_in_groups() -> None:
+    assert lengths("1x2048,3x1") == [2048, 1, 1, 1]
+    assert lengths("7") == [7]
+
+
+# ---- the command
+
+
+def test_the_command_tells_a_line_per_fact() -> None:
+    output = printed("--batch 64 --device sm90")
+    names = [line[:12].strip() for line in output.splitlines()]
+    assert names == [
+        *("call", "device", "kernels", "launch", "tiles", "work", "pieces", "scratch", "memory", "operations"),
+        "at best",
+    ]
+    assert "64 x 1 query at 4096 keys; 32 heads on 8 of 128, bfloat16, pages of 16 (NHD)" in output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--queries 1x2048,63x1 --keys 1x2048,63x4096",
+        "--queries 1x2048,63x1 --keys 1x2048,63x4096 --device sm80",
+        "--queries 300 --not-causal --window 20 30 --softcap 30 --alibi --sinks --qq-bias 8 --layout HND",
+        "--layout x-packed --dtype fp8 --new --page-size 544 --head-dim 80",
+        "--dtype float32 --batch 3 --batch-invariant --device gfx942",
+        "--queries 8 --max-queries 64 --max-keys 131072 --device sm89:142",
+    ],
+)
+def test_the_command_takes_every_option(words: str) -> None:
+    assert "at best" in printed(words)
+
+
+@pytest.mark.parametrize(
+    "words, text",
+    [
+        ("--keys many", "lengths must be like 4096 or 1x2048,63x1, got 'many'"),
+        ("--keys 0", "lengths must be like"),
+        ("--batch 3 --keys 4,5", "lengths must pair up"),
+        ("--queries 5 --keys 4", "there cannot be fewer than queries"),
+        ("--heads 9", "heads must be a multiple of kv_heads = 8, got 9"),
+        ("--kv-dtype float32", "a cache beside torch.bfloat16 must be one of"),
+        ("--layout x-packed --head-dim 20", "wants a head_dim divisible by 8"),
+        ("--new --batch-invariant", "batch_invariant is not to be had"),
+        ("--device sm89", "or with its multiprocessors, like sm89:142, got 'sm89'"),
+    ],
+)
+def test_the_command_says_what_is_wrong(words: str, text: str) -> None:
+    result = CliRunner().invoke(main, ["explain", *words.split()])
+    assert result.exit_code == 2
+    assert text in " ".join(result.output.split())
