@@ -65,16 +65,16 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
 Encode = Callable[[Any, int], Sequence[Any]]  # (descriptor, its number among the arguments) -> what a launcher is given
 
 
-def filler(args: tuple[Any, ...], encode: Encode | None = None) -> Callable[[Sequence[int]], tuple[Any, ...]]:
-    """A function from addresses to the arguments of a compiled kernel, records as plain tuples.
+def caller(function: Callable[..., Any], args: tuple[Any, ...], encode: Encode | None = None) -> Callable[..., Any]:
+    """A function of addresses that calls this one with these arguments around them, records as plain tuples.
 
     Descriptors are handed on as they are, or encoded, once for each address: the layers of a model have a cache each.
 
     It is one expression, compiled once for all arguments of the same form: walking records would cost more than the
     launch.
     """
-    constants: list[Any] = []
-    expression = _expression(args, constants)
+    constants: list[Any] = [function]
+    expression = f"c0({', '.join([_expression(x, constants) for x in args])})"
     if encode is not None:
         described = [i for i, x in enumerate(constants) if isinstance(x, _AtAddress)]
         for number, i in enumerate(described):
@@ -83,6 +83,11 @@ def filler(args: tuple[Any, ...], encode: Encode | None = None) -> Callable[[Seq
     code = _compiled(expression, len(constants))
     make: Callable[..., Any] = eval(code)  # the names in it are ours: c0, c1 ... and p
     return make(*constants)
+
+
+def filler(args: tuple[Any, ...]) -> Callable[[Sequence[int]], tuple[Any, ...]]:
+    """A function from addresses to the arguments of a compiled kernel."""
+    return caller(lambda *filled: filled, args)
 
 
 def _expression(arg: Any, constants: list[Any]) -> str:

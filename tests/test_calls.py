@@ -288,9 +288,10 @@ def test_launch_hooks_of_triton_fire(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = Compiled(notes)
     monkeypatch.setattr(kernel.__class__, "launch_metadata", lambda self, grid, stream, *args: ("metadata", grid))
     step = launch.Step(None, (3,), (Argument(0), 5), {})
-    again = launch._kept(step, kernel)
+    launches = launch.Launches([step], torch.device("cpu"))
+    launches.kept, launches.stream = [launch._kept(step, kernel)], lambda _: 9
     monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
-    again((4096,), 9)
+    launches.again((4096,))
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     assert notes == [(3, 1, 1, 9, 17, (4, 1, 0), ("metadata", (3,)), enter, leave, 4096, 5)]
 
