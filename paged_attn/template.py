@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
@@ -38,11 +39,12 @@ class Argument:
 
 
 @contextlib.contextmanager
-def arguments_for(tensors: Sequence[Any]) -> Iterator[list[Any]]:
-    """An Argument for each tensor, and what is none as it is; they forget the tensors at the end."""
-    held = list(tensors)
+def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """An Argument for each tensor, counted among them, and others as they are; they forget the tensors at the end."""
+    held = [x for x in values if isinstance(x, torch.Tensor)]
+    slots = itertools.count()
     try:
-        yield [Argument(i, held, x.dtype) if isinstance(x, torch.Tensor) else x for i, x in enumerate(tensors)]
+        yield [Argument(next(slots), held, x.dtype) if isinstance(x, torch.Tensor) else x for x in values]
     finally:
         held.clear()
 
