@@ -5,19 +5,17 @@ needs none of that: its compiled kernel, its grid and all arguments but addresse
 """
 
 from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 import torch
 import triton
 from triton.compiler import CompiledKernel
 
-from . import scratch
+from . import driver, scratch
 from .backend import INTERPRET, TESTED_TRITON, current, wait_for_triton
-from .template import Argument, Encode, caller, fill, filler
+from .template import STREAM, Argument, caller, fill, filler
 
-# Places of what a launch needs beside the call's own tensors, from the end of the list of addresses
-STATES, INTS, STREAM = Argument(-3), Argument(-2), Argument(-1)
+STATES, INTS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
 KEEPS = not INTERPRET and triton.__version__.startswith(TESTED_TRITON)
 # torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -73,10 +71,10 @@ class Launches:
             for step in self.steps:
                 if step.need is not None:
                     room = scratch.take(step.need, self.device, stream)
-                args = fill(step.args, (*tensors, room.states, room.ints, stream))
-                compiled = run(step.kernel, step.grid, *args, **step.options)
+                everything = (*tensors, room.states, room.ints, stream)
+                compiled = run(step.kernel, step.grid, *fill(step.args, everything), **step.options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
-                    kept.append(_kept(step, compiled))
+                    kept.append(_kept(step, compiled, len(everything)))
         if len(kept) == len(self.steps):
             self.kept = kept
 
@@ -96,8 +94,8 @@ class Launches:
             (launch_observed if observed else launch)((*addresses, room.states_at, room.ints_at, stream))
 
 
-def _kept(step: Step, compiled: CompiledKernel) -> Kept:
-    """A launch of a compiled kernel from addresses, as JITFunction.run would make it; its pre-run hooks do not fire."""
+def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
+    """A launch of a compiled kernel from so many addresses, as JITFunction.run makes it, but for its pre-run hooks."""
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     arguments = filler(step.args)
     grid = (*step.grid, 1, 1)[:3]
@@ -108,29 +106,7 @@ def _kept(step: Step, compiled: CompiledKernel) -> Kept:
         metadata = compiled.launch_metadata(step.grid, stream, *args)
         run(*grid, stream, function, packed, metadata, enter, leave, *args)
 
-    found = _launcher_in_c(run)
-    if found is None:
-        return Kept(step.need, caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args)), observed)
-    launcher, encode = found
-    how = (run.launch_cooperative_grid, run.launch_pdl, None, None, packed, None, None, None)
-    return Kept(step.need, caller(launcher, (*grid, STREAM, function, *how, *step.args), encode), observed)
-
-
-def _launcher_in_c(run: Any) -> tuple[Callable[..., object], Encode | None] | None:
-    """The C function behind Triton's CUDA launcher, and how descriptors become its arguments.
-
-    Triton encodes them at every launch, several microseconds each.  None where its launcher is not as expected.
-    """
-    launch: Any = getattr(run, "launch", None)
-    if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
-        return None
-    if isinstance(launch, BuiltinFunctionType):
-        return launch, None
-    names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
-    if "tensordesc_meta" not in names:
-        return None
-    cells = dict(zip(names, (cell.cell_contents for cell in launch.__closure__), strict=True))
-    from triton.backends.nvidia.driver import make_tensordesc_arg
-
-    metas = cells["tensordesc_meta"]
-    return cells["launcher"], lambda descriptor, number: make_tensordesc_arg(descriptor, metas[number])
+    direct = driver.launch_of(compiled, grid, step.args, count)
+    if direct is None:
+        direct = caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args))
+    return Kept(step.need, direct, observed)

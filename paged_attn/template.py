@@ -38,6 +38,9 @@ class Argument:
         return Argument(self.slot, self.held, dtype)
 
 
+STREAM = Argument(-1)  # the stream that a launch is put on is the last of its addresses
+
+
 @contextlib.contextmanager
 def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
     """An Argument for each tensor, counted among them, and others as they are; they forget the tensors at the end."""
@@ -78,7 +81,7 @@ def caller(function: Callable[..., Any], args: tuple[Any, ...], encode: Encode |
     constants: list[Any] = [function]
     expression = f"c0({', '.join([_expression(x, constants) for x in args])})"
     if encode is not None:
-        described = [i for i, x in enumerate(constants) if isinstance(x, _AtAddress)]
+        described = [i for i, x in enumerate(constants) if isinstance(x, AtAddress)]
         for number, i in enumerate(described):
             constants[i] = constants[i].encoded(encode, number)
             expression = expression.replace(f"c{i}(", f"*c{i}(")
@@ -98,7 +101,7 @@ def _expression(arg: Any, constants: list[Any]) -> str:
         return f"p[{arg.slot}]"
     before = len(constants)
     if isinstance(arg, Descriptors):
-        constants.append(_AtAddress(arg))
+        constants.append(AtAddress(arg))
         return f"c{before}(p[{arg.base.slot}])"
     if isinstance(arg, tuple):
         parts = [_expression(x, constants) for x in arg]
@@ -134,11 +137,11 @@ class _Address:
         return self.address
 
 
-class _AtAddress:
+class AtAddress:
     """A descriptor of memory of the same form at any address; remembers those it was asked for."""
 
     def __init__(self, descriptor: Any) -> None:
-        self.descriptor = descriptor
+        self.descriptor, self.slot = descriptor, descriptor.base.slot
         self.of = functools.lru_cache(maxsize=256)(lambda address: _with_base(descriptor, _Address(address)))
 
     def __call__(self, address: int) -> Any:

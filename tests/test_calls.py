@@ -402,7 +402,7 @@ def test_launch_hooks_of_triton_fire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel.__class__, "launch_metadata", lambda self, grid, stream, *args: ("metadata", grid))
     step = launch.Step(None, (3,), (Argument(0), 5), {})
     launches = launch.Launches([step], torch.device("cpu"))
-    launches.kept, launches.stream = [launch._kept(step, kernel)], lambda _: 9
+    launches.kept, launches.stream = [launch._kept(step, kernel, 4)], lambda _: 9
     monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
     launches.again((4096,))
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
