@@ -80,7 +80,7 @@ def attend(
     if launches.kept is None:
         launches.first(tensors + made)
     else:
-        launches.again(addresses + tuple([x.data_ptr() for x in made]) if made else addresses)
+        launches.again([*addresses, *[x.data_ptr() for x in made]] if made else addresses)
     return (out, lse) if options[RETURN_LSE] else out
 
 

@@ -23,7 +23,7 @@ ALIGNMENT = 63  # bits of an address that kernels are compiled for: 16 bytes, or
 # always fails for a tensor that is given twice.  torch.compile guards its graphs by it.
 Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 
-Addresses = tuple[int, ...]
+Addresses = Sequence[int]
 Signature = tuple[Hashable, Addresses]  # what decides a call, and the addresses that do not
 
 
@@ -54,10 +54,12 @@ def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Launches, Addresses
             return None
     except TypeError:  # a form that cannot be hashed
         return None
-    addresses = tuple([x.data_ptr() for x in tensors])
-    for address in addresses:
+    addresses = []
+    for x in tensors:
+        address = x.data_ptr()
         if address & ALIGNMENT:
             return None
+        addresses.append(address)
     return latest.launches, addresses
 
 

@@ -78,7 +78,7 @@ class Launches:
         if len(kept) == len(self.steps):
             self.kept = kept
 
-    def again(self, addresses: tuple[int, ...]) -> None:
+    def again(self, addresses: Sequence[int]) -> None:
         """Launch what is kept, for tensors of the same signature at these addresses."""
         index = self.index
         if index is not None and index != current_device():

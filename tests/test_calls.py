@@ -189,7 +189,7 @@ def guarded(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> Any:
     calls.keep(calls.signature(*described(inputs)), launches)
     assert calls.find(*described(inputs), calls.signature(*described(inputs))) is not None
     monkeypatch.setattr(calls, "signature", lambda *_: pytest.fail("its facts were read one by one"))
-    assert recognised(inputs) == (launches, tuple(x.data_ptr() for x in described(inputs)[1]))
+    assert recognised(inputs) == (launches, [x.data_ptr() for x in described(inputs)[1]])
     return launches
 
 
