@@ -57,9 +57,9 @@ def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count
     try:
         config = Config(grid, (32 * warps, 1, 1), shared)
         parameters = list(_parameters(tuple(compiled.src.signature.values()), args))
-        boxes = [AtAddress(x) for kind, x in parameters if kind == "box"]
-        at = [(x.slot, _bytes_of(x.encoded(encode, number))) for number, x in enumerate(boxes)]
-        return _direct(_start(), compiled.function, config, parameters, at, count, through_triton)
+        described = [AtAddress(x) for kind, x in parameters if kind == "box"]
+        boxes = [(x.slot, _bytes_of(x.encoded(encode, number))) for number, x in enumerate(described)]
+        return _direct(_start(), compiled.function, config, parameters, boxes, count, through_triton)
     except (LookupError, OSError, AttributeError, struct.error):  # a type, or a driver, that is not known here
         return through_triton
 
@@ -99,31 +99,31 @@ def _direct(
     constants_at = boxes_at + len(boxes) * BOX
     parameters = [*parameters, ("Q", 0), ("Q", 0)]  # Triton's own scratch: these kernels need none
     memory = ctypes.create_string_buffer(constants_at + len(parameters) * WORD + LINE)
-    skip = -ctypes.addressof(memory) % LINE
-    free_box, free, places = boxes_at, constants_at, []
+    start_at = -ctypes.addressof(memory) % LINE
+    next_box, next_constant, places = boxes_at, constants_at, []
     for kind, value in parameters:
         if kind == "slot":
             places.append(value % count * WORD)
         elif kind == "box":
-            places.append(free_box)
-            free_box += BOX
+            places.append(next_box)
+            next_box += BOX
         else:
-            struct.pack_into(kind, memory, skip + free, value)
-            places.append(free)
-            free += WORD
-    base = ctypes.addressof(memory) + skip
+            struct.pack_into(kind, memory, start_at + next_constant, value)
+            places.append(next_constant)
+            next_constant += WORD
+    base = ctypes.addressof(memory) + start_at
     pointers = (ctypes.c_void_p * len(places))(*[base + place for place in places])
-    at = ctypes.addressof(config), function, ctypes.addressof(pointers), None
+    how = ctypes.addressof(config), function, ctypes.addressof(pointers), None
     write = struct.Struct(f"={count}Q{boxes_at - count * WORD}x" + f"{BOX}s" * len(boxes)).pack_into
     lock = threading.Lock()
 
-    def direct(addresses: Sequence[int], alive: object = pointers) -> object:
+    def direct(addresses: Sequence[int], _alive: object = pointers) -> object:
         if not lock.acquire(False):  # another thread is about to launch from this memory
             return otherwise(addresses)
         try:
-            write(memory, skip, *addresses, *[of(addresses[slot]) for slot, of in boxes])
+            write(memory, start_at, *addresses, *[of(addresses[slot]) for slot, of in boxes])
             config.stream = addresses[-1]
-            failed = start(*at)
+            failed = start(*how)
         finally:
             lock.release()
         # Triton's launcher gives a thread a context that has none yet, or says what is wrong
