@@ -51,7 +51,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     k, v = torch.zeros(2, 256, 16, 8, 128, dtype=torch.bfloat16, device=device)
     batch = (q, k, v, int32(BATCH, KEYS // 16), int32(BATCH, value=1))  # one key each: the device keeps up
     starts, out = torch.arange(BATCH + 1, dtype=torch.int32, device=device), torch.empty_like(q)
-    new = torch.zeros(BATCH, 8, 128, dtype=torch.bfloat16, device=device)
+    new_k, new_v = torch.zeros(2, BATCH, 8, 128, dtype=torch.bfloat16, device=device)
     slots, bounds = torch.arange(BATCH, device=device), {"max_seqlen_q": 1, "max_seqlen_k": KEYS}
     attend: Callable[..., object] = paged_attn.paged_attention
     operator = torch.ops.paged_attn.attention.default
@@ -63,7 +63,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
         "eager ragged, bounds": lambda: attend(*batch, starts, out=out, **bounds),
         "operator decode": lambda: operator(*batch, None, out),
         "operator ragged": lambda: operator(*batch, starts, out),
-        "write_kv": lambda: paged_attn.write_kv(new, new, k, v, slots),
+        "write_kv": lambda: paged_attn.write_kv(new_k, new_v, k, v, slots),
     }
 
 

@@ -140,7 +140,7 @@ def write_kv(
 
     Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
     """
-    write((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale), kv_layout, check)
+    write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check)
 
 
 def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -18,7 +18,7 @@ FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
 
 
 class Tensors(NamedTuple):
-    """The arguments of a call that are tensors, or may be; their order is that of the slots of its launches."""
+    """The arguments of a call that are tensors, or may be, in the order of its launches' slots: log-sum-exp is next."""
 
     q: Any
     k_cache: Any
@@ -26,7 +26,6 @@ class Tensors(NamedTuple):
     page_table: Any
     seq_lens: Any
     cu_seqlens_q: Any
-    out: Any
     k_new: Any
     v_new: Any
     alibi_slopes: Any
@@ -36,6 +35,7 @@ class Tensors(NamedTuple):
     k_scale: Any
     v_scale: Any
     out_scale: Any
+    out: Any  # last, for it may be made by the call
 
 
 class Options(NamedTuple):
@@ -53,69 +53,57 @@ class Options(NamedTuple):
     batch_invariant: Any
 
 
-OUT, LSE = Tensors._fields.index("out"), len(Tensors._fields)
 RETURN_LSE = Options._fields.index("return_lse")
-NO_ADDRESSES = (0,) * (LSE - OUT - 1)
 
 
 def attend(
     q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     others: tuple[Any, ...], options: tuple[Any, ...], check: bool | None,
 ) -> Any:  # fmt: skip
-    """What paged_attention returns for these Tensors, `others` those after out, and these Options as a plain tuple."""
-    of = _signature(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
-    launches = calls.find(of)
-    if of is None or launches is None or checks.enabled(check):
-        given = Tensors(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, *others)
+    """What paged_attention returns for these Tensors, `others` those after cu_seqlens_q, and these Options."""
+    form, tensors = _form(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
+    found, of = calls.again(form, tensors), None
+    if found is None and not getattr(q, "requires_grad", True):  # which torch's mode may make wrong
+        of = calls.signature(form, tensors)
+        found = calls.find(form, tensors, of)
+    if found is None or (checks.ALWAYS if check is None else check is not False):
+        given = Tensors._make((q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, *others, out))
         return _attend_new(given, Options(*options), check, of)
-    addresses = of[1]
+    launches, addresses = found
+    made: tuple[Tensor, ...] = ()
     if out is None:
         out = _empty_like(q)
-        addresses = (*addresses[:OUT], out.data_ptr(), *addresses[OUT + 1 :])
-    lse = None
+        made = (out,)
     if options[RETURN_LSE]:
         lse = _empty_lse(q)
-        addresses = (*addresses, lse.data_ptr())
-    if launches.kept is not None:
-        launches.again(addresses)
+        made += (lse,)
+    if launches.kept is None:
+        launches.first(tensors + made)
     else:
-        launches.first((q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, *others, lse)[: len(addresses)])
-    return out if lse is None else (out, lse)
+        launches.again([*addresses, *[x.data_ptr() for x in made]] if made else addresses)
+    return (out, lse) if options[RETURN_LSE] else out
 
 
-def _signature(
+def _form(
     q: Any, k: Any, v: Any, table: Any, lens: Any, starts: Any, out: Any,
     others: tuple[Any, ...], options: tuple[Any, ...],
-) -> calls.Signature | None:  # fmt: skip
-    """As calls.signature, its loop unrolled: every call waits for it."""
+) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
+    """What decides a call but the facts of its tensors, and those that are there; every call waits for it."""
+    tensors = (q, k, v, table, lens) if starts is None else (q, k, v, table, lens, starts)
     try:
-        if q.requires_grad:  # whether that is wrong depends on the mode that torch is in
-            return None
-        addresses = (
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), table.data_ptr(), lens.data_ptr(),
-            0 if starts is None else starts.data_ptr(), 0 if out is None else out.data_ptr(),
-        )  # fmt: skip
-        a, b, c, d, e, f, g = addresses
-        low = (a | b | c | d | e | f | g) & calls.ALIGNMENT
         _, max_q, max_k, scale, causal, (left, right), softcap, lse, _, invariant = options
-        key: tuple[Any, ...] = (
-            q.shape, q.stride(), q.dtype, q.device, k.shape, k.stride(), k.dtype, k.device,
-            v.shape, v.stride(), v.dtype, v.device, table.shape, table.stride(), table.dtype, table.device,
-            lens.shape, lens.stride(), lens.dtype, lens.device,
-            None if starts is None else (starts.shape, starts.stride(), starts.dtype, starts.device),
-            None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-            # numbers of different types are equal, and some of those types are refused
-            options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(softcap),
-            type(lse), type(invariant),
-            low if low == 0 else tuple([x & calls.ALIGNMENT for x in addresses]),
-        )  # fmt: skip
-        h, i, j, k, l, m, n, o, p = others
-        if h is i is j is k is l is m is n is o is p is None:
-            return key, addresses + NO_ADDRESSES
-        facts, more = calls.facts_of(others)
-        return (key, facts), addresses + more
-    except (AttributeError, TypeError, ValueError, RuntimeError):  # not tensors, or options of another form
-        return None
+    except (TypeError, ValueError):  # a window of another form, which cannot be hashed either
+        return [], tensors
+    form: tuple[Any, ...] = (
+        # numbers of different types are equal, and some of those types are refused
+        options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(softcap),
+        type(lse), type(invariant), starts is None, out is None,
+    )  # fmt: skip
+    a, b, c, d, e, f, g, h, i = others
+    if not (a is b is c is d is e is f is g is h is i is None):
+        form += calls.form_of(others)
+        tensors += tuple([x for x in others if isinstance(x, Tensor)])
+    return form, tensors if out is None else (*tensors, out)
 
 
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: calls.Signature | None) -> Any:
@@ -129,7 +117,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: calls.
         )  # fmt: skip
     out = _empty_like(given.q) if given.out is None else given.out
     lse = _empty_lse(given.q) if options.return_lse else None
-    tensors = (*given._replace(out=out), *(() if lse is None else (lse,)))
+    given = given._replace(out=out)
     result = out if lse is None else (out, lse)
     if axes.seqs == 0:
         if options.only is None:
@@ -138,9 +126,9 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: calls.
                 lse.fill_(float("-inf"))
         return result
     problem = _problem(given, options, axes, device, out)
-    with arguments_for(tensors) as held:
+    with arguments_for((*given, lse)) as held:
         launches = Launches(arguments.attention(plan(problem), _call(held, options, axes)), given.q.device)
-    launches.first(tensors)
+    launches.first(tuple([x for x in (*given, lse) if isinstance(x, Tensor)]))
     calls.keep(of, launches)
     return result
 
@@ -192,7 +180,8 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
 
 def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     """The records of a call; an Argument stands for each tensor."""
-    x, lse = Tensors(*held[:LSE]), held[LSE] if options.return_lse else None
+    *given, lse = held
+    x = Tensors(*given)
     left, right = options.window_size
     scale = axes.head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
     mods = Modifiers(

@@ -3,6 +3,7 @@
 from typing import Any
 
 import triton
+from torch import Tensor
 
 from . import arguments, calls, layout
 from . import check as checks
@@ -12,13 +13,24 @@ from .launch import Launches, Step
 from .template import arguments_for
 
 
-def write(tensors: tuple[Any, ...], kv_layout: Any, check: bool | None) -> None:
-    """Do what write_kv says, for (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)."""
-    of = calls.signature(tensors, ("write_kv", kv_layout))
-    launches = calls.find(of)
-    if of is not None and launches is not None and not checks.enabled(check):
-        return launches.first(tensors) if launches.kept is None else launches.again(of[1])
-    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = tensors
+def write(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any,
+    check: bool | None,
+) -> None:  # fmt: skip
+    """Do what write_kv says."""
+    scales = (k_scale, v_scale)
+    form: tuple[Any, ...] = ("write_kv", kv_layout)
+    tensors: tuple[Any, ...] = (k, v, k_cache, v_cache, slot_mapping)
+    if not (k_scale is v_scale is None):
+        form += calls.form_of(scales)
+        tensors += tuple([x for x in scales if isinstance(x, Tensor)])
+    found, of = calls.again(form, tensors), None
+    if found is None:
+        of = calls.signature(form, tensors)
+        found = calls.find(form, tensors, of)
+    if found is not None and not (checks.ALWAYS if check is None else check is not False):
+        launches, addresses = found
+        return launches.first(tensors) if launches.kept is None else launches.again(addresses)
     axes = checks.check_write(
         k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale
     )  # fmt: skip
@@ -27,7 +39,7 @@ def write(tensors: tuple[Any, ...], kv_layout: Any, check: bool | None) -> None:
         checks.check_write_contents(axes, slot_mapping)
     if axes.tokens == 0:
         return
-    with arguments_for(tensors) as held:
+    with arguments_for((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)) as held:
         launches = Launches([_step(held, kv_layout, axes)], k.device)
     launches.first(tensors)
     calls.keep(of, launches)

@@ -3,64 +3,112 @@
 A signature holds every fact that the checks, the plan, the compiled kernels and their arguments depend on, so calls of
 equal signature differ in nothing but where their tensors lie.  Whatever cannot be described so has none, and is checked
 and planned each time.
+
+To read these facts one by one takes longer than a launch.  The layers of a model are called with the same facts, so of
+each form of call the latest is remembered with a guard, torch's own, which compares all facts of all tensors at once.
 """
 
 import contextlib
-from collections.abc import Hashable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import torch
 
 from .launch import Launches
 
 LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
 ALIGNMENT = 63  # bits of an address that kernels are compiled for: 16 bytes, or 16 elements of x-packed values
-NUMBERS = (float, int)  # and no subclass: True equals 1, but only one of them is a scale
+
+# Compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad; holds no tensor, and
+# always fails for a tensor that is given twice.  torch.compile guards its graphs by it.
+Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+
+Addresses = Sequence[int]
+Signature = tuple[Hashable, Addresses]  # what decides a call, and the addresses that do not
 
 
-Signature = tuple[Hashable, tuple[int, ...]]  # what decides a call, and the addresses that do not
+class Latest(NamedTuple):
+    """The latest call of a form."""
+
+    matches: Callable[..., bool]  # whether these tensors have the facts that its own had
+    launches: Launches
+
 
 _kept: dict[Hashable, Launches] = {}
+_latest: dict[Hashable, Latest] = {}
 
 
-def signature(tensors: Sequence[Any], options: tuple[Any, ...]) -> Signature | None:
-    """Of a call with these tensors, each a tensor, a number or None, and these options; None if it has none."""
+def form_of(others: Sequence[Any]) -> tuple[Any, ...]:
+    """What decides of arguments that may be tensors, numbers or None, but facts of tensors.
+
+    Types of numbers, too: True equals 1, but only one of them is a scale.
+    """
+    return tuple([type(x) if x is None or isinstance(x, torch.Tensor) else (type(x), x) for x in others])
+
+
+def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Launches, Addresses] | None:
+    """The launches of the latest call of this form, if it was one with tensors like these, and their addresses."""
     try:
-        facts, addresses = facts_of(tensors)
-        return (facts, options, tuple(map(type, options))), addresses
-    except (AttributeError, TypeError, RuntimeError):  # not tensors, or tensors without memory
+        latest = _latest.get(form)
+        if latest is None or not latest.matches(*tensors):
+            return None
+    except TypeError:  # a form that cannot be hashed
         return None
+    addresses = []
+    for x in tensors:
+        address = x.data_ptr()
+        if address & ALIGNMENT:
+            return None
+        addresses.append(address)
+    return latest.launches, addresses
 
 
-def facts_of(tensors: Sequence[Any]) -> tuple[tuple[Hashable, ...], tuple[int, ...]]:
-    """(what decides, addresses) of tensors, numbers and None; raises on anything else.
+def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
+    """Of a call of this form with these tensors; None if it has none.
 
     Strides even of contiguous tensors, for sizes do not imply them where one is 0 or 1.
     """
-    addresses = tuple([0 if x is None or type(x) in NUMBERS else x.data_ptr() for x in tensors])
-    facts = [
-        x if x is None or type(x) in NUMBERS else (x.shape, x.stride(), x.dtype, x.device, address & ALIGNMENT)
-        for x, address in zip(tensors, addresses)
-    ]
-    return tuple(facts), addresses
-
-
-def find(of: Signature | None) -> Launches | None:
-    """The launches of a signature, if they are kept."""
     try:
-        return None if of is None else _kept.get(of[0])
-    except TypeError:  # an option that cannot be hashed
+        addresses = tuple([x.data_ptr() for x in tensors])
+        facts = [(x.shape, x.stride(), x.dtype, x.device, y & ALIGNMENT) for x, y in zip(tensors, addresses)]
+        key = (form, *facts)
+        hash(key)
+        return key, addresses
+    except (AttributeError, TypeError, RuntimeError):  # not tensors, tensors without memory, options without a hash
         return None
+
+
+def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Launches, Addresses] | None:
+    """The launches of a signature, if they are kept, and its addresses; the next call of the form finds it `again`."""
+    launches = None if of is None else _kept.get(of[0])
+    if of is None or launches is None:
+        return None
+    _guard(form, tensors, of[1], launches)
+    return launches, of[1]
+
+
+def _guard(form: Hashable, tensors: tuple[Any, ...], addresses: Addresses, launches: Launches) -> None:
+    """Remember the latest call of a form, if its tensors are different ones and lie as well as kernels can tell."""
+    if Guard is None or len({*map(id, tensors)}) < len(tensors) or any(x & ALIGNMENT for x in addresses):
+        return
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # another torch, or tensors that it does not guard
+        matches = Guard(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        _put(_latest, form, Latest(matches, launches))
 
 
 def keep(of: Signature | None, launches: Launches) -> None:
     """Remember launches that went well, and forget the oldest."""
-    if of is None:
-        return
-    while len(_kept) >= LIMIT:
-        _kept.pop(next(iter(_kept)), None)
-    with contextlib.suppress(TypeError):
-        _kept[of[0]] = launches
+    if of is not None:
+        _put(_kept, of[0], launches)
+
+
+def _put(store: dict[Hashable, Any], key: Hashable, value: Any) -> None:
+    while len(store) >= LIMIT:
+        store.pop(next(iter(store)), None)
+    store[key] = value
 
 
 def clear() -> None:
     """Forget everything, for those who change what calls are planned by."""
     _kept.clear()
+    _latest.clear()

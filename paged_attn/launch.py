@@ -11,13 +11,14 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 
-from . import scratch
+from . import driver, scratch
 from .backend import INTERPRET, TESTED_TRITON, current, wait_for_triton
-from .template import Argument, fill, filler
+from .template import STREAM, Argument, caller, fill, filler
 
-# Places of what a launch needs beside the call's own tensors, from the end of the list of tensors
-STATES, INTS = Argument(-2), Argument(-1)
+STATES, INTS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
 KEEPS = not INTERPRET and triton.__version__.startswith(TESTED_TRITON)
+# torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 class Step(NamedTuple):
@@ -35,97 +36,77 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
     return kernel[grid](*args, **options)
 
 
+class Kept(NamedTuple):
+    """A step whose kernel is compiled: functions of all addresses, of which STREAM is the last."""
+
+    need: scratch.Need | None
+    launch: Callable[[Sequence[int]], object]
+    observed: Callable[[Sequence[int]], object]  # the same, and Triton's launch hooks fire
+
+
 class Launches:
     """The launches of a call: made once with its tensors, and then with those of any call of the same signature.
 
-    `kept` is one function of (addresses, stream) per step, or None where steps are launched through Triton's call: in
-    the interpreter, in untested versions, and before the first time.
+    `kept` is None where steps are launched through Triton's call: in the interpreter, in untested versions, and before
+    the first time.
     """
 
     __slots__ = ("device", "index", "kept", "steps", "stream")
 
     def __init__(self, steps: Sequence[Step], device: torch.device) -> None:
         self.steps, self.device, self.index = steps, device, device.index
-        self.kept: list[tuple[scratch.Need | None, Callable[[Sequence[int], int], None]]] | None = None
+        self.kept: list[Kept] | None = None
         # the handle of the stream that work is put on now
         self.stream: Callable[[int | None], int] = lambda _: 0
         if device.type == "cuda":
             self.stream = triton.runtime.driver.active.get_current_stream
 
     def first(self, tensors: tuple[Any, ...]) -> None:
-        """Launch with these tensors, None where an optional one is absent; compiles what has not been compiled."""
+        """Launch with these tensors; compiles what has not been compiled."""
         kept = []
-        room: tuple[Any, ...] = ()
+        room = scratch.NONE
         wait_for_triton()
         with current(self.device):
+            stream = self.stream(self.index)
             for step in self.steps:
                 if step.need is not None:
-                    room = scratch.take(step.need, self.device, self.stream(self.index))
-                compiled = run(step.kernel, step.grid, *fill(step.args, (*tensors, *room)), **step.options)
+                    room = scratch.take(step.need, self.device, stream)
+                everything = (*tensors, room.states, room.ints, stream)
+                compiled = run(step.kernel, step.grid, *fill(step.args, everything), **step.options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
-                    kept.append((step.need, _kept(step, compiled)))
+                    kept.append(_kept(step, compiled, len(everything)))
         if len(kept) == len(self.steps):
             self.kept = kept
 
-    def again(self, addresses: tuple[int, ...]) -> None:
-        """Launch what is kept, for tensors of the same signature at these addresses, 0 where one is absent."""
-        if self.index is not None and self.index != torch.cuda.current_device():
+    def again(self, addresses: Sequence[int]) -> None:
+        """Launch what is kept, for tensors of the same signature at these addresses."""
+        index = self.index
+        if index is not None and index != current_device():
             with torch.cuda.device(self.device):
                 return self.again(addresses)
-        stream = self.stream(self.index)
-        for need, launch in self.kept or ():
+        stream = self.stream(index)
+        hooks = triton.knobs.runtime
+        observed = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
+        room = scratch.NONE
+        for need, launch, launch_observed in self.kept or ():
             if need is not None:
-                states, ints = scratch.take(need, self.device, stream)
-                addresses = (*addresses, states.data_ptr(), ints.data_ptr())
-            launch(addresses, stream)
+                room = scratch.take(need, self.device, stream)
+            (launch_observed if observed else launch)((*addresses, room.states_at, room.ints_at, stream))
 
 
-def _kept(step: Step, compiled: CompiledKernel) -> Callable[[Sequence[int], int], None]:
-    """A launch of a compiled kernel from addresses, as JITFunction.run would make it; its pre-run hooks do not fire."""
+def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
+    """A launch of a compiled kernel from so many addresses, as JITFunction.run makes it, but for its pre-run hooks."""
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     arguments = filler(step.args)
-    launch, function, packed = compiled.run, compiled.function, compiled.packed_metadata
-    x, y, z = (*step.grid, 1, 1)[:3]
-    hooks = triton.knobs.runtime
-    direct = _direct(step, compiled)
+    grid = (*step.grid, 1, 1)[:3]
 
-    def again(addresses: Sequence[int], stream: int) -> None:
-        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
-        if enter.calls or leave.calls:
-            args = arguments(addresses)
-            metadata = compiled.launch_metadata(step.grid, stream, *args)
-            launch(x, y, z, stream, function, packed, metadata, enter, leave, *args)
-        elif direct is not None:
-            direct(addresses, stream)
-        else:
-            launch(x, y, z, stream, function, packed, None, None, None, *arguments(addresses))
+    def observed(addresses: Sequence[int]) -> None:
+        enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
+        args, stream = arguments(addresses), addresses[-1]
+        metadata = compiled.launch_metadata(step.grid, stream, *args)
+        run(*grid, stream, function, packed, metadata, enter, leave, *args)
 
-    return again
-
-
-def _direct(step: Step, compiled: CompiledKernel) -> Callable[[Sequence[int], int], None] | None:
-    """The C function behind Triton's CUDA launcher, called with descriptors that were encoded before.
-
-    Triton encodes them at every launch, several microseconds each.  None where its launcher is not as expected.
-    """
-    launcher = compiled.run
-    wrapped: Any = getattr(launcher, "launch", None)
-    names = getattr(getattr(wrapped, "__code__", None), "co_freevars", ())
-    if "tensordesc_meta" not in names or launcher.global_scratch_size or launcher.profile_scratch_size:
-        return None
-    cells = dict(zip(names, (cell.cell_contents for cell in wrapped.__closure__), strict=True))
-    from triton.backends.nvidia.driver import make_tensordesc_arg
-
-    metas, launch, function, packed = (
-        cells["tensordesc_meta"],
-        cells["launcher"],
-        compiled.function,
-        compiled.packed_metadata,
-    )
-    arguments = filler(step.args, lambda descriptor, number: make_tensordesc_arg(descriptor, metas[number]))
-    x, y, z = (*step.grid, 1, 1)[:3]
-    cooperative, pdl = launcher.launch_cooperative_grid, launcher.launch_pdl
-
-    def direct(addresses: Sequence[int], stream: int) -> None:
-        launch(x, y, z, stream, function, cooperative, pdl, None, None, packed, None, None, None, *arguments(addresses))
-
-    return direct
+    direct = driver.launch_of(compiled, grid, step.args, count)
+    if direct is None:
+        direct = caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args))
+    return Kept(step.need, direct, observed)

@@ -4,6 +4,7 @@
 arguments of paged_attention, with `out` always given and scales in tensors.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -27,10 +28,11 @@ def _attention(
     kv_layout: Any = "NHD", max_seqlen_q: Any = None, max_seqlen_k: Any = None, k_new: Any = None, v_new: Any = None,
     softmax_scale: Any = None, causal: Any = True, window_size: Any = (-1, -1), softcap: Any = 0.0,
     alibi_slopes: Any = None, sinks: Any = None, qq_bias: Any = None, q_scale: Any = None, k_scale: Any = None,
-    v_scale: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False,
-    check: Any = None, return_lse: bool = False,
+    v_scale: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False, check: Any = None,
+    return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    return attend(
+    """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in ARGUMENTS."""
+    result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (k_new, v_new, alibi_slopes, sinks, qq_bias, q_scale, k_scale, v_scale, out_scale),
         (
@@ -39,14 +41,7 @@ def _attention(
         ),
         check,
     )  # fmt: skip
-
-
-def _attention_lse(*args: Any, **options: Any) -> Tensor:
-    return _attention(*args, return_lse=True, **options)[1]
-
-
-def _attention_only(*args: Any, **options: Any) -> None:
-    _attention(*args, **options)
+    return result[1] if return_lse else None
 
 
 def _no_result(*args: Any, **options: Any) -> None:
@@ -60,8 +55,8 @@ def _no_lse(q: Tensor, *args: Any, **options: Any) -> Tensor:
 
 def _register() -> None:
     for name, result, function, fake in (
-        ("attention", "()", _attention_only, _no_result),
-        ("attention_lse", "Tensor", _attention_lse, _no_lse),
+        ("attention", "()", _attention, _no_result),
+        ("attention_lse", "Tensor", functools.partial(_attention, return_lse=True), _no_lse),
     ):
         _library.define(f"{name}{ARGUMENTS} -> {result}", tags=(torch.Tag.needs_fixed_stride_order,))
         _library.impl(name, function, "CompositeExplicitAutograd")

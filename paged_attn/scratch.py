@@ -8,7 +8,7 @@ it at the same time is all that matters:
 """
 
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -55,28 +55,34 @@ class Arena:
             return self.chunks[-1][self.left : self.left + count]
 
 
-class _Room(NamedTuple):
-    """What the eager calls of one stream share."""
+class Room(NamedTuple):
+    """What a launch writes to; whoever launches holds it until then."""
 
-    states: Tensor
-    counters: Tensor
-    arena: Arena
+    states: Tensor | None
+    ints: Tensor | None  # cuts or counters
+    states_at: int = 0
+    ints_at: int = 0
+    states_size: int = 0
+    ints_size: int = 0
+    arena: Any = None  # the device's, of a room that eager calls share
 
 
-_rooms: dict[tuple[torch.device, int], _Room] = {}
+NONE = Room(None, None)
+_rooms: dict[tuple[int | None, int], Room] = {}  # by device and stream: what the eager calls of one stream share
 _arenas: dict[torch.device, Arena] = {}
 
 
-def take(need: Need, device: torch.device, stream: int) -> tuple[Tensor, Tensor]:
-    """(states, cuts or counters) for a launch on this stream; the caller keeps them until it has launched."""
+def take(need: Need, device: torch.device, stream: int) -> Room:
+    """Room for a launch on this stream of the device, which is the current one."""
     if need.cuts:  # two launches, between which another thread may use the same stream
-        return _empty(need.states, torch.float32, device), _empty(need.cuts, torch.int32, device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        return _empty(need.states, torch.float32, device), arena(device).take(need.counters)
-    room = _rooms.get((device, stream))
-    if room is None or room.arena.low or room.states.numel() < need.states or room.counters.numel() < need.counters:
-        room = _rooms[device, stream] = _grown(room, need, device)
-    return room.states, room.counters
+        return _room(_empty(need.states, torch.float32, device), _empty(need.cuts, torch.int32, device))
+    if stream and torch.cuda.is_current_stream_capturing():  # the default stream, 0, cannot be captured
+        return _room(_empty(need.states, torch.float32, device), arena(device).take(need.counters))
+    place = device.index, stream
+    room = _rooms.get(place)
+    if room is None or room.states_size < need.states or room.ints_size < need.counters or room.arena.low:
+        room = _rooms[place] = _grown(room or NONE, need, device)
+    return room
 
 
 def arena(device: torch.device) -> Arena:
@@ -84,16 +90,17 @@ def arena(device: torch.device) -> Arena:
     return _arenas.get(device) or _arenas.setdefault(device, Arena(device))
 
 
-def _grown(room: _Room | None, need: Need, device: torch.device) -> _Room:
+def _grown(room: Room, need: Need, device: torch.device) -> Room:
     """Room for the need and all that came before it, and an arena from which a call like this may be captured."""
-    states, counters = (0, 0) if room is None else (room.states.numel(), room.counters.numel())
     if arena(device).low:
         arena(device).grow()
-    return _Room(
-        _empty(max(states, need.states), torch.float32, device),
-        torch.zeros(max(counters, need.counters), dtype=torch.int32, device=device),
-        arena(device),
-    )
+    counters = max(room.ints_size, need.counters)
+    states = _empty(max(room.states_size, need.states), torch.float32, device)
+    return _room(states, torch.zeros(counters, dtype=torch.int32, device=device), arena(device))
+
+
+def _room(states: Tensor, ints: Tensor, arena: Arena | None = None) -> Room:
+    return Room(states, ints, states.data_ptr(), ints.data_ptr(), states.numel(), ints.numel(), arena)
 
 
 def _empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

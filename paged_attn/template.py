@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
@@ -37,12 +38,16 @@ class Argument:
         return Argument(self.slot, self.held, dtype)
 
 
+STREAM = Argument(-1)  # the stream that a launch is put on is the last of its addresses
+
+
 @contextlib.contextmanager
-def arguments_for(tensors: Sequence[Any]) -> Iterator[list[Any]]:
-    """An Argument for each tensor, and what is none as it is; they forget the tensors at the end."""
-    held = list(tensors)
+def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """An Argument for each tensor, counted among them, and others as they are; they forget the tensors at the end."""
+    held = [x for x in values if isinstance(x, torch.Tensor)]
+    slots = itertools.count()
     try:
-        yield [Argument(i, held, x.dtype) if isinstance(x, torch.Tensor) else x for i, x in enumerate(tensors)]
+        yield [Argument(next(slots), held, x.dtype) if isinstance(x, torch.Tensor) else x for x in values]
     finally:
         held.clear()
 
@@ -65,18 +70,18 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
 Encode = Callable[[Any, int], Sequence[Any]]  # (descriptor, its number among the arguments) -> what a launcher is given
 
 
-def filler(args: tuple[Any, ...], encode: Encode | None = None) -> Callable[[Sequence[int]], tuple[Any, ...]]:
-    """A function from addresses to the arguments of a compiled kernel, records as plain tuples.
+def caller(function: Callable[..., Any], args: tuple[Any, ...], encode: Encode | None = None) -> Callable[..., Any]:
+    """A function of addresses that calls this one with these arguments around them, records as plain tuples.
 
     Descriptors are handed on as they are, or encoded, once for each address: the layers of a model have a cache each.
 
     It is one expression, compiled once for all arguments of the same form: walking records would cost more than the
     launch.
     """
-    constants: list[Any] = []
-    expression = _expression(args, constants)
+    constants: list[Any] = [function]
+    expression = f"c0({', '.join([_expression(x, constants) for x in args])})"
     if encode is not None:
-        described = [i for i, x in enumerate(constants) if isinstance(x, _AtAddress)]
+        described = [i for i, x in enumerate(constants) if isinstance(x, AtAddress)]
         for number, i in enumerate(described):
             constants[i] = constants[i].encoded(encode, number)
             expression = expression.replace(f"c{i}(", f"*c{i}(")
@@ -85,13 +90,18 @@ def filler(args: tuple[Any, ...], encode: Encode | None = None) -> Callable[[Seq
     return make(*constants)
 
 
+def filler(args: tuple[Any, ...]) -> Callable[[Sequence[int]], tuple[Any, ...]]:
+    """A function from addresses to the arguments of a compiled kernel."""
+    return caller(lambda *filled: filled, args)
+
+
 def _expression(arg: Any, constants: list[Any]) -> str:
     """Python that builds the argument from addresses p; what holds no tensor becomes a constant."""
     if isinstance(arg, Argument):
         return f"p[{arg.slot}]"
     before = len(constants)
     if isinstance(arg, Descriptors):
-        constants.append(_AtAddress(arg))
+        constants.append(AtAddress(arg))
         return f"c{before}(p[{arg.base.slot}])"
     if isinstance(arg, tuple):
         parts = [_expression(x, constants) for x in arg]
@@ -127,11 +137,11 @@ class _Address:
         return self.address
 
 
-class _AtAddress:
+class AtAddress:
     """A descriptor of memory of the same form at any address; remembers those it was asked for."""
 
     def __init__(self, descriptor: Any) -> None:
-        self.descriptor = descriptor
+        self.descriptor, self.slot = descriptor, descriptor.base.slot
         self.of = functools.lru_cache(maxsize=256)(lambda address: _with_base(descriptor, _Address(address)))
 
     def __call__(self, address: int) -> Any:
