@@ -7,21 +7,23 @@ class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
 
     SHARES: bool  # even shares of all tiles; otherwise items from a counter
-    MIXED: bool  # long and short queries may meet: items come from two lists
     CONSUMERS: int  # warpgroups of 64 rows
-    KEY_STAGES: int  # slots of the two rings
+    KEY_STAGES: int  # slots of the rings that consumers read
     VALUE_STAGES: int
-    CONVERT: int  # what a warpgroup does to tiles between loaders and consumers: 0 nothing, see convert.py
-    RAW_STAGES: int  # slots of the rings that loaders fill for it
-    FP8: int  # mantissa bits of a cache of fp8 numbers
-    FP8_PRODUCTS: bool  # queries and weights are fp8, too
     LOADERS: int  # warps per ring: each loads its part of every tile
     BOX: int  # keys that one message of the copy engine brings
     ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride
-    QUERY_BOX: bool  # queries come through the copy engine
-    OUT_BOX: bool  # full blocks leave through shared memory and the copy engine
     SKIP: int  # from the state of a block's first piece to that of its second, in rows
     STRIDE: int  # and from there on
+    MIXED: bool = False  # long and short queries may meet: items come from two lists
+    COLUMNS: int = 0  # few rows of queries as the columns of products; 0: 64 rows of queries
+    PREFETCH: bool = False  # descriptors are fetched while the schedule is made
+    FP8: int = 0  # mantissa bits of a cache of fp8 numbers
+    CONVERT: int = 0  # what a warpgroup does to tiles between loaders and consumers: 0 nothing, see convert.py
+    RAW_STAGES: int = 0  # slots of the rings that loaders fill for it
+    FP8_PRODUCTS: bool = False  # queries and weights are fp8, too
+    QUERY_BOX: bool = False  # queries come through the copy engine
+    OUT_BOX: bool = False  # full blocks leave through shared memory and the copy engine
 
 
 class Ring(NamedTuple):
@@ -49,12 +51,12 @@ class Queries(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """All that a consumer is fed from, and where it keeps sums."""
+    """All that a consumer is fed from, and shared memory of its own."""
 
     key: Any
     value: Any
     queries: Any
-    bank: Any  # float32 [CONSUMERS, 64, DIM], if products are of fp8 numbers
+    room: Any  # sums of fp8 products, or weights of few rows; otherwise never used
 
 
 class Turns(NamedTuple):

@@ -23,4 +23,7 @@ def attention(launch: Launch, call: Any, batch: Batch) -> Step:
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *batch, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
-    return Step(kernel, launch.grid, args, {"num_warps": 4}, need_of(launch))
+    options = {"num_warps": 4}
+    if launch.config.registers is not None:
+        options["maxnreg"] = launch.config.registers
+    return Step(kernel, launch.grid, args, options, need_of(launch))

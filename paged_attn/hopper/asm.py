@@ -71,6 +71,55 @@ def widen_bytes(x, FP8: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=_TWO, is_pure=True, pack=1)
 
 
+_E4M3_APART = gl.constexpr(
+    "{ .reg .b16 lower, upper; .reg .b32 a, b; mov.b32 {lower, upper}, $4;"
+    " cvt.rn.f16x2.e4m3x2 a, lower; cvt.rn.f16x2.e4m3x2 b, upper; mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
+)
+_E5M2_APART = gl.constexpr(
+    "{ .reg .b32 a, b; prmt.b32 a, $4, 0, 0x1404; prmt.b32 b, $4, 0, 0x3424;"
+    " mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }"
+)
+_HALVES_4 = gl.constexpr((gl.float16,) * 4)
+_HALVES_8 = gl.constexpr((gl.float16,) * 8)
+
+
+def _pairs_apart(words: str) -> str:
+    """Four words of two float16 each from words $8 and $9 of two keys, and their halves."""
+    halves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {word};" for i, word in enumerate("abcd"))
+    return f"{{ .reg .b32 a, b, c, d, x, y; .reg .b16 l, u; {words} {halves} }}"
+
+
+_E4M3_PAIRS_APART = gl.constexpr(
+    _pairs_apart(
+        "prmt.b32 x, $8, $9, 0x5140; prmt.b32 y, $8, $9, 0x7362;"
+        " mov.b32 {l, u}, x; cvt.rn.f16x2.e4m3x2 a, l; cvt.rn.f16x2.e4m3x2 b, u;"
+        " mov.b32 {l, u}, y; cvt.rn.f16x2.e4m3x2 c, l; cvt.rn.f16x2.e4m3x2 d, u;"
+    )
+)
+_E5M2_PAIRS_APART = gl.constexpr(
+    _pairs_apart(
+        "prmt.b32 x, $8, $9, 0x5140; prmt.b32 y, $8, $9, 0x7362;"
+        " prmt.b32 a, x, 0, 0x1404; prmt.b32 b, x, 0, 0x3424; prmt.b32 c, y, 0, 0x1404; prmt.b32 d, y, 0, 0x3424;"
+    )
+)
+
+
+@gluon.jit
+def widen_bytes_apart(x, FP8: gl.constexpr):
+    """The four fp8 numbers of words, in float16."""
+    ASM: gl.constexpr = _E4M3_APART if FP8 == 3 else _E5M2_APART
+    return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,r", [x], dtype=_HALVES_4, is_pure=True, pack=1)
+
+
+@gluon.jit
+def widen_pairs_apart(even, odd, FP8: gl.constexpr):
+    """Of words of two keys the first, second, ... fp8 numbers, each of both keys, in float16."""
+    ASM: gl.constexpr = _E4M3_PAIRS_APART if FP8 == 3 else _E5M2_PAIRS_APART
+    return gl.inline_asm_elementwise(
+        ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [even, odd], dtype=_HALVES_8, is_pure=True, pack=1
+    )
+
+
 @gluon.jit
 def transpose_bytes(a, b, c, d):
     """Four words of four bytes as the words of their first bytes, second bytes, ...: 8 instructions for 16 bytes."""

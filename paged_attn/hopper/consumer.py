@@ -112,7 +112,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
                     1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
                 )
                 query_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S)
-                unit = read_queries(query, queries, query_rows, NUMBER, S)
+                unit = read_queries(query, queries, query_rows, NUMBER, S, P)
                 if S.NORMALIZED:
                     scale = gl.convert_layout(unit, S_ROWS) * scale
             span = visible_range(block, mods, TOKENS)

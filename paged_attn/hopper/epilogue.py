@@ -48,8 +48,8 @@ def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S:
     """The state of one piece; the last of a block's pieces to arrive joins all."""
     counter = results.counters + item.counter * P.CONSUMERS + NUMBER
     first_row = item.first_row + NUMBER * 64
-    row = item.row + NUMBER * 64 + gl.arange(0, 64, layout=gl.SliceLayout(1, state.acc.type.layout))
     LAYOUT: gl.constexpr = state.acc.type.layout
+    row = item.row + NUMBER * 64 + gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     store_partial(results.partial, row, rows.valid, dim, state, S)
     gl.thread_barrier()  # every thread's rows are written before one of them tells

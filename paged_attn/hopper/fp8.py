@@ -67,7 +67,7 @@ def attend_fp8(
     O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, True))
     S_LAYOUT: gl.constexpr = product_layout(S.TILE, True)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
-    sums = thread_sums(gl.full([64, S.TILE], 0.0, gl.float32, S_LAYOUT), S)
+    sums = thread_sums(gl.full([64, S.TILE], 0.0, gl.float32, S_LAYOUT), S, P)
     SUM_ROWS: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
     decays = gl.full([64], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
     count = item.end - item.begin
@@ -88,7 +88,7 @@ def attend_fp8(
         acc = warpgroup_mma_wait(0, deps=(acc,))
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
         if i % TILES == 0:
-            acc = deposit(rings.bank, acc, decays, i == TILES, NUMBER, S)
+            acc = deposit(rings.room, acc, decays, i == TILES, NUMBER, S)
             decays = gl.full([64], 1.0, gl.float32, row_max.type.layout)
 
     weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.begin, scale, mods, S, P)
@@ -98,6 +98,6 @@ def attend_fp8(
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     if count > TILES:
-        acc = withdraw(rings.bank, acc, decays * decay, NUMBER, S)
+        acc = withdraw(rings.room, acc, decays * decay, NUMBER, S)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

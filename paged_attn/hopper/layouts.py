@@ -12,6 +12,32 @@ def product_layout(columns, fp8):
 
 
 @triton.constexpr_function
+def column_layout(columns):
+    """[64 n, columns] of a warpgroup's product of 16-bit operands with few columns: scores, results."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@triton.constexpr_function
+def key_words_layout(rows, columns):
+    """[rows, columns] of 32-bit words: four neighbours with each thread, and the rows of a left operand."""
+    more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [
+        [1 << i, 0] for i in range(6, rows.bit_length() - 1)
+    ]
+    lanes = [[0, 4], [0, 8], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout([[0, 1], [0, 2], [8, 0], *more], lanes, [[16, 0], [32, 0]], [], [rows, columns])
+
+
+@triton.constexpr_function
+def value_words_layout(rows, columns):
+    """[rows, columns] of 32-bit words: the rows are those along which a left operand is summed up."""
+    more = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)] + [
+        [0, 1 << i] for i in range(5, columns.bit_length() - 1)
+    ]
+    lanes = [[2, 0], [4, 0], [0, 1], [0, 2], [0, 4]]
+    return gl.DistributedLinearLayout([[1, 0], [8, 0], *more], lanes, [[0, 8], [0, 16]], [], [rows, columns])
+
+
+@triton.constexpr_function
 def transposing_layout(rows, columns):
     """[rows, columns] of 32-bit words, 16 rows of a column with each thread, the columns with neighbouring threads."""
     row = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]

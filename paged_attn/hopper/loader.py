@@ -12,7 +12,7 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
     Two boxes from outside the caches fill the first consumer's queries with zeros and complete its barrier.
     """
-    if P.BOX <= 64:
+    if P.PREFETCH:
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
         arrived = queries.full.index(0)
         mbarrier.expect(arrived, 2 * P.BOX * S.DIM * (key_box.dtype.primitive_bitwidth // 8))

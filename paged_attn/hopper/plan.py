@@ -25,7 +25,10 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "float32",
     ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
-    (lambda p: p.cache.itemsize != 1 or not _few_rows(p), "an fp8 cache under few queries"),
+    (
+        lambda p: p.cache.itemsize != 1 or p.head_dim > 64 or not _few_rows(p),
+        "few queries over an fp8 cache of head_dim 64",
+    ),
     (lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2, "an x-packed cache, or one not in steps of 16 bytes"),
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
@@ -57,6 +60,11 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     return (many(p, shortest, not _even(p)),)
 
 
+def _rows(p: Problem, longest: int) -> int:
+    """The most rows that a sequence of up to so many queries has for a KV head."""
+    return (min(p.max_seqlen_q, longest) if p.ragged else 1) * (p.heads // p.kv_heads)
+
+
 def _even(p: Problem) -> bool:
     """Whether all sequences have as many queries."""
     return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
@@ -66,6 +74,8 @@ def _few_rows(p: Problem) -> bool:
     """Whether even shares suit a batch, for its blocks are few and their keys many."""
     if p.only == "decode" or not p.ragged:
         return True
+    if p.cache.itemsize == 1:
+        return _rows(p, UNBOUNDED) <= 64
     tokens = 64 // (p.heads // p.kv_heads)
     context = p.max_seqlen_k >= 4 * p.max_seqlen_q
     return p.max_seqlen_q <= tokens or (_even(p) and context and p.max_seqlen_q <= FEW * tokens)
@@ -118,39 +128,44 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
 
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
-    """Even shares of blocks of 64 rows, one consumer; of 128 rows and two consumers, if sequences have that many."""
+    """Even shares of all tiles: blocks of few rows as columns, of 64 rows, or of 128 rows and two consumers."""
     group, dim = p.heads // p.kv_heads, _dim(p)
-    consumers = 1 if min(p.max_seqlen_q, longest) * group <= 64 or not p.ragged else 2
+    asked = _rows(p, longest)
+    columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
+    consumers = 1 if asked <= 64 else 2
+    rows = columns or consumers * 64
+    tokens = consumers * (rows // consumers // group)
     small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL and consumers == 1
     tile, stages = (64, 2 if consumers > 1 else 3) if small or dim > 128 else (128, 2)
+    stages *= 2 // p.cache.itemsize if tile == 64 else 1
     if dim == 64:
         stages *= 2
-    groups = max(1, p.device.multiprocessors // p.kv_heads)
-    tokens, rows = consumers * (64 // group), consumers * 64
+    # fp8 leaves room for two programs, which wait in turn
+    resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim <= 128 else 1
+    groups = max(1, resident * p.device.multiprocessors // p.kv_heads)
+    box = math.gcd(p.page_size, tile // consumers)
     pipe = Pipe(
         SHARES=True,
-        MIXED=False,
         CONSUMERS=consumers,
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
-        CONVERT=NONE,
-        RAW_STAGES=0,
-        FP8=0,
-        FP8_PRODUCTS=False,
+        COLUMNS=columns,
+        PREFETCH=p.cache.itemsize == 2 and box <= (columns or 64),
+        FP8=MANTISSA.get(p.cache, 0),
         LOADERS=consumers,
-        BOX=math.gcd(p.page_size, tile // consumers),
+        BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
-        QUERY_BOX=False,
-        OUT_BOX=False,
         SKIP=p.kv_heads * rows,
         STRIDE=2 * p.kv_heads * rows,
     )
     clear = p.ragged and p.only is None and longest == UNBOUNDED
     shape = _shape(p, tile, tokens, rows, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)
     live = max(1, min(tokens, p.max_seqlen_q)) if p.ragged else 1
-    return _launch(shape, pipe, groups * p.kv_heads, 1, shortest, longest, live, 2 * groups * p.kv_heads)
+    programs = groups * p.kv_heads
+    return _launch(shape, pipe, programs, 1, shortest, longest, live, 2 * programs, resident)
 
 
+COLUMNS = 0  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {
@@ -208,7 +223,12 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
 
 
 def _launch(
-    shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int
-) -> Launch:
-    config = Config(rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=4, peel=False, resident=1)
+    shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int,
+    resident: int = 1,
+) -> Launch:  # fmt: skip
+    registers = None if resident == 1 else 128
+    config = Config(
+        rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=4, peel=False, resident=resident,
+        registers=registers,
+    )  # fmt: skip
     return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)

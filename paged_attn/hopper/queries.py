@@ -10,8 +10,9 @@ from .shim import fence_async_shared, gl, gluon, mbarrier, tma
 def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Room for 64 rows of queries for each consumer, and for as many results if they leave as boxes."""
     CONSUMERS: gl.constexpr = P.CONSUMERS
-    TOKENS: gl.constexpr = 64 // S.GROUP if P.QUERY_BOX else 64
-    SHAPE: gl.constexpr = [TOKENS, 64 // TOKENS, S.DIM]
+    ROWS: gl.constexpr = P.COLUMNS if P.COLUMNS > 0 else 64
+    TOKENS: gl.constexpr = 64 // S.GROUP if P.QUERY_BOX else ROWS
+    SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     bars: gl.constexpr = mbarrier.MBarrierLayout()
     slots = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
@@ -42,14 +43,25 @@ def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr):
+def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
+    """Queries [R, DIM] with their dims where those of `columns.widened_keys` are."""
+    x = x.reshape([ROWS, S.DIM // 64, 4, 4, 2, 2])  # a thread's 16 dims: four words of two pairs
+    return x.permute((0, 1, 3, 4, 2, 5)).reshape([ROWS, S.DIM])
+
+
+@gluon.jit
+def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's own rows, through its registers: for groups and strides that make no box, few rows, and queries that
     change their type; returns what they are in units of."""
     LAYOUT: gl.constexpr = rows.index.type.layout.parent
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     gl.thread_barrier()  # nobody may still multiply by the last ones
     loaded = load_query(query, rows, dim, 1, S)
-    queries.slots.index(NUMBER).reshape([64, S.DIM]).store(loaded.parts[0])
+    ROWS: gl.constexpr = rows.index.shape[0]
+    x = loaded.parts[0]
+    if P.COLUMNS > 0 and P.FP8 > 0:
+        x = scatter(x, ROWS, S)
+    queries.slots.index(NUMBER).reshape([ROWS, S.DIM]).store(x)
     fence_async_shared()
     gl.thread_barrier()
     return loaded.unit

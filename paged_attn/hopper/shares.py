@@ -9,6 +9,7 @@ from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import even_share, find_work, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
+from .columns import consume_columns, make_weights
 from .consumer import consume
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
@@ -66,7 +67,7 @@ def consume_share(
     P: gl.constexpr,
 ):
     """One warpgroup: all blocks, and pieces of blocks, of a share."""
-    if NUMBER == 0 and P.BOX <= 64:
+    if NUMBER == 0 and P.PREFETCH:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
@@ -77,7 +78,10 @@ def consume_share(
             seq += 1
         else:
             item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
-            turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
+            if P.COLUMNS > 0:
+                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P)
+            else:
+                turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
 
 
@@ -96,7 +100,12 @@ def shares_kernel(
     readers: gl.constexpr = P.CONSUMERS * WARPGROUP
     keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
     values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
-    queries = make_queries(key_box.dtype, S, P)
+    dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
+    queries = make_queries(dtype, S, P)
+    if P.COLUMNS > 0:
+        rings = Rings(keys, values, queries, make_weights(dtype, S, P))
+    else:
+        rings = Rings(keys, values, queries, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
     lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
@@ -104,7 +113,6 @@ def shares_kernel(
     share = even_share(batch, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     seq, before = find_work(batch, share.begin, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    rings = Rings(keys, values, queries, queries.slots)
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES

@@ -19,9 +19,12 @@ def times(x, factor, BY_ROW: gl.constexpr):
 
 
 @gluon.jit
-def thread_sums(weights, S: gl.constexpr):
-    """[R, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end."""
-    return gl.sum(gl.sum(gl.reshape(weights, [64, S.TILE // 8, 4, 2]), axis=3), axis=1)
+def thread_sums(weights, S: gl.constexpr, P: gl.constexpr):
+    """[64, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end."""
+    if P.COLUMNS > 0:
+        return gl.sum(weights, axis=1)
+    else:
+        return gl.sum(gl.sum(gl.reshape(weights, [64, S.TILE // 8, 4, 2]), axis=3), axis=1)
 
 
 @gluon.jit
@@ -38,4 +41,4 @@ def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
         # the maximum was rounded, the product is not: where scores reach 2^30 their difference may be large
         exponent = gl.minimum(exponent, SLACK)
     weights = gl.exp2(exponent)
-    return weights, gl.exp2(row_max - base), top, thread_sums(weights, S)
+    return weights, gl.exp2(row_max - base), top, thread_sums(weights, S, P)

@@ -1,0 +1,164 @@
+"""A warpgroup over few rows of queries: they are the columns of its products, and keys the rows.
+
+A product has 64 rows at least, but any 8 columns: what few queries want of a tile takes a fraction of the time that 64
+rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
+other way around, so that all that happens to scores is as for rows.
+
+Keys and values of 16 bits are multiplied from shared memory as they came; fp8 ones are widened to float16 on their way
+into registers.
+"""
+
+from ..kernels.args import State
+from ..kernels.numerics import scale_of
+from ..kernels.schedule import row_tile, visible_range
+from ..kernels.softmax import start
+from .args import Turns
+from .asm import widen_bytes_apart, widen_pairs_apart
+from .convert import words_of
+from .epilogue import store
+from .layouts import column_layout, key_words_layout, value_words_layout
+from .queries import read_queries
+from .ring import tile_of, wait_full
+from .shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .tiles import clear_dead, judge, leave
+
+
+@gluon.jit
+def make_weights(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Room for the weights of a tile: a right operand has to lie in shared memory."""
+    SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+    return gl.allocate_shared_memory(dtype, SHAPE, layout)
+
+
+@gluon.jit
+def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
+    """fp8 keys [TILE, DIM] as a left operand, their dims in the places that `queries.scatter` gives those of queries.
+
+    A thread has 16 neighbouring dims of a key, and would have four pairs far apart.
+    """
+    LAYOUT: gl.constexpr = key_words_layout(S.TILE, S.DIM // 4)
+    words = words_of(keys, turn, S.TILE, S.DIM).load(LAYOUT)
+    x0, x1, x2, x3 = widen_bytes_apart(words, P.FP8)
+    x = gl.join(gl.join(x0, x1), gl.join(x2, x3))  # [TILE, word, b, h]
+    x = x.reshape([S.TILE, S.DIM // 64, 4, 4, 2, 2]).permute((0, 1, 3, 5, 2, 4)).reshape([S.TILE, S.DIM])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, column_layout(P.COLUMNS), 2)
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
+    """fp8 values as a left operand [DIM, TILE], their dims in places that `gather` knows, zero outside [lo, end).
+
+    A thread has four neighbouring dims of a key, and would have them eight apart.
+    """
+    LAYOUT: gl.constexpr = value_words_layout(S.TILE, S.DIM // 4)
+    words = words_of(values, turn, S.TILE, S.DIM).load(LAYOUT)
+    first = tile * S.TILE
+    if (first < lo) | (first + S.TILE > end):
+        key = first + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
+        words = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), words, 0)
+    even, odd = gl.split(words.reshape([S.TILE // 2, 2, S.DIM // 4]).permute((0, 2, 1)))
+    z = widen_pairs_apart(even, odd, P.FP8)  # four dims x two keys
+    lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [pair of keys, word, b, h]
+    upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
+    x = gl.join(lower, upper).reshape([S.TILE // 2, S.DIM // 128, 4, 8, 2, 2, 2])
+    x = x.permute((1, 6, 2, 5, 3, 0, 4)).reshape([S.DIM, S.TILE])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, column_layout(P.COLUMNS), 2)
+    return gl.convert_layout(x, OPERAND, assert_trivial=True)
+
+
+@gluon.jit
+def gather(acc, S: gl.constexpr, P: gl.constexpr):
+    """Results [DIM, N] of widened values, their dims in order again; moves nothing between threads."""
+    x = acc.reshape([S.DIM // 128, 2, 4, 2, 8, P.COLUMNS]).permute((0, 2, 4, 1, 3, 5))
+    return x.reshape([S.DIM, P.COLUMNS])
+
+
+@gluon.jit
+def multiply_keys_by_columns(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
+    """Start <k, q> of the next tile, [TILE, N]."""
+    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, column_layout(P.COLUMNS))
+    wait_full(keys, turn)
+    if P.FP8 > 0:
+        k = widened_keys(keys, turn, S, P)
+    else:
+        k = tile_of(keys, turn, S)
+    return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def multiply_values_by_columns(room, values, turn, tile, lo, end, acc, S: gl.constexpr, P: gl.constexpr):
+    """Start acc [DIM, N] + v @ weights of the next tile."""
+    wait_full(values, turn)
+    if P.FP8 > 0:
+        v = widened_values(values, turn, tile, lo, end, S, P)
+    else:
+        if (tile * S.TILE < lo) | ((tile + 1) * S.TILE > end):
+            clear_dead(values, turn, tile, lo, end, S)
+        v = tile_of(values, turn, S).permute((1, 0))
+    return warpgroup_mma(v, room.permute((1, 0)), acc, is_async=True)
+
+
+@gluon.jit
+def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+    """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
+    keys, values, room = rings.key, rings.value, rings.room
+    k_turn, v_turn = turns.key, turns.value
+    acc, row_max, row_sum = state.acc, state.max, state.sum
+    LAYOUT: gl.constexpr = column_layout(P.COLUMNS)
+    ROWS: gl.constexpr = row_max.type.layout
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
+    for i in range(item.end - item.begin):
+        tile = item.end - 1 - i
+        scores = multiply_keys_by_columns(q, keys, k_turn, S, P)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        k_turn = leave(keys, k_turn, P.KEY_STAGES)
+        weights, decay, row_max, added = judge(
+            scores.permute((1, 0)), row_max, rows, span, key, tile, scale, mods, S, P
+        )
+        row_sum = row_sum * decay + added
+        room.store(weights.to(room.dtype))
+        fence_async_shared()
+        gl.thread_barrier()
+        acc *= gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(0, LAYOUT)), 0)
+        acc = multiply_values_by_columns(room, values, v_turn, tile, lo, item.block.seq_len, acc, S, P)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        v_turn = leave(values, v_turn, P.VALUE_STAGES)
+    return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)
+
+
+@gluon.jit
+def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr):
+    """All rows of an item, from the first key to the stored result; returns the turns."""
+    N: gl.constexpr = P.COLUMNS
+    LAYOUT: gl.constexpr = column_layout(N)
+    scales, block, kv_head = results.scales, item.block, item.kv_head
+    acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
+    rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, S.BLOCK_Q, S)
+    row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    if item.begin < item.end:
+        scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
+        scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
+        Q_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0]))
+        query_rows = row_tile(block, kv_head, gl.arange(0, N, layout=Q_ROWS), mods, S.BLOCK_Q, S)
+        unit = read_queries(query, rings.queries, query_rows, 0, S, P)
+        if S.NORMALIZED:
+            scale = gl.convert_layout(unit, S_ROWS) * scale
+        span = visible_range(block, mods, S.BLOCK_Q)
+        q = rings.queries.slots.index(0).reshape([N, S.DIM])
+        state = State(acc, row_max, row_sum)
+        turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+        row_max, row_sum = state.max, state.sum
+    if P.FP8 > 0:
+        acc = gather(acc, S, P)
+    O_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    acc = gl.convert_layout(acc.permute((1, 0)), O_LAYOUT)
+    out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, S.BLOCK_Q, S)
+    state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
+    count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
+    store(out, results, rings.queries.out, item, out_rows, count, state, 0, S, P)
+    return turns
