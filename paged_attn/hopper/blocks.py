@@ -8,6 +8,7 @@ from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import visible_range
 from .args import Jobs, Results, Rings, Turn, Turns
+from .columns import consume_columns, make_weights
 from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
 from .fp8 import make_bank
@@ -118,7 +119,13 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
     number = 0
     item = read(jobs.mail, number, 4)
     while item.kv_head >= 0:
-        turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
+        if NUMBER == 0 and P.COLUMNS > 0:
+            if item.block.query_len * S.GROUP <= P.COLUMNS:
+                turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
+            else:
+                turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
+        else:
+            turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
         number += 1
         item = read(jobs.mail, number, 4)
     if P.OUT_BOX:
@@ -145,24 +152,27 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
     readers: gl.constexpr = P.CONSUMERS * WARPGROUP
+    room = queries.slots  # never used: a record with a None cannot be returned
+    if P.FP8_PRODUCTS:
+        room = make_bank(S, P)
+    elif P.COLUMNS > 0:
+        room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
-        rings = Rings(keys, values, queries, queries.slots)
+        rings = Rings(keys, values, queries, room)
         return rings, rings
     elif P.CONVERT == WIDEN:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        bank = queries.slots
-        return Rings(keys, values, queries, bank), Rings(raw_keys, raw_values, queries, bank)
+        return Rings(keys, values, queries, room), Rings(raw_keys, raw_values, queries, room)
     else:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        bank = make_bank(S, P)
-        return Rings(keys, values, queries, bank), Rings(keys, raw_values, queries, bank)
+        return Rings(keys, values, queries, room), Rings(keys, raw_values, queries, room)
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])

@@ -12,23 +12,25 @@ from ..kernels.args import State
 from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
-from .args import Turns
+from .args import Results, Turns
 from .asm import widen_bytes_apart, widen_pairs_apart
 from .convert import words_of
 from .epilogue import store
 from .layouts import column_layout, key_words_layout, value_words_layout
-from .queries import read_queries
-from .ring import tile_of, wait_full
-from .shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .queries import read_queries, rows_of
+from .ring import release, tile_of, wait_full
+from .shim import fence_async_shared, gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, judge, leave
 
 
 @gluon.jit
-def make_weights(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the weights of a tile: a right operand has to lie in shared memory."""
+def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Room for the weights of a tile, since a right operand has to lie in shared memory: rows of queries not in use."""
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    return gl.allocate_shared_memory(dtype, SHAPE, layout)
+    if P.QUERY_BOX and S.DIM == S.TILE:
+        return rows_of(queries, 0, S).slice(P.COLUMNS, P.COLUMNS, dim=0)
+    else:
+        return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
 
 
 @gluon.jit
@@ -80,7 +82,7 @@ def multiply_keys_by_columns(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
     """Start <k, q> of the next tile, [TILE, N]."""
     zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, column_layout(P.COLUMNS))
     wait_full(keys, turn)
-    if P.FP8 > 0:
+    if keys.slots.dtype.primitive_bitwidth == 8:
         k = widened_keys(keys, turn, S, P)
     else:
         k = tile_of(keys, turn, S)
@@ -91,7 +93,7 @@ def multiply_keys_by_columns(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
 def multiply_values_by_columns(room, values, turn, tile, lo, end, acc, S: gl.constexpr, P: gl.constexpr):
     """Start acc [DIM, N] + v @ weights of the next tile."""
     wait_full(values, turn)
-    if P.FP8 > 0:
+    if values.slots.dtype.primitive_bitwidth == 8:
         v = widened_values(values, turn, tile, lo, end, S, P)
     else:
         if (tile * S.TILE < lo) | ((tile + 1) * S.TILE > end):
@@ -132,33 +134,43 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
 def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr):
     """All rows of an item, from the first key to the stored result; returns the turns."""
     N: gl.constexpr = P.COLUMNS
+    TOKENS: gl.constexpr = N // S.GROUP
     LAYOUT: gl.constexpr = column_layout(N)
-    scales, block, kv_head = results.scales, item.block, item.kv_head
+    queries, scales, phase = rings.queries, results.scales, turns.query
+    block, kv_head = item.block, item.kv_head
     acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
-    rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, S.BLOCK_Q, S)
+    rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
         scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
         scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
-        Q_ROWS: gl.constexpr = gl.SliceLayout(1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0]))
-        query_rows = row_tile(block, kv_head, gl.arange(0, N, layout=Q_ROWS), mods, S.BLOCK_Q, S)
-        unit = read_queries(query, rings.queries, query_rows, 0, S, P)
-        if S.NORMALIZED:
-            scale = gl.convert_layout(unit, S_ROWS) * scale
-        span = visible_range(block, mods, S.BLOCK_Q)
-        q = rings.queries.slots.index(0).reshape([N, S.DIM])
+        if P.QUERY_BOX:
+            mbarrier.wait(queries.full.index(0), phase)
+        else:
+            Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+            query_row = gl.arange(0, N, layout=gl.SliceLayout(1, Q_LAYOUT))
+            unit = read_queries(query, queries, row_tile(block, kv_head, query_row, mods, TOKENS, S), 0, S, P)
+            if S.NORMALIZED:
+                scale = gl.convert_layout(unit, S_ROWS) * scale
+        span = visible_range(block, mods, TOKENS)
+        q = rows_of(queries, 0, S).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        if P.QUERY_BOX:
+            release(queries.empty.index(0))
+        phase ^= 1
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum
-    if P.FP8 > 0:
+    if rings.value.slots.dtype.primitive_bitwidth == 8:
         acc = gather(acc, S, P)
-    O_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
-    acc = gl.convert_layout(acc.permute((1, 0)), O_LAYOUT)
-    out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, S.BLOCK_Q, S)
+    acc = acc.permute((1, 0))
+    if P.SHARES:  # shared memory has room to turn it around
+        acc = gl.convert_layout(acc, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)
     state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
-    count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
-    store(out, results, rings.queries.out, item, out_rows, count, state, 0, S, P)
-    return turns
+    count = gl.minimum(block.query_len - block.first, TOKENS) * S.GROUP
+    no_box = Results(results.lse, results.partial, results.counters, None, scales)
+    store(out, no_box, queries.out, item, out_rows, count, state, 0, S, P)
+    return Turns(turns.key, turns.value, phase)

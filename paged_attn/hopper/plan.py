@@ -25,10 +25,12 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "float32",
     ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
+    # words of four dims make 128 rows of a product, and 256 columns of one take the registers of two warpgroups
     (
         lambda p: p.cache.itemsize != 1 or p.head_dim > 64 or not _few_rows(p),
-        "few queries over an fp8 cache of head_dim 64",
+        "an fp8 cache of head_dim 64, few queries",
     ),
+    (lambda p: p.cache.itemsize != 1 or p.head_dim <= 128 or _few_rows(p), "an fp8 cache of head_dim above 128"),
     (lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2, "an x-packed cache, or one not in steps of 16 bytes"),
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
@@ -104,6 +106,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     pipe = Pipe(
         SHARES=False,
         MIXED=mixed,
+        COLUMNS=8 if mixed and group <= 8 and convert == NONE else 0,
         CONSUMERS=2,
         KEY_STAGES=keys,
         VALUE_STAGES=values,
@@ -150,7 +153,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
         COLUMNS=columns,
-        PREFETCH=p.cache.itemsize == 2 and box <= (columns or 64),
+        PREFETCH=p.cache.itemsize == 2 and box <= 64,
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=consumers,
         BOX=box,
@@ -165,7 +168,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     return _launch(shape, pipe, programs, 1, shortest, longest, live, 2 * programs, resident)
 
 
-COLUMNS = 0  # rows of 16-bit queries up to which they are columns
+COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {
@@ -174,7 +177,6 @@ STAGES = {
     (NONE, 256): (2, 2, 0, 64),
     (WIDEN, 64): (4, 4, 4, 128),
     (WIDEN, 128): (2, 2, 2, 128),
-    (WIDEN, 256): (2, 1, 2, 64),
     (TRANSPOSE, 64): (4, 4, 4, 128),
     (TRANSPOSE, 128): (3, 3, 2, 128),
 }

@@ -10,7 +10,9 @@ from .shim import fence_async_shared, gl, gluon, mbarrier, tma
 def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Room for 64 rows of queries for each consumer, and for as many results if they leave as boxes."""
     CONSUMERS: gl.constexpr = P.CONSUMERS
-    ROWS: gl.constexpr = P.COLUMNS if P.COLUMNS > 0 else 64
+    # few rows, but enough for a box of keys (loader.fetch_descriptors)
+    FEW: gl.constexpr = P.COLUMNS if P.COLUMNS > P.BOX else P.BOX
+    ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else 64
     TOKENS: gl.constexpr = 64 // S.GROUP if P.QUERY_BOX else ROWS
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
@@ -43,6 +45,13 @@ def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
+def rows_of(queries, NUMBER: gl.constexpr, S: gl.constexpr):
+    """A consumer's queries as a matrix [R, D]."""
+    slot = queries.slots.index(NUMBER)
+    return slot.reshape([slot.shape[0] * slot.shape[1], S.DIM])
+
+
+@gluon.jit
 def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
     """Queries [R, DIM] with their dims where those of `columns.widened_keys` are."""
     x = x.reshape([ROWS, S.DIM // 64, 4, 4, 2, 2])  # a thread's 16 dims: four words of two pairs
@@ -59,9 +68,9 @@ def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr, P:
     loaded = load_query(query, rows, dim, 1, S)
     ROWS: gl.constexpr = rows.index.shape[0]
     x = loaded.parts[0]
-    if P.COLUMNS > 0 and P.FP8 > 0:
+    if P.SHARES and P.FP8 > 0:
         x = scatter(x, ROWS, S)
-    queries.slots.index(NUMBER).reshape([ROWS, S.DIM]).store(x)
+    rows_of(queries, NUMBER, S).slice(0, ROWS, dim=0).store(x)
     fence_async_shared()
     gl.thread_barrier()
     return loaded.unit

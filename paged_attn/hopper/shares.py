@@ -103,7 +103,7 @@ def shares_kernel(
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, S, P)
     if P.COLUMNS > 0:
-        rings = Rings(keys, values, queries, make_weights(dtype, S, P))
+        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P))
     else:
         rings = Rings(keys, values, queries, queries.slots)
     fence_async_shared()  # what the barriers start with

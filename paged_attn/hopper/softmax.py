@@ -1,5 +1,6 @@
 """The online softmax with as little work per tile as its result allows; its ends are those of `kernels/softmax.py`."""
 
+from .layouts import product_layout
 from .shim import gl, gluon
 
 # Exponents are taken relative to a maximum that may be this much too small (2^8), so that most tiles rescale nothing.
@@ -20,11 +21,14 @@ def times(x, factor, BY_ROW: gl.constexpr):
 
 @gluon.jit
 def thread_sums(weights, S: gl.constexpr, P: gl.constexpr):
-    """[64, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end."""
-    if P.COLUMNS > 0:
-        return gl.sum(weights, axis=1)
-    else:
+    """[64, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end.
+
+    Of few rows, which are columns, whole sums.
+    """
+    if weights.type.layout == product_layout(S.TILE, P.FP8_PRODUCTS):
         return gl.sum(gl.sum(gl.reshape(weights, [64, S.TILE // 8, 4, 2]), axis=3), axis=1)
+    else:
+        return gl.sum(weights, axis=1)
 
 
 @gluon.jit
