@@ -132,6 +132,22 @@ def boxes_in_loops(code: list[str]) -> int:
     return sum("UTMALDG" in x and any("BRA.U.ANY" in y for y in code[i : i + 6]) for i, x in enumerate(code))
 
 
+def overtaken_readers(code: list[str]) -> int:
+    """Starts of warp partitions whose arguments are stored where warps that are late may still read.
+
+    They go through shared memory right before the partitions' own barrier: a barrier has to lie between the last load
+    from there and them.
+    """
+    overtaken = 0
+    for i, x in enumerate(code):
+        starts = "BAR.SYNC" in x and not re.search(r"\b0x0\b", x) and "STS" in "".join(code[max(0, i - 12) : i])
+        if starts:
+            before = [operation(y) for y in code[:i] if not y.endswith(":")]
+            last = {name: max((j for j, y in enumerate(before) if y == name), default=-1) for name in ("LDS", "BAR")}
+            overtaken += last["LDS"] > last["BAR"]
+    return overtaken
+
+
 def wgmma_advice(kernel: Any) -> list[str]:
     """What ptxas says about warp-group products, such as (C7510) on serialised ones; Triton drops it."""
     ptx = kernel.asm["ptx"]
@@ -148,6 +164,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts |= {"operations": operations(code), "loops": loops(code)}
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
+        facts["overtaken_readers"] = overtaken_readers(code)
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] else []
     return facts
 

@@ -15,7 +15,7 @@ from .fp8 import make_bank
 from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
-from .ring import WARPGROUP, advance, make_ring
+from .ring import WARPGROUP, advance, make_ring, start_together
 from .schedule import TAKEN, Cursor, first_of_many, item_of, make_lists, part_of
 from .shim import fence_async_shared, gl, gluon, tma
 
@@ -199,6 +199,7 @@ def blocks_kernel(
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
     LAST: gl.constexpr = P.LOADERS - 1
+    start_together()
     if P.CONVERT != NONE:
         if P.LOADERS == 1:
             gl.warp_specialize([

@@ -29,6 +29,15 @@ def make_ring(
 
 
 @gluon.jit
+def start_together():
+    """Before partitions start: their arguments go through shared memory that the last reduction may still be read from.
+
+    Triton puts no barrier between the two, and a warp that is late would take arguments for the result.
+    """
+    gl.thread_barrier()
+
+
+@gluon.jit
 def advance(turn, STAGES: gl.constexpr):
     """The next slot; the parity changes with every round."""
     stage = turn.stage + 1

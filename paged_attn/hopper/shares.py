@@ -13,7 +13,7 @@ from .columns import consume_columns, make_weights
 from .consumer import consume
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import WARPGROUP, make_ring
+from .ring import WARPGROUP, make_ring, start_together
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, piece_at
@@ -116,6 +116,7 @@ def shares_kernel(
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
+    start_together()
     if P.CONSUMERS == 1:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
