@@ -83,7 +83,8 @@ def _launch(launch: Launch) -> str:
 def _tiles(launch: Launch, done: Cut) -> str:
     shape, pipe, config = launch.shape, launch.pipe, launch.config
     live = f", at most {launch.block_tokens * shape.GROUP} live" if launch.block_tokens < shape.BLOCK_Q else ""
-    text = f"{shape.ROWS} rows ({shape.BLOCK_Q} tokens x {shape.GROUP} heads{live}) x {shape.TILE} keys, "
+    rows = "columns" if pipe is not None and pipe.SHARES and pipe.COLUMNS else "rows"
+    text = f"{shape.ROWS} {rows} ({shape.BLOCK_Q} tokens x {shape.GROUP} heads{live}) x {shape.TILE} keys, "
     if pipe is None:
         notes = [f"{config.stages} stages"]
         notes += ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
@@ -92,6 +93,8 @@ def _tiles(launch: Launch, done: Cut) -> str:
     rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
     if pipe.CONVERT:
         rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
+    elif pipe.FP8:
+        rings += " of fp8, products of float16"
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')}, {2 * pipe.LOADERS} loading warps"
     return f"{text}{rings}, boxes of {pipe.BOX} keys, {warps}{', 4 that convert' if pipe.CONVERT else ''}"
 

@@ -165,7 +165,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["overtaken_readers"] = overtaken_readers(code)
-        facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] else []
+        facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] + facts["operations"]["QGMMA"] else []
     return facts
 
 

@@ -21,7 +21,8 @@ CALL = Problem(
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32),
-    dict(cache=torch.float8_e4m3fn, ragged=False),
+    dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64, ragged=False),
+    dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=256),
     dict(query=torch.float8_e4m3fn),
     dict(rows_per_page=0),
     dict(page_size=12),
@@ -69,3 +70,29 @@ def test_scratch_depends_on_the_device_not_on_the_batch(seqs: int) -> None:
     }
     assert all(need.states <= 2 * hopper.PIECES * 132 * 128 * 130 for need in needs)
     assert len(needs) == 1
+
+
+FP8 = CALL._replace(cache=torch.float8_e4m3fn, compute=torch.float16)
+
+
+def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
+    assert hopper.many(CALL, 0, False).pipe.CONVERT == hopper.NONE
+    assert hopper.many(FP8, 0, False).pipe.CONVERT == hopper.WIDEN
+    both = FP8._replace(query=torch.float8_e4m3fn)
+    assert hopper.many(both, 0, False).pipe.CONVERT == hopper.TRANSPOSE
+    for change in (dict(query_box=False), dict(heads=24), dict(cache=torch.float8_e5m2)):
+        assert hopper.many(both._replace(**change), 0, False).pipe.CONVERT == hopper.WIDEN, change
+
+
+@pytest.mark.parametrize(("group", "columns"), [(1, 8), (4, 8), (8, 8), (12, 16), (32, 32), (64, 64)])
+def test_few_rows_over_fp8_are_columns(group: int, columns: int) -> None:
+    call = FP8._replace(heads=8 * group, tokens=8, max_seqlen_q=1, ragged=False)
+    (launch,) = hopper.launches(call)
+    assert (columns, columns, columns // group) == (launch.pipe.COLUMNS, launch.shape.ROWS, launch.shape.BLOCK_Q)
+    assert launch.grid[0] == (264 if columns <= 32 else 128)
+
+
+@pytest.mark.parametrize("queries", [1, 2, 3, 16])
+def test_16_bit_rows_are_columns_where_they_are_eight_at_most(queries: int) -> None:
+    (launch,) = hopper.launches(CALL._replace(tokens=8 * queries, max_seqlen_q=queries))
+    assert (8 if 4 * queries <= 8 else 0) == launch.pipe.COLUMNS
