@@ -17,10 +17,10 @@ from .asm import widen_bytes_apart, widen_pairs_apart
 from .convert import words_of
 from .epilogue import store
 from .layouts import column_layout, key_words_layout, value_words_layout
-from .queries import read_queries, rows_of
+from .queries import rows_of, take_queries
 from .ring import release, tile_of, wait_full
-from .shim import fence_async_shared, gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from .tiles import clear_dead, judge, leave
+from .shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .tiles import clear_dead, judge, leave, score_scale
 
 
 @gluon.jit
@@ -143,16 +143,8 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
-        scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
-        scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
-        if P.QUERY_BOX:
-            mbarrier.wait(queries.full.index(0), phase)
-        else:
-            Q_LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
-            query_row = gl.arange(0, N, layout=gl.SliceLayout(1, Q_LAYOUT))
-            unit = read_queries(query, queries, row_tile(block, kv_head, query_row, mods, TOKENS, S), 0, S, P)
-            if S.NORMALIZED:
-                scale = gl.convert_layout(unit, S_ROWS) * scale
+        scale = score_scale(scales, kv_head)
+        scale = take_queries(query, queries, block, kv_head, scale, phase, mods, 0, N, S, P, S_ROWS)
         span = visible_range(block, mods, TOKENS)
         q = rows_of(queries, 0, S).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)

@@ -14,10 +14,10 @@ from .convert import NONE
 from .epilogue import store
 from .fp8 import attend_fp8, in_order
 from .layouts import operand_layout, product_layout
-from .queries import read_queries
+from .queries import take_queries
 from .ring import release, wait_full
 from .shim import gl, gluon, mbarrier, warpgroup_mma_wait
-from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values
+from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, score_scale
 
 
 @gluon.jit
@@ -103,18 +103,8 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
         row_max, row_sum = start(sinks, rows, item.first > 0, S)
         acc = gl.full([64, S.DIM], 0.0, gl.float32, product_layout(S.DIM, P.FP8_PRODUCTS))
         if tiles > 0:
-            scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
-            scale *= scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
-            if P.QUERY_BOX:
-                mbarrier.wait(queries.full.index(NUMBER), phase)
-            else:
-                Q_ROWS: gl.constexpr = gl.SliceLayout(
-                    1, gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
-                )
-                query_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=Q_ROWS), mods, TOKENS, S)
-                unit = read_queries(query, queries, query_rows, NUMBER, S, P)
-                if S.NORMALIZED:
-                    scale = gl.convert_layout(unit, S_ROWS) * scale
+            scale = score_scale(scales, kv_head)
+            scale = take_queries(query, queries, block, kv_head, scale, phase, mods, NUMBER, 64, S, P, S_ROWS)
             span = visible_range(block, mods, TOKENS)
             first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
             q = queries.slots.index(NUMBER).reshape([64, S.DIM])

@@ -1,6 +1,7 @@
 """Queries on their way into shared memory: a box by a loader, or through the consumer's registers."""
 
 from ..kernels.output import load_query
+from ..kernels.schedule import row_tile
 from .args import Queries
 from .ring import WARPGROUP
 from .shim import fence_async_shared, gl, gluon, mbarrier, tma
@@ -59,18 +60,31 @@ def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A consumer's own rows, through its registers: for groups and strides that make no box, few rows, and queries that
-    change their type; returns what they are in units of."""
-    LAYOUT: gl.constexpr = rows.index.type.layout.parent
-    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    gl.thread_barrier()  # nobody may still multiply by the last ones
-    loaded = load_query(query, rows, dim, 1, S)
-    ROWS: gl.constexpr = rows.index.shape[0]
-    x = loaded.parts[0]
-    if P.SHARES and P.FP8 > 0:
-        x = scatter(x, ROWS, S)
-    rows_of(queries, NUMBER, S).slice(0, ROWS, dim=0).store(x)
-    fence_async_shared()
-    gl.thread_barrier()
-    return loaded.unit
+def take_queries(
+    query, queries, block, kv_head, scale, phase, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Until a consumer's rows are in shared memory; returns the scale of their scores, of each row if rows differ.
+
+    Groups and strides that make no box go through the consumer's registers, and few rows, and queries that change type.
+    """
+    if P.QUERY_BOX:
+        mbarrier.wait(queries.full.index(NUMBER), phase)
+        return scale
+    else:
+        READ: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
+        rows = row_tile(block, kv_head, row, mods, ROWS // S.GROUP, S)
+        dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))
+        gl.thread_barrier()  # nobody may still multiply by the last ones
+        loaded = load_query(query, rows, dim, 1, S)
+        x = loaded.parts[0]
+        if P.SHARES and P.FP8 > 0:
+            x = scatter(x, ROWS, S)
+        rows_of(queries, NUMBER, S).slice(0, ROWS, dim=0).store(x)
+        fence_async_shared()
+        gl.thread_barrier()
+        if S.NORMALIZED:
+            return gl.convert_layout(loaded.unit, LAYOUT) * scale
+        else:
+            return scale

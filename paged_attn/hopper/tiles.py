@@ -1,11 +1,18 @@
 """What a consumer does with one tile: its products, the judgement of its scores, and leave."""
 
-from ..kernels.numerics import LOG2E
+from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.scores import mask, modify
 from .layouts import product_layout
 from .ring import advance, release, tile_of, wait_full
 from .shim import fence_async_shared, gl, gluon, warpgroup_mma
 from .softmax import times, weigh
+
+
+@gluon.jit
+def score_scale(scales, kv_head):
+    """What a product of a stored query and a stored key is multiplied by."""
+    scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
+    return scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
 
 
 @gluon.jit
