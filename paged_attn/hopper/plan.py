@@ -64,7 +64,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 
 def _rows(p: Problem, longest: int) -> int:
     """The most rows that a sequence of up to so many queries has for a KV head."""
-    return (min(p.max_seqlen_q, longest) if p.ragged else 1) * (p.heads // p.kv_heads)
+    return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
 
 
 def _even(p: Problem) -> bool:
