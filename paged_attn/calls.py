@@ -9,6 +9,7 @@ each form of call the latest is remembered with a guard, torch's own, which comp
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +37,7 @@ class Latest(NamedTuple):
 
 _kept: dict[Hashable, Launches] = {}
 _latest: dict[Hashable, Latest] = {}
+_forgetting = threading.Lock()  # what is oldest, no thread may ask while another adds
 
 
 def form_of(others: Sequence[Any]) -> tuple[Any, ...]:
@@ -103,12 +105,14 @@ def keep(of: Signature | None, launches: Launches) -> None:
 
 
 def _put(store: dict[Hashable, Any], key: Hashable, value: Any) -> None:
-    while len(store) >= LIMIT:
-        store.pop(next(iter(store)), None)
-    store[key] = value
+    with _forgetting:
+        while len(store) >= LIMIT:
+            del store[next(iter(store))]
+        store[key] = value
 
 
 def clear() -> None:
     """Forget everything, for those who change what calls are planned by."""
-    _kept.clear()
-    _latest.clear()
+    with _forgetting:
+        _kept.clear()
+        _latest.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Callable
 from itertools import combinations
@@ -337,6 +338,26 @@ def test_what_is_kept_is_bounded(device: str, monkeypatch: pytest.MonkeyPatch) -
         assert len(calls._kept) <= 3
         assert len(calls._latest) <= 3
     assert recognised(inputs | {"max_seqlen_k": 27}) is not None
+
+
+class Cleared(dict[Any, Any]):
+    """Kept calls that another thread forgets, or tries to, while the oldest of them is looked for."""
+
+    def __iter__(self) -> Any:
+        keys = super().__iter__()
+        self.other = threading.Thread(target=calls.clear)
+        self.other.start()
+        self.other.join(0.1)
+        return keys
+
+
+def test_threads_that_forget_calls_at_once_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Cleared(first=None, second=None)
+    monkeypatch.setattr(calls, "LIMIT", 2)
+    monkeypatch.setattr(calls, "_kept", store)
+    calls._put(store, "third", None)
+    store.other.join()
+    assert not store
 
 
 # ---- what is passed to a compiled kernel -------------------------------------------------------------------------

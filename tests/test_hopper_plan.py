@@ -96,3 +96,11 @@ def test_few_rows_over_fp8_are_columns(group: int, columns: int) -> None:
 def test_16_bit_rows_are_columns_where_they_are_eight_at_most(queries: int) -> None:
     (launch,) = hopper.launches(CALL._replace(tokens=8 * queries, max_seqlen_q=queries))
     assert (8 if 4 * queries <= 8 else 0) == launch.pipe.COLUMNS
+
+
+@pytest.mark.parametrize("group", [1, 8, 12, 16, 64])
+@pytest.mark.parametrize("call", [CALL, FP8])
+def test_a_block_holds_a_query_even_where_no_sequence_is_said_to_have_one(group: int, call: Problem) -> None:
+    for only in (None, "prefill"):
+        (launch,) = hopper.launches(call._replace(heads=8 * group, max_seqlen_q=0, only=only))
+        assert 1 <= launch.shape.BLOCK_Q * group <= launch.shape.ROWS

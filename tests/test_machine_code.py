@@ -180,6 +180,14 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_hopper_kernels_fit_with_the_largest_heads_and_boxes() -> None:
+    found = compiled("sm90", "large boxes", "--no-sass")
+    shared = {x["variant"]: x["shared"] for x in found if x["kernel"] == "shares_kernel"}
+    assert len(shared) == 3
+    assert max(shared.values()) <= SHARED["sm90"], shared
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
 def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     loop = dict(HGMMA=16, MUFU=64, LDL=3)
     facts = dict(

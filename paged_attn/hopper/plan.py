@@ -64,7 +64,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 
 def _rows(p: Problem, longest: int) -> int:
     """The most rows that a sequence of up to so many queries has for a KV head."""
-    return (min(p.max_seqlen_q, longest) if p.ragged else 1) * (p.heads // p.kv_heads)
+    return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
 
 
 def _even(p: Problem) -> bool:
@@ -143,6 +143,8 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     stages *= 2 // p.cache.itemsize if tile == 64 else 1
     if dim == 64:
         stages *= 2
+    elif columns > 32 and dim > 128:
+        stages = 5  # as many as the queries leave room for
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim <= 128 else 1
     groups = max(1, resident * p.device.multiprocessors // p.kv_heads)
@@ -153,7 +155,8 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
         COLUMNS=columns,
-        PREFETCH=p.cache.itemsize == 2 and box <= 64,
+        # boxes of nothing go where queries will, and large heads leave room for few of those
+        PREFETCH=p.cache.itemsize == 2 and box <= (32 if columns and dim > 128 else 64),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=consumers,
         BOX=box,

@@ -11,8 +11,8 @@ from .shim import fence_async_shared, gl, gluon, mbarrier, tma
 def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Room for 64 rows of queries for each consumer, and for as many results if they leave as boxes."""
     CONSUMERS: gl.constexpr = P.CONSUMERS
-    # few rows, but enough for a box of keys (loader.fetch_descriptors)
-    FEW: gl.constexpr = P.COLUMNS if P.COLUMNS > P.BOX else P.BOX
+    # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
+    FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else 64
     TOKENS: gl.constexpr = 64 // S.GROUP if P.QUERY_BOX else ROWS
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]

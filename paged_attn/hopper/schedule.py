@@ -84,8 +84,9 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """All items; a piece has so many tiles that every program gets a few, and no fewer than batch.least."""
     size = 1 << 30
     if S.SPLIT:
-        total = total_work(batch, lane, mods, S) * S.KV_HEADS
-        size = gl.maximum(batch.least, (total + gl.num_programs(0) * PIECES - 1) // (gl.num_programs(0) * PIECES))
+        pieces = gl.num_programs(0) * PIECES
+        total = total_work(batch, lane, mods, S).to(gl.int64) * S.KV_HEADS  # of half a million queries, beyond 32 bits
+        size = gl.maximum(batch.least, ((total + pieces - 1) // pieces).to(gl.int32))
     if P.MIXED:
         many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
         few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
