@@ -7,7 +7,7 @@ class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
 
     SHARES: bool  # even shares of all tiles; otherwise items from a counter
-    CONSUMERS: int  # warpgroups of 64 rows
+    CONSUMERS: int  # warpgroups that multiply, of 64 rows each, or of few
     KEY_STAGES: int  # slots of the rings that consumers read
     VALUE_STAGES: int
     LOADERS: int  # warps per ring: each loads its part of every tile

@@ -16,7 +16,7 @@ from .args import Results, Turns
 from .asm import widen_bytes_apart, widen_pairs_apart
 from .convert import words_of
 from .epilogue import store
-from .layouts import column_layout, key_words_layout, value_words_layout
+from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import rows_of, take_queries
 from .ring import release, tile_of, wait_full
 from .shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -44,7 +44,7 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
     x0, x1, x2, x3 = widen_bytes_apart(words, P.FP8)
     x = gl.join(gl.join(x0, x1), gl.join(x2, x3))  # [TILE, word, b, h]
     x = x.reshape([S.TILE, S.DIM // 64, 4, 4, 2, 2]).permute((0, 1, 3, 5, 2, 4)).reshape([S.TILE, S.DIM])
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, column_layout(P.COLUMNS), 2)
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2)
     return gl.convert_layout(x, OPERAND, assert_trivial=True)
 
 
@@ -66,7 +66,7 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
     upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
     x = gl.join(lower, upper).reshape([S.TILE // 2, S.DIM // 128, 4, 8, 2, 2, 2])
     x = x.permute((1, 6, 2, 5, 3, 0, 4)).reshape([S.DIM, S.TILE])
-    OPERAND: gl.constexpr = gl.DotOperandLayout(0, column_layout(P.COLUMNS), 2)
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2)
     return gl.convert_layout(x, OPERAND, assert_trivial=True)
 
 
@@ -80,7 +80,7 @@ def gather(acc, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def multiply_keys_by_columns(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
     """Start <k, q> of the next tile, [TILE, N]."""
-    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, column_layout(P.COLUMNS))
+    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False))
     wait_full(keys, turn)
     if keys.slots.dtype.primitive_bitwidth == 8:
         k = widened_keys(keys, turn, S, P)
@@ -108,7 +108,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
     keys, values, room = rings.key, rings.value, rings.room
     k_turn, v_turn = turns.key, turns.value
     acc, row_max, row_sum = state.acc, state.max, state.sum
-    LAYOUT: gl.constexpr = column_layout(P.COLUMNS)
+    LAYOUT: gl.constexpr = product_layout(P.COLUMNS, False)
     ROWS: gl.constexpr = row_max.type.layout
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
     for i in range(item.end - item.begin):
@@ -135,7 +135,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     """All rows of an item, from the first key to the stored result; returns the turns."""
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = N // S.GROUP
-    LAYOUT: gl.constexpr = column_layout(N)
+    LAYOUT: gl.constexpr = product_layout(N, False)
     queries, scales, phase = rings.queries, results.scales, turns.query
     block, kv_head = item.block, item.kv_head
     acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)

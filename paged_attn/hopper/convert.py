@@ -6,15 +6,16 @@ along the rows, for the products of fp8 numbers read both operands along the dim
 A value that no row may see becomes zero here: 0 * NaN is NaN.
 """
 
+from . import plan
 from .args import Turns
 from .asm import transpose_bytes, widen_bytes
 from .layouts import transposing_layout
 from .ring import advance, release, wait_empty, wait_full
 from .shim import fence_async_shared, gl, gluon, mbarrier
 
-NONE = gl.constexpr(0)
-WIDEN = gl.constexpr(1)
-TRANSPOSE = gl.constexpr(2)
+NONE = gl.constexpr(plan.NONE)
+WIDEN = gl.constexpr(plan.WIDEN)
+TRANSPOSE = gl.constexpr(plan.TRANSPOSE)
 ROWS_AT_ONCE = gl.constexpr(32)  # registers
 
 

@@ -7,14 +7,8 @@ from .shim import gl
 
 @triton.constexpr_function
 def product_layout(columns, fp8):
-    """[64, columns] of a warpgroup's product, of 16-bit or fp8 operands: scores, results."""
+    """[64 n, columns] of a warpgroup's product, of 16-bit or fp8 operands: scores, results."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
-
-
-@triton.constexpr_function
-def column_layout(columns):
-    """[64 n, columns] of a warpgroup's product of 16-bit operands with few columns: scores, results."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
 
 
 @triton.constexpr_function

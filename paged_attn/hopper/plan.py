@@ -28,7 +28,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     # words of four dims make 128 rows of a product, and 256 columns of one take the registers of two warpgroups
     (
         lambda p: p.cache.itemsize != 1 or p.head_dim > 64 or not _few_rows(p),
-        "an fp8 cache of head_dim 64, few queries",
+        "an fp8 cache of head_dim up to 64, few queries",
     ),
     (lambda p: p.cache.itemsize != 1 or p.head_dim <= 128 or _few_rows(p), "an fp8 cache of head_dim above 128"),
     (lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2, "an x-packed cache, or one not in steps of 16 bytes"),
@@ -106,7 +106,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     pipe = Pipe(
         SHARES=False,
         MIXED=mixed,
-        COLUMNS=8 if mixed and group <= 8 and convert == NONE else 0,
+        COLUMNS=COLUMNS if mixed and group <= COLUMNS and convert == NONE else 0,
         CONSUMERS=2,
         KEY_STAGES=keys,
         VALUE_STAGES=values,

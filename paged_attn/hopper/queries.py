@@ -9,7 +9,7 @@ from .shim import fence_async_shared, gl, gluon, mbarrier, tma
 
 @gluon.jit
 def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for 64 rows of queries for each consumer, and for as many results if they leave as boxes."""
+    """Room for the rows of queries of each consumer, 64 or few, and for as many results if they leave as boxes."""
     CONSUMERS: gl.constexpr = P.CONSUMERS
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS

@@ -59,7 +59,10 @@ def wait_empty(ring, turn):
 
 @gluon.jit
 def release(barrier):
-    """Arrive, every thread for itself: mbarrier.arrive would put a barrier of the whole warpgroup before it."""
+    """Arrive, every thread for itself: mbarrier.arrive would put a barrier of the whole warpgroup before it.
+
+    It orders nothing: what a thread has read of the slot must have been used before, as by a product that is done.
+    """
     async_copy.mbarrier_arrive(barrier, increment_count=False)
 
 
