@@ -3,7 +3,7 @@
 from ..kernels.output import load_query
 from .args import Queries
 from .ring import WARPGROUP
-from .shim import fence_async_shared, gl, gluon, mbarrier, tma
+from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
 @gluon.jit
@@ -39,9 +39,7 @@ def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
         mbarrier.wait(queries.empty.index(w), phase ^ 1)
         mbarrier.expect(queries.full.index(w), 64 * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
         token = item.block.first_token + item.block.first + w * TOKENS
-        tma.async_copy_global_to_shared(
-            box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w)
-        )
+        load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))
 
 
 @gluon.jit
@@ -64,7 +62,7 @@ def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr, P:
     change their type; returns what they are in units of."""
     LAYOUT: gl.constexpr = rows.index.type.layout.parent
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    gl.thread_barrier()  # nobody may still multiply by the last ones
+    thread_barrier()  # nobody may still multiply by the last ones
     loaded = load_query(query, rows, dim, 1, S)
     ROWS: gl.constexpr = rows.index.shape[0]
     x = loaded.parts[0]
@@ -72,5 +70,5 @@ def read_queries(query, queries, rows, NUMBER: gl.constexpr, S: gl.constexpr, P:
         x = scatter(x, ROWS, S)
     rows_of(queries, NUMBER, S).slice(0, ROWS, dim=0).store(x)
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
     return loaded.unit
