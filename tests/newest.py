@@ -21,7 +21,7 @@ VARIANTS = {
         *("decode", "decode split features", "decode e4m3", "prefill", "prefill features", "prefill packed"),
         *("prefill invariant split", "write e4m3", "merge"),
     ),
-    "hopper": ("decode", "speculate 32", "prefill window sinks", "prefill all fp8", "mixed"),
+    "hopper": ("decode", "decode split e4m3", "speculate 32", "prefill window sinks", "prefill all fp8", "mixed e4m3"),
 }
 TARGET = "sm90"
 

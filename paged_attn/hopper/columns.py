@@ -19,7 +19,7 @@ from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import rows_of, take_queries
 from .ring import release, tile_of, wait_full
-from .shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, judge, leave, score_scale
 
 
@@ -122,7 +122,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         row_sum = row_sum * decay + added
         room.store(weights.to(room.dtype))
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         acc *= gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(0, LAYOUT)), 0)
         acc = multiply_values_by_columns(room, values, v_turn, tile, lo, item.block.seq_len, acc, S, P)
         acc = warpgroup_mma_wait(0, deps=(acc,))

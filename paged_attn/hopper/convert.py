@@ -11,7 +11,7 @@ from .args import Turns
 from .asm import transpose_bytes, widen_bytes
 from .layouts import transposing_layout
 from .ring import advance, release, wait_empty, wait_full
-from .shim import fence_async_shared, gl, gluon, mbarrier
+from .shim import fence_async_shared, gl, gluon, mbarrier, reinterpret
 
 NONE = gl.constexpr(plan.NONE)
 WIDEN = gl.constexpr(plan.WIDEN)
@@ -24,7 +24,7 @@ def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr):
     """The slot as a matrix of 32-bit words; the copy engine's swizzle moves 16 bytes at a time, whatever they hold."""
     SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
     layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, 32, 2)
-    return ring.slots.index(turn.stage)._reinterpret(gl.int32, [ROWS, BYTES // 4], layout)
+    return reinterpret(ring.slots.index(turn.stage), gl.int32, [ROWS, BYTES // 4], layout)
 
 
 @gluon.jit

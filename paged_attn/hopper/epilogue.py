@@ -3,7 +3,7 @@
 from ..kernels.merge import join
 from ..kernels.output import rows_from, store_lse, store_partial, store_rows
 from ..kernels.softmax import finish
-from .shim import fence_async_shared, gl, gluon, tma
+from .shim import fence_async_shared, gl, gluon, store_box, thread_barrier, tma
 
 
 @gluon.jit
@@ -15,13 +15,13 @@ def store_block(out, results, staging, rows, full, state, NUMBER: gl.constexpr, 
     if out_box is not None:
         # the last block's results have to be out of the way
         tma.store_wait(0)
-        gl.thread_barrier()
+        thread_barrier()
         if full:
             smem = staging.index(NUMBER)
             smem.reshape([64, S.DIM]).store(finish(state.acc, gl.expand_dims(state.sum, 1)).to(smem.dtype))
             fence_async_shared()
-            gl.thread_barrier()
-            tma.async_copy_shared_to_global(out_box, [rows.token.to(gl.int32), rows.kv_head * S.GROUP, 0], smem)
+            thread_barrier()
+            store_box(out_box, [rows.token.to(gl.int32), rows.kv_head * S.GROUP, 0], smem)
         else:
             store_rows(out, None, rows, dim, state, scales, S)
         if lse is not None:
@@ -52,7 +52,7 @@ def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S:
     row = item.row + NUMBER * 64 + gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     store_partial(results.partial, row, rows.valid, dim, state, S)
-    gl.thread_barrier()  # every thread's rows are written before one of them tells
+    thread_barrier()  # every thread's rows are written before one of them tells
     arrived = gl.atomic_add(counter, 1, sem="acq_rel")
     if arrived == item.pieces - 1:
         merge_pieces(out, results, item, first_row, rows.token, count, S, P)

@@ -1,7 +1,7 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
 from .ring import advance, wait_empty
-from .shim import gl, gluon, mbarrier, tma
+from .shim import gl, gluon, load_box, mbarrier
 
 NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any cache: the copy engine writes zeros
 
@@ -16,8 +16,8 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
         arrived = queries.full.index(0)
         mbarrier.expect(arrived, 2 * P.BOX * S.DIM * (key_box.dtype.primitive_bitwidth // 8))
-        tma.async_copy_global_to_shared(key_box, [NOWHERE, 0, 0], arrived, nothing)
-        tma.async_copy_global_to_shared(value_box, [NOWHERE, 0, 0], arrived, nothing)
+        load_box(key_box, [NOWHERE, 0, 0], arrived, nothing)
+        load_box(value_box, [NOWHERE, 0, 0], arrived, nothing)
 
 
 @gluon.jit
@@ -44,7 +44,7 @@ def fill(box, ring, turn, rows, kv_head, PART: gl.constexpr, S: gl.constexpr, P:
     slot = ring.slots.index(turn.stage)
     for i in gl.static_range(PART_KEYS // P.BOX):
         part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
-        tma.async_copy_global_to_shared(box, [rows[i], kv_head, 0], full, part)
+        load_box(box, [rows[i], kv_head, 0], full, part)
 
 
 @gluon.jit

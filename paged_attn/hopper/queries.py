@@ -4,7 +4,7 @@ from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
 from .args import Queries
 from .ring import WARPGROUP
-from .shim import fence_async_shared, gl, gluon, mbarrier, tma
+from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
 @gluon.jit
@@ -40,9 +40,7 @@ def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
         mbarrier.wait(queries.empty.index(w), phase ^ 1)
         mbarrier.expect(queries.full.index(w), 64 * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
         token = item.block.first_token + item.block.first + w * TOKENS
-        tma.async_copy_global_to_shared(
-            box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w)
-        )
+        load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))
 
 
 @gluon.jit
@@ -76,14 +74,14 @@ def take_queries(
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
         rows = row_tile(block, kv_head, row, mods, ROWS // S.GROUP, S)
         dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))
-        gl.thread_barrier()  # nobody may still multiply by the last ones
+        thread_barrier()  # nobody may still multiply by the last ones
         loaded = load_query(query, rows, dim, 1, S)
         x = loaded.parts[0]
         if P.SHARES and P.FP8 > 0:
             x = scatter(x, ROWS, S)
         rows_of(queries, NUMBER, S).slice(0, ROWS, dim=0).store(x)
         fence_async_shared()
-        gl.thread_barrier()
+        thread_barrier()
         if S.NORMALIZED:
             return gl.convert_layout(loaded.unit, LAYOUT) * scale
         else:

@@ -1,7 +1,7 @@
 """Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
 
 from .args import Ring, Turn
-from .shim import async_copy, gl, gluon, mbarrier
+from .shim import async_copy, gl, gluon, mbarrier, thread_barrier
 
 WARPGROUP = gl.constexpr(128)  # threads
 
@@ -34,7 +34,7 @@ def start_together():
 
     Triton puts no barrier between the two, and a warp that is late would take arguments for the result.
     """
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit

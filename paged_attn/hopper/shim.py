@@ -1,4 +1,9 @@
-"""Gluon's names in one place, since Triton versions rename them; importing this fails where they differ."""
+"""Gluon's names in one place, since Triton versions rename them; importing this fails where one is not found.
+
+Kernels take from here what has had more than one name, under a name of our own, and all else from `gl` and the modules.
+"""
+
+from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -12,13 +17,32 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+
+def first_of(module: Any, *names: str) -> Any:
+    """What a module has under the first of these names that it knows."""
+    for name in names:
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise ImportError(f"{module.__name__} has no {' or '.join(names)}")
+
+
+# New names first: an old one may stay for a while as something that only raises.
+thread_barrier = first_of(gl, "barrier", "thread_barrier")  # 3.7
+load_box = first_of(tma, "async_load", "async_copy_global_to_shared")  # 3.8
+store_box = first_of(tma, "async_store", "async_copy_shared_to_global")  # 3.8
+reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # 3.9
+
 __all__ = [
     "TensorDescriptor",
     "async_copy",
     "fence_async_shared",
     "gl",
     "gluon",
+    "load_box",
     "mbarrier",
+    "reinterpret",
+    "store_box",
+    "thread_barrier",
     "tma",
     "warpgroup_mma",
     "warpgroup_mma_wait",

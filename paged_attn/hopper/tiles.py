@@ -4,7 +4,7 @@ from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.scores import mask, modify
 from .layouts import product_layout
 from .ring import advance, release, tile_of, wait_full
-from .shim import fence_async_shared, gl, gluon, warpgroup_mma
+from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .softmax import times, weigh
 
 
@@ -45,7 +45,7 @@ def clear_dead(values, turn, tile, first_key, end_key, S: gl.constexpr):
     v = tensor.load(LAYOUT)
     tensor.store(gl.where(gl.expand_dims(live, 1), v, gl.full([S.TILE, S.DIM], 0.0, v.dtype, LAYOUT)))
     fence_async_shared()
-    gl.thread_barrier()
+    thread_barrier()
 
 
 @gluon.jit

@@ -70,8 +70,9 @@ def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.const
     """(lower, upper) fp8 numbers of int16 pairs, as dtype; exact."""
     if NATIVE_FP8:
         ASM: tl.constexpr = E4M3_PAIRS if FP8 == 3 else E5M2_PAIRS
-        HALVES: tl.constexpr = (tl.float16, tl.float16)
-        lower, upper = tl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=HALVES, is_pure=True, pack=2)
+        lower, upper = tl.inline_asm_elementwise(
+            ASM, "=r,=r,r", [x], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
+        )
         return lower.to(dtype), upper.to(dtype)
     else:
         bits = x.to(tl.uint16, bitcast=True)
