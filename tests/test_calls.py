@@ -28,7 +28,7 @@ Cut = Callable[..., None]
 # On a failure hypothesis imports what warns, and warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")
 few = settings(
-    max_examples=80,
+    max_examples=30,
     derandomize=True,
     deadline=None,
     database=None,
