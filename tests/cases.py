@@ -7,6 +7,7 @@ poison: NaN in dead slots, free pages, padding tokens and `out`; page id 2^31 - 
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -187,7 +188,8 @@ def compare(case: Case, out: Tensor, lse: Tensor, inputs: dict[str, Any]) -> flo
     assert (lse.dtype, lse.shape) == (torch.float32, want_lse.shape), f"{case.name}: lse is {lse.dtype} {lse.shape}"
 
     dot = widest(case.dtype, case.dtype_of_cache)
-    compute = FP8_WEIGHTS if rounds_weights(case, out) else TOLERANCES[dot][0]
+    fp8 = case.dtype == case.dtype_of_cache == E4M3 and out.device.type == "cuda"
+    compute = FP8_WEIGHTS if fp8 and rounds_weights(problem_of(inputs)) else TOLERANCES[dot][0]
     bound = bound_of(want, weighted, compute, out.dtype)
     lse_bound = LSE_TOLERANCES[case.dtype] * (1 + want_lse.abs())
     worst = _worst(f"{case.name}: out", got, want, bound, asked)
@@ -201,10 +203,24 @@ def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -
     return bound.where(weighted != 0, 0.0)  # nothing seen, or only the sink: exactly 0
 
 
-def rounds_weights(case: Case, out: Tensor) -> bool:
-    """Whether a call may use fp8 tensor cores for both products."""
-    hopper = out.device.type == "cuda" and torch.cuda.get_device_capability(out.device) == (9, 0)
-    return hopper and case.dtype == case.dtype_of_cache == E4M3 and max(case.query_lens) > 1
+def problem_of(inputs: dict[str, Any]) -> Any:
+    """What the planner is told of a call."""
+    import paged_attn
+    from paged_attn import attend, backend, check
+
+    call = inspect.signature(paged_attn.paged_attention).bind(**inputs)
+    call.apply_defaults()
+    given = attend.Tensors(*(call.arguments[name] for name in attend.Tensors._fields))
+    options = attend.Options(*(call.arguments[name] for name in attend.Options._fields))
+    axes = check.check_attention(**given._asdict(), **options._asdict())
+    return attend._problem(given, options, axes, backend.device_of(given.q.device), given.out)
+
+
+def rounds_weights(problem: Any) -> bool:
+    """Whether the kernels of a call multiply fp8 weights."""
+    from paged_attn import plan
+
+    return any(x.pipe is not None and x.pipe.FP8_PRODUCTS for x in plan.plan(problem).launches)
 
 
 def asked_tokens(case: Case) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn import backend, plan
-from tests.cases import E4M3, E5M2, Case, run
+import paged_attn
+from paged_attn import backend, plan, reference
+from tests.cases import E4M3, E5M2, Case, build, run
 
 pytestmark = pytest.mark.gpu
 
@@ -164,3 +165,28 @@ def test_results_are_those_of_the_reference(name: str) -> None:
     case = Case(name, **(SIZES | CASES[name]))
     run(case, "cuda")
     run(case, "cuda")  # with counters as the first run left them
+
+
+@pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
+def test_errors_do_not_grow_with_the_keys(dtype: torch.dtype) -> None:
+    """Over fp8, whose products the tensor cores add up with 14 bits."""
+
+    def error(keys: int) -> float:
+        case = Case("keys", (128,), (keys,), heads=4, kv_heads=1, head_dim=128, dtype=dtype, cache_dtype=E4M3)
+        inputs = build(case, "cuda") | dict(return_lse=False)
+        got = paged_attn.paged_attention(**inputs).double()
+        want = reference.paged_attention(**inputs | dict(out=None))
+        return float((got - want).norm() / want.norm())
+
+    assert error(131072) <= 1.5 * error(4096)
+
+
+@pytest.mark.parametrize("keys", [300, 2000, 5000, 40000])
+@pytest.mark.parametrize("cache_dtype", [E4M3, torch.bfloat16])
+def test_many_runs_give_the_same_bits(keys: int, cache_dtype: torch.dtype) -> None:
+    """Partitions that begin, and pieces that arrive, in any order: what goes wrong there goes wrong now and then."""
+    case = Case("runs", (1,), (keys,), decode_form=True, **(SIZES | dict(cache_dtype=cache_dtype)))
+    inputs = build(case, "cuda") | dict(return_lse=False)
+    first = paged_attn.paged_attention(**inputs).clone()
+    for _ in range(300):
+        assert torch.equal(paged_attn.paged_attention(**inputs), first)

@@ -10,6 +10,7 @@ import torch
 from paged_attn.backend import Device
 from paged_attn.hopper import plan as hopper
 from paged_attn.plan import Problem
+from tests.cases import Case, build, problem_of, rounds_weights
 
 H200 = Device("sm90", 132)
 CALL = Problem(
@@ -104,3 +105,24 @@ def test_a_block_holds_a_query_even_where_no_sequence_is_said_to_have_one(group:
     for only in (None, "prefill"):
         (launch,) = hopper.launches(call._replace(heads=8 * group, max_seqlen_q=0, only=only))
         assert 1 <= launch.shape.BLOCK_Q * group <= launch.shape.ROWS
+
+
+@pytest.mark.parametrize(
+    ("change", "rounds"),
+    [
+        (dict(), True),
+        (dict(cache_dtype=torch.float8_e5m2), False),
+        (dict(dtype=torch.bfloat16), False),
+        (dict(heads=3), False),
+        (dict(query_lens=(2,)), False),
+        (dict(page_size=12), False),
+        (dict(new=True), False),
+    ],
+    ids=str,
+)
+def test_results_are_held_to_fp8_weights_only_where_weights_are_fp8(change: dict[str, Any], rounds: bool) -> None:
+    sizes: dict[str, Any] = dict(query_lens=(80,), seq_lens=(80,), heads=2, kv_heads=1, head_dim=64)
+    fp8: dict[str, Any] = dict(dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e4m3fn)
+    problem = problem_of(build(Case("fp8", **(sizes | fp8 | change))))
+    # the interpreter computes in float32
+    assert rounds_weights(problem._replace(device=H200, compute=torch.float16)) == rounds
