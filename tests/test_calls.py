@@ -14,12 +14,9 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from triton.compiler import CompiledKernel
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 import paged_attn
-from paged_attn import attend, calls, launch, plan
-from paged_attn.template import Argument, fill, filler
+from paged_attn import attend, calls
 from tests.cases import E4M3, Case, bits, build
 
 Inputs = dict[str, Any]
@@ -358,83 +355,3 @@ def test_threads_that_forget_calls_at_once_do_not_disturb_each_other(monkeypatch
     calls._put(store, "third", None)
     store.other.join()
     assert not store
-
-
-# ---- what is passed to a compiled kernel -------------------------------------------------------------------------
-
-
-class Compiled(CompiledKernel):
-    """Stands in for a compiled kernel: it notes what it is launched with."""
-
-    def __init__(self, notes: list[Any]) -> None:
-        self.notes, self.function, self.packed_metadata = notes, 17, (4, 1, 0)
-
-    @property
-    def run(self) -> Callable[..., None]:
-        return lambda *args: self.notes.append(args)
-
-
-def plain(arg: Any) -> Any:
-    """Records as tuples, tensors as addresses."""
-    if isinstance(arg, Tensor):
-        return arg.data_ptr()
-    return tuple(map(plain, arg)) if isinstance(arg, tuple) else arg
-
-
-@pytest.mark.parametrize("segments, joins", [(1, True), (3, True), (3, False)])
-@pytest.mark.parametrize("base", BASES)
-def test_kept_launches_pass_what_tritons_call_would(
-    base: str, segments: int, joins: bool, cut: Cut, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut(segments)
-    if not joins:
-        monkeypatch.setattr(plan, "JOIN_STEPS", 0)
-    anew: list[Any] = []
-    again: list[Any] = []
-
-    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Compiled:
-        anew.append((*(*grid, 1, 1)[:3], plain(args)))
-        return Compiled(again)
-
-    monkeypatch.setattr(launch, "run", run)
-    monkeypatch.setattr(launch, "KEEPS", True)
-    one, other = build(BASES[base], device), build(BASES[base], device)
-    now = torch.cuda.current_stream().cuda_stream if device == "cuda" else 0
-    outcome(one)
-    anew.clear()
-    paged_attn.paged_attention(**other)  # through what was kept
-    assert not anew
-    calls.clear()
-    paged_attn.paged_attention(**other)  # anew
-    assert len(again) == len(anew) == (1 if joins else 2)
-    for (x, y, z, stream, function, packed, metadata, enter, leave, out, _, _, *args), want in zip(again, anew):
-        assert (x, y, z) == want[:3]
-        assert (stream, function, packed, metadata, enter, leave) == (now, 17, (4, 1, 0), None, None, None)
-        want_out, _, _, *wanted = want[3]  # log-sum-exp and scratch are made by each call
-        assert out == want_out
-        assert args == wanted
-
-
-def test_launch_hooks_of_triton_fire(monkeypatch: pytest.MonkeyPatch) -> None:
-    import triton
-
-    notes: list[Any] = []
-    kernel = Compiled(notes)
-    monkeypatch.setattr(kernel.__class__, "launch_metadata", lambda self, grid, stream, *args: ("metadata", grid))
-    step = launch.Step(None, (3,), (Argument(0), 5), {})
-    launches = launch.Launches([step], torch.device("cpu"))
-    launches.kept, launches.stream = [launch._kept(step, kernel, 4)], lambda _: 9
-    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
-    launches.again((4096,))
-    enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
-    assert notes == [(3, 1, 1, 9, 17, (4, 1, 0), ("metadata", (3,)), enter, leave, 4096, 5)]
-
-
-def test_descriptors_describe_the_memory_of_the_call() -> None:
-    first, second = torch.zeros(2, 8, 16, dtype=FP16)
-    args = (TensorDescriptor(Argument(0, [first], FP16), [8, 16], [16, 1], [4, 16]), 3)
-    (filled, _), (kept, _) = fill(args, (second,)), filler(args)((second.data_ptr(),))
-    assert filled.base is second
-    assert kept.base.data_ptr() == second.data_ptr()
-    assert (kept.shape, kept.strides, kept.block_shape) == ([8, 16], [16, 1], [4, 16])
-    assert args[0].base.data_ptr() == first.data_ptr()

@@ -1,6 +1,7 @@
 """The kernel for many rows: blocks of 128 rows, two consumer warpgroups, items from one counter.
 
-Two warpgroups multiply; two to four single warps load, the last of which also hands out the work.
+Two warpgroups multiply; two to four single warps load, the last of which also hands out the work.  Tiles of an fp8
+cache pass a third warpgroup in between.
 """
 
 from ..kernels.args import Batch

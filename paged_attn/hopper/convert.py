@@ -46,8 +46,7 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
     """fp8 words of four dims [TILE, DIM / 4] as words of four keys [DIM, TILE / 4]; EDGE as for widen.
 
     Dim 4 q + j becomes row j * DIM / 4 + q, so that neighbouring threads store to different banks, and keys change
-    places within 16 so that a thread's scores are its part of an operand: `fp8.py` is the other side of
-    this.
+    places within 16 so that a thread's scores are its part of an operand: `fp8.py` is the other side of this.
     """
     Q: gl.constexpr = S.DIM // 4
     LAYOUT: gl.constexpr = transposing_layout(S.TILE, Q)
