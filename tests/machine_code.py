@@ -148,6 +148,19 @@ def overtaken_readers(code: list[str]) -> int:
     return overtaken
 
 
+def reused_barriers(code: list[str]) -> int:
+    """Barriers whose memory threads read or write, too, though they were not invalidated.
+
+    A multiprocessor keeps barriers apart and writes them back later, over what has been stored there since.
+    """
+
+    def offsets(name: str) -> set[str]:
+        return {x[1] for y in code for x in [re.search(rf"\b{name}\b.*\[[^\]]*\b(0x[0-9a-f]+)\]", y)] if x}
+
+    stored = offsets(r"(?:STS|LDS|STSM|LDSM)[.\w]*")
+    return len((offsets(r"SYNCS\.EXCH[.\w]*") & stored) - offsets(r"SYNCS\.CCTL\.IV"))
+
+
 def wgmma_advice(kernel: Any) -> list[str]:
     """What ptxas says about warp-group products, such as (C7510) on serialised ones; Triton drops it."""
     ptx = kernel.asm["ptx"]
@@ -165,6 +178,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["overtaken_readers"] = overtaken_readers(code)
+        facts["reused_barriers"] = reused_barriers(code)
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] + facts["operations"]["QGMMA"] else []
     return facts
 

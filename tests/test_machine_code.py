@@ -142,6 +142,8 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
         yield f"is told {facts['advice']}"
     if facts["overtaken_readers"]:
         yield "stores arguments of partitions where a warp may still read something else"
+    if facts["reused_barriers"]:
+        yield "uses memory of barriers that were not invalidated"
     if not facts["operations"].get("UTMALDG"):
         yield "does not use the copy engine"
     if facts["boxes_in_loops_of_their_own"]:
@@ -193,10 +195,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     loop = dict(HGMMA=16, MUFU=64, LDL=3)
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
-        overtaken_readers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
+        overtaken_readers=1, reused_barriers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
-    assert found == "takes spills is stores does sends has spills rescales converts does"
+    assert found == "takes spills is stores uses does sends has spills rescales converts does"
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

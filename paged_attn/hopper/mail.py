@@ -2,6 +2,7 @@
 
 from ..kernels.args import Block
 from .args import Item, Mail
+from .ring import make_barriers
 from .shim import gl, gluon, mbarrier
 
 FIELDS = gl.constexpr(16)  # the next power of two
@@ -11,12 +12,7 @@ FIELDS = gl.constexpr(16)  # the next power of two
 def make_mail(READERS: gl.constexpr):
     """Empty letters; READERS partitions read each."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    bars: gl.constexpr = mbarrier.MBarrierLayout()
-    full = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
-    empty = gl.allocate_shared_memory(gl.int64, [2, 1], bars)
-    for i in gl.static_range(2):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=READERS)
+    full, empty = make_barriers(2, 1, READERS)
     return Mail(letters, full, empty)
 
 

@@ -3,32 +3,27 @@
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
 from .args import Queries
-from .ring import WARPGROUP
+from .ring import WARPGROUP, make_barriers
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
 @gluon.jit
 def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Room for the rows of queries of each consumer, 64 or few, and for as many results if they leave as boxes."""
-    CONSUMERS: gl.constexpr = P.CONSUMERS
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else 64
     TOKENS: gl.constexpr = 64 // S.GROUP if P.QUERY_BOX else ROWS
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    bars: gl.constexpr = mbarrier.MBarrierLayout()
     slots = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
-    full = gl.allocate_shared_memory(gl.int64, [P.CONSUMERS, 1], bars)
-    empty = gl.allocate_shared_memory(gl.int64, [P.CONSUMERS, 1], bars)
-    for i in gl.static_range(CONSUMERS):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=WARPGROUP)
+    # what is never used is the slots: a record with a None cannot be returned
+    full, empty, out = slots, slots, slots
+    if P.QUERY_BOX or P.PREFETCH:
+        full, empty = make_barriers(P.CONSUMERS, 1, WARPGROUP)
     if P.OUT_BOX:
         out = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
-        return Queries(slots, full, empty, out)
-    else:
-        return Queries(slots, full, empty, slots)  # never used: a record with a None cannot be returned
+    return Queries(slots, full, empty, out)
 
 
 @gluon.jit

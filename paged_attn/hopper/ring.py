@@ -7,6 +7,29 @@ WARPGROUP = gl.constexpr(128)  # threads
 
 
 @gluon.jit
+def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
+    """So many pairs of barriers (full, empty), complete after so many arrivals each.
+
+    Make none that nobody uses to the end, or retire it there: to Triton its memory would be free, but the
+    multiprocessor keeps barriers apart and writes them back at any time.
+    """
+    layout: gl.constexpr = mbarrier.MBarrierLayout()
+    full = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
+    empty = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
+    for i in gl.static_range(NUMBER):  # in turn: between two of one allocation Triton has all threads wait
+        mbarrier.init(full.index(i), count=FILLERS)
+        mbarrier.init(empty.index(i), count=READERS)
+    return full, empty
+
+
+@gluon.jit
+def retire(pairs, NUMBER: gl.constexpr):
+    """The end of a pair of barriers, whose memory may be used for something else from here on."""
+    mbarrier.invalidate(pairs.full.index(NUMBER))
+    mbarrier.invalidate(pairs.empty.index(NUMBER))
+
+
+@gluon.jit
 def make_ring(
     dtype: gl.constexpr,
     ROWS: gl.constexpr,
@@ -19,12 +42,7 @@ def make_ring(
     SHAPE: gl.constexpr = [ROWS, 1, COLUMNS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     slots = gl.allocate_shared_memory(dtype, [STAGES, ROWS, 1, COLUMNS], layout)
-    bars: gl.constexpr = mbarrier.MBarrierLayout()
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], bars)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=FILLERS)
-        mbarrier.init(empty.index(i), count=READERS)
+    full, empty = make_barriers(STAGES, FILLERS, READERS)
     return Ring(slots, full, empty)
 
 

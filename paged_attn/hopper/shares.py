@@ -13,7 +13,7 @@ from .columns import consume_columns, make_weights
 from .consumer import consume
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import WARPGROUP, make_ring, start_together
+from .ring import WARPGROUP, make_ring, retire, start_together
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, piece_at
@@ -83,9 +83,11 @@ def consume_share(
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
+    if P.PREFETCH:
+        retire(rings.queries, NUMBER)
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "slots"])
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"])
 def shares_kernel(
     out, lse, scratch, query, key_box, value_box, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,

@@ -1,5 +1,6 @@
 """The online softmax with as little work per tile as its result allows; its ends are those of `kernels/softmax.py`."""
 
+from ..kernels.numerics import rounded_product
 from .layouts import product_layout
 from .shim import gl, gluon
 
@@ -40,9 +41,10 @@ def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
         top -= FP8_OFFSET
     top = gl.where(top > row_max + slack, top, row_max)
     base = gl.where(top > float("-inf"), top, 0.0)  # -inf - -inf is NaN: rows that have seen nothing use 0
-    exponent = times(scores, unit, S.NORMALIZED and not S.SCALE_FIRST) - gl.expand_dims(base, 1)
     if S.NORMALIZED:
-        # the maximum was rounded, the product is not: where scores reach 2^30 their difference may be large
-        exponent = gl.minimum(exponent, SLACK)
-    weights = gl.exp2(exponent)
+        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+        factor = unit if S.SCALE_FIRST else gl.expand_dims(unit, 1)
+        weights = gl.exp2(rounded_product(scores, factor) - gl.expand_dims(base, 1))
+    else:
+        weights = gl.exp2(scores * unit - gl.expand_dims(base, 1))
     return weights, gl.exp2(row_max - base), top, thread_sums(weights, S, P)

@@ -31,6 +31,12 @@ def dot(a, b, acc, S: tl.constexpr):
 
 
 @triton.jit
+def rounded_product(x, factor):
+    """x * factor, rounded before anything is added to it, which a compiler would leave out."""
+    return tl.fma(x, factor, 0.0)
+
+
+@triton.jit
 def products(q, k, S: tl.constexpr):
     """Scores [R, N] of queries [R, D] and keys [D, N], both in parts."""
     scores = tl.full([S.ROWS, S.TILE], 0.0, tl.float32)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .args import State
-from .numerics import LN2, LOG2E, dot, scaled
+from .numerics import LN2, LOG2E, dot, rounded_product, scaled
 
 
 @triton.jit
@@ -30,11 +30,11 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
     """Fold scores [R, N] (times unit [R]: base 2) and values into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else _base(row_max)
-    exponent = tl.fma(scores, unit[:, None], -base[:, None])
     if S.NORMALIZED:
-        # the maximum was rounded, the product is not: where scores reach 2^30 their difference may be large
-        exponent = tl.minimum(exponent, 0.0)
-    p = tl.exp2(exponent)
+        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+        p = tl.exp2(rounded_product(scores, unit[:, None]) - base[:, None])
+    else:
+        p = tl.exp2(tl.fma(scores, unit[:, None], -base[:, None]))
     decay = tl.exp2(state.max - base)
     old = scaled(state.acc, decay[:, None])
     acc = ()
