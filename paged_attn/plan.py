@@ -79,6 +79,8 @@ class Plan(NamedTuple):
 UNBOUNDED = 2**31 - 1
 # Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
 FEW_ROWS = 64
+# Up to this many sequences are searched in one step, which is also the sum of their work.
+ALL_AT_ONCE = 128
 # A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
 PIECES_AT_ONCE = 8
 JOIN_STEPS = 6
@@ -118,6 +120,11 @@ def _hopper(p: Problem) -> Any:
     from .hopper import plan
 
     return plan if plan.covers(p) else None
+
+
+def scan_of(seqs: int) -> int:
+    """Sequences that a search along them takes at once: a warp's lanes need no shared memory, 1024 no second step."""
+    return next((size for size in (32, ALL_AT_ONCE) if seqs <= size), 1024)
 
 
 def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
@@ -166,7 +173,8 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         SPLIT=shares > 0,
         PIECE=config.piece,
         MERGE=_merge_rows(p, config, shares, blocks, tokens * group),
-        SCAN=128 if p.seqs <= 128 else 1024,
+        SCAN=scan_of(p.seqs),
+        ONE_SCAN=p.seqs <= ALL_AT_ONCE,
         PEEL=config.peel and (p.packed or p.window_left < 0),
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,

@@ -273,7 +273,7 @@ def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -
     found = set()
     for batch in BATCHES:
         for launch in plan.plan(problem(**{**call, **batch, "device": Device(arch, 132)})).launches:
-            schedule = dict(ONE_BLOCK=False, SPLIT=False, SCAN=0, LIVE=0, CLEAR=False, PAGE=0, CHUNK=0)
+            schedule = dict(ONE_BLOCK=False, SPLIT=False, SCAN=0, ONE_SCAN=False, LIVE=0, CLEAR=False, PAGE=0, CHUNK=0)
             found.add((launch.shape._replace(**schedule), launch.config.warps, launch.config.boxes))
             assert launch.shape.PIECE % launch.shape.TILE == 0
     assert len(found) == 1

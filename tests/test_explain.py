@@ -19,7 +19,7 @@ from paged_attn import arguments, attend, backend, cuts, explain, plan, question
 from paged_attn.cli import main
 from paged_attn.kernels.args import Batch as DeviceBatch
 from paged_attn.kernels.args import Modifiers
-from paged_attn.kernels.schedule import even_share, share_of, work
+from paged_attn.kernels.schedule import find_share, share_of, units_of, work
 from paged_attn.model import call_of
 from paged_attn.question import Question, lengths, question_of
 from paged_attn.template import arguments_for
@@ -174,7 +174,8 @@ def shares_of(shares, sequences, ends, batch, mods, S: tl.constexpr, NUM: tl.con
     """Borders of all shares; blocks and tiles of each sequence; the first and the last share of each block."""
     lane = tl.arange(0, S.SCAN)
     before = 0
-    share = even_share(batch, 0, NUM, lane, mods, S)
+    units = units_of(batch, lane, mods, S)
+    share, _, _ = find_share(batch, units, 0, NUM, lane, mods, S)
     for seq in range(SEQS):
         blocks, tiles = work(batch, seq, True, mods, S)
         tl.store(sequences + 2 * seq, blocks)
@@ -186,7 +187,7 @@ def shares_of(shares, sequences, ends, batch, mods, S: tl.constexpr, NUM: tl.con
             tl.store(ends + 2 * (16 * seq + block) + 1, share_of(last, share))
         before += blocks * tiles
     for index in range(NUM):
-        own = even_share(batch, index, NUM, lane, mods, S)
+        own, _, _ = find_share(batch, units, index, NUM, lane, mods, S)
         tl.store(shares + 2 * index, own.begin)
         tl.store(shares + 2 * index + 1, own.end)
 

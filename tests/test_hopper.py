@@ -24,6 +24,7 @@ SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfl
 MIXED = ragged(
     (1, 5000), (300, 300), (0, 100), (1, 1), (700, 4000), (17, 33), (1, 0), (2, 130), (128, 128), (129, 1000), (40, 9)
 )  # fmt: skip
+TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | dict(bounds=True, qq_bias=32, tree=True)
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
 E4M3_CACHE: dict[str, Any] = dict(cache_dtype=E4M3, scales="per_head")
@@ -116,6 +117,21 @@ CASES: dict[str, dict[str, Any]] = {
     "all e4m3 mixed, group 3": MIXED | ALL_E4M3 | dict(heads=24),
     "all e4m3 mixed, fp8 out": MIXED | ALL_E4M3 | dict(out_dtype=E4M3),
     "all e4m3 even prefills": ragged(*[(512, 512)] * 4) | ALL_E4M3,
+    "trees": TREES,
+    "trees, group 1": TREES | dict(kv_heads=32),
+    "trees, group 3, not causal": TREES | dict(heads=24, causal=False),
+    "trees, head_dim 256": TREES | dict(head_dim=256),
+    "trees, all features": TREES | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True, padding=5),
+    "trees over e4m3": TREES | E4M3_CACHE,
+    "trees of 2": ragged((2, 2), (2, 5000), (1, 1), (2, 0)) | dict(bounds=True, qq_bias=2, tree=True),
+    "trees of 2 over e4m3": ragged((2, 2), (2, 5000), (1, 1), (2, 0))
+    | dict(bounds=True, qq_bias=2, tree=True)
+    | E4M3_CACHE,
+    "trees, all e4m3": TREES | ALL_E4M3,
+    "mixed, trees": MIXED | dict(qq_bias=64, tree=True),
+    "mixed, a bias larger than any query": MIXED | dict(qq_bias=900),
+    "e4m3 mixed, trees": MIXED | E4M3_CACHE | dict(qq_bias=64, tree=True),
+    "all e4m3 mixed, trees": MIXED | ALL_E4M3 | dict(qq_bias=64, tree=True),
     "200 mixed": ragged(*[(1 + 99 * (i % 9 == 0), 37 * i) for i in range(200)]),
     "decode of one tile": ragged((1, 64)) | dict(decode_form=True),
     "decode": ragged((1, 512)) | dict(decode_form=True),

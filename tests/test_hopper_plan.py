@@ -33,7 +33,6 @@ LEFT: list[dict[str, Any]] = [
     dict(heads=256, kv_heads=256),
     dict(new=True),
     dict(batch_invariant=True),
-    dict(qq_bias=True),
 ]
 
 

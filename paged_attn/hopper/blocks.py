@@ -13,6 +13,7 @@ from .columns import consume_columns, make_weights
 from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
 from .fp8 import make_bank
+from .layouts import lanes_layout
 from .loader import fill, load_tiles, page_rows
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
@@ -193,7 +194,7 @@ def blocks_kernel(
     rings, raw = make_rings(dtype, queries, key_box.dtype, S, P)
     mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1 + (P.CONVERT != NONE))
     fence_async_shared()  # what the barriers start with
-    lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
+    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN))
     lists = make_lists(batch, lane, mods, S, P)
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, out_box, scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)

@@ -6,6 +6,12 @@ from .shim import gl
 
 
 @triton.constexpr_function
+def lanes_layout(size):
+    """[size] sequences: each warp of four has all of up to 32, and needs no other to add them up."""
+    return gl.BlockedLayout([max(1, size // 128)], [32], [4], [0])
+
+
+@triton.constexpr_function
 def product_layout(columns, fp8):
     """[64 n, columns] of a warpgroup's product, of 16-bit or fp8 operands: scores, results."""
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])

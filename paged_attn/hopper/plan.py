@@ -8,7 +8,7 @@ import triton
 
 from ..kernels.args import Shape
 from ..layout import MANTISSA
-from ..plan import UNBOUNDED, Launch, Problem
+from ..plan import ALL_AT_ONCE, UNBOUNDED, Launch, Problem, scan_of
 from ..scratch import Need
 from ..tuning import Config
 from .args import Pipe
@@ -38,7 +38,6 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
     (lambda p: not p.new, "keys outside the cache"),
     (lambda p: not p.batch_invariant, "batch_invariant"),
-    (lambda p: not p.qq_bias, "a query-query bias"),
 )
 
 
@@ -122,9 +121,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
         SKIP=128,
         STRIDE=128,
     )
-    shape = _shape(p, tile, 2 * tokens, 128, split, 128 if p.seqs <= 128 else 1024)._replace(
-        CLEAR=p.ragged and p.only is None
-    )
+    shape = _shape(p, tile, 2 * tokens, 128, split)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
@@ -165,7 +162,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         STRIDE=2 * p.kv_heads * rows,
     )
     clear = p.ragged and p.only is None and longest == UNBOUNDED
-    shape = _shape(p, tile, tokens, rows, True, 128 if p.seqs <= 128 else 1024)._replace(CLEAR=clear)
+    shape = _shape(p, tile, tokens, rows, True)._replace(CLEAR=clear)
     live = max(1, min(tokens, p.max_seqlen_q)) if p.ragged else 1
     programs = groups * p.kv_heads
     return _launch(shape, pipe, programs, 1, shortest, longest, live, 2 * programs, resident)
@@ -199,7 +196,7 @@ def _dim(p: Problem) -> int:
     return max(64, triton.next_power_of_2(p.head_dim))
 
 
-def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int) -> Shape:
+def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
     return Shape(
         GROUP=p.heads // p.kv_heads,
         KV_HEADS=p.kv_heads,
@@ -218,7 +215,8 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool, scan: int
         SPLIT=split,
         PIECE=None,
         MERGE=0,
-        SCAN=scan,
+        SCAN=scan_of(p.seqs),
+        ONE_SCAN=p.seqs <= ALL_AT_ONCE,
         PEEL=False,
         SCALE_FIRST=p.modified,
         CLEAR=False,

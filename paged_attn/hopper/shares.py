@@ -7,10 +7,11 @@ line of units, here a loader and a consumer walk along it each for itself.
 from ..kernels.args import Batch
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
-from ..kernels.schedule import even_share, find_work, unflatten, visible_range, work
+from ..kernels.schedule import find_share, unflatten, units_of, visible_range, work
 from .args import Results, Rings, Turn, Turns
 from .columns import consume_columns, make_weights
 from .consumer import consume
+from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
 from .ring import WARPGROUP, make_ring, retire, start_together
@@ -99,6 +100,8 @@ def shares_kernel(
     )
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
+    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN))
+    units = units_of(batch, lane, mods, S)  # memory answers while barriers are made
     readers: gl.constexpr = P.CONSUMERS * WARPGROUP
     keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
     values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
@@ -110,10 +113,8 @@ def shares_kernel(
         rings = Rings(keys, values, queries, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
-    lane = gl.arange(0, S.SCAN, layout=gl.BlockedLayout([S.SCAN // 128], [32], [4], [0]))
     index, kv_head = unflatten(S)
-    share = even_share(batch, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
-    seq, before = find_work(batch, share.begin, lane, mods, S)
+    share, seq, before = find_share(batch, units, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     walk = Walk(share.begin, seq, before)
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES

@@ -136,6 +136,7 @@ class Shape(NamedTuple):
     PIECE: int | None  # keys are cut at multiples of this only; their states are folded in order wherever they lie
     MERGE: int  # rows at a time in which the last piece of a cut block to arrive joins all; 0: a launch of its own does
     SCAN: int  # sequences that the search for a share's begin takes at once
+    ONE_SCAN: bool  # these are all
     PEEL: bool  # tiles that every row sees whole run in a loop of their own, without masks
     SCALE_FIRST: bool  # scores are scaled before they are modified and masked, not inside the exponent
     CLEAR: bool  # this launch zeroes the rows past the last sequence

@@ -10,14 +10,14 @@ from .numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
 from .output import clear_padding, load_query, store_partial, store_rows
 from .schedule import (
     block_of,
-    even_share,
     find_block,
-    find_work,
+    find_share,
     first_tile,
     pieces_of,
     row_tile,
     share_of,
     unflatten,
+    units_of,
     visible_range,
     work,
 )
@@ -148,10 +148,10 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     row = tl.arange(0, S.ROWS)
     dim = tl.arange(0, S.DIM)
     num_shares = tl.num_programs(0) // S.KV_HEADS
-    share = even_share(batch, index, num_shares, lane, mods, S)
+    units = units_of(batch, lane, mods, S)
+    share, seq, before = find_share(batch, units, index, num_shares, lane, mods, S)
     partial = partial_of(scratch, num_shares * batch.slots * S.KV_HEADS * S.LIVE)
     unit = share.begin
-    seq, before = find_work(batch, unit, lane, mods, S)
     cut_pieces = 0
     cut_token = 0
     cut_tokens = 0

@@ -96,14 +96,25 @@ def first_tile(first_pos, mods, S: tl.constexpr):
 
 
 @triton.jit
+def units_of(batch, seq, mods, S: tl.constexpr):
+    """Units of each of some sequences [N], 0 past the last."""
+    blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
+    return blocks * tiles
+
+
+@triton.jit
 def total_work(batch, lane, mods, S: tl.constexpr):
     """Units of the whole batch; lane [SCAN] counts from 0."""
     total = 0
     for first in range(0, batch.num_seqs, S.SCAN):
-        seq = first + lane
-        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
-        total += tl.sum(blocks * tiles, 0)
+        total += tl.sum(units_of(batch, first + lane, mods, S), 0)
     return total
+
+
+@triton.jit
+def passed_by(ends, unit):
+    """(sequences that end before a unit, units of theirs)."""
+    return tl.sum((ends <= unit).to(tl.int32), 0), tl.max(tl.where(ends <= unit, ends, 0), 0)
 
 
 @triton.jit
@@ -111,21 +122,32 @@ def find_work(batch, unit, lane, mods, S: tl.constexpr):
     """(sequence that holds a unit, units before that sequence)."""
     found = 0
     before = 0
-    passed = 0
+    last = 0
     for first in range(0, batch.num_seqs, S.SCAN):
-        seq = first + lane
-        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
-        ends = passed + tl.cumsum(blocks * tiles, 0)
-        found += tl.sum((ends <= unit).to(tl.int32), 0)
-        before = tl.maximum(before, tl.max(tl.where(ends <= unit, ends, 0), 0))
-        passed = tl.max(ends, 0)
+        ends = last + tl.cumsum(units_of(batch, first + lane, mods, S), 0)
+        sequences, units = passed_by(ends, unit)
+        found += sequences
+        before = tl.maximum(before, units)
+        last = tl.max(ends, 0)
     return found, before
 
 
 @triton.jit
-def even_share(batch, share, num_shares, lane, mods, S: tl.constexpr):
-    """Consecutive units of equal number, none fewer than batch.least; the first `extra` shares have one more."""
-    total = total_work(batch, lane, mods, S)
+def find_share(batch, units, index, num_shares, lane, mods, S: tl.constexpr):
+    """(a share, the sequence that holds its first unit, units before that sequence); units: of the first sequences."""
+    if S.ONE_SCAN:
+        ends = tl.cumsum(units, 0)
+        share = even_share(batch, index, num_shares, tl.max(ends, 0))
+        seq, before = passed_by(ends, share.begin)
+    else:
+        share = even_share(batch, index, num_shares, total_work(batch, lane, mods, S))
+        seq, before = find_work(batch, share.begin, lane, mods, S)
+    return share, seq, before
+
+
+@triton.jit
+def even_share(batch, share, num_shares, total):
+    """Of total units so many as all others, none fewer than batch.least; the first `extra` shares have one more."""
     size = total // num_shares
     extra = total - size * num_shares
     if size < batch.least:
