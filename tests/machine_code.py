@@ -127,6 +127,16 @@ def innermost(code: list[str]) -> list[list[str]]:
     return [code[begin : end + 1] for begin, end in sorted(inner)]
 
 
+def maxima_under_products(code: list[str]) -> list[int]:
+    """Of each innermost loop that waits for products twice: maxima found before the second wait."""
+    found = []
+    for loop in innermost(code):
+        waits = [i for i, x in enumerate(loop) if "WARPGROUP.DEPBAR" in x]
+        if len(waits) == 2:
+            found.append(sum("FMNMX" in x for x in loop[waits[0] : waits[1]]))
+    return found
+
+
 def boxes_in_loops(code: list[str]) -> int:
     """Boxes that are sent in a loop over the distinct operands of a warp: what should be one instruction."""
     return sum("UTMALDG" in x and any("BRA.U.ANY" in y for y in code[i : i + 6]) for i, x in enumerate(code))
@@ -176,6 +186,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         code = instructions(kernel)
         facts |= {"operations": operations(code), "loops": loops(code)}
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
+        facts["maxima_under_products"] = maxima_under_products(code)
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["overtaken_readers"] = overtaken_readers(code)
         facts["reused_barriers"] = reused_barriers(code)

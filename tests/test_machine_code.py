@@ -114,11 +114,11 @@ HOPPER = (
     "decode e4m3 head_dim 256",
 )  # fmt: skip
 # Loops over keys of 64 rows, two where two consumers have one each, and of few rows.
-ROWS, COLUMNS = {"speculate 32": 2}, {"mixed": 1}
+ROWS, COLUMNS = {"speculate 32": 2, "speculate 32 tree": 2}, {"mixed": 1}
 # Bytes that a consumer keeps in memory from one block to the next.
-HOPPER_MAY_SPILL = {"mixed": 152, "speculate 32": 152, "mixed e4m3": 176}
+HOPPER_MAY_SPILL = {"mixed": 160, "speculate 32": 160, "speculate 32 tree": 176, "mixed e4m3": 184}
 # Registers that a loop over keys stores and loads again: beside code for few rows, or with a warpgroup more.
-HOPPER_MAY_RELOAD = {"mixed": 24, "speculate 32": 1, "mixed e4m3": 9}
+HOPPER_MAY_RELOAD = {"mixed": 24, "speculate 32": 1, "mixed e4m3": 10}
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
@@ -160,6 +160,8 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
     for loop in rows + columns:
         if max(loop.get("LDL", 0), loop.get("STL", 0)) > HOPPER_MAY_RELOAD.get(variant, 0):
             yield f"spills in a loop over keys: {loop}"
+    if sum(maxima >= 32 for maxima in facts["maxima_under_products"]) < len(rows):
+        yield f"waits for results before it looks for maxima: {facts['maxima_under_products']}"
     for loop in rows:
         if not loop.get("VOTE") and "head_dim 256" not in variant:
             yield f"rescales without a vote: {loop}"
@@ -196,9 +198,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
         overtaken_readers=1, reused_barriers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
+        maxima_under_products=[],
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
-    assert found == "takes spills is stores uses does sends has spills rescales converts does"
+    assert found == "takes spills is stores uses does sends has spills waits rescales converts does"
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

@@ -47,6 +47,37 @@ def rescale(acc, factor, DIM: gl.constexpr):
         return acc * gl.expand_dims(factor, 1)
 
 
+def _raise(slack: str) -> str:
+    """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves."""
+    return (
+        "{ .reg .pred a, b, any; .reg .f32 x, y;"
+        f" add.f32 x, $6, {slack}; add.f32 y, $7, {slack}; setp.gt.f32 a, $4, x; setp.gt.f32 b, $5, y;"
+        " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
+        " or.pred any, a, b; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
+        " @a mov.f32 $0, $4; @b mov.f32 $1, $5; @a sub.f32 x, $6, $4; @b sub.f32 y, $7, $5;"
+        " @a ex2.approx.ftz.f32 $2, x; @b ex2.approx.ftz.f32 $3, y; KEEP: mov.pred any, a; }"
+    )
+
+
+SLACK, FP8_SLACK = 8.0, 1.75  # how much too small a maximum may be, base 2
+_RAISE = gl.constexpr(_raise("0f41000000"))
+_RAISE_FP8 = gl.constexpr(_raise("0f3FE00000"))
+_TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
+
+
+@gluon.jit
+def raise_max(top, row_max, FP8: gl.constexpr):
+    """(maximum of 64 rows, exp2 of its fall), row_max itself unless top is larger by more than the slack.
+
+    The branch is there for ptxas: it moves waits for products before all that is free to wait, and not before a branch.
+    So the maxima are found while the last product runs.
+    """
+    ASM: gl.constexpr = _RAISE_FP8 if FP8 else _RAISE
+    return gl.inline_asm_elementwise(
+        ASM, "=&f,=&f,=&f,=&f,f,f,f,f", [top, row_max], dtype=_TWO_FLOATS, is_pure=False, pack=2
+    )
+
+
 _E4M3 = gl.constexpr(
     "{ .reg .b16 lower, upper; mov.b32 {lower, upper}, $2;"
     " cvt.rn.f16x2.e4m3x2 $0, lower; cvt.rn.f16x2.e4m3x2 $1, upper; }"

@@ -58,7 +58,7 @@ def attend_fp8(
 ):
     """(turns, state) after the tiles of an item, at least one, the last one first.
 
-    Scores go from one round of the loop to the next, not weights as in 16 bits: ptxas would unpack those.
+    Weights go from one round of the loop to the next as float32: 8-bit ones ptxas would unpack.
     """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
@@ -75,29 +75,28 @@ def attend_fp8(
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
+    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.end - 1, scale, mods, S, P)
+    sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
     for i in range(1, count):
-        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.end - i, scale, mods, S, P)
-        sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
-        decays *= decay
-        acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
         operand = as_operand(weights, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
+        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.end - 1 - i, scale, mods, S, P)
+        sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
         acc = warpgroup_mma_wait(0, deps=(acc,))
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
         if i % TILES == 0:
             acc = deposit(rings.room, acc, decays, i == TILES, NUMBER, S)
             decays = gl.full([64], 1.0, gl.float32, row_max.type.layout)
+        decays *= decay
+        acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
 
-    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.begin, scale, mods, S, P)
-    sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
-    acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
     acc = multiply_values(as_operand(weights, dtype, S), values, v_turn, acc, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     if count > TILES:
-        acc = withdraw(rings.room, acc, decays * decay, NUMBER, S)
+        acc = withdraw(rings.room, acc, decays, NUMBER, S)
     row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

@@ -18,6 +18,12 @@ def product_layout(columns, fp8):
 
 
 @triton.constexpr_function
+def is_product(layout, columns, fp8):
+    """Whether scores are a product as it comes, of 64 rows of queries; those of columns are its view from the side."""
+    return layout == gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
+
+
+@triton.constexpr_function
 def key_words_layout(rows, columns):
     """[rows, columns] of 32-bit words: four neighbours with each thread, and the rows of a left operand."""
     more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [

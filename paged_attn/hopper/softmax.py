@@ -1,13 +1,15 @@
 """The online softmax with as little work per tile as its result allows; its ends are those of `kernels/softmax.py`."""
 
 from ..kernels.numerics import rounded_product
-from .layouts import product_layout
+from ..kernels.softmax import base_of
+from . import asm
+from .asm import raise_max
+from .layouts import is_product
 from .shim import gl, gluon
 
-# Exponents are taken relative to a maximum that may be this much too small (2^8), so that most tiles rescale nothing.
-SLACK = gl.constexpr(8.0)
-# fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(7 + 1.75).
-FP8_SLACK = gl.constexpr(1.75)
+SLACK = gl.constexpr(asm.SLACK)
+
+# fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(7 + FP8_SLACK).
 FP8_OFFSET = gl.constexpr(7.0)
 
 
@@ -26,7 +28,7 @@ def thread_sums(weights, S: gl.constexpr, P: gl.constexpr):
 
     Of few rows, which are columns, whole sums.
     """
-    if weights.type.layout == product_layout(S.TILE, P.FP8_PRODUCTS):
+    if is_product(weights.type.layout, S.TILE, P.FP8_PRODUCTS):
         return gl.sum(gl.sum(gl.reshape(weights, [64, S.TILE // 8, 4, 2]), axis=3), axis=1)
     else:
         return gl.sum(weights, axis=1)
@@ -36,15 +38,19 @@ def thread_sums(weights, S: gl.constexpr, P: gl.constexpr):
 def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
     """(weights [R, N], factor of what was there before, maximum, thread sums of the weights), base 2."""
     top = gl.max(scores, axis=1) * unit
-    slack: gl.constexpr = FP8_SLACK if P.FP8_PRODUCTS else SLACK
     if P.FP8_PRODUCTS:
         top -= FP8_OFFSET
-    top = gl.where(top > row_max + slack, top, row_max)
-    base = gl.where(top > float("-inf"), top, 0.0)  # -inf - -inf is NaN: rows that have seen nothing use 0
+    if is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS):
+        row_max, decay = raise_max(top, row_max, P.FP8_PRODUCTS)
+        base = base_of(row_max)
+    else:
+        top = gl.where(top > row_max + SLACK, top, row_max)
+        base = base_of(top)
+        row_max, decay = top, gl.exp2(row_max - base)
     if S.NORMALIZED:
         # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
         factor = unit if S.SCALE_FIRST else gl.expand_dims(unit, 1)
         weights = gl.exp2(rounded_product(scores, factor) - gl.expand_dims(base, 1))
     else:
         weights = gl.exp2(scores * unit - gl.expand_dims(base, 1))
-    return weights, gl.exp2(row_max - base), top, thread_sums(weights, S, P)
+    return weights, decay, row_max, thread_sums(weights, S, P)

@@ -20,7 +20,7 @@ def start(sinks, rows, first, S: tl.constexpr):
 
 
 @triton.jit
-def _base(row_max):
+def base_of(row_max):
     """What exponents are taken relative to: -inf - -inf is NaN, so rows that have seen nothing use 0."""
     return tl.where(row_max > float("-inf"), row_max, 0.0)
 
@@ -29,7 +29,7 @@ def _base(row_max):
 def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
     """Fold scores [R, N] (times unit [R]: base 2) and values into the state (Milakov & Gimelshein 2018)."""
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
-    base = row_max if ALL_SEE else _base(row_max)
+    base = row_max if ALL_SEE else base_of(row_max)
     if S.NORMALIZED:
         # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
         p = tl.exp2(rounded_product(scores, unit[:, None]) - base[:, None])
@@ -47,7 +47,7 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
 def merge(state, acc, row_max, row_sum):
     """Join with another state of the same rows; one that saw nothing may hold anything in acc."""
     both = tl.maximum(state.max, row_max)
-    base = _base(both)
+    base = base_of(both)
     decay = tl.exp2(state.max - base)
     weight = tl.exp2(row_max - base)
     acc = state.acc * decay[:, None] + tl.where((weight > 0)[:, None], acc, 0.0) * weight[:, None]
