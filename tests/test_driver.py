@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import weakref
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -69,7 +71,8 @@ def launch_of(
     """A launch, the driver that it reaches, and what it passes to Triton's launcher."""
     notes: list[Any] = []
     start = Driver(sizes)
-    monkeypatch.setattr(driver, "_start", lambda: start)
+    foreign = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(lambda *args: start(*args))
+    monkeypatch.setattr(driver, "_start", lambda: foreign)
     run = CudaLauncher(notes, metas or [], **changed)
     compiled = SimpleNamespace(run=run, packed_metadata=packed, function=17, src=SimpleNamespace(signature=signature))
     return driver.launch_of(compiled, grid, args, COUNT), start, notes
@@ -97,12 +100,18 @@ def test_the_driver_finds_the_addresses_and_the_stream_of_each_launch(monkeypatc
     assert not notes
 
 
+def written(text: str) -> tuple[int, Any]:
+    """Where a descriptor is that holds this text, and what keeps it there."""
+    box = ctypes.create_string_buffer(text.ljust(128).encode(), 128)
+    return ctypes.addressof(box), box
+
+
 def test_descriptors_are_those_of_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(descriptor: Any, meta: Any) -> Any:
         return [(meta, descriptor.base.data_ptr()), *descriptor.shape, *descriptor.strides]
 
     monkeypatch.setattr(triton.backends.nvidia.driver, "make_tensordesc_arg", encode)
-    monkeypatch.setattr(driver, "_bytes_of", lambda encoded: lambda at: repr(encoded(at)[0]).encode().ljust(128))
+    monkeypatch.setattr(driver, "_place_of", lambda encoded: cache(lambda at: written(repr(encoded(at)[0]))))
     tensor = torch.zeros(8, 16, dtype=torch.float16)
     boxes = [TensorDescriptor(Argument(i, [tensor, tensor], tensor.dtype), [8, 16], [16, 1], [4, 16]) for i in (0, 1)]
     launch, start, notes = launch_of(
@@ -119,6 +128,18 @@ def test_descriptors_are_those_of_each_address(monkeypatch: pytest.MonkeyPatch) 
     start.fails = 1
     launch(FIRST)
     assert notes[0][13:] == (("a", FIRST[0]), 8, 16, 16, 1, ("b", FIRST[1]), 8, 16, 16, 1, 5)
+
+
+def test_a_descriptor_stays_where_the_driver_is_told() -> None:
+    """At its address there is nothing else as long as that is known."""
+
+    class Box:
+        pass
+
+    at = driver._place_of(lambda address: [Box(), 8, 16])
+    known = weakref.ref(at(FIRST[0])[1])
+    assert known() is not None
+    assert at(FIRST[0])[0] == id(known()) + Box.__basicsize__ - driver.BOX
 
 
 def test_what_the_driver_refuses_goes_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:
