@@ -104,7 +104,8 @@ def _direct(
             struct.pack_into(kind, constants, i * WORD, value)
             places[i] = ctypes.addressof(constants) + i * WORD
     # converted here, once: a foreign function that knows its argtypes converts at each call
-    how = [ctypes.c_void_p.from_param(x) for x in (ctypes.addressof(config), function, ctypes.addressof(places), None)]
+    passed = ctypes.addressof(config), function, ctypes.addressof(places), None
+    how = tuple([ctypes.c_void_p.from_param(x) for x in passed])
     spare: list[Any] = [words]  # none while a thread is about to launch; a lock costs four times as much
 
     def direct(addresses: Sequence[int], _alive: object = constants) -> object:
