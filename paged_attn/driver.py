@@ -17,6 +17,7 @@ from .template import STREAM, Argument, AtAddress, Descriptors, caller
 Launch = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
 
 WORD, BOX = 8, 128  # bytes: of an address, of a descriptor of the copy engine
+KNOWN = 256  # addresses of which a launch keeps a descriptor: the layers of a model have a cache each
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own, the last of a kernel's parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
@@ -33,6 +34,20 @@ class Config(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("num_attributes", ctypes.c_uint),
     )
+
+
+class Places(dict[int, tuple[int, Any]]):
+    """Where the bytes of a descriptor of memory at an address lie, and the object of Triton's that ends with them."""
+
+    def __init__(self, encoded: Callable[[int], Sequence[Any]]) -> None:
+        self.encoded = encoded
+
+    def __missing__(self, address: int) -> tuple[int, Any]:
+        if len(self) == KNOWN:
+            self.clear()
+        box = self.encoded(address)[0]
+        self[address] = found = (id(box) + type(box).__basicsize__ - BOX, box)
+        return found
 
 
 def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int) -> Launch | None:
@@ -58,7 +73,7 @@ def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count
         config = Config(grid, (32 * warps, 1, 1), shared)
         parameters = [*_parameters(tuple(compiled.src.signature.values()), args), *SCRATCH]
         described = [(place, AtAddress(x)) for place, (kind, x) in enumerate(parameters) if kind == "box"]
-        boxes = [(place, x.slot, _place_of(x.encoded(encode, i))) for i, (place, x) in enumerate(described)]
+        boxes = [(place, x.slot, Places(x.encoded(encode, i))) for i, (place, x) in enumerate(described)]
         return _direct(_start(), compiled.function, config, parameters, boxes, count, through_triton)
     except (LookupError, OSError, AttributeError, struct.error):  # a type, or a driver, that is not known here
         return through_triton
@@ -92,7 +107,7 @@ def _parameters(kinds: tuple[Any, ...], args: tuple[Any, ...]) -> Iterator[tuple
 
 def _direct(
     start: Callable[..., int], function: int, config: Config, parameters: list[tuple[str, Any]],
-    boxes: list[tuple[int, int, Callable[[int], tuple[int, Any]]]], count: int, otherwise: Launch,
+    boxes: list[tuple[int, int, Places]], count: int, otherwise: Launch,
 ) -> Launch:  # fmt: skip
     """Tell the driver once where addresses and constants lie; write addresses, and where boxes lie, at each launch."""
     words, constants = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * len(parameters))()
@@ -116,8 +131,8 @@ def _direct(
         else:
             try:
                 mine[:] = addresses
-                for place, slot, box in boxes:
-                    places[place], _ = box(addresses[slot])
+                for place, slot, box_at in boxes:
+                    places[place], _ = box_at[addresses[slot]]
                 config.stream = addresses[-1]
                 failed = start(*how)
             finally:
@@ -126,17 +141,6 @@ def _direct(
         return otherwise(addresses) if failed else None
 
     return direct
-
-
-def _place_of(encoded: Callable[[int], Sequence[Any]]) -> Callable[[int], tuple[int, Any]]:
-    """Where a descriptor's own bytes lie, the end of the object that Triton holds them in, and that object."""
-
-    @functools.lru_cache(maxsize=256)
-    def at(address: int) -> tuple[int, Any]:
-        box = encoded(address)[0]
-        return id(box) + type(box).__basicsize__ - BOX, box
-
-    return at
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import struct
 import weakref
-from functools import cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -100,10 +99,13 @@ def test_the_driver_finds_the_addresses_and_the_stream_of_each_launch(monkeypatc
     assert not notes
 
 
-def written(text: str) -> tuple[int, Any]:
-    """Where a descriptor is that holds this text, and what keeps it there."""
-    box = ctypes.create_string_buffer(text.ljust(128).encode(), 128)
-    return ctypes.addressof(box), box
+class Written(driver.Places):
+    """Descriptors that are their own text."""
+
+    def __missing__(self, address: int) -> tuple[int, Any]:
+        box = ctypes.create_string_buffer(repr(self.encoded(address)[0]).ljust(128).encode(), 128)
+        self[address] = ctypes.addressof(box), box
+        return self[address]
 
 
 def test_descriptors_are_those_of_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +113,7 @@ def test_descriptors_are_those_of_each_address(monkeypatch: pytest.MonkeyPatch) 
         return [(meta, descriptor.base.data_ptr()), *descriptor.shape, *descriptor.strides]
 
     monkeypatch.setattr(triton.backends.nvidia.driver, "make_tensordesc_arg", encode)
-    monkeypatch.setattr(driver, "_place_of", lambda encoded: cache(lambda at: written(repr(encoded(at)[0]))))
+    monkeypatch.setattr(driver, "Places", Written)
     tensor = torch.zeros(8, 16, dtype=torch.float16)
     boxes = [TensorDescriptor(Argument(i, [tensor, tensor], tensor.dtype), [8, 16], [16, 1], [4, 16]) for i in (0, 1)]
     launch, start, notes = launch_of(
@@ -130,16 +132,18 @@ def test_descriptors_are_those_of_each_address(monkeypatch: pytest.MonkeyPatch) 
     assert notes[0][13:] == (("a", FIRST[0]), 8, 16, 16, 1, ("b", FIRST[1]), 8, 16, 16, 1, 5)
 
 
-def test_a_descriptor_stays_where_the_driver_is_told() -> None:
-    """At its address there is nothing else as long as that is known."""
+def test_a_descriptor_stays_where_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as that is known, and that of the latest address is."""
 
     class Box:
         pass
 
-    at = driver._place_of(lambda address: [Box(), 8, 16])
-    known = weakref.ref(at(FIRST[0])[1])
-    assert known() is not None
-    assert at(FIRST[0])[0] == id(known()) + Box.__basicsize__ - driver.BOX
+    monkeypatch.setattr(driver, "KNOWN", 2)
+    box_at = driver.Places(lambda _: (Box(), 8, 16))
+    for address in (*FIRST, *FIRST[::-1]):
+        box = weakref.ref(box_at[address][1])
+        assert box_at[address][0] == id(box()) + Box.__basicsize__ - driver.BOX
+        assert len(box_at) <= 2
 
 
 def test_what_the_driver_refuses_goes_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:
