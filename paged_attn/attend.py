@@ -103,7 +103,7 @@ def _form(
     if not (a is b is c is d is e is f is g is h is i is None):
         form += calls.form_of(others)
         tensors += tuple([x for x in others if isinstance(x, Tensor)])
-    return form, tensors if out is None else (*tensors, out)
+    return form, tensors if out is None else tensors + (out,)
 
 
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: calls.Signature | None) -> Any:

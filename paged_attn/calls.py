@@ -18,7 +18,7 @@ import torch
 from .launch import Launches
 
 LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
-ALIGNMENT = 63  # bits of an address that kernels are compiled for: 16 bytes, or 16 elements of x-packed values
+ALIGNMENT = 64  # bytes that kernels are compiled for: 16, or 16 elements of x-packed values
 
 # Compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad; holds no tensor, and
 # always fails for a tensor that is given twice.  torch.compile guards its graphs by it.
@@ -59,7 +59,7 @@ def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Launches, Addresses
     addresses = []
     for x in tensors:
         address = x.data_ptr()
-        if address & ALIGNMENT:
+        if address % ALIGNMENT:
             return None
         addresses.append(address)
     return latest.launches, addresses
@@ -72,7 +72,7 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
     """
     try:
         addresses = tuple([x.data_ptr() for x in tensors])
-        facts = [(x.shape, x.stride(), x.dtype, x.device, y & ALIGNMENT) for x, y in zip(tensors, addresses)]
+        facts = [(x.shape, x.stride(), x.dtype, x.device, y % ALIGNMENT) for x, y in zip(tensors, addresses)]
         key = (form, *facts)
         hash(key)
         return key, addresses
@@ -91,7 +91,7 @@ def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tupl
 
 def _guard(form: Hashable, tensors: tuple[Any, ...], addresses: Addresses, launches: Launches) -> None:
     """Remember the latest call of a form, if its tensors are different ones and lie as well as kernels can tell."""
-    if Guard is None or len({*map(id, tensors)}) < len(tensors) or any(x & ALIGNMENT for x in addresses):
+    if Guard is None or len({*map(id, tensors)}) < len(tensors) or any(x % ALIGNMENT for x in addresses):
         return
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # another torch, or tensors that it does not guard
         matches = Guard(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

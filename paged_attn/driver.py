@@ -8,7 +8,6 @@ Facts as of Triton 3.6; where its launcher is not as expected, the kernel is lau
 import ctypes
 import functools
 import struct
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType
 from typing import Any
@@ -17,7 +16,9 @@ from .template import STREAM, Argument, AtAddress, Descriptors, caller
 
 Launch = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
 
-WORD, BOX, LINE = 8, 128, 64  # bytes: of an address, of a descriptor of the copy engine, and what that is aligned to
+WORD, BOX = 8, 128  # bytes: of an address, of a descriptor of the copy engine
+KNOWN = 256  # addresses of which a launch keeps a descriptor: the layers of a model have a cache each
+SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own, the last of a kernel's parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
 
@@ -33,6 +34,20 @@ class Config(ctypes.Structure):
         ("attributes", ctypes.c_void_p),
         ("num_attributes", ctypes.c_uint),
     )
+
+
+class Places(dict[int, tuple[int, Any]]):
+    """Where the bytes of a descriptor of memory at an address lie, and the object of Triton's that ends with them."""
+
+    def __init__(self, encoded: Callable[[int], Sequence[Any]]) -> None:
+        self.encoded = encoded
+
+    def __missing__(self, address: int) -> tuple[int, Any]:
+        if len(self) == KNOWN:
+            self.clear()
+        box = self.encoded(address)[0]
+        self[address] = found = (id(box) + type(box).__basicsize__ - BOX, box)
+        return found
 
 
 def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int) -> Launch | None:
@@ -56,9 +71,9 @@ def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count
         return through_triton
     try:
         config = Config(grid, (32 * warps, 1, 1), shared)
-        parameters = list(_parameters(tuple(compiled.src.signature.values()), args))
-        described = [AtAddress(x) for kind, x in parameters if kind == "box"]
-        boxes = [(x.slot, _bytes_of(x.encoded(encode, number))) for number, x in enumerate(described)]
+        parameters = [*_parameters(tuple(compiled.src.signature.values()), args), *SCRATCH]
+        described = [(place, AtAddress(x)) for place, (kind, x) in enumerate(parameters) if kind == "box"]
+        boxes = [(place, x.slot, Places(x.encoded(encode, i))) for i, (place, x) in enumerate(described)]
         return _direct(_start(), compiled.function, config, parameters, boxes, count, through_triton)
     except (LookupError, OSError, AttributeError, struct.error):  # a type, or a driver, that is not known here
         return through_triton
@@ -92,60 +107,44 @@ def _parameters(kinds: tuple[Any, ...], args: tuple[Any, ...]) -> Iterator[tuple
 
 def _direct(
     start: Callable[..., int], function: int, config: Config, parameters: list[tuple[str, Any]],
-    boxes: list[tuple[int, Callable[[int], bytes]]], count: int, otherwise: Launch,
+    boxes: list[tuple[int, int, Places]], count: int, otherwise: Launch,
 ) -> Launch:  # fmt: skip
-    """Lay parameters out as addresses, boxes, constants; write addresses and boxes at each launch."""
-    boxes_at = -(-count * WORD // LINE) * LINE
-    constants_at = boxes_at + len(boxes) * BOX
-    parameters = [*parameters, ("Q", 0), ("Q", 0)]  # Triton's own scratch: these kernels need none
-    memory = ctypes.create_string_buffer(constants_at + len(parameters) * WORD + LINE)
-    start_at = -ctypes.addressof(memory) % LINE
-    next_box, next_constant, places = boxes_at, constants_at, []
-    for kind, value in parameters:
+    """Tell the driver once where addresses and constants lie; write addresses, and where boxes lie, at each launch."""
+    words, constants = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * len(parameters))()
+    places = (ctypes.c_uint64 * len(parameters))()
+    for i, (kind, value) in enumerate(parameters):
         if kind == "slot":
-            places.append(value % count * WORD)
-        elif kind == "box":
-            places.append(next_box)
-            next_box += BOX
-        else:
-            struct.pack_into(kind, memory, start_at + next_constant, value)
-            places.append(next_constant)
-            next_constant += WORD
-    base = ctypes.addressof(memory) + start_at
-    pointers = (ctypes.c_void_p * len(places))(*[base + place for place in places])
-    how = ctypes.addressof(config), function, ctypes.addressof(pointers), None
-    write = struct.Struct(f"={count}Q{boxes_at - count * WORD}x" + f"{BOX}s" * len(boxes)).pack_into
-    lock = threading.Lock()
+            places[i] = ctypes.addressof(words) + value % count * WORD
+        elif kind != "box":
+            struct.pack_into(kind, constants, i * WORD, value)
+            places[i] = ctypes.addressof(constants) + i * WORD
+    # converted here, once: a foreign function that knows its argtypes converts at each call
+    passed = ctypes.addressof(config), function, ctypes.addressof(places), None
+    how = tuple([ctypes.c_void_p.from_param(x) for x in passed])
+    spare: list[Any] = [words]  # none while a thread is about to launch; a lock costs four times as much
 
-    def direct(addresses: Sequence[int], _alive: object = pointers) -> object:
-        if not lock.acquire(False):  # another thread is about to launch from this memory
-            return otherwise(addresses)
+    def direct(addresses: Sequence[int], _alive: object = constants) -> object:
         try:
-            write(memory, start_at, *addresses, *[of(addresses[slot]) for slot, of in boxes])
-            config.stream = addresses[-1]
-            failed = start(*how)
-        finally:
-            lock.release()
+            mine = spare.pop()
+        except IndexError:
+            failed = 1
+        else:
+            try:
+                mine[:] = addresses
+                for place, slot, box_at in boxes:
+                    places[place], _ = box_at[addresses[slot]]
+                config.stream = addresses[-1]
+                failed = start(*how)
+            finally:
+                spare.append(mine)
         # Triton's launcher gives a thread a context that has none yet, or says what is wrong
         return otherwise(addresses) if failed else None
 
     return direct
 
 
-def _bytes_of(encoded: Callable[[int], Sequence[Any]]) -> Callable[[int], bytes]:
-    """A descriptor's own bytes: the end of the object that Triton holds them in."""
-
-    @functools.lru_cache(maxsize=256)
-    def at(address: int) -> bytes:
-        box = encoded(address)[0]
-        return ctypes.string_at(id(box) + type(box).__basicsize__ - BOX, BOX)
-
-    return at
-
-
 @functools.cache
 def _start() -> Callable[..., int]:
     """cuLaunchKernelEx(config, function, parameters, extra)."""
-    start = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
-    start.argtypes = [ctypes.c_void_p] * 4
+    start: Callable[..., int] = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     return start

@@ -91,7 +91,7 @@ class Launches:
         for need, launch, launch_observed in self.kept or ():
             if need is not None:
                 room = scratch.take(need, self.device, stream)
-            (launch_observed if observed else launch)((*addresses, room.states_at, room.ints_at, stream))
+            (launch_observed if observed else launch)([*addresses, room.states_at, room.ints_at, stream])
 
 
 def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:

@@ -24,7 +24,7 @@ _library = torch.library.Library("paged_attn", "DEF")
 
 
 def _attention(
-    q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any, *,
+    q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     kv_layout: Any = "NHD", max_seqlen_q: Any = None, max_seqlen_k: Any = None, k_new: Any = None, v_new: Any = None,
     softmax_scale: Any = None, causal: Any = True, window_size: Any = (-1, -1), softcap: Any = 0.0,
     alibi_slopes: Any = None, sinks: Any = None, qq_bias: Any = None, q_scale: Any = None, k_scale: Any = None,

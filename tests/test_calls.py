@@ -147,7 +147,7 @@ def test_a_tensor_that_differs_has_another_signature(name: str, how: str) -> Non
     inputs = build(BASE, "cpu")
     other = changed(inputs, (name, how))[name]
     if isinstance(other, Tensor) and other.device.type == "cpu":
-        facts = [(x.shape, x.stride(), x.dtype, x.data_ptr() & calls.ALIGNMENT) for x in (inputs[name], other)]
+        facts = [(x.shape, x.stride(), x.dtype, x.data_ptr() % calls.ALIGNMENT) for x in (inputs[name], other)]
         if facts[0] == facts[1] and not (name == "q" and other.requires_grad):
             pytest.skip("it has the same shape, strides, dtype and alignment: all that a signature holds of a tensor")
     assert signature_of(inputs | {name: other}) != signature_of(inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
+import weakref
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -69,7 +70,8 @@ def launch_of(
     """A launch, the driver that it reaches, and what it passes to Triton's launcher."""
     notes: list[Any] = []
     start = Driver(sizes)
-    monkeypatch.setattr(driver, "_start", lambda: start)
+    foreign = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(lambda *args: start(*args))
+    monkeypatch.setattr(driver, "_start", lambda: foreign)
     run = CudaLauncher(notes, metas or [], **changed)
     compiled = SimpleNamespace(run=run, packed_metadata=packed, function=17, src=SimpleNamespace(signature=signature))
     return driver.launch_of(compiled, grid, args, COUNT), start, notes
@@ -97,12 +99,21 @@ def test_the_driver_finds_the_addresses_and_the_stream_of_each_launch(monkeypatc
     assert not notes
 
 
+class Written(driver.Places):
+    """Descriptors that are their own text."""
+
+    def __missing__(self, address: int) -> tuple[int, Any]:
+        box = ctypes.create_string_buffer(repr(self.encoded(address)[0]).ljust(128).encode(), 128)
+        self[address] = ctypes.addressof(box), box
+        return self[address]
+
+
 def test_descriptors_are_those_of_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
     def encode(descriptor: Any, meta: Any) -> Any:
         return [(meta, descriptor.base.data_ptr()), *descriptor.shape, *descriptor.strides]
 
     monkeypatch.setattr(triton.backends.nvidia.driver, "make_tensordesc_arg", encode)
-    monkeypatch.setattr(driver, "_bytes_of", lambda encoded: lambda at: repr(encoded(at)[0]).encode().ljust(128))
+    monkeypatch.setattr(driver, "Places", Written)
     tensor = torch.zeros(8, 16, dtype=torch.float16)
     boxes = [TensorDescriptor(Argument(i, [tensor, tensor], tensor.dtype), [8, 16], [16, 1], [4, 16]) for i in (0, 1)]
     launch, start, notes = launch_of(
@@ -119,6 +130,20 @@ def test_descriptors_are_those_of_each_address(monkeypatch: pytest.MonkeyPatch) 
     start.fails = 1
     launch(FIRST)
     assert notes[0][13:] == (("a", FIRST[0]), 8, 16, 16, 1, ("b", FIRST[1]), 8, 16, 16, 1, 5)
+
+
+def test_a_descriptor_stays_where_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As long as that is known, and that of the latest address is."""
+
+    class Box:
+        pass
+
+    monkeypatch.setattr(driver, "KNOWN", 2)
+    box_at = driver.Places(lambda _: (Box(), 8, 16))
+    for address in (*FIRST, *FIRST[::-1]):
+        box = weakref.ref(box_at[address][1])
+        assert box_at[address][0] == id(box()) + Box.__basicsize__ - driver.BOX
+        assert len(box_at) <= 2
 
 
 def test_what_the_driver_refuses_goes_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:
