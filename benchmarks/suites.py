@@ -59,11 +59,23 @@ FEATURES = (
 )
 PREFILL = (
     uniform("prefill b1 x 1024", 1, 1024, 1024),
+    uniform("prefill b8 x 1024", 8, 1024, 1024),
     uniform("prefill b1 x 4096", 1, 4096, 4096),
     uniform("prefill b4 x 4096", 4, 4096, 4096),
+    uniform("prefill b4 x 4096, page 64", 4, 4096, 4096, page_size=64),
     uniform("prefill b4 x 4096, page 128", 4, 4096, 4096, page_size=128),
+    uniform("prefill b4 x 4096, page 544", 4, 4096, 4096, page_size=544),
+    uniform("prefill b4 x 4096, page 4096", 4, 4096, 4096, page_size=4096),  # contiguous
+    uniform("prefill b4 x 4096, new", 4, 4096, 4096, new=True),
+    uniform("prefill b4 x 4096, head_dim 64", 4, 4096, 4096, head_dim=64),
+    uniform("prefill b4 x 4096, head_dim 256", 4, 4096, 4096, heads=16, kv_heads=4, head_dim=256),
     uniform("prefill b8 x 8192", 8, 8192, 8192),
+    uniform("prefill b2 x 8192, heads 32/32", 2, 8192, 8192, kv_heads=32),
+    uniform("prefill b2 x 8192, heads 64/8", 2, 8192, 8192, heads=64),
     uniform("prefill b1 x 16384", 1, 16384, 16384),
+    uniform("prefill b1 x 16384, window 1023", 1, 16384, 16384, window_size=(1023, -1)),
+    uniform("chunk of 2048 at 4096", 1, 2048, 4096),
+    uniform("chunk of 2048 at 8192", 1, 2048, 8192),
     uniform("chunk of 2048 at 16384", 1, 2048, 16384),
     ragged("16 prefills, 16..4096", log_uniform(16, 4096, 16), log_uniform(16, 4096, 16)),
 )

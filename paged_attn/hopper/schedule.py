@@ -59,8 +59,9 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def _pieces(tiles, size, S: gl.constexpr):
+    """Pieces of a block, all but the last as long: of about `size` tiles, for a short rest would cost a merge, too."""
     if S.SPLIT:
-        return (tiles + size - 1) // size
+        return gl.maximum((2 * tiles + size) // (2 * size), 1)
     else:
         return tiles * 0 + 1
 
@@ -151,9 +152,10 @@ def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
         begin = span.lo // S.TILE
         end = (span.hi + S.TILE - 1) // S.TILE
         if S.SPLIT:
-            from_tile = first_tile(block.seq_len - block.query_len, mods, S) + piece * size
+            length = (tiles + pieces - 1) // pieces
+            from_tile = first_tile(block.seq_len - block.query_len, mods, S) + piece * length
             begin = gl.maximum(begin, from_tile)
-            end = gl.minimum(end, from_tile + gl.minimum(size, tiles))
+            end = gl.minimum(end, from_tile + length)
         kv_head = index % S.KV_HEADS
         slot = slots_before + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         first = gl.where(piece == 0, 1, 0)
