@@ -172,7 +172,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         ONE_BLOCK=one_block,
         SPLIT=shares > 0,
         PIECE=config.piece,
-        MERGE=_merge_rows(p, config, shares, blocks, tokens * group),
+        MERGE=_merge_rows(p, config, shares, slots if config.piece else shares // max(1, blocks) + 2, tokens * group),
         SCAN=scan_of(p.seqs),
         ONE_SCAN=p.seqs <= ALL_AT_ONCE,
         PEEL=config.peel and (p.packed or p.window_left < 0),
@@ -208,12 +208,12 @@ def _affordable(shares: int, blocks: int, share_bytes: int) -> int:
     return shares if shares <= most else most if most > blocks else 0
 
 
-def _merge_rows(p: Problem, config: Config, shares: int, blocks: int, live: int) -> int:
+def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
     """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""
     elements = 1024 if config.registers is None else 512  # of a state, times the pieces at once: registers
     at_once = min(config.rows, max(1, elements // triton.next_power_of_2(p.head_dim)))
-    steps = triton.cdiv(live, at_once) * triton.cdiv(shares // max(1, blocks) + 2, PIECES_AT_ONCE)
-    if shares == 0 or config.piece is not None or config.rows > FEW_ROWS or steps > JOIN_STEPS:
+    steps = triton.cdiv(live, at_once) * triton.cdiv(pieces, PIECES_AT_ONCE)
+    if shares == 0 or config.rows > FEW_ROWS or steps > JOIN_STEPS:
         return 0
     return at_once
 

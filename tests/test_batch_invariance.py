@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime import interpreter
 
-from paged_attn import paged_attention, plan, tuning
+from paged_attn import paged_attention, plan, scratch, tuning
 from paged_attn.backend import Device
 from tests.cases import BAD_PAGE, E4M3, Case, bits, build, run
 
@@ -58,6 +58,13 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
     yield cut
     monkeypatch.undo()
     plan.plan.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def counters() -> Iterator[None]:
+    """Who joins the pieces of a block is counted, and every call leaves all counters at zero for the next."""
+    yield
+    assert not any(room.ints.any() for room in scratch._rooms.values() if room.ints is not None)
 
 
 @pytest.fixture(autouse=True)
@@ -273,7 +280,9 @@ def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -
     found = set()
     for batch in BATCHES:
         for launch in plan.plan(problem(**{**call, **batch, "device": Device(arch, 132)})).launches:
-            schedule = dict(ONE_BLOCK=False, SPLIT=False, SCAN=0, ONE_SCAN=False, LIVE=0, CLEAR=False, PAGE=0, CHUNK=0)
+            schedule = dict(
+                ONE_BLOCK=False, SPLIT=False, SCAN=0, ONE_SCAN=False, LIVE=0, CLEAR=False, PAGE=0, CHUNK=0, MERGE=0
+            )
             found.add((launch.shape._replace(**schedule), launch.config.warps, launch.config.boxes))
             assert launch.shape.PIECE % launch.shape.TILE == 0
     assert len(found) == 1

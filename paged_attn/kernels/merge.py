@@ -64,15 +64,17 @@ def join_rows(
 
 
 @triton.jit
-def join_if_last(out, lse, partial, counters, share, pieces, token, tokens, kv_head, scales, S: tl.constexpr):
-    """Count a stored piece of a block; the program that stores the last one joins all, in the order of the shares."""
+def join_if_last(
+    out, lse, partial, counters, share, holders, pieces, token, tokens, kv_head, slots, scales, S: tl.constexpr
+):  # fmt: skip
+    """Count a share that has stored its pieces of a block; the last of the holders joins all, in their order."""
     tl.debug_barrier()  # the count is one thread's: it must not overtake what the others have stored
     counter = counters + share * S.KV_HEADS + kv_head
     before = tl.atomic_add(counter, 1, sem="acq_rel")
-    if before == pieces - 1:
+    if before == holders - 1:
         tl.store(counter, 0)  # for the next launch
         for first in range(0, tokens * S.GROUP, S.MERGE):
-            join_rows(out, lse, partial, share, 2, pieces, token, tokens, kv_head, first, scales, S, S.MERGE)
+            join_rows(out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S, S.MERGE)
 
 
 @triton.jit(do_not_specialize=["slots"])
