@@ -24,7 +24,7 @@ from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, sco
 def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, at least one, the last one first.
 
-    No key before first_key or past the sequence lives.
+    No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
     """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
