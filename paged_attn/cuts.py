@@ -52,14 +52,23 @@ def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
         if not max(1, launch.shortest) <= query_len <= launch.longest:
             continue
         context = seq_len - query_len
-        first_tile = 0 if batch.left < 0 else max(context - batch.left, 0) // shape.TILE
-        tiles = max(1, -(-seq_len // shape.TILE) - first_tile)
+        gap = -max(context, 0) % shape.TILE if shape.APART else 0  # before new keys, in tiles of their own
+        first_tile = 0 if batch.left < 0 else _tile_of(max(context - batch.left, 0), context, gap, shape.TILE)
+        tiles = max(1, _tiles_before(seq_len, context, gap, shape.TILE) - first_tile)
         for first in reversed(range(0, query_len, shape.BLOCK_Q)):
             tokens = min(query_len - first, shape.BLOCK_Q)
             begin = 0 if batch.left < 0 else max(context + first - batch.left, 0)
             end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
-            visited = max(0, -(-end // shape.TILE) - begin // shape.TILE)
-            yield Block(tokens, first_tile, tiles, visited)
+            visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
+            yield Block(tokens, first_tile, tiles, max(0, visited))
+
+
+def _tile_of(pos: int, context: int, gap: int, tile: int) -> int:
+    return (pos + gap * (pos >= context)) // tile
+
+
+def _tiles_before(end: int, context: int, gap: int, tile: int) -> int:
+    return -(-(end + gap * (end > context)) // tile)
 
 
 def cut(launch: Launch, batch: Batch) -> Cut:

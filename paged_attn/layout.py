@@ -112,6 +112,11 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
     return rows if not ratios and fits else 0
 
 
+def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether the copy engine can read keys and values outside the cache beside a cache of this type."""
+    return all(x.dtype == dtype and x.shape[0] > 0 and aligned(x) for x in (k_new, v_new))
+
+
 def aligned(x: torch.Tensor) -> bool:
     """Whether the copy engine can address a tensor of 8 or 16 bits: every step is a multiple of 16 bytes."""
     return (

@@ -79,6 +79,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
     keys = [model.cache_dtype, *([new_dtype(model)] if model.new else [])]
     k_cache, v_cache = caches(model, 1)
     kv_layout = "NHD" if model.kv_layout == "x" else model.kv_layout
+    new_aligned = new_dtype(model).itemsize <= 2 and model.head_dim * new_dtype(model).itemsize % 16 == 0
     aligned = model.dtype.itemsize <= 2 and model.head_dim * model.dtype.itemsize % 16 == 0
     return plan.Problem(
         tokens=batch.tokens,
@@ -104,6 +105,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
         query_box=aligned,
         out_box=aligned and model.out_dtype == model.dtype,
         new=model.new,
+        new_box=model.new and new_aligned and new_dtype(model) == model.cache_dtype,
         batch_invariant=False,
         device=device,
     )

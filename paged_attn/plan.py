@@ -42,6 +42,7 @@ class Problem(NamedTuple):
     query_box: bool  # the copy engine can read the queries, and write results like them
     out_box: bool
     new: bool  # keys outside the cache
+    new_box: bool  # the copy engine can read them, and they are of the cache's type
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
 

@@ -73,7 +73,7 @@ def test_what_the_hopper_kernels_lack_is_named() -> None:
         (dict(kv_dtype=torch.float8_e4m3fn, head_dim=64), "an fp8 cache of head_dim up to 64, few queries"),
         (dict(layout="x-packed"), "an x-packed cache"),
         (dict(batch_invariant=True, heads=1024), "more than 64 heads on a KV head nor batch_invariant"),
-        (dict(new=True), "keys outside the cache"),
+        (dict(new=True, kv_dtype=torch.float8_e4m3fn), "keys outside the cache of another type"),
     ):
         lines = told(**changes)
         assert lines["kernels"].startswith("portable; not Hopper's, which do not take"), changes
@@ -91,8 +91,9 @@ def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("head_dim", [64, 72, 128])
-def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_dim: int) -> None:
-    asked = ask(queries="64", keys="64", dtype=dtype, kv_dtype=dtype, head_dim=head_dim, device="sm90")
+@pytest.mark.parametrize("new", [False, True])
+def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_dim: int, new: bool) -> None:
+    asked = ask(queries="64", keys="64", dtype=dtype, kv_dtype=dtype, head_dim=head_dim, new=new, device="sm90")
     given, options, axes = call_to(asked)
     told = attend._problem(given, options, axes, asked.device, given.out)
     # what the interpreter computes in is its own
@@ -145,6 +146,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "chunk": dict(queries="64", keys="16384"),
     "mixed": dict(queries="1x700,5x1", keys="1x2500,5x900"),
     "window": dict(batch=3, keys="5000", window=(100, -1)),
+    "new": dict(queries="1x700,5x1", keys="1x2500,5x900", new=True),
+    "new decode": dict(batch=5, keys="5000", new=True),
     "invariant": dict(keys="8192", batch_invariant=True),
     "invariant mixed": dict(queries="1x70,2x1", keys="1x2500,2x9000", batch_invariant=True),
     "fp8": dict(batch=5, kv_dtype=torch.float8_e4m3fn),
@@ -199,12 +202,13 @@ def shares_of(shares, sequences, ends, batch, mods, S: tl.constexpr, NUM: tl.con
     ("1,30,2", "5000,900,2", (70, -1)),
     ("1", "9", (-1, -1)),
 ])  # fmt: skip
+@pytest.mark.parametrize("apart", [False, True])
 def test_shares_and_pieces_are_those_of_the_device(
-    queries: str, keys: str, window: tuple[int, int], device: str
+    queries: str, keys: str, window: tuple[int, int], apart: bool, device: str
 ) -> None:
     asked = ask(queries=queries, keys=keys, window=window, device="sm80:20")
     launch = plan.plan(asked.problem).launches[-1]
-    launch = launch._replace(shape=launch.shape._replace(SPLIT=True), programs=7, least=2)
+    launch = launch._replace(shape=launch.shape._replace(SPLIT=True, APART=apart), programs=7, least=2)
     done = cuts.cut(launch, asked.batch)
     starts = torch.tensor((0, *asked.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     lens = torch.tensor(asked.seq_lens, dtype=torch.int32, device=device)

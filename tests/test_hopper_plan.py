@@ -17,7 +17,7 @@ CALL = Problem(
     tokens=4096, seqs=8, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=2048, max_seqlen_k=8192,
     window_left=-1, ragged=True, modified=False, qq_bias=False, only=None, compute=torch.bfloat16,
     query=torch.bfloat16, cache=torch.bfloat16, packed=False, pairable=False, boxable=True, rows_per_page=16,
-    query_box=True, out_box=True, new=False, batch_invariant=False, device=H200,
+    query_box=True, out_box=True, new=False, new_box=False, batch_invariant=False, device=H200,
 )  # fmt: skip
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [
@@ -41,6 +41,40 @@ def test_calls_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> 
     assert hopper.covers(CALL)
     assert not hopper.covers(CALL._replace(**change))
     assert len(hopper.uncovered(CALL._replace(**change))) == 1, "a reason is told once"
+
+
+def test_new_keys_have_tiles_of_their_own_where_boxes_of_them_can_be_cut_out() -> None:
+    new = CALL._replace(new=True, new_box=True)
+    for max_seqlen_q in (1, 8, 2048):
+        (launch,) = hopper.launches(new._replace(max_seqlen_q=max_seqlen_q))
+        (other,) = hopper.launches(CALL._replace(max_seqlen_q=max_seqlen_q))
+        assert hopper.covers(new)
+        assert launch == other._replace(shape=other.shape._replace(APART=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "boxes"),
+    [
+        (dict(), True),
+        (dict(layout="HND"), True),
+        (dict(strided=True), True),
+        (dict(decode_form=True), True),
+        (dict(head_dim=68), False),
+        (dict(cache_dtype=torch.float8_e4m3fn), False),
+        (dict(query_lens=(0,)), False),
+        (dict(new=False), False),
+    ],
+    ids=str,
+)
+def test_boxes_of_new_keys_want_the_type_of_the_cache_and_steps_of_16_bytes(
+    change: dict[str, Any], boxes: bool
+) -> None:
+    sizes: dict[str, Any] = dict(query_lens=(1,), seq_lens=(80,), heads=4, kv_heads=2, head_dim=64, new=True)
+    inputs = build(Case("new", **(sizes | dict(dtype=torch.bfloat16) | change)))
+    assert problem_of(inputs).new_box == boxes
+    if boxes:
+        one_element_on = torch.empty(inputs["v_new"].numel() + 1, dtype=torch.bfloat16)[1:].view(inputs["v_new"].shape)
+        assert not problem_of(inputs | dict(v_new=one_element_on)).new_box
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 64])

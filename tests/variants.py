@@ -108,6 +108,8 @@ HOPPER = {
     "speculate 32": DECODE | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
     "speculate 32 tree": DECODE
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
+    "prefill new": PREFILL | dict(new=True),
+    "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
     "mixed": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096)),
     "mixed e4m3": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), cache_dtype=E4M3),
     "mixed all fp8": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), dtype=E4M3, cache_dtype=E4M3),

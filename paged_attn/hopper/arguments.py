@@ -8,7 +8,7 @@ from ..kernels.args import Batch, Scratch
 from ..launch import INTS, STATES, Step
 from ..plan import Launch
 from .blocks import blocks_kernel
-from .boxes import cache_box, rows_box
+from .boxes import cache_box, new_box, rows_box
 from .plan import need_of
 from .shares import shares_kernel
 
@@ -17,6 +17,7 @@ def attention(launch: Launch, call: Any, batch: Batch) -> Step:
     """One launch of this dialect."""
     shape, pipe = launch.shape, launch.pipe
     boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
+    boxes += [new_box(kv, shape, pipe) for kv in call.new or (None, None)]
     if not pipe.SHARES:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
         boxes.append(rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None)

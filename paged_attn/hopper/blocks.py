@@ -14,10 +14,10 @@ from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
 from .fp8 import make_bank
 from .layouts import lanes_layout
-from .loader import fill, load_tiles, page_rows
+from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
-from .ring import WARPGROUP, advance, make_ring, start_together
+from .ring import WARPGROUP, make_ring, start_together
 from .schedule import TAKEN, Cursor, first_of_many, item_of, make_lists, part_of
 from .shim import fence_async_shared, gl, gluon, tma
 
@@ -25,6 +25,7 @@ from .shim import fence_async_shared, gl, gluon, tma
 @gluon.jit
 def load_items(
     box,
+    new_box,
     query_box,
     ring,
     queries,
@@ -49,14 +50,16 @@ def load_items(
                 load_queries(query_box, queries, phase, item, S, P)
                 phase ^= 1
             turn = load_tiles(
-                box, ring, turn, table, item.kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P
+                box, new_box, ring, turn, table, item.block, item.kv_head, item.begin, item.end, lo, PART, STAGES, S, P
             )
         number += 1
         item = read(mail, number, 1)
 
 
 @gluon.jit
-def hand_out_items(box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def hand_out_items(
+    box, new_box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
     many, few = batch, batch
@@ -80,19 +83,18 @@ def hand_out_items(box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.conste
     while item.kv_head >= 0:
         table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
         lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-        end_key = item.block.seq_len
         # all but the last tile
         turn = load_tiles(
-            box, ring, turn, table, item.kv_head, item.begin + 1, item.end, lo, end_key, PART, STAGES, S, P
+            box, new_box, ring, turn, table, item.block, item.kv_head, item.begin + 1, item.end, lo, PART, STAGES, S, P
         )
         # whichever list is behind
         behind = at_many.to(gl.float32) * lists.few <= at_few.to(gl.float32) * lists.many
         from_many = (at_many < lists.many) & (behind | (at_few >= lists.few))
         taken = gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
         if item.begin < item.end:
-            rows = page_rows(table, item.begin, lo, end_key, PART, S, P)
-            fill(box, ring, turn, rows, item.kv_head, PART, S, P)
-            turn = advance(turn, STAGES)
+            turn = load_tile(
+                box, new_box, ring, turn, table, item.block, item.kv_head, item.begin, lo, PART, STAGES, S, P
+            )
         at_many = gl.where(from_many, taken + next_many, at_many)
         at_few = gl.where(from_many, at_few, taken + next_few)
         if from_many & (at_many >= lists.many):
@@ -179,8 +181,8 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"])
 def blocks_kernel(
-    out, lse, scratch, query, key_box, value_box, query_box, out_box, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
+    out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, out_box, query_starts,
+    seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
@@ -208,32 +210,32 @@ def blocks_kernel(
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (consume_items, (out, results, query, rings, jobs, 1, S, P)),
                 (convert_items, (raw, rings, jobs, S, P)),
-                (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 4, 1, 1], [208, 56, 40, 40])  # fmt: skip
         else:
             gl.warp_specialize([
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (consume_items, (out, results, query, rings, jobs, 1, S, P)),
                 (convert_items, (raw, rings, jobs, S, P)),
-                (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (load_items, (key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-                (load_items, (value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-                (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 4, 1, 1, 1, 1], [208, 56, 40, 40, 40, 40])  # fmt: skip
     elif P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-            (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-            (load_items, (key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (load_items, (key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-            (load_items, (value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip

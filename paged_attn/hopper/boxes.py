@@ -37,6 +37,14 @@ def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
 
 
+def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
+    """Keys or values outside the cache, a token's to a row, in boxes of the same form; None: there are none."""
+    if kv is None:
+        return None
+    sizes = [kv.ptr.shape[0], shape.KV_HEADS, shape.HEAD_DIM]
+    return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+
+
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """Queries or results: a consumer's tokens x the heads of a group."""
     tokens, heads, head_dim = rows.ptr.shape

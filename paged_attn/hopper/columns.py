@@ -90,14 +90,13 @@ def multiply_keys_by_columns(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def multiply_values_by_columns(room, values, turn, tile, lo, end, acc, S: gl.constexpr, P: gl.constexpr):
+def multiply_values_by_columns(room, values, turn, tile, lo, end, context_len, acc, S: gl.constexpr, P: gl.constexpr):
     """Start acc [DIM, N] + v @ weights of the next tile."""
     wait_full(values, turn)
     if values.slots.dtype.primitive_bitwidth == 8:
         v = widened_values(values, turn, tile, lo, end, S, P)
     else:
-        if (tile * S.TILE < lo) | ((tile + 1) * S.TILE > end):
-            clear_dead(values, turn, tile, lo, end, S)
+        clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S)
         v = tile_of(values, turn, S).permute((1, 0))
     return warpgroup_mma(v, room.permute((1, 0)), acc, is_async=True)
 
@@ -124,7 +123,9 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         fence_async_shared()
         thread_barrier()
         acc *= gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(0, LAYOUT)), 0)
-        acc = multiply_values_by_columns(room, values, v_turn, tile, lo, item.block.seq_len, acc, S, P)
+        acc = multiply_values_by_columns(
+            room, values, v_turn, tile, lo, item.block.seq_len, rows.context_len, acc, S, P
+        )  # fmt: skip
         acc = warpgroup_mma_wait(0, deps=(acc,))
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

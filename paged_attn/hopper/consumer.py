@@ -6,7 +6,7 @@ this one's softmax.
 
 from ..kernels.args import Block, State
 from ..kernels.numerics import scale_of
-from ..kernels.schedule import row_tile, visible_range
+from ..kernels.schedule import end_in, gap_before, row_tile, visible_range
 from ..kernels.softmax import merge, start
 from .args import Turns
 from .asm import pin, rescale
@@ -17,22 +17,23 @@ from .layouts import operand_layout, product_layout
 from .queries import take_queries
 from .ring import release, wait_full
 from .shim import gl, gluon, mbarrier, warpgroup_mma_wait
-from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, score_scale
+from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, score_scale, zero_outside
 
 
 @gluon.jit
 def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, at least one, the last one first.
 
-    No key before first_key or past the sequence lives.
+    No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
     """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
-    begin, end, end_key = item.begin, item.end, item.block.seq_len
+    begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
     acc, row_max, row_sum = state.acc, state.max, state.sum
     O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, P.FP8_PRODUCTS))
     P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS)
     dtype: gl.constexpr = keys.slots.dtype
+    AT_ONCE: gl.constexpr = 4096 // S.DIM if S.APART else S.TILE  # values: inside the loop registers are few
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS)))
 
     tile = end - 1
@@ -46,8 +47,8 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     before = gl.convert_layout(row_sum * decay, gl.SliceLayout(1, SUMS))
     sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
     operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
-    if P.CONVERT == NONE and ((tile * S.TILE < first_key) | ((tile + 1) * S.TILE > end_key)):
-        clear_dead(values, v_turn, tile, first_key, end_key, S)
+    if P.CONVERT == NONE:
+        clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S)
 
     for i in range(1, end - begin):
         tile = end - 1 - i
@@ -64,10 +65,14 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
         acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
         operand = gl.convert_layout(rounded, P_LAYOUT)
+        if S.APART:  # noqa: SIM102 (one is decided at compile time)
+            if tile == context_len // S.TILE:  # in which the cache ends
+                clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S)
 
-    if P.CONVERT == NONE and mods.left is not None:  # noqa: SIM102 (one is decided at compile time)
-        if (tile * S.TILE < first_key) & (tile < end - 1):
-            clear_dead(values, v_turn, tile, first_key, end_key, S)
+    if P.CONVERT == NONE and mods.left is not None:
+        first = tile * S.TILE - gap_before(tile, context_len, S)
+        if (first < first_key) & (tile < end - 1):
+            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), AT_ONCE, S)
     acc = multiply_values(operand, values, v_turn, acc, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)

@@ -1,9 +1,10 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
+from ..kernels.schedule import gap_before, in_cache
 from .ring import advance, wait_empty
 from .shim import gl, gluon, load_box, mbarrier
 
-NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any cache: the copy engine writes zeros
+NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any tensor: the copy engine writes zeros
 
 
 @gluon.jit
@@ -35,6 +36,20 @@ def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: g
 
 
 @gluon.jit
+def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """The same of keys outside the cache, which are rows of their own tensor."""
+    PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
+    context_len = block.seq_len - block.query_len
+    first = tile * S.TILE - gap_before(tile, context_len, S) + PART * PART_KEYS
+    rows = ()
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        pos = first + i * P.BOX
+        row = block.first_token + pos - context_len
+        rows = rows + (gl.where(pos < block.seq_len, row, NOWHERE),)  # type: ignore[assignment]
+    return rows
+
+
+@gluon.jit
 def fill(box, ring, turn, rows, kv_head, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Send for one loader's part of the next slot's tile."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
@@ -48,24 +63,53 @@ def fill(box, ring, turn, rows, kv_head, PART: gl.constexpr, S: gl.constexpr, P:
 
 
 @gluon.jit
-def load_tiles(
+def load_tile(
     box,
+    new_box,
     ring,
     turn,
     table,
+    block,
     kv_head,
-    begin,
-    end,
+    tile,
     first_key,
-    end_key,
     PART: gl.constexpr,
     STAGES: gl.constexpr,
     S: gl.constexpr,
     P: gl.constexpr,
 ):
-    """Tiles [begin, end) into the ring, the last one first."""
-    for i in range(end - begin):
-        rows = page_rows(table, end - 1 - i, first_key, end_key, PART, S, P)
+    """One loader's part of a tile into the next slot, from the cache or from beside it."""
+    if S.APART:
+        context_len = block.seq_len - block.query_len
+        if in_cache(tile, context_len, S):
+            rows = page_rows(table, tile, first_key, context_len, PART, S, P)
+            fill(box, ring, turn, rows, kv_head, PART, S, P)
+        else:
+            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), kv_head, PART, S, P)
+    else:
+        rows = page_rows(table, tile, first_key, block.seq_len, PART, S, P)
         fill(box, ring, turn, rows, kv_head, PART, S, P)
-        turn = advance(turn, STAGES)
+    return advance(turn, STAGES)
+
+
+@gluon.jit
+def load_tiles(
+    box,
+    new_box,
+    ring,
+    turn,
+    table,
+    block,
+    kv_head,
+    begin,
+    end,
+    first_key,
+    PART: gl.constexpr,
+    STAGES: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
+    """Tiles [begin, end) of a block's keys into the ring, the last one first."""
+    for i in range(end - begin):
+        turn = load_tile(box, new_box, ring, turn, table, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P)
     return turn

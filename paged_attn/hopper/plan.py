@@ -36,7 +36,10 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
     (lambda p: p.heads // p.kv_heads <= 64, "more than 64 heads on a KV head"),
     (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
-    (lambda p: not p.new, "keys outside the cache"),
+    (
+        lambda p: not p.new or p.new_box,
+        "keys outside the cache of another type than those in it, or not in steps of 16 bytes",
+    ),
     (lambda p: not p.batch_invariant, "batch_invariant"),
 )
 
@@ -222,6 +225,7 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
+        APART=p.new,
     )
 
 

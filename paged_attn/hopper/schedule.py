@@ -10,7 +10,7 @@ the device works through both at the same rate.
 from typing import Any, NamedTuple
 
 from ..kernels.args import Batch, Block
-from ..kernels.schedule import block_of, first_tile, total_work, visible_range, work
+from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, total_work, visible_range, work
 from . import plan
 from .args import Item
 from .shim import gl, gluon
@@ -149,11 +149,12 @@ def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
         piece = (unit - units) % pieces
         block = block_of(batch, seq, number, S)
         span = visible_range(block, mods, S.BLOCK_Q)
-        begin = span.lo // S.TILE
-        end = (span.hi + S.TILE - 1) // S.TILE
+        context_len = block.seq_len - block.query_len
+        begin = tile_of(span.lo, context_len, S)
+        end = tiles_before(span.hi, context_len, S)
         if S.SPLIT:
             length = (tiles + pieces - 1) // pieces
-            from_tile = first_tile(block.seq_len - block.query_len, mods, S) + piece * length
+            from_tile = first_tile(context_len, mods, S) + piece * length
             begin = gl.maximum(begin, from_tile)
             end = gl.minimum(end, from_tile + length)
         kv_head = index % S.KV_HEADS

@@ -23,6 +23,7 @@ from .walk import Walk, piece_at
 @gluon.jit
 def load_share(
     box,
+    new_box,
     ring,
     batch,
     share,
@@ -47,7 +48,7 @@ def load_share(
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             turn = load_tiles(
-                box, ring, turn, table, kv_head, item.begin, item.end, lo, item.block.seq_len, PART, STAGES, S, P
+                box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, PART, STAGES, S, P
             )
             unit += count
 
@@ -90,7 +91,7 @@ def consume_share(
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"])
 def shares_kernel(
-    out, lse, scratch, query, key_box, value_box, query_starts, seq_lens, page_table,
+    out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
@@ -123,15 +124,15 @@ def shares_kernel(
     if P.CONSUMERS == 1:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-            (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
-            (load_share, (value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
         ], [1, 1], [64, 64])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
-            (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
-            (load_share, (key_box, keys, batch, share, walk, kv_head, mods, 1, K, S, P)),
-            (load_share, (value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
-            (load_share, (value_box, values, batch, share, walk, kv_head, mods, 1, V, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 1, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 1, V, S, P)),
         ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip

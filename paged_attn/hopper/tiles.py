@@ -1,6 +1,7 @@
 """What a consumer does with one tile: its products, the judgement of its scores, and leave."""
 
 from ..kernels.numerics import LOG2E, scale_of
+from ..kernels.schedule import end_in, gap_before
 from ..kernels.scores import mask, modify
 from .layouts import product_layout
 from .ring import advance, release, tile_of, wait_full
@@ -35,29 +36,40 @@ def multiply_values(weights, values, turn, acc, S: gl.constexpr, P: gl.constexpr
 
 
 @gluon.jit
-def clear_dead(values, turn, tile, first_key, end_key, S: gl.constexpr):
-    """Zero the values of a tile outside [first_key, end_key) in shared memory: 0 * NaN is NaN."""
+def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S: gl.constexpr):
+    """Zero values of a tile, from position first on, outside [first_key, end_key) in shared memory, ROWS at a time."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
     wait_full(values, turn)
-    tensor = tile_of(values, turn, S)
-    pos = tile * S.TILE + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
-    live = (pos >= first_key) & (pos < end_key)
-    v = tensor.load(LAYOUT)
-    tensor.store(gl.where(gl.expand_dims(live, 1), v, gl.full([S.TILE, S.DIM], 0.0, v.dtype, LAYOUT)))
+    for i in gl.static_range(S.TILE // ROWS):
+        part = tile_of(values, turn, S).slice(i * ROWS, ROWS, dim=0)
+        pos = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+        live = (pos >= first_key) & (pos < end_key)
+        v = part.load(LAYOUT)
+        part.store(gl.where(gl.expand_dims(live, 1), v, gl.full([ROWS, S.DIM], 0.0, v.dtype, LAYOUT)))
     fence_async_shared()
     thread_barrier()
 
 
 @gluon.jit
+def clear_dead(values, turn, tile, first_key, end_key, context_len, ROWS: gl.constexpr, S: gl.constexpr):
+    """Zero what the next tile of values holds outside [first_key, end_key), if anything: 0 * NaN is NaN."""
+    empty = gap_before(tile, context_len, S)
+    first = tile * S.TILE - empty
+    end = end_in(tile, end_key, context_len, S)
+    if (first < first_key) | ((tile + 1) * S.TILE - empty > end):
+        zero_outside(values, turn, first, first_key, end, ROWS, S)
+
+
+@gluon.jit
 def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """Weights of a tile's scores, after modifiers and masks."""
-    first = tile * S.TILE
+    first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     unit = scale * LOG2E
     if S.SCALE_FIRST:
         scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
         unit = LOG2E
-    if (first < span.full_lo) | (first + S.TILE > span.full_hi):
-        scores = mask(scores, rows, key, first, span.hi, mods)
+    if (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S)):
+        scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
     return weigh(scores, row_max, unit, S, P)
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ..kernels.schedule import block_of, first_tile, share_of, visible_range
+from ..kernels.schedule import block_of, first_tile, share_of, tile_of, tiles_before, visible_range
 from .args import Item
 from .shim import gl, gluon
 
@@ -23,9 +23,10 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     tile = at % tiles
     count = gl.minimum(tiles - tile, share.end - walk.unit)
     span = visible_range(block, mods, S.BLOCK_Q)
-    from_tile = first_tile(block.seq_len - block.query_len, mods, S) + tile
-    begin = gl.maximum(span.lo // S.TILE, from_tile)
-    end = gl.maximum(begin, gl.minimum((span.hi + S.TILE - 1) // S.TILE, from_tile + count))
+    context_len = block.seq_len - block.query_len
+    from_tile = first_tile(context_len, mods, S) + tile
+    begin = gl.maximum(tile_of(span.lo, context_len, S), from_tile)
+    end = gl.maximum(begin, gl.minimum(tiles_before(span.hi, context_len, S), from_tile + count))
     here = share_of(walk.unit, share)
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1

@@ -142,6 +142,7 @@ class Shape(NamedTuple):
     CLEAR: bool  # this launch zeroes the rows past the last sequence
     NATIVE_FP8: bool  # the target converts e4m3 in hardware
     NORMALIZED: bool = False  # queries of any magnitude are brought into float16's range, row by row
+    APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
 
 
 class Heads(NamedTuple):

@@ -81,18 +81,19 @@ def work(batch, seq, inside, mods, S: tl.constexpr):
         query_len = tl.load(batch.query_starts + seq + 1, mask=inside, other=0)
         query_len -= tl.load(batch.query_starts + seq, mask=inside, other=0)
     served = (query_len >= tl.maximum(batch.shortest, 1)) & (query_len <= batch.longest)
-    tiles = tl.cdiv(seq_len, S.TILE) - first_tile(seq_len - query_len, mods, S)
+    context_len = seq_len - query_len
+    tiles = tiles_before(seq_len, context_len, S) - first_tile(context_len, mods, S)
     # a sequence that sees nothing still has its zeros to write
     return tl.where(served, tl.cdiv(query_len, S.BLOCK_Q), 0), tl.maximum(tiles, 1)
 
 
 @triton.jit
-def first_tile(first_pos, mods, S: tl.constexpr):
-    """The first tile that a sequence's queries from first_pos on may see."""
+def first_tile(context_len, mods, S: tl.constexpr):
+    """The first tile that a sequence's queries, which begin at position context_len, may see."""
     if mods.left is None:
         return 0
     else:
-        return tl.maximum(first_pos - mods.left, 0) // S.TILE
+        return tile_of(tl.maximum(context_len - mods.left, 0), context_len, S)
 
 
 @triton.jit
@@ -171,6 +172,59 @@ def pieces_of(first, tile, count, S: tl.constexpr):
     PIECE: tl.constexpr = S.PIECE // S.TILE
     begin = tl.where(tile == 0, first // PIECE, tl.cdiv(first + tile, PIECE))
     return begin, tl.cdiv(first + tile + count, PIECE)
+
+
+# ---- tiles and positions -------------------------------------------------------------------------
+
+# Where new keys are APART a sequence's tiles are two runs: of the cache, and of the call's own keys.  The cache ends
+# somewhere in the last tile of the first run, and new keys begin with the next: what is left of that tile is the gap.
+
+
+@triton.jit
+def in_cache(tile, context_len, S: tl.constexpr):
+    """Whether a tile is of the first run."""
+    return tile * S.TILE < context_len
+
+
+@triton.jit
+def gap(context_len, S: tl.constexpr):
+    """Slots between the last key of the cache and the first new one; fewer keys than queries are a negative context."""
+    cached = tl.maximum(context_len, 0)
+    return tl.cdiv(cached, S.TILE) * S.TILE - cached
+
+
+@triton.jit
+def tile_of(pos, context_len, S: tl.constexpr):
+    """The tile that holds a position."""
+    if S.APART:
+        pos += tl.where(pos >= context_len, gap(context_len, S), 0)
+    return pos // S.TILE
+
+
+@triton.jit
+def tiles_before(end, context_len, S: tl.constexpr):
+    """Tiles of the positions before `end`."""
+    if S.APART:
+        end += tl.where(end > context_len, gap(context_len, S), 0)
+    return tl.cdiv(end, S.TILE)
+
+
+@triton.jit
+def gap_before(tile, context_len, S: tl.constexpr):
+    """Slots of earlier tiles that hold no key: slot i of this one is position tile * TILE + i, less these."""
+    if S.APART:
+        return tl.where(in_cache(tile, context_len, S), 0, gap(context_len, S))
+    else:
+        return 0
+
+
+@triton.jit
+def end_in(tile, end, context_len, S: tl.constexpr):
+    """`end`, or the cache's where a tile's keys end with it."""
+    if S.APART:
+        return tl.where(in_cache(tile, context_len, S), tl.minimum(end, context_len), end)
+    else:
+        return end
 
 
 # ---- what a block sees ---------------------------------------------------------------------------
