@@ -8,7 +8,6 @@ import functools
 import os
 import threading
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -85,17 +84,29 @@ def gluon_available() -> bool:
     return why_no_gluon() is None
 
 
-def _hash_triton_ahead() -> Callable[[], None]:
-    """Start what Triton does before it looks for a kernel on disk, and return how to wait for it.
+def _read() -> None:
+    if triton_key is not None:
+        triton_key()
+    if gluon_available():
+        from .hopper import arguments  # noqa: F401
 
-    It hashes all of itself, half a second, once a process; a server loads its model meanwhile.
+
+_reader = threading.Thread(target=_read, daemon=True)
+
+
+def read_ahead() -> None:
+    """Start what comes before the first look for a kernel on disk, while a server loads its model.
+
+    Once a process, Triton hashes all of itself, half a second; the Hopper kernels are read, a twentieth.
     """
-    thread = threading.Thread(target=triton_key, daemon=True)
-    thread.start()
-    return thread.join
+    if not INTERPRET:
+        _reader.start()
 
 
-wait_for_triton: Callable[[], None] = (lambda: None) if INTERPRET or triton_key is None else _hash_triton_ahead()
+def wait_for_triton() -> None:
+    """Until that is done."""
+    if not INTERPRET:
+        _reader.join()
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
