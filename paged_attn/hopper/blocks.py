@@ -18,7 +18,7 @@ from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import WARPGROUP, make_ring, start_together
-from .schedule import TAKEN, Cursor, first_of_many, item_of, make_lists, part_of
+from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gl, gluon, tma
 
 
@@ -62,23 +62,11 @@ def hand_out_items(
 ):
     """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
-    many, few = batch, batch
-    if P.MIXED:
-        many, few = part_of(batch, True, S), part_of(batch, False, S)
     turn = Turn(0, 0)
     number = 0
-    program = gl.program_id(0)
-    # the first item of every list that nobody begins with
-    next_many = first_of_many(gl.num_programs(0), lists)
-    next_few = gl.num_programs(0) - next_many
-    at_many = first_of_many(program, lists)
-    at_few = program - at_many
-    from_many = first_of_many(program + 1, lists) > at_many
-    cursor_many, cursor_few = Cursor(0, 0, 0), Cursor(0, 0, 0)
-    if from_many:
-        cursor_many, item = item_of(many, cursor_many, at_many, lists.size, 0, mods, S)
-    else:
-        cursor_few, item = item_of(few, cursor_few, at_few, lists.size, lists.slots, mods, S)
+    next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
+    taken, from_many = begin_lists(lists)
+    taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
     publish(mail, number, item)
     while item.kv_head >= 0:
         table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
@@ -87,33 +75,16 @@ def hand_out_items(
         turn = load_tiles(
             box, new_box, ring, turn, table, item.block, item.kv_head, item.begin + 1, item.end, lo, PART, STAGES, S, P
         )
-        # whichever list is behind
-        behind = at_many.to(gl.float32) * lists.few <= at_few.to(gl.float32) * lists.many
-        from_many = (at_many < lists.many) & (behind | (at_few >= lists.few))
-        taken = gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
+        from_many, answer = ask(counters, taken, lists)
         if item.begin < item.end:
             turn = load_tile(
                 box, new_box, ring, turn, table, item.block, item.kv_head, item.begin, lo, PART, STAGES, S, P
             )
-        at_many = gl.where(from_many, taken + next_many, at_many)
-        at_few = gl.where(from_many, at_few, taken + next_few)
-        if from_many & (at_many >= lists.many):
-            from_many = at_few < 0
-            at_few = gl.atomic_add(counters + 1, 1, sem="relaxed") + next_few
-        elif (not from_many) & (at_few >= lists.few) & (at_many < lists.many):
-            from_many = at_few >= 0
-            at_many = gl.atomic_add(counters, 1, sem="relaxed") + next_many
-        if from_many:
-            cursor_many, item = item_of(many, cursor_many, at_many, lists.size, 0, mods, S)
-        else:
-            cursor_few, item = item_of(few, cursor_few, at_few, lists.size, lists.slots, mods, S)
+        taken, from_many = settle(counters, taken, from_many, answer, next_many, lists)
+        taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
         number += 1
         publish(mail, number, item)
-    if gl.atomic_add(counters + 2, 1, sem="relaxed") == gl.num_programs(0) - 1:
-        # the last program leaves the counters as it found them
-        gl.store(counters, 0)
-        gl.store(counters + 1, 0)
-        gl.store(counters + 2, 0)
+    leave_lists(counters)
 
 
 @gluon.jit

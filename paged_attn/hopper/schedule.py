@@ -37,6 +37,15 @@ class Lists(NamedTuple):
     size: Any  # tiles of a piece
 
 
+class Taken(NamedTuple):
+    """A program's places in both lists."""
+
+    many: Any  # the number of its item, or of the one after its last
+    few: Any
+    many_cursor: Any
+    few_cursor: Any
+
+
 @gluon.jit
 def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
     """The sequences whose queries fill more than one consumer, or the others."""
@@ -166,3 +175,60 @@ def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
     else:
         item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0)
     return cursor, item
+
+
+# ---- two lists, worked through at the same rate ----------------------------------------------------
+
+
+@gluon.jit
+def begin_lists(lists):
+    """(a program's places in both lists, whether it begins with the first)."""
+    program = gl.program_id(0)
+    many = first_of_many(program, lists)
+    return Taken(many, program - many, Cursor(0, 0, 0), Cursor(0, 0, 0)), first_of_many(program + 1, lists) > many
+
+
+@gluon.jit
+def ask(counters, taken, lists):
+    """(whether the next item is of the first list, what its counter said): of whichever list is behind."""
+    behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many
+    from_many = (taken.many < lists.many) & (behind | (taken.few >= lists.few))
+    return from_many, gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
+
+
+@gluon.jit
+def settle(counters, taken, from_many, answer, next_many, lists):
+    """(places, whether the next item is of the first list) by an answer; at the end of one list, of the other."""
+    next_few = gl.num_programs(0) - next_many
+    many = gl.where(from_many, answer + next_many, taken.many)
+    few = gl.where(from_many, taken.few, answer + next_few)
+    if from_many & (many >= lists.many):
+        from_many = few < 0
+        few = gl.atomic_add(counters + 1, 1, sem="relaxed") + next_few
+    elif (not from_many) & (few >= lists.few) & (many < lists.many):
+        from_many = few >= 0
+        many = gl.atomic_add(counters, 1, sem="relaxed") + next_many
+    return Taken(many, few, taken.many_cursor, taken.few_cursor), from_many
+
+
+@gluon.jit
+def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.constexpr):
+    """(places, the item at a program's place in one list)."""
+    many, few = batch, batch
+    if P.MIXED:
+        many, few = part_of(batch, True, S), part_of(batch, False, S)
+    many_cursor, few_cursor = taken.many_cursor, taken.few_cursor
+    if from_many:
+        many_cursor, item = item_of(many, many_cursor, taken.many, lists.size, 0, mods, S)
+    else:
+        few_cursor, item = item_of(few, few_cursor, taken.few, lists.size, lists.slots, mods, S)
+    return Taken(taken.many, taken.few, many_cursor, few_cursor), item
+
+
+@gluon.jit
+def leave_lists(counters):
+    """The last program leaves the counters as it found them."""
+    if gl.atomic_add(counters + 2, 1, sem="relaxed") == gl.num_programs(0) - 1:
+        gl.store(counters, 0)
+        gl.store(counters + 1, 0)
+        gl.store(counters + 2, 0)
