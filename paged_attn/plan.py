@@ -80,8 +80,6 @@ class Plan(NamedTuple):
 UNBOUNDED = 2**31 - 1
 # Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
 FEW_ROWS = 64
-# Up to this many sequences are searched in one step, which is also the sum of their work.
-ALL_AT_ONCE = 128
 # A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
 PIECES_AT_ONCE = 8
 JOIN_STEPS = 6
@@ -121,11 +119,6 @@ def _hopper(p: Problem) -> Any:
     from .hopper import plan
 
     return plan if plan.covers(p) else None
-
-
-def scan_of(seqs: int) -> int:
-    """Sequences that a search along them takes at once: a warp's lanes need no shared memory, 1024 no second step."""
-    return next((size for size in (32, ALL_AT_ONCE) if seqs <= size), 1024)
 
 
 def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
@@ -174,8 +167,8 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         SPLIT=shares > 0,
         PIECE=config.piece,
         MERGE=_merge_rows(p, config, shares, slots if config.piece else shares // max(1, blocks) + 2, tokens * group),
-        SCAN=scan_of(p.seqs),
-        ONE_SCAN=p.seqs <= ALL_AT_ONCE,
+        SCAN=128 if p.seqs <= 128 else 1024,
+        ONE_SCAN=False,  # what it keeps of all lengths spills registers
         PEEL=config.peel and (p.packed or p.window_left < 0),
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
@@ -214,7 +207,8 @@ def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int)
     elements = 1024 if config.registers is None else 512  # of a state, times the pieces at once: registers
     at_once = min(config.rows, max(1, elements // triton.next_power_of_2(p.head_dim)))
     steps = triton.cdiv(live, at_once) * triton.cdiv(pieces, PIECES_AT_ONCE)
-    if shares == 0 or config.rows > FEW_ROWS or steps > JOIN_STEPS:
+    large = config.piece is not None and p.head_dim > 128  # 64 rows of such heads leave no registers
+    if shares == 0 or config.rows > FEW_ROWS or steps > JOIN_STEPS or large:
         return 0
     return at_once
 

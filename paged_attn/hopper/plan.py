@@ -8,12 +8,13 @@ import triton
 
 from ..kernels.args import Shape
 from ..layout import MANTISSA
-from ..plan import ALL_AT_ONCE, UNBOUNDED, Launch, Problem, scan_of
+from ..plan import UNBOUNDED, Launch, Problem
 from ..scratch import Need
 from ..tuning import Config
 from .args import Pipe
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
+ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work; 32 within a warp
 TAKEN = 4  # counters before those of pieces: items taken, programs done
 PIECES = 4  # of blocks that are cut, so many for every program
 
@@ -218,7 +219,7 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
         SPLIT=split,
         PIECE=None,
         MERGE=0,
-        SCAN=scan_of(p.seqs),
+        SCAN=next((size for size in (32, ALL_AT_ONCE) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= ALL_AT_ONCE,
         PEEL=False,
         SCALE_FIRST=p.modified,

@@ -191,22 +191,24 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 token = block.first_token + block.first
                 tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
                 from_share = share_of(unit - tile, share)
-                last = tiles - 1  # the tile with which the last piece begins, or may begin
                 if S.PIECE is None:
                     keep(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
-                else:
+                    pieces = share_of(unit - tile + tiles - 1, share) - from_share + 1
+                    if S.MERGE > 0:
+                        join_if_last(
+                            out, lse, partial, scratch.counters, from_share, pieces, pieces, token, tokens, kv_head, 2,
+                            scales, S,
+                        )  # fmt: skip
+                elif S.MERGE > 0:
                     last = tl.maximum((whole_begin + pieces - 1) * (S.PIECE // S.TILE) - first, 0)
-                holders = share_of(unit - tile + last, share) - from_share + 1
-                if S.PIECE is None:
-                    pieces = holders
-                if S.MERGE > 0:
-                    # a share behind the last piece's begin has nothing of the block
+                    holders = share_of(unit - tile + last, share) - from_share + 1
+                    # a share behind the one where the last piece begins has none of the block
                     if (holders > 1) & (index < from_share + holders):
                         join_if_last(
                             out, lse, partial, scratch.counters, from_share, holders, pieces, token, tokens, kv_head,
                             batch.slots, scales, S,
                         )  # fmt: skip
-                elif tile == 0:
+                if S.MERGE == 0 and tile == 0:
                     cut_pieces = pieces
                     cut_token = token
                     cut_tokens = tokens
