@@ -6,7 +6,9 @@ needs a process of its own, since Triton decides at import whether kernels are c
 
 import argparse
 import collections
+import contextlib
 import importlib
+import io
 import json
 import os
 import re
@@ -18,17 +20,29 @@ from typing import Any
 
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
+SAID: dict[int, str] = {}  # by ptxas of kernels, by id; nothing of those that lay on disk
 
 
 def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """(variant, compiled kernel) of every launch that the calls would make on the target."""
+    import triton
+
     from paged_attn import backend, offline
 
     found: list[Any] = []
-    offline.compile_only(backend.Device(target, MULTIPROCESSORS[target]), found.append)
+    said = io.StringIO()
+
+    def keep(kernel: Any) -> None:
+        found.append(kernel)
+        SAID[id(kernel)] = said.getvalue()
+        said.truncate(said.seek(0))
+
+    triton.knobs.nvidia.dump_ptxas_log = True
+    offline.compile_only(backend.Device(target, MULTIPROCESSORS[target]), keep)
     for variant, call in calls:
         try:
-            call()
+            with contextlib.redirect_stdout(said):
+                call()
         except Exception as error:
             raise RuntimeError(f"{variant!r} does not compile for {target}") from error
         yield from ((variant, kernel) for kernel in found)
@@ -172,10 +186,12 @@ def reused_barriers(code: list[str]) -> int:
 
 
 def wgmma_advice(kernel: Any) -> list[str]:
-    """What ptxas says about warp-group products, such as (C7510) on serialised ones; Triton drops it."""
-    ptx = kernel.asm["ptx"]
-    arch = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
-    said = _tool("ptxas", "-lineinfo", f"--gpu-name={arch}", "-o", os.devnull, source=ptx.encode())
+    """What ptxas says about warp-group products, such as (C7510) on serialised ones."""
+    said = SAID.get(id(kernel), "")
+    if not said:
+        ptx = kernel.asm["ptx"]
+        arch = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
+        said = _tool("ptxas", "-lineinfo", f"--gpu-name={arch}", "-o", os.devnull, source=ptx.encode())
     return re.findall(r"\(C75\d\d\).*", said)
 
 

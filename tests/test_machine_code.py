@@ -109,9 +109,9 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, par
 
 # Of the Hopper dialect: every shape of pipe, and every feature.
 HOPPER = (
-    "prefill split", "prefill window sinks", "prefill page 128", "prefill head_dim 256", "mixed",
+    "prefill window sinks", "prefill page 128", "prefill head_dim 256", "mixed",
     "speculate 32", "decode features", "decode head_dim 192", "decode split all fp8",
-    "decode e4m3 head_dim 256", "prefill new", "mixed new", "decode new",
+    "decode e4m3 head_dim 256", "prefill new",
 )  # fmt: skip
 # Loops over keys of 64 rows, two where two consumers have one each, and of few rows.
 ROWS = {"speculate 32": 2, "speculate 32 tree": 2}

@@ -93,44 +93,64 @@ def drain(rings, turns, count, P: gl.constexpr):
 
 
 @gluon.jit
+def attend_item(
+    query, rings, turns, item, block, rows, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, state) of a consumer's rows after all tiles of an item; fp8 products leave the sink to `leaving`."""
+    TOKENS: gl.constexpr = 64 // S.GROUP
+    queries, whole, kv_head = rings.queries, item.block, item.kv_head
+    sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
+    row_max, row_sum = start(sinks, rows, item.first > 0, S)
+    acc = gl.full([64, S.DIM], 0.0, gl.float32, product_layout(S.DIM, P.FP8_PRODUCTS))
+    if item.end - item.begin > 0:
+        scale = score_scale(scales, kv_head)
+        LAYOUT: gl.constexpr = row_max.type.layout
+        scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, 64, S, P, LAYOUT)
+        span = visible_range(block, mods, TOKENS)
+        first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
+        q = queries.slots.index(NUMBER).reshape([64, S.DIM])
+        state = State(acc, row_max, row_sum)
+        if P.FP8_PRODUCTS:
+            turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
+        else:
+            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+        if P.QUERY_BOX:
+            release(queries.empty.index(NUMBER))
+        acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+        row_max, row_sum = state.max, state.sum
+    return turns, State(acc, row_max, row_sum)
+
+
+@gluon.jit
+def leaving(state, item, block, mods, S: gl.constexpr, P: gl.constexpr):
+    """(rows, state) of an item as results leave: in the layout of the last product, dims in order, with the sink."""
+    acc = state.acc
+    if P.FP8_PRODUCTS:
+        acc = in_order(acc, S)
+    ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    rows = row_tile(block, item.kv_head, gl.arange(0, 64, layout=ROWS), mods, 64 // S.GROUP, S)
+    state = State(acc, gl.convert_layout(state.max, ROWS), gl.convert_layout(state.sum, ROWS))
+    if P.FP8_PRODUCTS and mods.sinks is not None:
+        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+        state = merge(state, acc * 0.0, row_max, row_sum)
+    return rows, state
+
+
+@gluon.jit
 def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """64 rows of an item, from the first key to the stored result; returns the turns."""
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS))
     TOKENS: gl.constexpr = 64 // S.GROUP
-    queries, scales, phase = rings.queries, results.scales, turns.query
-    whole, kv_head = item.block, item.kv_head
+    queries, phase = rings.queries, turns.query
+    whole = item.block
     tiles = item.end - item.begin
     block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
     if count > 0:
-        rows = row_tile(block, kv_head, gl.arange(0, 64, layout=S_ROWS), mods, TOKENS, S)
-        sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
-        row_max, row_sum = start(sinks, rows, item.first > 0, S)
-        acc = gl.full([64, S.DIM], 0.0, gl.float32, product_layout(S.DIM, P.FP8_PRODUCTS))
-        if tiles > 0:
-            scale = score_scale(scales, kv_head)
-            scale = take_queries(query, queries, block, kv_head, scale, phase, mods, NUMBER, 64, S, P, S_ROWS)
-            span = visible_range(block, mods, TOKENS)
-            first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
-            q = queries.slots.index(NUMBER).reshape([64, S.DIM])
-            state = State(acc, row_max, row_sum)
-            if P.FP8_PRODUCTS:
-                turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
-            else:
-                turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-            if P.QUERY_BOX:
-                release(queries.empty.index(NUMBER))
-            acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
-            row_max, row_sum = state.max, state.sum
-        if P.FP8_PRODUCTS:
-            acc = in_order(acc, S)
-        O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-        out_rows = row_tile(block, kv_head, gl.arange(0, 64, layout=O_ROWS), mods, TOKENS, S)
-        state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
-        if P.FP8_PRODUCTS and mods.sinks is not None:
-            row_max, row_sum = start(mods.sinks, out_rows, item.first > 0, S)
-            state = merge(state, acc * 0.0, row_max, row_sum)
-        store(out, results, queries.out, item, out_rows, count, state, NUMBER, S, P)
+        rows = row_tile(block, item.kv_head, gl.arange(0, 64, layout=S_ROWS), mods, TOKENS, S)
+        turns, state = attend_item(query, rings, turns, item, block, rows, results.scales, mods, NUMBER, S, P)
+        rows, state = leaving(state, item, block, mods, S, P)
+        store(out, results, queries.out, item, rows, count, state, NUMBER, S, P)
     else:
         turns = drain(rings, turns, tiles, P)
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
