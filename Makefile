@@ -30,7 +30,7 @@ demo: $(READY)  ## serve a traffic mix over a paged cache, every step checked
 	$(RUN) -m paged_attn demo $(ARGS)
 
 test: $(STAMP)  ## the CPU suite, through Triton's interpreter
-	$(VPY) -m pytest tests -n 2 $(ARGS)
+	$(VPY) -m pytest tests -n 2 --dist worksteal $(ARGS)
 
 test-gpu: $(READY)  ## the whole suite on this machine's GPU
 	$(RUN) -m pytest tests $(ARGS)

@@ -64,10 +64,13 @@ if not triton.__version__.startswith(TESTED_TRITON):
     )
 
 
+ASKED = os.environ.get("PAGED_ATTN_HOPPER")  # when the package is imported: a thread may ask first
+
+
 @functools.cache
 def why_no_gluon() -> str | None:
     """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know."""
-    if os.environ.get("PAGED_ATTN_HOPPER") == "0":
+    if ASKED == "0":
         return "PAGED_ATTN_HOPPER is 0"
     if not triton.__version__.startswith(TESTED_TRITON):
         return f"they are tested with Triton {', '.join(TESTED_TRITON)}, and this is {triton.__version__}"
@@ -94,6 +97,7 @@ def _read() -> None:
 _reader = threading.Thread(target=_read, daemon=True)
 
 
+@functools.cache
 def read_ahead() -> None:
     """Start what comes before the first look for a kernel on disk, while a server loads its model.
 

@@ -77,11 +77,12 @@ def cut(launch: Launch, batch: Batch) -> Cut:
     blocks = list(blocks_of(launch, batch))
     total = sum(block.tiles for block in blocks)
     if pipe is not None and not pipe.SHARES:
-        schedule, least, most = "counter", 0, max((block.tiles for block in blocks), default=0)
+        schedule, least, pieces = "counter", 0, [1] * len(blocks)
         if shape.SPLIT:
-            most = max(launch.least, -(-total * shape.KV_HEADS // (launch.programs * PIECES)))
-        pieces = [-(-block.tiles // most) for block in blocks]
+            size = max(launch.least, -(-total * shape.KV_HEADS // (launch.programs * PIECES)))
+            pieces = [max((2 * block.tiles + size) // (2 * size), 1) for block in blocks]
         parts = sum(pieces) * shape.KV_HEADS
+        most = max((-(-block.tiles // count) for block, count in zip(blocks, pieces)), default=0)
     elif shape.SPLIT:
         shares = launch.programs if pipe is None else launch.programs // shape.KV_HEADS
         schedule, (least, extra) = "shares", divmod(total, shares)

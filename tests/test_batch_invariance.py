@@ -20,7 +20,7 @@ from triton.runtime import interpreter
 
 from paged_attn import paged_attention, plan, scratch, tuning
 from paged_attn.backend import Device
-from tests.cases import BAD_PAGE, E4M3, Case, bits, build, run
+from tests.cases import BAD_PAGE, E4M3, Case, bits, build, problem_of, run
 
 Inputs = dict[str, Any]
 Chunk = tuple[int, int, int]  # queries begin ... end - 1 of a sequence, as positions
@@ -149,6 +149,21 @@ def test_shares_change_no_bit(case: Case, shares: int, device: str, cut: Cut) ->
     want = attend(case, inputs, whole(case))
     cut(shares)
     same(case, attend(case, inputs, whole(case)), whole(case), want)
+
+
+@pytest.mark.parametrize("shares", [2, 7])
+def test_who_joins_changes_no_bit(shares: int, device: str, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last share to arrive, or a launch of its own."""
+    case = CASES[0]
+    inputs = build(case, device)
+    cut(shares)
+    want = attend(case, inputs, whole(case))
+    joining = [x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches if x.shape.SPLIT]
+    monkeypatch.setattr(plan, "JOIN_STEPS", 0)
+    plan.plan.cache_clear()
+    same(case, attend(case, inputs, whole(case)), whole(case), want)
+    assert joining and all(joining)
+    assert not any(x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches)
 
 
 @pytest.mark.parametrize("shares", [0, 5])

@@ -100,10 +100,14 @@ def test_a_cell_is_a_call_of_its_own_tensors() -> None:
 
 
 @pytest.mark.skipif(not MAP.exists(), reason="no cliff map is committed")
-@pytest.mark.xfail(strict=True, reason="115 steps, most of them from 16 to 32 queries: see what is left in NOTES.md")
-def test_the_committed_map_has_no_cliffs() -> None:
+def test_the_committed_map_is_whole() -> None:
     report = json.loads(MAP.read_text(encoding="utf-8"))
     assert len(report["cells"]) > 300, "a map of a quick run"
     assert "left_out" not in report, "a map cut short by compilation: run it again, now that the kernels are cached"
-    found = cliffs.cliffs(report)
+
+
+@pytest.mark.skipif(not MAP.exists(), reason="no cliff map is committed")
+@pytest.mark.xfail(strict=True, reason="115 steps, most of them from 16 to 32 queries: see what is left in NOTES.md")
+def test_the_committed_map_has_no_cliffs() -> None:
+    found = cliffs.cliffs(json.loads(MAP.read_text(encoding="utf-8")))
     assert not found, f"{len(found)} cliffs:\n" + "\n".join(map(str, found[:20]))

@@ -108,7 +108,7 @@ def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
 
 
 def test_hopper_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PAGED_ATTN_HOPPER", "0")
+    monkeypatch.setattr(backend, "ASKED", "0")
     backend.why_no_gluon.cache_clear()
     plan.plan.cache_clear()
     try:

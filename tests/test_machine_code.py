@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from paged_attn import launch
-from tests import variants
+from tests import machine_code, variants
 from tests.machine_code import MULTIPROCESSORS as TARGETS
 
 PARTS = 4  # processes per target: so many that workers share them evenly, so few that imports do not count
@@ -193,6 +193,14 @@ def test_hopper_kernels_fit_with_the_largest_heads_and_boxes() -> None:
     shared = {x["variant"]: x["shared"] for x in found if x["kernel"] == "shares_kernel"}
     assert len(shared) == 3
     assert max(shared.values()) <= SHARED["sm90"], shared
+
+
+def test_memory_of_barriers_that_is_used_again_is_found() -> None:
+    made = ["SYNCS.EXCH.64 URZ, [UR21+0x18000], UR4", "SYNCS.EXCH.64 URZ, [UR21+0x19c00], UR4"]
+    used = ["STS [R91+0x18000], R8", "LDS.128 R12, [R9+0x400]", "SYNCS.PHASECHK.TRANS64.TRYWAIT P2, [UR48+0x19c00], R8"]
+    assert machine_code.reused_barriers(made + used) == 1
+    assert machine_code.reused_barriers([*made, "@!P4 SYNCS.CCTL.IV [UR5+0x18000]", *used]) == 0
+    assert machine_code.reused_barriers(made + used[1:]) == 0
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

@@ -1,5 +1,7 @@
 """Inline assembly, and what it is for."""
 
+import struct
+
 from .shim import gl, gluon
 
 
@@ -47,11 +49,12 @@ def rescale(acc, factor, DIM: gl.constexpr):
         return acc * gl.expand_dims(factor, 1)
 
 
-def _raise(slack: str) -> str:
+def _raise(slack: float) -> str:
     """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves."""
+    number = f"0f{struct.pack('>f', slack).hex()}"
     return (
         "{ .reg .pred a, b, any; .reg .f32 x, y;"
-        f" add.f32 x, $6, {slack}; add.f32 y, $7, {slack}; setp.gt.f32 a, $4, x; setp.gt.f32 b, $5, y;"
+        f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; setp.gt.f32 a, $4, x; setp.gt.f32 b, $5, y;"
         " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
         " or.pred any, a, b; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
         " @a mov.f32 $0, $4; @b mov.f32 $1, $5; @a sub.f32 x, $6, $4; @b sub.f32 y, $7, $5;"
@@ -60,8 +63,8 @@ def _raise(slack: str) -> str:
 
 
 SLACK, FP8_SLACK = 8.0, 1.75  # how much too small a maximum may be, base 2
-_RAISE = gl.constexpr(_raise("0f41000000"))
-_RAISE_FP8 = gl.constexpr(_raise("0f3FE00000"))
+_RAISE = gl.constexpr(_raise(SLACK))
+_RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK))
 _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
 
 

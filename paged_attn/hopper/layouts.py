@@ -20,7 +20,7 @@ def product_layout(columns, fp8):
 @triton.constexpr_function
 def is_product(layout, columns, fp8):
     """Whether scores are a product as it comes, of 64 rows of queries; those of columns are its view from the side."""
-    return layout == gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
+    return layout == product_layout(columns, fp8)
 
 
 @triton.constexpr_function

@@ -34,7 +34,7 @@ class Lists(NamedTuple):
     many: Any  # items
     few: Any
     slots: Any  # states that the first list may use
-    size: Any  # tiles of a piece
+    size: Any  # tiles of a piece, about
 
 
 class Taken(NamedTuple):
@@ -68,7 +68,7 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def _pieces(tiles, size, S: gl.constexpr):
-    """Pieces of a block, all but the last as long: of about `size` tiles, for a short rest would cost a merge, too."""
+    """Pieces of a block, of about `size` tiles each: a short rest would cost a merge, too.  The last may be empty."""
     if S.SPLIT:
         return gl.maximum((2 * tiles + size) // (2 * size), 1)
     else:
@@ -91,7 +91,7 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 
 @gluon.jit
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
-    """All items; a piece has so many tiles that every program gets a few, and no fewer than batch.least."""
+    """All items; a piece has about so many tiles that every program gets a few, and about batch.least or more."""
     size = 1 << 30
     if S.SPLIT:
         pieces = gl.num_programs(0) * PIECES

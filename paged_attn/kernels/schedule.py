@@ -135,7 +135,10 @@ def find_work(batch, unit, lane, mods, S: tl.constexpr):
 
 @triton.jit
 def find_share(batch, units, index, num_shares, lane, mods, S: tl.constexpr):
-    """(a share, the sequence that holds its first unit, units before that sequence); units: of the first sequences."""
+    """(a share, the sequence that holds its first unit, units before that sequence).
+
+    units: of the first SCAN sequences, read ahead where these are all.
+    """
     if S.ONE_SCAN:
         ends = tl.cumsum(units, 0)
         share = even_share(batch, index, num_shares, tl.max(ends, 0))
