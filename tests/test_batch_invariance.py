@@ -162,7 +162,8 @@ def test_who_joins_changes_no_bit(shares: int, device: str, cut: Cut, monkeypatc
     monkeypatch.setattr(plan, "JOIN_STEPS", 0)
     plan.plan.cache_clear()
     same(case, attend(case, inputs, whole(case)), whole(case), want)
-    assert joining and all(joining)
+    assert joining
+    assert all(joining)
     assert not any(x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches)
 
 
