@@ -19,7 +19,6 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from paged_attn import paged_attention, plan, scratch, tuning
-from paged_attn.backend import Device
 from tests.cases import BAD_PAGE, E4M3, Case, bits, build, problem_of, run
 
 Inputs = dict[str, Any]
@@ -249,73 +248,6 @@ def test_any_batch_of_any_chunks(data: st.DataObject, case: Case, shares: int, d
         end = data.draw(st.integers(begin + 1, last))
         chunks.append((seq, max(begin, end - data.draw(st.sampled_from([1, 1, 5, 40]))), end))
     same(case, attend(case, inputs, chunks), chunks, want)
-
-
-# --- plans -----------------------------------------------------------------------------------------------------------
-
-
-def problem(**changes: Any) -> plan.Problem:
-    sizes = dict(tokens=64, seqs=64, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=1)
-    options = dict(ragged=True, modified=False, qq_bias=False, only=None, packed=False, boxable=True)
-    dtypes = dict(compute=torch.bfloat16, cache=torch.bfloat16, device=Device("sm90", 132))
-    rest = dict(max_seqlen_k=32768, window_left=-1, batch_invariant=True, pairable=False, new=False)
-    rest |= dict(query=torch.bfloat16, rows_per_page=16, query_box=True, out_box=True, new_box=False)
-    return plan.Problem(**{**sizes, **options, **dtypes, **rest, **changes})
-
-
-BATCHES: list[dict[str, Any]] = [
-    dict(tokens=1, seqs=1, ragged=False),
-    dict(tokens=1, seqs=1, max_seqlen_k=100, page_size=128),
-    dict(tokens=4096, seqs=4096, max_seqlen_k=2**20),
-    dict(tokens=64, seqs=8, max_seqlen_q=8),
-    dict(tokens=20, seqs=1, max_seqlen_q=20),
-    dict(tokens=4096, seqs=64, max_seqlen_q=2048),
-    dict(tokens=65536, seqs=4, max_seqlen_q=65536, page_size=128),
-    dict(tokens=300, seqs=9, max_seqlen_q=300, only="prefill"),
-    dict(tokens=300, seqs=9, max_seqlen_q=300, only="decode"),
-]
-
-
-@pytest.mark.parametrize("arch", ["sm80", "sm90", "sm100", "gfx942", "interpreter"])
-@pytest.mark.parametrize(
-    "call",
-    [
-        {},
-        dict(compute=torch.float32, cache=torch.float32),
-        dict(packed=True, boxable=False),
-        dict(head_dim=256),
-        dict(cache=torch.float8_e4m3fn),
-        dict(kv_heads=1),
-        dict(kv_heads=32),
-        dict(window_left=1023),
-    ],
-    ids=str,
-)
-def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -> None:
-    """Of all that a plan chooses, only what cuts work may depend on the batch."""
-    found = set()
-    for batch in BATCHES:
-        for launch in plan.plan(problem(**{**call, **batch, "device": Device(arch, 132)})).launches:
-            schedule = dict(
-                ONE_BLOCK=False, SPLIT=False, SCAN=0, ONE_SCAN=False, LIVE=0, CLEAR=False, PAGE=0, CHUNK=0, MERGE=0
-            )
-            found.add((launch.shape._replace(**schedule), launch.config.warps, launch.config.boxes))
-            assert launch.shape.PIECE % launch.shape.TILE == 0
-    assert len(found) == 1
-
-
-@pytest.mark.parametrize("batch", BATCHES, ids=str)
-@pytest.mark.parametrize("keys", [32768, 2**20, 2**30])
-def test_scratch_is_bounded_however_wide_the_page_table(batch: dict[str, Any], keys: int) -> None:
-    for launch in plan.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
-        shape = launch.shape
-        states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE if shape.SPLIT else 0
-        assert 4 * states * (shape.DIM + 2) <= tuning.SCRATCH
-
-
-def test_one_long_sequence_fills_the_device() -> None:
-    (launch,) = plan.plan(problem(tokens=1, seqs=1)).launches
-    assert launch.programs * launch.shape.KV_HEADS >= 1.9 * 132
 
 
 # --- on a GPU: the plans that ship -----------------------------------------------------------------------------------
