@@ -63,27 +63,27 @@ def hand_out_items(
     """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
     turn = Turn(0, 0)
-    number = 0
+    number = batch.num_seqs * 0
     next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
     taken, from_many = begin_lists(lists)
-    taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
-    publish(mail, number, item)
-    while item.kv_head >= 0:
-        table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
-        lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-        # all but the last tile
-        turn = load_tiles(
-            box, new_box, ring, turn, table, item.block, item.kv_head, item.begin + 1, item.end, lo, PART, STAGES, S, P
-        )
-        from_many, answer = ask(counters, taken, lists)
-        if item.begin < item.end:
-            turn = load_tile(
-                box, new_box, ring, turn, table, item.block, item.kv_head, item.begin, lo, PART, STAGES, S, P
-            )
-        taken, from_many = settle(counters, taken, from_many, answer, next_many, lists)
+    working = number == 0
+    while working:
         taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
-        number += 1
         publish(mail, number, item)
+        number += 1
+        working = item.kv_head >= 0
+        if working:
+            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            block, kv_head = item.block, item.kv_head
+            # all but the last tile
+            turn = load_tiles(
+                box, new_box, ring, turn, table, block, kv_head, item.begin + 1, item.end, lo, PART, STAGES, S, P
+            )
+            from_many, answer = ask(counters, taken, lists, P)
+            if item.begin < item.end:
+                turn = load_tile(box, new_box, ring, turn, table, block, kv_head, item.begin, lo, PART, STAGES, S, P)
+            taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
 
 

@@ -14,11 +14,10 @@ from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Results, Turns
 from .asm import widen_bytes_apart, widen_pairs_apart
-from .convert import words_of
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import rows_of, take_queries
-from .ring import release, tile_of, wait_full
+from .ring import release, tile_of, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, judge, leave, score_scale
 
@@ -96,7 +95,7 @@ def multiply_values_by_columns(room, values, turn, tile, lo, end, context_len, a
     if values.slots.dtype.primitive_bitwidth == 8:
         v = widened_values(values, turn, tile, lo, end, S, P)
     else:
-        clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S)
+        clear_dead(values, turn, tile, lo, end, context_len, S)
         v = tile_of(values, turn, S).permute((1, 0))
     return warpgroup_mma(v, room.permute((1, 0)), acc, is_async=True)
 

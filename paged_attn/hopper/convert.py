@@ -10,21 +10,13 @@ from . import plan
 from .args import Turns
 from .asm import transpose_bytes, widen_bytes
 from .layouts import transposing_layout
-from .ring import advance, release, wait_empty, wait_full
-from .shim import fence_async_shared, gl, gluon, mbarrier, reinterpret
+from .ring import advance, release, wait_empty, wait_full, words_of
+from .shim import fence_async_shared, gl, gluon, mbarrier
 
 NONE = gl.constexpr(plan.NONE)
 WIDEN = gl.constexpr(plan.WIDEN)
 TRANSPOSE = gl.constexpr(plan.TRANSPOSE)
 ROWS_AT_ONCE = gl.constexpr(32)  # registers
-
-
-@gluon.jit
-def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr):
-    """The slot as a matrix of 32-bit words; the copy engine's swizzle moves 16 bytes at a time, whatever they hold."""
-    SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
-    layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, 32, 2)
-    return reinterpret(ring.slots.index(turn.stage), gl.int32, [ROWS, BYTES // 4], layout)
 
 
 @gluon.jit

@@ -1,7 +1,7 @@
 """How a block's rows leave: through shared memory, from registers, or as a state for the last piece's program."""
 
 from ..kernels.merge import join
-from ..kernels.output import rows_from, store_lse, store_partial, store_rows
+from ..kernels.output import rows_from, store_lse, store_partial, store_results, store_rows
 from ..kernels.softmax import finish
 from .shim import fence_async_shared, gl, gluon, store_box, thread_barrier, tma
 
@@ -16,14 +16,15 @@ def store_block(out, results, staging, rows, full, state, NUMBER: gl.constexpr, 
         # the last block's results have to be out of the way
         tma.store_wait(0)
         thread_barrier()
+        x = finish(state.acc, gl.expand_dims(state.sum, 1))
         if full:
             smem = staging.index(NUMBER)
-            smem.reshape([64, S.DIM]).store(finish(state.acc, gl.expand_dims(state.sum, 1)).to(smem.dtype))
+            smem.reshape([64, S.DIM]).store(x.to(smem.dtype))
             fence_async_shared()
             thread_barrier()
             store_box(out_box, [rows.token.to(gl.int32), rows.kv_head * S.GROUP, 0], smem)
         else:
-            store_rows(out, None, rows, dim, state, scales, S)
+            store_results(out, rows, dim, x, scales, S)
         if lse is not None:
             store_lse(lse, rows, state, S)
     else:

@@ -1,7 +1,7 @@
 """Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
 
 from .args import Ring, Turn
-from .shim import async_copy, gl, gluon, mbarrier, thread_barrier
+from .shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
 WARPGROUP = gl.constexpr(128)  # threads
 
@@ -88,3 +88,11 @@ def release(barrier):
 def tile_of(ring, turn, S: gl.constexpr):
     """The slot as a matrix [N, D]."""
     return ring.slots.index(turn.stage).reshape([S.TILE, S.DIM])
+
+
+@gluon.jit
+def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr):
+    """The slot as a matrix of 32-bit words; the copy engine's swizzle moves 16 bytes at a time, whatever they hold."""
+    SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
+    layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, 32, 2)
+    return reinterpret(ring.slots.index(turn.stage), gl.int32, [ROWS, BYTES // 4], layout)

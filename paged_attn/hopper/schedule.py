@@ -189,16 +189,20 @@ def begin_lists(lists):
 
 
 @gluon.jit
-def ask(counters, taken, lists):
+def ask(counters, taken, lists, P: gl.constexpr):
     """(whether the next item is of the first list, what its counter said): of whichever list is behind."""
+    if not P.MIXED:
+        return taken.many >= 0, gl.atomic_add(counters, 1, sem="relaxed")
     behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many
     from_many = (taken.many < lists.many) & (behind | (taken.few >= lists.few))
     return from_many, gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
 
 
 @gluon.jit
-def settle(counters, taken, from_many, answer, next_many, lists):
+def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
     """(places, whether the next item is of the first list) by an answer; at the end of one list, of the other."""
+    if not P.MIXED:
+        return Taken(answer + next_many, taken.few, taken.many_cursor, taken.few_cursor), from_many
     next_few = gl.num_programs(0) - next_many
     many = gl.where(from_many, answer + next_many, taken.many)
     few = gl.where(from_many, taken.few, answer + next_few)
@@ -214,14 +218,15 @@ def settle(counters, taken, from_many, answer, next_many, lists):
 @gluon.jit
 def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.constexpr):
     """(places, the item at a program's place in one list)."""
-    many, few = batch, batch
-    if P.MIXED:
-        many, few = part_of(batch, True, S), part_of(batch, False, S)
     many_cursor, few_cursor = taken.many_cursor, taken.few_cursor
-    if from_many:
-        many_cursor, item = item_of(many, many_cursor, taken.many, lists.size, 0, mods, S)
+    if P.MIXED:
+        if from_many:
+            many_cursor, item = item_of(part_of(batch, True, S), many_cursor, taken.many, lists.size, 0, mods, S)
+        else:
+            few = part_of(batch, False, S)
+            few_cursor, item = item_of(few, few_cursor, taken.few, lists.size, lists.slots, mods, S)
     else:
-        few_cursor, item = item_of(few, few_cursor, taken.few, lists.size, lists.slots, mods, S)
+        many_cursor, item = item_of(batch, many_cursor, taken.many, lists.size, 0, mods, S)
     return Taken(taken.many, taken.few, many_cursor, few_cursor), item
 
 

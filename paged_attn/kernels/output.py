@@ -55,10 +55,16 @@ def store_lse(lse, rows, state, S: tl.constexpr):
 
 
 @triton.jit
+def store_results(out, rows, dim, x, scales, S: tl.constexpr):
+    """Results [R, D] of finished rows."""
+    ptr, inside = _addresses(rows, dim, out, S)
+    tl.store(ptr, quantize(x, scales, out), mask=inside)
+
+
+@triton.jit
 def store_rows(out, lse, rows, dim, state, scales, S: tl.constexpr):
     """Finished rows."""
-    ptr, inside = _addresses(rows, dim, out, S)
-    tl.store(ptr, quantize(finish(state.acc, state.sum[:, None]), scales, out), mask=inside)
+    store_results(out, rows, dim, finish(state.acc, state.sum[:, None]), scales, S)
     if lse is not None:
         store_lse(lse, rows, state, S)
 

@@ -57,7 +57,8 @@ def merge(state, acc, row_max, row_sum):
 @triton.jit
 def finish(acc, row_sum):
     """The output; zero where nothing was seen."""
-    return acc / tl.where(row_sum > 0, row_sum, 1.0)
+    # one division for a row: one for each element would be a quarter of a Hopper consumer's machine code
+    return acc * (1.0 / tl.where(row_sum > 0, row_sum, 1.0))
 
 
 @triton.jit
