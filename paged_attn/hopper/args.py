@@ -7,7 +7,7 @@ class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
 
     SHARES: bool  # even shares of all tiles; otherwise items from a counter
-    CONSUMERS: int  # warpgroups that multiply, of 64 rows each, or of few
+    CONSUMERS: int  # that multiply, of ROWS each, or of few
     KEY_STAGES: int  # slots of the rings that consumers read
     VALUE_STAGES: int
     LOADERS: int  # warps per ring: each loads its part of every tile
@@ -15,6 +15,7 @@ class Pipe(NamedTuple):
     ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride
     SKIP: int  # from the state of a block's first piece to that of its second, in rows
     STRIDE: int  # and from there on
+    ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
     MIXED: bool = False  # long and short queries may meet: items come from two lists
     COLUMNS: int = 0  # few rows of queries as the columns of products; 0: 64 rows of queries
     PREFETCH: bool = False  # descriptors are fetched while the schedule is made

@@ -24,7 +24,7 @@ def attention(launch: Launch, call: Any, batch: Batch) -> Step:
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *batch, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
-    options = {"num_warps": 4}
+    options = {"num_warps": pipe.ROWS // 16}
     if launch.config.registers is not None:
         options["maxnreg"] = launch.config.registers
     return Step(kernel, launch.grid, args, options, need_of(launch))

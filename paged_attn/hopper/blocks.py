@@ -167,7 +167,7 @@ def blocks_kernel(
     rings, raw = make_rings(dtype, queries, key_box.dtype, S, P)
     mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1 + (P.CONVERT != NONE))
     fence_async_shared()  # what the barriers start with
-    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN))
+    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     lists = make_lists(batch, lane, mods, S, P)
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, out_box, scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)

@@ -30,10 +30,10 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
     acc, row_max, row_sum = state.acc, state.max, state.sum
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, P.FP8_PRODUCTS))
-    P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS)
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
+    P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
     dtype: gl.constexpr = keys.slots.dtype
-    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS)))
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS)))
 
     tile = end - 1
     scores = multiply_keys(q, keys, k_turn, S, P)
@@ -47,7 +47,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
     operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
     if P.CONVERT == NONE:
-        clear_dead(values, v_turn, tile, first_key, end_key, context_len, S)
+        clear_dead(values, v_turn, tile, first_key, end_key, context_len, S, P)
 
     for i in range(1, end - begin):
         tile = end - 1 - i
@@ -66,12 +66,12 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         operand = gl.convert_layout(rounded, P_LAYOUT)
         if S.APART:  # noqa: SIM102 (one is decided at compile time)
             if tile == context_len // S.TILE:  # in which the cache ends
-                clear_dead(values, v_turn, tile, first_key, end_key, context_len, S)
+                clear_dead(values, v_turn, tile, first_key, end_key, context_len, S, P)
 
     if P.CONVERT == NONE and mods.left is not None:
         first = tile * S.TILE - gap_before(tile, context_len, S)
         if (first < first_key) & (tile < end - 1):
-            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), S)
+            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), S, P)
     acc = multiply_values(operand, values, v_turn, acc, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
@@ -96,18 +96,18 @@ def attend_item(
     query, rings, turns, item, block, rows, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
     """(turns, state) of a consumer's rows after all tiles of an item; fp8 products leave the sink to `leaving`."""
-    TOKENS: gl.constexpr = 64 // S.GROUP
+    TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, whole, kv_head = rings.queries, item.block, item.kv_head
     sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
     row_max, row_sum = start(sinks, rows, item.first > 0, S)
-    acc = gl.full([64, S.DIM], 0.0, gl.float32, product_layout(S.DIM, P.FP8_PRODUCTS))
+    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
     if item.end - item.begin > 0:
         scale = score_scale(scales, kv_head)
         LAYOUT: gl.constexpr = row_max.type.layout
-        scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, 64, S, P, LAYOUT)
+        scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         span = visible_range(block, mods, TOKENS)
         first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
-        q = queries.slots.index(NUMBER).reshape([64, S.DIM])
+        q = queries.slots.index(NUMBER).reshape([P.ROWS, S.DIM])
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
@@ -127,7 +127,7 @@ def leaving(state, item, block, mods, S: gl.constexpr, P: gl.constexpr):
     if P.FP8_PRODUCTS:
         acc = in_order(acc, S)
     ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    rows = row_tile(block, item.kv_head, gl.arange(0, 64, layout=ROWS), mods, 64 // S.GROUP, S)
+    rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=ROWS), mods, P.ROWS // S.GROUP, S)
     state = State(acc, gl.convert_layout(state.max, ROWS), gl.convert_layout(state.sum, ROWS))
     if P.FP8_PRODUCTS and mods.sinks is not None:
         row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
@@ -138,15 +138,15 @@ def leaving(state, item, block, mods, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """64 rows of an item, from the first key to the stored result; returns the turns."""
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS))
-    TOKENS: gl.constexpr = 64 // S.GROUP
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
+    TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, phase = rings.queries, turns.query
     whole = item.block
     tiles = item.end - item.begin
     block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
     if count > 0:
-        rows = row_tile(block, item.kv_head, gl.arange(0, 64, layout=S_ROWS), mods, TOKENS, S)
+        rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S)
         turns, state = attend_item(query, rings, turns, item, block, rows, results.scales, mods, NUMBER, S, P)
         rows, state = leaving(state, item, block, mods, S, P)
         store(out, results, queries.out, item, rows, count, state, NUMBER, S, P)

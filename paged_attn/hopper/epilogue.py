@@ -7,7 +7,9 @@ from .shim import fence_async_shared, gl, gluon, store_box, thread_barrier, tma
 
 
 @gluon.jit
-def store_block(out, results, staging, rows, full, state, NUMBER: gl.constexpr, S: gl.constexpr):
+def store_block(
+    out, results, staging, rows, full, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """Finished rows; a full block of 16-bit results as one message of the copy engine."""
     lse, out_box, scales = results.lse, results.box, results.scales
     LAYOUT: gl.constexpr = state.acc.type.layout
@@ -19,7 +21,7 @@ def store_block(out, results, staging, rows, full, state, NUMBER: gl.constexpr, 
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
         if full:
             smem = staging.index(NUMBER)
-            smem.reshape([64, S.DIM]).store(x.to(smem.dtype))
+            smem.reshape([P.ROWS, S.DIM]).store(x.to(smem.dtype))
             fence_async_shared()
             thread_barrier()
             store_box(out_box, [rows.token.to(gl.int32), rows.kv_head * S.GROUP, 0], smem)
@@ -34,8 +36,8 @@ def store_block(out, results, staging, rows, full, state, NUMBER: gl.constexpr, 
 @gluon.jit
 def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P: gl.constexpr):
     """Join the states of all pieces of `count` rows from a token on, in order; a few rows at a time."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
-    ROWS: gl.constexpr = 1024 // S.DIM
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [P.ROWS // 16, 1], [1, 0])
+    ROWS: gl.constexpr = 16 * P.ROWS // S.DIM
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     for first in range(0, count, ROWS):
         row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
@@ -48,9 +50,9 @@ def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P
 def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """The state of one piece; the last of a block's pieces to arrive joins all."""
     counter = results.counters + item.counter * P.CONSUMERS + NUMBER
-    first_row = item.first_row + NUMBER * 64
+    first_row = item.first_row + NUMBER * P.ROWS
     LAYOUT: gl.constexpr = state.acc.type.layout
-    row = item.row + NUMBER * 64 + gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
+    row = item.row + NUMBER * P.ROWS + gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     store_partial(results.partial, row, rows.valid, dim, state, S)
     thread_barrier()  # every thread's rows are written before one of them tells
@@ -63,11 +65,11 @@ def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S:
 @gluon.jit
 def store(out, results, staging, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`count` rows of an item: finished, or the state of a piece."""
-    full = count == 64 // S.GROUP * S.GROUP
+    full = count == P.ROWS // S.GROUP * S.GROUP
     if S.SPLIT:
         if item.pieces > 1:
             store_piece(out, results, item, rows, count, state, NUMBER, S, P)
         else:
-            store_block(out, results, staging, rows, full, state, NUMBER, S)
+            store_block(out, results, staging, rows, full, state, NUMBER, S, P)
     else:
-        store_block(out, results, staging, rows, full, state, NUMBER, S)
+        store_block(out, results, staging, rows, full, state, NUMBER, S, P)

@@ -6,21 +6,22 @@ from .shim import gl
 
 
 @triton.constexpr_function
-def lanes_layout(size):
-    """[size] sequences: each warp of four has all of up to 32, and needs no other to add them up."""
-    return gl.BlockedLayout([max(1, size // 128)], [32], [4], [0])
+def lanes_layout(size, rows):
+    """[size] sequences: each warp of a consumer has all of up to 32, and needs no other to add them up."""
+    warps = rows // 16
+    return gl.BlockedLayout([max(1, size // (32 * warps))], [32], [warps], [0])
 
 
 @triton.constexpr_function
-def product_layout(columns, fp8):
-    """[64 n, columns] of a warpgroup's product, of 16-bit or fp8 operands: scores, results."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 32 if fp8 else 16])
+def product_layout(columns, fp8, rows=64):
+    """[rows, columns] of a consumer's product, of 16-bit or fp8 operands: scores, results; 64 rows a warpgroup."""
+    return gl.NVMMADistributedLayout([3, 0], [rows // 16, 1], [16, columns, 32 if fp8 else 16])
 
 
 @triton.constexpr_function
-def is_product(layout, columns, fp8):
-    """Whether scores are a product as it comes, of 64 rows of queries; those of columns are its view from the side."""
-    return layout == product_layout(columns, fp8)
+def is_product(layout, columns, fp8, rows):
+    """Whether scores are a product as it comes, of rows of queries; those of columns are its view from the side."""
+    return layout == product_layout(columns, fp8, rows)
 
 
 @triton.constexpr_function
@@ -54,6 +55,6 @@ def transposing_layout(rows, columns):
 
 
 @triton.constexpr_function
-def operand_layout(columns, fp8):
+def operand_layout(columns, fp8, rows=64):
     """The left operand of such a product: weights."""
-    return gl.DotOperandLayout(0, product_layout(columns, fp8), 4 if fp8 else 2)
+    return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)

@@ -136,11 +136,11 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     group, dim = p.heads // p.kv_heads, _dim(p)
     asked = _rows(p, longest)
     columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
-    consumers = 1 if asked <= 64 else 2
-    rows = columns or consumers * 64
-    tokens = consumers * (rows // consumers // group)
-    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL and consumers == 1
-    tile, stages = (64, 2 if consumers > 1 else 3) if small or dim > 128 else (128, 2)
+    each = 64 if asked <= 64 else 128
+    rows = columns or each
+    tokens = rows // group
+    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL and each == 64
+    tile, stages = (64, 2 if each > 64 else 3) if small or dim > 128 else (128, 2)
     stages *= 2 // p.cache.itemsize if tile == 64 else 1
     if dim == 64:
         stages *= 2
@@ -149,17 +149,18 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim <= 128 else 1
     groups = max(1, resident * p.device.multiprocessors // p.kv_heads)
-    box = math.gcd(p.page_size, tile // consumers)
+    box = math.gcd(p.page_size, tile)
     pipe = Pipe(
         SHARES=True,
-        CONSUMERS=consumers,
+        CONSUMERS=1,
+        ROWS=each,
         KEY_STAGES=stages,
         VALUE_STAGES=stages,
         COLUMNS=columns,
         # boxes of nothing go where queries will, and large heads leave room for few of those
         PREFETCH=p.cache.itemsize == 2 and box <= (32 if columns and dim > 128 else 64),
         FP8=MANTISSA.get(p.cache, 0),
-        LOADERS=consumers,
+        LOADERS=1,
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
         SKIP=p.kv_heads * rows,

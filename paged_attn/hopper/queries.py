@@ -3,24 +3,24 @@
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
 from .args import Queries
-from .ring import WARPGROUP, make_barriers
+from .ring import make_barriers, threads_of
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
 @gluon.jit
 def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the rows of queries of each consumer, 64 or few, and for as many results if they leave as boxes."""
+    """Room for the rows of queries of each consumer, all or few, and for as many results if they leave as boxes."""
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
-    ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else 64
-    TOKENS: gl.constexpr = 64 // S.GROUP if P.QUERY_BOX else ROWS
+    ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
+    TOKENS: gl.constexpr = P.ROWS // S.GROUP if P.QUERY_BOX else ROWS
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     slots = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, out = slots, slots, slots
     if P.QUERY_BOX or P.PREFETCH:
-        full, empty = make_barriers(P.CONSUMERS, 1, WARPGROUP)
+        full, empty = make_barriers(P.CONSUMERS, 1, threads_of(P.ROWS))
     if P.OUT_BOX:
         out = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     return Queries(slots, full, empty, out)
@@ -28,12 +28,12 @@ def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
-    """The queries of a block, 64 rows for each consumer."""
+    """The queries of a block, the rows of each consumer."""
     CONSUMERS: gl.constexpr = P.CONSUMERS
-    TOKENS: gl.constexpr = 64 // S.GROUP
+    TOKENS: gl.constexpr = P.ROWS // S.GROUP
     for w in gl.static_range(CONSUMERS):
         mbarrier.wait(queries.empty.index(w), phase ^ 1)
-        mbarrier.expect(queries.full.index(w), 64 * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
+        mbarrier.expect(queries.full.index(w), P.ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
         token = item.block.first_token + item.block.first + w * TOKENS
         load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))
 
@@ -65,7 +65,7 @@ def take_queries(
         mbarrier.wait(queries.full.index(NUMBER), phase)
         return scale
     else:
-        READ: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+        READ: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
         rows = row_tile(block, kv_head, row, mods, ROWS // S.GROUP, S)
         dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))

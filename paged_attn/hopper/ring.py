@@ -1,9 +1,17 @@
 """Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
 
+import triton
+
 from .args import Ring, Turn
 from .shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
 WARPGROUP = gl.constexpr(128)  # threads
+
+
+@triton.constexpr_function
+def threads_of(rows):
+    """Of a consumer of so many rows."""
+    return 2 * rows
 
 
 @gluon.jit

@@ -14,7 +14,7 @@ from .consumer import consume
 from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import WARPGROUP, make_ring, retire, start_together
+from .ring import make_ring, retire, start_together, threads_of
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, piece_at
@@ -100,10 +100,10 @@ def shares_kernel(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )
     if S.CLEAR:
-        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
-    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN))
+        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
+    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     units = units_of(batch, lane, mods, S)  # memory answers while barriers are made
-    readers: gl.constexpr = P.CONSUMERS * WARPGROUP
+    readers: gl.constexpr = P.CONSUMERS * threads_of(P.ROWS)
     keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
     values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
@@ -120,19 +120,10 @@ def shares_kernel(
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
+    REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader: what is left
     start_together()
-    if P.CONSUMERS == 1:
-        gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
-            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
-        ], [1, 1], [64, 64])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
-            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
-            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 1, K, S, P)),
-            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
-            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 1, V, S, P)),
-        ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip
+    gl.warp_specialize([
+        (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+        (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
+        (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
+    ], [1, 1], [REGISTERS, REGISTERS])  # fmt: skip

@@ -24,12 +24,12 @@ def times(x, factor, BY_ROW: gl.constexpr):
 
 @gluon.jit
 def thread_sums(weights, S: gl.constexpr, P: gl.constexpr):
-    """[64, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end.
+    """[R, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end.
 
     Of few rows, which are columns, whole sums.
     """
-    if is_product(weights.type.layout, S.TILE, P.FP8_PRODUCTS):
-        return gl.sum(gl.sum(gl.reshape(weights, [64, S.TILE // 8, 4, 2]), axis=3), axis=1)
+    if is_product(weights.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
+        return gl.sum(gl.sum(gl.reshape(weights, [P.ROWS, S.TILE // 8, 4, 2]), axis=3), axis=1)
     else:
         return gl.sum(weights, axis=1)
 
@@ -40,7 +40,7 @@ def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
     top = gl.max(scores, axis=1) * unit
     if P.FP8_PRODUCTS:
         top -= FP8_OFFSET
-    if is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS):
+    if is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
         row_max, decay = raise_max(top, row_max, P.FP8_PRODUCTS)
         base = base_of(row_max)
     else:

@@ -19,7 +19,7 @@ def score_scale(scales, kv_head):
 @gluon.jit
 def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
     """Start <q, k> of the next tile; its result is there after a wait."""
-    zero = gl.full([64, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_PRODUCTS))
+    zero = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
     wait_full(keys, turn)
     return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
 
@@ -36,13 +36,13 @@ def multiply_values(weights, values, turn, acc, S: gl.constexpr, P: gl.constexpr
 
 
 @gluon.jit
-def zero_outside(values, turn, first, first_key, end_key, S: gl.constexpr):
+def zero_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
     """Zero values of a tile, from position first on, outside [first_key, end_key) in shared memory.
 
     As words: 16 bits at a time would be five times the machine code.
     """
     ROWS: gl.constexpr = 32  # at a time: inside the loop registers are few
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
     wait_full(values, turn)
     words = words_of(values, turn, S.TILE, S.DIM * 2)
     for i in gl.static_range(S.TILE // ROWS):
@@ -55,13 +55,13 @@ def zero_outside(values, turn, first, first_key, end_key, S: gl.constexpr):
 
 
 @gluon.jit
-def clear_dead(values, turn, tile, first_key, end_key, context_len, S: gl.constexpr):
+def clear_dead(values, turn, tile, first_key, end_key, context_len, S: gl.constexpr, P: gl.constexpr):
     """Zero what the next tile of values holds outside [first_key, end_key), if anything: 0 * NaN is NaN."""
     empty = gap_before(tile, context_len, S)
     first = tile * S.TILE - empty
     end = end_in(tile, end_key, context_len, S)
     if (first < first_key) | ((tile + 1) * S.TILE - empty > end):
-        zero_outside(values, turn, first, first_key, end, S)
+        zero_outside(values, turn, first, first_key, end, S, P)
 
 
 @gluon.jit
