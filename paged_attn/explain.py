@@ -72,7 +72,9 @@ def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
 def _launch(launch: Launch) -> str:
     pipe = launch.pipe
     served = _span(max(1, launch.shortest), launch.longest)
-    warps = launch.config.warps if pipe is None else 4 * (pipe.CONSUMERS + (pipe.CONVERT > 0)) + 2 * pipe.LOADERS
+    warps = launch.config.warps
+    if pipe is not None:
+        warps = pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + 2 * pipe.LOADERS
     kernels = ", then ".join(
         f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
         for i, (name, grid) in enumerate(grids(launch).items())
@@ -95,7 +97,7 @@ def _tiles(launch: Launch, done: Cut) -> str:
         rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
     elif pipe.FP8:
         rings += " of fp8, products of float16"
-    warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')}, {2 * pipe.LOADERS} loading warps"
+    warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {2 * pipe.LOADERS} that load"
     return f"{text}{rings}, boxes of {pipe.BOX} keys, {warps}{', 4 that convert' if pipe.CONVERT else ''}"
 
 

@@ -7,6 +7,7 @@ needs a process of its own, since Triton decides at import whether kernels are c
 import argparse
 import collections
 import contextlib
+import functools
 import importlib
 import io
 import json
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
+LEAVES = {"BRA", "BRX", "EXIT", "RET"}
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
 SAID: dict[int, str] = {}  # by ptxas of kernels, by id; nothing of those that lay on disk
 
@@ -105,7 +107,7 @@ def instructions(kernel: Any) -> list[str]:
 
 
 def operation(instruction: str) -> str:
-    """HGMMA of '@P0 HGMMA.64x64x16.F32 ...'."""
+    """HGMMA of '@P0 HGMMA.64x64x16.F32 ...'; of a label itself."""
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0].split(".")[0]
 
 
@@ -113,32 +115,75 @@ def operations(code: list[str]) -> collections.Counter:
     return collections.Counter(operation(x) for x in code if not x.endswith(":"))
 
 
+def _blocks(code: list[str]) -> list[list[str]]:
+    """Code without branches into it or out of it, but at its ends."""
+    blocks: list[list[str]] = [[]]
+    for x in code:
+        if x.endswith(":"):
+            blocks.append([])
+        blocks[-1].append(x)
+        if operation(x) in LEAVES:
+            blocks.append([])
+    return [block for block in blocks if block]
+
+
+def _ways(blocks: list[list[str]]) -> list[list[int]]:
+    """Where each block may go on."""
+    named = {block[0][:-1]: i for i, block in enumerate(blocks) if block[0].endswith(":")}
+    ways = []
+    for i, block in enumerate(blocks):
+        leaves = operation(block[-1]) in LEAVES
+        # an indirect branch tells its targets in a comment
+        ways.append([named[x] for x in re.findall(r"\.L_x_\d+", block[-1])] if leaves else [])
+        always = leaves and not re.search(r"^@|\bBRA\S*\s+!?U?P", block[-1])
+        ways[-1] += [i + 1] if not always and i + 1 < len(blocks) else []
+    return ways
+
+
+def natural_loops(code: list[str]) -> list[list[str]]:
+    """The loops, as code, smallest first.
+
+    A branch backwards makes one where every way to it passes its target: rare code lies behind the rest and comes back.
+    """
+    blocks = _blocks(code)
+    ways = _ways(blocks)
+    sources: list[list[int]] = [[] for _ in blocks]
+    for i, targets in enumerate(ways):
+        for target in targets:
+            sources[target].append(i)
+    everything = (1 << len(blocks)) - 1
+    passed = [everything if i and sources[i] else 1 << i for i in range(len(blocks))]  # bits: by every way to a block
+    settled = False
+    while not settled:
+        before = list(passed)
+        for i in range(1, len(blocks)):
+            if sources[i]:
+                passed[i] = functools.reduce(int.__and__, [passed[j] for j in sources[i]]) | 1 << i
+        settled = passed == before
+    bodies: dict[int, set[int]] = {}
+    for i, targets in enumerate(ways):
+        for head in targets:
+            if passed[i] >> head & 1:
+                body, reached = bodies.setdefault(head, {head}), [i]
+                while reached:
+                    block = reached.pop()
+                    if block not in body:
+                        body.add(block)
+                        reached += sources[block]
+    return sorted(([x for i in sorted(body) for x in blocks[i]] for body in bodies.values()), key=len)
+
+
 def loops(code: list[str]) -> list[collections.Counter]:
     """Operations of each loop that holds a matrix instruction, innermost first."""
-    at = {x[:-1]: i for i, x in enumerate(code) if x.endswith(":")}
-    spans = []
-    for i, x in enumerate(code):
-        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", x)
-        if target and at.get(target[1], i) < i:
-            spans.append((at[target[1]], i))
-    counts = [operations(code[begin : end + 1]) for begin, end in sorted(spans, key=lambda span: span[1] - span[0])]
+    counts = [operations(loop) for loop in natural_loops(code)]
     return [count for count in counts if any(count[x] for x in MATRIX)]
 
 
 def innermost(code: list[str]) -> list[list[str]]:
     """The loops with matrix instructions that hold no other such loop, as code."""
-    at = {x[:-1]: i for i, x in enumerate(code) if x.endswith(":")}
-    spans = set()
-    for i, x in enumerate(code):
-        target = re.search(r"\bBRA\b.*?(\.L_x_\d+)", x)
-        if (
-            target
-            and at.get(target[1], i) < i
-            and any(operation(y) in MATRIX for y in code[at[target[1]] : i] if y[-1] != ":")
-        ):
-            spans.add((at[target[1]], i))
-    inner = [a for a in spans if not any(a != b and a[0] <= b[0] and b[1] <= a[1] for b in spans)]
-    return [code[begin : end + 1] for begin, end in sorted(inner)]
+    found = [loop for loop in natural_loops(code) if any(operation(x) in MATRIX for x in loop if x[-1] != ":")]
+    held = [{x for x in loop if x.endswith(":")} for loop in found]
+    return [loop for loop, labels in zip(found, held) if not any(other < labels for other in held)]
 
 
 def maxima_under_products(code: list[str]) -> list[int]:
@@ -164,7 +209,7 @@ def overtaken_readers(code: list[str]) -> int:
     """
     overtaken = 0
     for i, x in enumerate(code):
-        starts = "BAR.SYNC" in x and not re.search(r"\b0x0\b", x) and "STS" in "".join(code[max(0, i - 12) : i])
+        starts = re.search(r"BAR\.SYNC\S*\s+0x1\b(?!,)", x) and "STS" in "".join(code[max(0, i - 12) : i])
         if starts:
             before = [operation(y) for y in code[:i] if not y.endswith(":")]
             last = {name: max((j for j, y in enumerate(before) if y == name), default=-1) for name in ("LDS", "BAR")}

@@ -16,6 +16,7 @@ class Pipe(NamedTuple):
     SKIP: int  # from the state of a block's first piece to that of its second, in rows
     STRIDE: int  # and from there on
     ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
+    JOINED: int = 8  # pieces of few rows whose states are loaded together
     MIXED: bool = False  # long and short queries may meet: items come from two lists
     COLUMNS: int = 0  # few rows of queries as the columns of products; 0: 64 rows of queries
     PREFETCH: bool = False  # descriptors are fetched while the schedule is made

@@ -95,7 +95,7 @@ def multiply_values_by_columns(room, values, turn, tile, lo, end, context_len, a
     if values.slots.dtype.primitive_bitwidth == 8:
         v = widened_values(values, turn, tile, lo, end, S, P)
     else:
-        clear_dead(values, turn, tile, lo, end, context_len, S, P)
+        clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S, P)
         v = tile_of(values, turn, S).permute((1, 0))
     return warpgroup_mma(v, room.permute((1, 0)), acc, is_async=True)
 

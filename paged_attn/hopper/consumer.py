@@ -33,6 +33,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
     P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
     dtype: gl.constexpr = keys.slots.dtype
+    AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS)))
 
     tile = end - 1
@@ -47,7 +48,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
     operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
     if P.CONVERT == NONE:
-        clear_dead(values, v_turn, tile, first_key, end_key, context_len, S, P)
+        clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S, P)
 
     for i in range(1, end - begin):
         tile = end - 1 - i
@@ -66,12 +67,12 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         operand = gl.convert_layout(rounded, P_LAYOUT)
         if S.APART:  # noqa: SIM102 (one is decided at compile time)
             if tile == context_len // S.TILE:  # in which the cache ends
-                clear_dead(values, v_turn, tile, first_key, end_key, context_len, S, P)
+                clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S, P)
 
     if P.CONVERT == NONE and mods.left is not None:
         first = tile * S.TILE - gap_before(tile, context_len, S)
         if (first < first_key) & (tile < end - 1):
-            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), S, P)
+            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), AT_ONCE, S, P)
     acc = multiply_values(operand, values, v_turn, acc, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)

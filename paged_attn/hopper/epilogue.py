@@ -3,15 +3,26 @@
 from ..kernels.merge import join
 from ..kernels.output import rows_from, store_lse, store_partial, store_results, store_rows
 from ..kernels.softmax import finish
+from .layouts import pieces_at_once, rows_at_once, states_layout
 from .shim import fence_async_shared, gl, gluon, store_box, thread_barrier, tma
 
 
 @gluon.jit
-def store_block(
-    out, results, staging, rows, full, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
+def store_through(out, room, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
+    """Results by way of shared memory, so that neighbouring threads write neighbouring bytes."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
+    thread_barrier()  # queries lay there, and another warpgroup may still multiply by them
+    room.store(x.to(room.dtype))
+    row = gl.arange(0, P.ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
+    store_results(out, rows_from(rows.token, rows.kv_head, row, row < count, S), dim, room.load(LAYOUT), scales, S)
+
+
+@gluon.jit
+def store_block(out, results, staging, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Finished rows; a full block of 16-bit results as one message of the copy engine."""
     lse, out_box, scales = results.lse, results.box, results.scales
+    full = count == P.ROWS // S.GROUP * S.GROUP
     LAYOUT: gl.constexpr = state.acc.type.layout
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     if out_box is not None:
@@ -29,21 +40,36 @@ def store_block(
             store_results(out, rows, dim, x, scales, S)
         if lse is not None:
             store_lse(lse, rows, state, S)
+    elif (
+        P.SHARES and P.COLUMNS == 0 and S.DIM <= 128 and out.ptr.dtype.element_ty == staging.dtype
+    ):  # wider rows would spill
+        x = finish(state.acc, gl.expand_dims(state.sum, 1))
+        store_through(out, staging.index(NUMBER).reshape([P.ROWS, S.DIM]), rows, count, x, scales, S, P)
+        if lse is not None:
+            store_lse(lse, rows, state, S)
     else:
         store_rows(out, lse, rows, dim, state, scales, S)
 
 
 @gluon.jit
-def merge_pieces(out, results, item, first_row, token, count, S: gl.constexpr, P: gl.constexpr):
-    """Join the states of all pieces of `count` rows from a token on, in order; a few rows at a time."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [P.ROWS // 16, 1], [1, 0])
-    ROWS: gl.constexpr = 16 * P.ROWS // S.DIM
-    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
+def merge_pieces(out, results, item, first_row, token, count, LIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Join the states of all pieces of `count` rows, at most LIVE, from a token on, in order.
+
+    What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
+    """
+    WARPS: gl.constexpr = P.ROWS // 16
+    WIDTH: gl.constexpr = 128 if S.DIM > 128 else S.DIM
+    ROWS: gl.constexpr = rows_at_once(LIVE, WARPS)
+    CHUNK: gl.constexpr = pieces_at_once(ROWS * WIDTH, WARPS, P.JOINED, P.FP8)
+    LAYOUT: gl.constexpr = states_layout(ROWS, WARPS)
     for first in range(0, count, ROWS):
         row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
         rows = rows_from(token, item.kv_head, row, row < count, S)
-        state = join(results.partial, first_row + row, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, S.DIM)
-        store_rows(out, results.lse, rows, dim, state, results.scales, S)
+        for first_dim in range(0, S.DIM, WIDTH):
+            dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
+            at = first_row + row
+            state = join(results.partial, at, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, CHUNK, S.DIM)
+            store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 
 @gluon.jit
@@ -58,18 +84,17 @@ def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S:
     thread_barrier()  # every thread's rows are written before one of them tells
     arrived = gl.atomic_add(counter, 1, sem="acq_rel")
     if arrived == item.pieces - 1:
-        merge_pieces(out, results, item, first_row, rows.token, count, S, P)
+        merge_pieces(out, results, item, first_row, rows.token, count, state.max.shape[0], S, P)
         gl.store(counter, 0)
 
 
 @gluon.jit
 def store(out, results, staging, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`count` rows of an item: finished, or the state of a piece."""
-    full = count == P.ROWS // S.GROUP * S.GROUP
     if S.SPLIT:
         if item.pieces > 1:
             store_piece(out, results, item, rows, count, state, NUMBER, S, P)
         else:
-            store_block(out, results, staging, rows, full, state, NUMBER, S, P)
+            store_block(out, results, staging, rows, count, state, NUMBER, S, P)
     else:
-        store_block(out, results, staging, rows, full, state, NUMBER, S, P)
+        store_block(out, results, staging, rows, count, state, NUMBER, S, P)

@@ -58,3 +58,22 @@ def transposing_layout(rows, columns):
 def operand_layout(columns, fp8, rows=64):
     """The left operand of such a product: weights."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)
+
+
+@triton.constexpr_function
+def rows_at_once(live, warps):
+    """Of states that are joined: two with each thread, of `states_layout`, or one where there are few."""
+    return max(2 * warps, min(live, 8 * warps))
+
+
+@triton.constexpr_function
+def pieces_at_once(size, warps, most, fp8):
+    """Of states of so many elements, `most`, or 128 elements of all for each thread: of two programs, as of fp8, 64."""
+    return min(most, (64 if fp8 else 128) * 32 * warps // size)
+
+
+@triton.constexpr_function
+def states_layout(rows, warps):
+    """[rows, dims] of states in memory: whole lines of 128 bytes or more, up to four rows a warp."""
+    high = min(4, rows // warps)
+    return gl.BlockedLayout([1, 4], [high, 32 // high], [warps, 1], [1, 0])

@@ -81,9 +81,12 @@ def _few_rows(p: Problem) -> bool:
         return True
     if p.cache.itemsize == 1:
         return _rows(p, UNBOUNDED) <= 64
-    tokens = 64 // (p.heads // p.kv_heads)
+    rows = _rows(p, UNBOUNDED)
+    if rows <= 64 // (p.heads // p.kv_heads) * (p.heads // p.kv_heads):
+        return True
+    blocks = p.seqs * p.kv_heads * triton.cdiv(rows, 128)
     context = p.max_seqlen_k >= 4 * p.max_seqlen_q
-    return p.max_seqlen_q <= tokens or (_even(p) and context and p.max_seqlen_q <= FEW * tokens)
+    return _even(p) and context and rows <= MOST_ROWS and blocks <= FEW * p.device.multiprocessors
 
 
 def need_of(launch: Launch) -> Need:
@@ -161,6 +164,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         PREFETCH=p.cache.itemsize == 2 and box <= (32 if columns and dim > 128 else 64),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
+        JOINED=16 if groups > 8 * p.seqs else 8,
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
         SKIP=p.kv_heads * rows,
@@ -170,9 +174,11 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     shape = _shape(p, tile, tokens, rows, True)._replace(CLEAR=clear)
     live = max(1, min(tokens, p.max_seqlen_q)) if p.ragged else 1
     programs = groups * p.kv_heads
-    return _launch(shape, pipe, programs, 1, shortest, longest, live, 2 * programs, resident)
+    least = min(LEAST_FEW, triton.cdiv(p.max_seqlen_k, tile)) if rows >= 64 else 1
+    return _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, resident)
 
 
+LEAST_FEW = 4  # tiles of an even share of blocks of 64 rows or more, for the same reason, where sequences have as many
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
@@ -185,7 +191,9 @@ STAGES = {
     (TRANSPOSE, 64): (4, 4, 4, 128),
     (TRANSPOSE, 128): (3, 3, 2, 128),
 }
-FEW = 4  # half blocks of a sequence up to which even shares are better than a counter
+# Up to where even shares are better than a counter: rows of a sequence and KV head, blocks for each multiprocessor.
+MOST_ROWS = 512
+FEW = 3
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 

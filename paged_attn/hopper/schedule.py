@@ -68,7 +68,7 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def _pieces(tiles, size, S: gl.constexpr):
-    """Pieces of a block, of about `size` tiles each: a short rest would cost a merge, too.  The last may be empty."""
+    """Pieces of a block, of about `size` tiles each: a short rest would cost a merge, too."""
     if S.SPLIT:
         return gl.maximum((2 * tiles + size) // (2 * size), 1)
     else:
@@ -162,10 +162,9 @@ def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
         begin = tile_of(span.lo, context_len, S)
         end = tiles_before(span.hi, context_len, S)
         if S.SPLIT:
-            length = (tiles + pieces - 1) // pieces
-            from_tile = first_tile(context_len, mods, S) + piece * length
-            begin = gl.maximum(begin, from_tile)
-            end = gl.minimum(end, from_tile + length)
+            from_tile = first_tile(context_len, mods, S)
+            begin = gl.maximum(begin, from_tile + piece * tiles // pieces)
+            end = gl.minimum(end, from_tile + (piece + 1) * tiles // pieces)
         kv_head = index % S.KV_HEADS
         slot = slots_before + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         first = gl.where(piece == 0, 1, 0)

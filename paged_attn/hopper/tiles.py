@@ -36,12 +36,11 @@ def multiply_values(weights, values, turn, acc, S: gl.constexpr, P: gl.constexpr
 
 
 @gluon.jit
-def zero_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
-    """Zero values of a tile, from position first on, outside [first_key, end_key) in shared memory.
+def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Zero values of a tile, from position first on, outside [first_key, end_key) in shared memory, ROWS at a time.
 
     As words: 16 bits at a time would be five times the machine code.
     """
-    ROWS: gl.constexpr = 32  # at a time: inside the loop registers are few
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
     wait_full(values, turn)
     words = words_of(values, turn, S.TILE, S.DIM * 2)
@@ -55,13 +54,15 @@ def zero_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl
 
 
 @gluon.jit
-def clear_dead(values, turn, tile, first_key, end_key, context_len, S: gl.constexpr, P: gl.constexpr):
+def clear_dead(
+    values, turn, tile, first_key, end_key, context_len, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """Zero what the next tile of values holds outside [first_key, end_key), if anything: 0 * NaN is NaN."""
     empty = gap_before(tile, context_len, S)
     first = tile * S.TILE - empty
     end = end_in(tile, end_key, context_len, S)
     if (first < first_key) | ((tile + 1) * S.TILE - empty > end):
-        zero_outside(values, turn, first, first_key, end, S, P)
+        zero_outside(values, turn, first, first_key, end, ROWS, S, P)
 
 
 @gluon.jit

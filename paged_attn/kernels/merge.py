@@ -8,12 +8,15 @@ from .numerics import LOG2E
 from .output import rows_from, store_rows
 from .softmax import merge
 
-CHUNK = tl.constexpr(8)  # states in flight: their loads overlap
+TOGETHER = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
 
 
 @triton.jit
-def join(parts, at, valid, dim, skip, stride, num_parts, HEAD_DIM: tl.constexpr):
-    """num_parts states of rows [R] as one, in order: the first at `at`, the others from at + skip on, stride apart."""
+def join(parts, at, valid, dim, skip, stride, num_parts, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """num_parts states of rows [R] as one, in order: the first at `at`, the others from at + skip on, stride apart.
+
+    CHUNK of them are loaded at a time, so that their loads overlap.
+    """
     inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
     zero = at * 0.0
     state = State(zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero)
@@ -56,9 +59,9 @@ def join_rows(
     dim = tl.arange(0, S.DIM)
     if S.PIECE is None:
         # slot 1 of the share where the block begins, slot 0 of those after it
-        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, S.DIM)
+        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, TOGETHER, S.DIM)
     else:
-        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, S.DIM)
+        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, TOGETHER, S.DIM)
     rows = rows_from(tl.cast(token, tl.int64), kv_head, row, valid, S)
     store_rows(out, lse, rows, dim, state, scales, S)
 
@@ -100,6 +103,6 @@ def merge_states_kernel(out, lse, parts, num_parts, part_stride, scales, S: tl.c
     valid = head < HEADS
     at = token * HEADS + head
     dim = tl.arange(0, S.DIM)
-    state = join(parts, at, valid, dim, part_stride, part_stride, num_parts, S.HEAD_DIM)
+    state = join(parts, at, valid, dim, part_stride, part_stride, num_parts, TOGETHER, S.HEAD_DIM)
     rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, valid, 0)
     store_rows(out, lse, rows, dim, state, scales, S)
