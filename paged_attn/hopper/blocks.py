@@ -150,7 +150,7 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
         return Rings(keys, values, queries, room), Rings(keys, raw_values, queries, room)
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"])
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
 def blocks_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, out_box, query_starts,
     seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,

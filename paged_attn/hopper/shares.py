@@ -89,7 +89,7 @@ def consume_share(
         retire(rings.queries, NUMBER)
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"])
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
 def shares_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_starts, seq_lens, page_table,
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
