@@ -246,6 +246,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
     if disassemble and "cubin" in kernel.asm:
         code = instructions(kernel)
         facts |= {"operations": operations(code), "loops": loops(code)}
+        facts["code_bytes"] = 16 * facts["operations"].total()
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["maxima_under_products"] = maxima_under_products(code)
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)

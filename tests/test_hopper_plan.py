@@ -159,3 +159,53 @@ def test_results_are_held_to_fp8_weights_only_where_weights_are_fp8(change: dict
     problem = problem_of(build(Case("fp8", **(sizes | fp8 | change))))
     # the interpreter computes in float32
     assert rounds_weights(problem._replace(device=H200, compute=torch.float16)) == rounds
+
+
+def even(batch: int, queries: int, keys: int) -> Problem:
+    return CALL._replace(tokens=batch * queries, seqs=batch, max_seqlen_q=queries, max_seqlen_k=keys)
+
+
+@pytest.mark.parametrize(
+    ("call", "shares"),
+    [
+        (even(96, 16, 1024), True),  # 64 rows: one block each
+        (even(16, 64, 4096), True),
+        (even(48, 64, 4096), False),  # 768 blocks for 132 multiprocessors
+        (even(4, 128, 8192), True),
+        (even(16, 128, 8192), False),
+        (even(1, 256, 8192), False),
+        (even(4, 128, 256), False),  # hardly a context
+        (even(4, 128, 8192)._replace(tokens=300), False),  # some have fewer queries
+    ],
+    ids=[
+        "speculation", "draft trees", "many of them", "chunks", "many chunks", "a long chunk", "prompts", "uneven",
+    ],
+)  # fmt: skip
+def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Problem, shares: bool) -> None:
+    (launch,) = hopper.launches(call)
+    assert shares == launch.pipe.SHARES
+    assert launch.pipe.CONSUMERS * launch.pipe.ROWS == launch.shape.ROWS
+    if shares:
+        assert (64 if call.max_seqlen_q <= 16 else 128) == launch.pipe.ROWS, "64 rows a warpgroup"
+
+
+@pytest.mark.parametrize(("queries", "keys", "least"), [(1, 8192, 1), (8, 64, 1), (8, 8192, 4), (32, 256, 2)])
+def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(queries: int, keys: int, least: int) -> None:
+    (launch,) = hopper.launches(even(2, queries, keys))
+    assert launch.least == least
+
+
+@pytest.mark.parametrize(
+    ("call", "pieces"),
+    [
+        (even(1, 1, 8192), 16),
+        (even(2, 1, 8192), 8),
+        (even(1, 1, 512), 8),
+        (even(1, 8, 8192), 8),
+        (even(1, 1, 8192)._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 8),
+    ],
+    ids=["one sequence", "two", "a short one", "many rows", "fp8"],
+)
+def test_sixteen_states_are_loaded_together_where_a_block_may_have_more_than_eight(call: Problem, pieces: int) -> None:
+    (launch,) = hopper.launches(call)
+    assert pieces == launch.pipe.JOINED

@@ -118,6 +118,9 @@ ROWS = {"speculate 32": 1, "speculate 32 tree": 1}
 COLUMNS = {"mixed": 1, "mixed new": 1}
 # Bytes that a consumer keeps in memory from one block to the next.
 HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184}
+# Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
+SHARES_CODE, BLOCKS_CODE = 44, 160
+MORE_CODE = {"speculate 32": 76, "speculate 32 tree": 100, "mixed": 176, "mixed new": 196}
 # Registers that a loop over keys stores and loads again: beside code for few rows, or with a warpgroup more.
 HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10}
 
@@ -139,6 +142,9 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
         yield f"takes {facts['shared']} bytes of shared memory, there are {SHARED['sm90']}"
     if facts["spilled"] > HOPPER_MAY_SPILL.get(variant, 128):
         yield f"spills {facts['spilled']} bytes"
+    code = MORE_CODE.get(variant, SHARES_CODE if facts["kernel"] == "shares_kernel" else BLOCKS_CODE)
+    if facts["code_bytes"] > code << 10:
+        yield f"has {facts['code_bytes'] / 1024:.0f} KB of machine code"
     if facts["advice"]:
         yield f"is told {facts['advice']}"
     if facts["overtaken_readers"]:
@@ -193,6 +199,28 @@ def test_hopper_kernels_fit_with_the_largest_heads_and_boxes() -> None:
     assert max(shared.values()) <= SHARED["sm90"], shared
 
 
+def test_code_that_comes_back_from_behind_the_rest_makes_no_loop() -> None:
+    code = [
+        ".L_x_0:", "HGMMA.64x128x16 R24", "@P0 BRA `(.L_x_2)", ".L_x_1:", "FADD R0, R0, R1", "@P1 BRA `(.L_x_0)",
+        "HGMMA.64x64x16 R24", "EXIT", ".L_x_2:", "LDS R0, [R2]", "BRA `(.L_x_1)", ".L_x_3:", "BRA `(.L_x_3)",
+    ]  # fmt: skip
+    inside = [*code[:6], *code[8:11]]
+    assert machine_code.natural_loops(code[:-2]) == [inside]
+    assert machine_code.innermost(code[:-2]) == [inside]
+    # all of it comes around again: another loop, and not the innermost
+    whole = [".L_x_4:", *code[:7], "@P2 BRA `(.L_x_4)", "EXIT", *code[8:11]]
+    assert [len(loop) for loop in machine_code.natural_loops(whole)] == [9, 12]
+    assert machine_code.innermost(whole) == [inside]
+
+
+def test_partitions_that_start_before_everybody_has_read_are_found() -> None:
+    start = ["STS [R4], R5", "BAR.SYNC.DEFER_BLOCKING 0x1"]
+    assert machine_code.overtaken_readers(["BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", "LDS R0, [R2]", *start]) == 1
+    assert machine_code.overtaken_readers(["LDS R0, [R2]", "BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", *start]) == 0
+    # a consumer's own barrier starts nobody
+    assert machine_code.overtaken_readers(["LDS R0, [R2]", "STS [R2], R0", "BAR.SYNC.DEFER_BLOCKING 0x2, 0x80"]) == 0
+
+
 def test_memory_of_barriers_that_is_used_again_is_found() -> None:
     made = ["SYNCS.EXCH.64 URZ, [UR21+0x18000], UR4", "SYNCS.EXCH.64 URZ, [UR21+0x19c00], UR4"]
     used = ["STS [R91+0x18000], R8", "LDS.128 R12, [R9+0x400]", "SYNCS.PHASECHK.TRANS64.TRYWAIT P2, [UR48+0x19c00], R8"]
@@ -207,10 +235,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
         overtaken_readers=1, reused_barriers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
-        maxima_under_products=[],
+        maxima_under_products=[], code_bytes=161 << 10,
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
-    assert found == "takes spills is stores uses does sends has spills waits rescales converts does"
+    assert found == "takes spills has is stores uses does sends has spills waits rescales converts does"
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

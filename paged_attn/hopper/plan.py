@@ -135,20 +135,14 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
 
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
-    """Even shares of all tiles: blocks of few rows as columns, of 64 rows, or of 128 rows and two consumers."""
+    """Even shares of all tiles: blocks of few rows as columns, of 64 rows, or of 128 and a consumer of eight warps."""
     group, dim = p.heads // p.kv_heads, _dim(p)
     asked = _rows(p, longest)
     columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
     each = 64 if asked <= 64 else 128
     rows = columns or each
-    tokens = rows // group
-    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL and each == 64
-    tile, stages = (64, 2 if each > 64 else 3) if small or dim > 128 else (128, 2)
-    stages *= 2 // p.cache.itemsize if tile == 64 else 1
-    if dim == 64:
-        stages *= 2
-    elif columns > 32 and dim > 128:
-        stages = 5  # as many as the queries leave room for
+    tile, stages = _share_rings(p, columns, each)
+    tiles = triton.cdiv(p.max_seqlen_k, tile)
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim <= 128 else 1
     groups = max(1, resident * p.device.multiprocessors // p.kv_heads)
@@ -164,18 +158,31 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         PREFETCH=p.cache.itemsize == 2 and box <= (32 if columns and dim > 128 else 64),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
-        JOINED=16 if groups > 8 * p.seqs else 8,
+        # where there may be more than 8 pieces, two waits for memory would be one too many
+        JOINED=16 if columns and p.cache.itemsize == 2 and groups > 8 * p.seqs and tiles > 8 else 8,
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
         SKIP=p.kv_heads * rows,
         STRIDE=2 * p.kv_heads * rows,
     )
-    clear = p.ragged and p.only is None and longest == UNBOUNDED
-    shape = _shape(p, tile, tokens, rows, True)._replace(CLEAR=clear)
-    live = max(1, min(tokens, p.max_seqlen_q)) if p.ragged else 1
+    shape = _shape(p, tile, rows // group, rows, True)
+    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED)
+    live = max(1, min(rows // group, p.max_seqlen_q)) if p.ragged else 1
     programs = groups * p.kv_heads
-    least = min(LEAST_FEW, triton.cdiv(p.max_seqlen_k, tile)) if rows >= 64 else 1
+    least = min(LEAST_FEW, tiles) if rows >= 64 else 1
     return _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, resident)
+
+
+def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
+    """(tile, slots of each ring) of even shares with so many columns, or rows of a consumer."""
+    dim = _dim(p)
+    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL
+    tile, stages = (64, 2 if rows > 64 else 3) if (small and rows == 64) or dim > 128 else (128, 2)
+    if tile == 64:
+        stages *= 2 // p.cache.itemsize
+    if dim == 64:
+        return tile, 2 * stages
+    return tile, 5 if columns > 32 and dim > 128 else stages  # as many as the queries leave room for
 
 
 LEAST_FEW = 4  # tiles of an even share of blocks of 64 rows or more, for the same reason, where sequences have as many
