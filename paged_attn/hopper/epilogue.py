@@ -23,6 +23,8 @@ def store_block(out, results, staging, rows, count, state, NUMBER: gl.constexpr,
     """Finished rows; a full block of 16-bit results as one message of the copy engine."""
     lse, out_box, scales = results.lse, results.box, results.scales
     full = count == P.ROWS // S.GROUP * S.GROUP
+    # wider rows would spill
+    THROUGH: gl.constexpr = P.SHARES and P.COLUMNS == 0 and S.DIM <= 128 and out.ptr.dtype.element_ty == staging.dtype
     LAYOUT: gl.constexpr = state.acc.type.layout
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     if out_box is not None:
@@ -40,9 +42,7 @@ def store_block(out, results, staging, rows, count, state, NUMBER: gl.constexpr,
             store_results(out, rows, dim, x, scales, S)
         if lse is not None:
             store_lse(lse, rows, state, S)
-    elif (
-        P.SHARES and P.COLUMNS == 0 and S.DIM <= 128 and out.ptr.dtype.element_ty == staging.dtype
-    ):  # wider rows would spill
+    elif THROUGH:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
         store_through(out, staging.index(NUMBER).reshape([P.ROWS, S.DIM]), rows, count, x, scales, S, P)
         if lse is not None:
