@@ -1,4 +1,4 @@
-"""The kernel for few blocks: even shares of all tiles, the KV heads in lockstep, one or two consumer warpgroups.
+"""The kernel for few blocks: even shares of all tiles, the KV heads in lockstep, one consumer of four or eight warps.
 
 What a program does follows from the sequences' lengths alone, as in the portable kernel: `kernels/schedule.py` cuts the
 line of units, here a loader and a consumer walk along it each for itself.
@@ -22,20 +22,9 @@ from .walk import Walk, piece_at
 
 @gluon.jit
 def load_share(
-    box,
-    new_box,
-    ring,
-    batch,
-    share,
-    walk,
-    kv_head,
-    mods,
-    PART: gl.constexpr,
-    STAGES: gl.constexpr,
-    S: gl.constexpr,
-    P: gl.constexpr,
+    box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """One warp: its part of the tiles of a share."""
+    """One warp: the tiles of a share."""
     turn = Turn(0, 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
@@ -48,28 +37,15 @@ def load_share(
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             turn = load_tiles(
-                box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, PART, STAGES, S, P
+                box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
             )
             unit += count
 
 
 @gluon.jit
-def consume_share(
-    out,
-    results,
-    query,
-    rings,
-    batch,
-    share,
-    walk,
-    kv_head,
-    mods,
-    NUMBER: gl.constexpr,
-    S: gl.constexpr,
-    P: gl.constexpr,
-):
-    """One warpgroup: all blocks, and pieces of blocks, of a share."""
-    if NUMBER == 0 and P.PREFETCH:
+def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
+    """The consumer: all blocks, and pieces of blocks, of a share."""
+    if P.PREFETCH:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
@@ -83,10 +59,10 @@ def consume_share(
             if P.COLUMNS > 0:
                 turns = consume_columns(out, results, query, rings, turns, item, mods, S, P)
             else:
-                turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
+                turns = consume(out, results, query, rings, turns, item, mods, 0, S, P)
             unit += count
     if P.PREFETCH:
-        retire(rings.queries, NUMBER)
+        retire(rings.queries, 0)
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
@@ -123,7 +99,7 @@ def shares_kernel(
     REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader: what is left
     start_together()
     gl.warp_specialize([
-        (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-        (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, 0, K, S, P)),
-        (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, 0, V, S, P)),
+        (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, S, P)),
+        (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+        (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
     ], [1, 1], [REGISTERS, REGISTERS])  # fmt: skip
