@@ -1,7 +1,7 @@
-"""A warpgroup that multiplies: 64 rows of queries against the tiles in the rings.
+"""A consumer: 64 rows of queries for each of its warpgroups against the tiles in the rings.
 
-The keys of one tile and the values of the one before are multiplied together; the other warpgroup's products run under
-this one's softmax.
+The keys of one tile and the values of the one before are multiplied together; of two consumers, one's products run under
+the other's softmax.
 """
 
 from ..kernels.args import Block, State
@@ -82,7 +82,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
 
 @gluon.jit
 def drain(rings, turns, count, P: gl.constexpr):
-    """Let tiles pass that none of this warpgroup's rows is there to see."""
+    """Let tiles pass that none of this consumer's rows is there to see."""
     k_turn, v_turn = turns.key, turns.value
     for _ in range(count):
         wait_full(rings.key, k_turn)  # released before it came, it would count for the one before
@@ -107,7 +107,7 @@ def attend_item(
         LAYOUT: gl.constexpr = row_max.type.layout
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         span = visible_range(block, mods, TOKENS)
-        first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other warpgroup's keys live too
+        first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other consumer's keys live too
         q = queries.slots.index(NUMBER).reshape([P.ROWS, S.DIM])
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:
@@ -138,7 +138,7 @@ def leaving(state, item, block, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """64 rows of an item, from the first key to the stored result; returns the turns."""
+    """A consumer's rows of an item, from the first key to the stored result; returns the turns."""
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, phase = rings.queries, turns.query
