@@ -135,7 +135,7 @@ def _ways(blocks: list[list[str]]) -> list[list[int]]:
         leaves = operation(block[-1]) in LEAVES
         # an indirect branch tells its targets in a comment
         ways.append([named[x] for x in re.findall(r"\.L_x_\d+", block[-1])] if leaves else [])
-        always = leaves and not re.search(r"^@|\bBRA\S*\s+!?U?P", block[-1])
+        always = leaves and not re.search(r"^@|\bBRA\.DIV\b|\bBRA\S*\s+!?U?P", block[-1])
         ways[-1] += [i + 1] if not always and i + 1 < len(blocks) else []
     return ways
 
@@ -151,6 +151,10 @@ def natural_loops(code: list[str]) -> list[list[str]]:
     for i, targets in enumerate(ways):
         for target in targets:
             sources[target].append(i)
+    reached = [0]
+    for i in reached:
+        reached += [target for target in dict.fromkeys(ways[i]) if target not in reached]
+    sources = [[j for j in of if j in reached] for of in sources]
     everything = (1 << len(blocks)) - 1
     passed = [everything if i and sources[i] else 1 << i for i in range(len(blocks))]  # bits: by every way to a block
     settled = False
@@ -161,15 +165,15 @@ def natural_loops(code: list[str]) -> list[list[str]]:
                 passed[i] = functools.reduce(int.__and__, [passed[j] for j in sources[i]]) | 1 << i
         settled = passed == before
     bodies: dict[int, set[int]] = {}
-    for i, targets in enumerate(ways):
-        for head in targets:
+    for i in reached:
+        for head in ways[i]:
             if passed[i] >> head & 1:
-                body, reached = bodies.setdefault(head, {head}), [i]
-                while reached:
-                    block = reached.pop()
+                body, left = bodies.setdefault(head, {head}), [i]
+                while left:
+                    block = left.pop()
                     if block not in body:
                         body.add(block)
-                        reached += sources[block]
+                        left += sources[block]
     return sorted(([x for i in sorted(body) for x in blocks[i]] for body in bodies.values()), key=len)
 
 

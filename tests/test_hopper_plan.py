@@ -170,7 +170,8 @@ def even(batch: int, queries: int, keys: int) -> Problem:
     [
         (even(96, 16, 1024), True),  # 64 rows: one block each
         (even(16, 64, 4096), True),
-        (even(48, 64, 4096), False),  # 768 blocks for 132 multiprocessors
+        (even(32, 64, 4096), False),  # 512 blocks for 132 multiprocessors
+        (even(33, 32, 4096), False),  # more sequences than a warp searches at once
         (even(4, 128, 8192), True),
         (even(16, 128, 8192), False),
         (even(1, 256, 8192), False),
@@ -178,7 +179,8 @@ def even(batch: int, queries: int, keys: int) -> Problem:
         (even(4, 128, 8192)._replace(tokens=300), False),  # some have fewer queries
     ],
     ids=[
-        "speculation", "draft trees", "many of them", "chunks", "many chunks", "a long chunk", "prompts", "uneven",
+        "speculation", "draft trees", "many of them", "many sequences", "chunks", "many chunks", "a long chunk",
+        "prompts", "uneven",
     ],
 )  # fmt: skip
 def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Problem, shares: bool) -> None:
@@ -189,9 +191,20 @@ def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Pr
         assert (64 if call.max_seqlen_q <= 16 else 128) == launch.pipe.ROWS, "64 rows a warpgroup"
 
 
-@pytest.mark.parametrize(("queries", "keys", "least"), [(1, 8192, 1), (8, 64, 1), (8, 8192, 4), (32, 256, 2)])
-def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(queries: int, keys: int, least: int) -> None:
-    (launch,) = hopper.launches(even(2, queries, keys))
+@pytest.mark.parametrize(
+    ("call", "least"),
+    [
+        (even(2, 1, 8192), 1),
+        (even(2, 8, 8192), 4),
+        (even(2, 8, 64), 1),
+        (even(2, 32, 256), 2),
+        (even(2, 8, 8192)._replace(window_left=50), 2),
+        (even(16, 32, 8192), 1),
+    ],
+    ids=["few rows", "many rows", "one tile", "two tiles", "a window", "a block for every program"],
+)
+def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(call: Problem, least: int) -> None:
+    (launch,) = hopper.launches(call)
     assert launch.least == least
 
 

@@ -38,6 +38,8 @@ MODELS = {
     "page 128, softcap": LLAMA | dict(page_size=128, softcap=30.0, head_dim=256, heads=16),
     "fp8, x-packed, new": LLAMA | dict(cache_dtype=E4M3, kv_layout="x", new=True),
     "one KV head": LLAMA | dict(heads=64, kv_heads=1),
+    "10 KV heads": LLAMA | dict(heads=40, kv_heads=10),
+    "3 KV heads": LLAMA | dict(heads=24, kv_heads=3),
 }
 SEQS, TOKENS, KEYS = 256, 4096, 32768
 
@@ -114,6 +116,9 @@ def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(name: s
         seqs, keys = (round(most ** rng.random()) for most in (SEQS, KEYS))
         longest = round((TOKENS - seqs + 1) ** rng.random())
         tokens = rng.randint(longest, min(TOKENS, seqs * longest))
+        if rng.random() < 0.5:  # sequences of as many queries are planned in another way
+            longest = max(1, longest // seqs)
+            tokens = seqs * longest
         batches = [
             Lengths(True, seqs, tokens, rng.choice([longest, tokens]), keys),
             Lengths(False, seqs, seqs, 1, keys),

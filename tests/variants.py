@@ -68,6 +68,7 @@ ATTENTION = {
     "decode invariant fp32": DECODE | dict(query_lens=(1,), seq_lens=LONG, dtype=torch.float32) | INVARIANT,
     "decode invariant head_dim 256": DECODE | dict(query_lens=(1,), seq_lens=LONG, head_dim=256) | INVARIANT,
     "speculate": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_bias=8),
+    "draft 16": DECODE | dict(query_lens=(16,) * 4, seq_lens=(2048,) * 4, decode_form=False, bounds=True),
     "prefill": PREFILL,
     "prefill invariant": PREFILL | INVARIANT,
     "prefill invariant split": PREFILL | dict(query_lens=(128,), seq_lens=LONG) | INVARIANT,

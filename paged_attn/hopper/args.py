@@ -7,7 +7,7 @@ class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
 
     SHARES: bool  # even shares of all tiles; otherwise items from a counter
-    CONSUMERS: int  # that multiply, of ROWS each, or of few
+    CONSUMERS: int  # partitions that multiply, ROWS rows each, or few
     KEY_STAGES: int  # slots of the rings that consumers read
     VALUE_STAGES: int
     LOADERS: int  # warps per ring: each loads its part of every tile
@@ -18,7 +18,7 @@ class Pipe(NamedTuple):
     ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
     JOINED: int = 8  # pieces of few rows whose states are loaded together
     MIXED: bool = False  # long and short queries may meet: items come from two lists
-    COLUMNS: int = 0  # few rows of queries as the columns of products; 0: 64 rows of queries
+    COLUMNS: int = 0  # few rows of queries as the columns of products; 0: rows of queries are rows
     PREFETCH: bool = False  # descriptors are fetched while the schedule is made
     FP8: int = 0  # mantissa bits of a cache of fp8 numbers
     CONVERT: int = 0  # what a warpgroup does to tiles between loaders and consumers: 0 nothing, see convert.py

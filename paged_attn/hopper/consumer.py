@@ -1,7 +1,7 @@
 """A consumer: 64 rows of queries for each of its warpgroups against the tiles in the rings.
 
-The keys of one tile and the values of the one before are multiplied together; of two consumers, one's products run under
-the other's softmax.
+The keys of one tile and the values of the one before are multiplied together; of two consumers, one's products run
+under the other's softmax.
 """
 
 from ..kernels.args import Block, State

@@ -1,4 +1,4 @@
-"""Where the threads of a warpgroup hold scores, weights and results; triton hands a record on as a plain tuple here."""
+"""Where the threads of a consumer hold scores, weights and results; triton hands a record on as a plain tuple here."""
 
 import triton
 

@@ -14,7 +14,8 @@ from ..tuning import Config
 from .args import Pipe
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
-ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work; 32 within a warp
+ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
+ONE_WARP = 32  # and within a warp
 TAKEN = 4  # counters before those of pieces: items taken, programs done
 PIECES = 4  # of blocks that are cut, so many for every program
 
@@ -79,14 +80,14 @@ def _few_rows(p: Problem) -> bool:
     """Whether even shares suit a batch, for its blocks are few and their keys many."""
     if p.only == "decode" or not p.ragged:
         return True
-    if p.cache.itemsize == 1:
-        return _rows(p, UNBOUNDED) <= 64
     rows = _rows(p, UNBOUNDED)
-    if rows <= 64 // (p.heads // p.kv_heads) * (p.heads // p.kv_heads):
+    if rows <= 64:
         return True
-    blocks = p.seqs * p.kv_heads * triton.cdiv(rows, 128)
+    if p.cache.itemsize == 1 or not _even(p) or p.seqs > ONE_WARP:
+        return False
+    blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 128 // (p.heads // p.kv_heads))
     context = p.max_seqlen_k >= 4 * p.max_seqlen_q
-    return _even(p) and context and rows <= MOST_ROWS and blocks <= FEW * p.device.multiprocessors
+    return context and rows <= MOST_ROWS and blocks <= FEW * p.device.multiprocessors
 
 
 def need_of(launch: Launch) -> Need:
@@ -142,7 +143,8 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     each = 64 if asked <= 64 else 128
     rows = columns or each
     tile, stages = _share_rings(p, columns, each)
-    tiles = triton.cdiv(p.max_seqlen_k, tile)
+    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
+    tiles = triton.cdiv(keys, tile)
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim <= 128 else 1
     groups = max(1, resident * p.device.multiprocessors // p.kv_heads)
@@ -159,7 +161,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
         # where there may be more than 8 pieces, two waits for memory would be one too many
-        JOINED=16 if columns and p.cache.itemsize == 2 and groups > 8 * p.seqs and tiles > 8 else 8,
+        JOINED=16 if columns and p.cache.itemsize == 2 and p.seqs <= 2 and groups > 8 * p.seqs and tiles > 8 else 8,
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
         SKIP=p.kv_heads * rows,
@@ -169,7 +171,8 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED)
     live = max(1, min(rows // group, p.max_seqlen_q)) if p.ragged else 1
     programs = groups * p.kv_heads
-    least = min(LEAST_FEW, tiles) if rows >= 64 else 1
+    blocks = p.seqs * triton.cdiv(p.max_seqlen_q, rows // group)
+    least = min(LEAST_FEW, tiles) if rows >= 64 and blocks < groups else 1
     return _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, resident)
 
 
@@ -185,7 +188,9 @@ def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
     return tile, 5 if columns > 32 and dim > 128 else stages  # as many as the queries leave room for
 
 
-LEAST_FEW = 4  # tiles of an even share of blocks of 64 rows or more, for the same reason, where sequences have as many
+# Tiles of an even share of blocks of 64 rows or more: fewer cost more to join than they balance.  Where a sequence has
+# fewer, or there are blocks for all programs, shares of as many would leave some without any.
+LEAST_FEW = 4
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
@@ -235,7 +240,7 @@ def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
         SPLIT=split,
         PIECE=None,
         MERGE=0,
-        SCAN=next((size for size in (32, ALL_AT_ONCE) if p.seqs <= size), 1024),
+        SCAN=next((size for size in (ONE_WARP, ALL_AT_ONCE) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= ALL_AT_ONCE,
         PEEL=False,
         SCALE_FIRST=p.modified,

@@ -31,7 +31,7 @@ class Cursor(NamedTuple):
 class Lists(NamedTuple):
     """The items of sequences of many and of few queries, and how large a piece is."""
 
-    many: Any  # items
+    many: Any  # items; where batches are not mixed all are here, uncounted, and the number is past any
     few: Any
     slots: Any  # states that the first list may use
     size: Any  # tiles of a piece, about
