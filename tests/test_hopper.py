@@ -25,6 +25,7 @@ MIXED = ragged(
     (1, 5000), (300, 300), (0, 100), (1, 1), (700, 4000), (17, 33), (1, 0), (2, 130), (128, 128), (129, 1000), (40, 9)
 )  # fmt: skip
 TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | dict(bounds=True, qq_bias=32, tree=True)
+DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
 NEW: dict[str, Any] = dict(new=True)
@@ -224,6 +225,31 @@ CASES: dict[str, dict[str, Any]] = {
     "even speculation": ragged(*[(8, 4096)] * 16) | dict(bounds=True),
     "even speculation of 32": ragged(*[(32, 2048)] * 16) | dict(bounds=True),
     "even speculation of 64": ragged(*[(64, 1000)] * 3) | dict(bounds=True, sinks=True, window_size=(300, -1)),
+    "even drafts": DRAFTS,
+    "even drafts, hnd, padding": DRAFTS | dict(layout="HND", padding=5),
+    "even drafts, float16, page 8": DRAFTS | dict(dtype=torch.float16, page_size=8),
+    "even drafts, page 128": DRAFTS | dict(page_size=128),
+    "even drafts, page 544": DRAFTS | dict(page_size=544),
+    "even drafts, all features": DRAFTS | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True),
+    "even drafts, not causal": DRAFTS | dict(causal=False, window_size=(100, 50)),
+    "even drafts, trees": DRAFTS | dict(qq_bias=32, tree=True),
+    "even drafts, head_dim 64": DRAFTS | dict(head_dim=64),
+    "even drafts, head_dim 80": DRAFTS | dict(head_dim=80),
+    "even drafts, head_dim 192": DRAFTS | dict(head_dim=192),
+    "even drafts, head_dim 256": DRAFTS | dict(head_dim=256),
+    "even drafts, group 1": ragged(*[(70, 2000)] * 3) | dict(bounds=True, kv_heads=32),
+    "even drafts, group 3": DRAFTS | dict(heads=24),
+    "even drafts, group 6": DRAFTS | dict(heads=48),
+    "even drafts, group 48": ragged(*[(2, 2000)] * 12) | dict(bounds=True, heads=96, kv_heads=2),
+    "even drafts, fp8 out": DRAFTS | dict(out_dtype=E4M3),
+    "even drafts, float32 out": DRAFTS | dict(out_dtype=torch.float32),
+    "even drafts, new, head_dim 256": DRAFTS | NEW | dict(head_dim=256),
+    "even drafts of 9, head_dim 64": ragged(*[(9, 2000)] * 12) | dict(bounds=True, head_dim=64),
+    "even drafts of 9, head_dim 256": ragged(*[(9, 2000)] * 12) | dict(bounds=True, head_dim=256),
+    "even drafts of 9, group 3, fp8 out": ragged(*[(9, 2000)] * 12) | dict(bounds=True, heads=24, out_dtype=E4M3),
+    "40 even drafts": ragged(*[(20, 500)] * 40) | dict(bounds=True),
+    "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
+    "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
 }
 
 
