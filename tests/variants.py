@@ -68,7 +68,6 @@ ATTENTION = {
     "decode invariant fp32": DECODE | dict(query_lens=(1,), seq_lens=LONG, dtype=torch.float32) | INVARIANT,
     "decode invariant head_dim 256": DECODE | dict(query_lens=(1,), seq_lens=LONG, head_dim=256) | INVARIANT,
     "speculate": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_bias=8),
-    "draft 16": DECODE | dict(query_lens=(16,) * 4, seq_lens=(2048,) * 4, decode_form=False, bounds=True),
     "prefill": PREFILL,
     "prefill invariant": PREFILL | INVARIANT,
     "prefill invariant split": PREFILL | dict(query_lens=(128,), seq_lens=LONG) | INVARIANT,
@@ -106,6 +105,7 @@ HOPPER = {
     "large boxes": LARGE,
     "large boxes e4m3": LARGE | dict(cache_dtype=E4M3),
     "large boxes e4m3 64 columns": LARGE | dict(cache_dtype=E4M3, heads=64, kv_heads=1),
+    "draft 16": DECODE | dict(query_lens=(16,) * 4, seq_lens=(2048,) * 4, decode_form=False, bounds=True),
     "speculate 32": DECODE | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
     "speculate 32 tree": DECODE
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
