@@ -68,7 +68,7 @@ def rows_at_once(live, warps):
 
 @triton.constexpr_function
 def pieces_at_once(size, warps, most, fp8):
-    """Of states of so many elements, `most`, or 128 elements of all for each thread: of two programs, as of fp8, 64."""
+    """Of states of so many elements up to `most`, and 128 elements for each thread, 64 of two programs."""
     return min(most, (64 if fp8 else 128) * 32 * warps // size)
 
 

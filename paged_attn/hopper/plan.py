@@ -257,7 +257,7 @@ def _launch(
 ) -> Launch:  # fmt: skip
     registers = None if resident == 1 else 128
     config = Config(
-        rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=4, peel=False, resident=resident,
+        rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=pipe.ROWS // 16, peel=False, resident=resident,
         registers=registers,
     )  # fmt: skip
     return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)

@@ -96,7 +96,7 @@ def shares_kernel(
     results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
-    REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader: what is left
+    REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader, which eight warps leave less
     start_together()
     gl.warp_specialize([
         (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, S, P)),

@@ -57,7 +57,7 @@ def merge(state, acc, row_max, row_sum):
 @triton.jit
 def finish(acc, row_sum):
     """The output; zero where nothing was seen."""
-    # one division for a row: one for each element would be a quarter of a Hopper consumer's machine code
+    # one division for a row: one for each element was a tenth of a Hopper kernel's machine code
     return acc * (1.0 / tl.where(row_sum > 0, row_sum, 1.0))
 
 
