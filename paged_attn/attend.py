@@ -161,6 +161,7 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         or options.softcap > 0
         or given.alibi_slopes is not None
         or given.qq_bias is not None,
+        softcap=options.softcap > 0,
         qq_bias=given.qq_bias is not None,
         only=options.only,
         compute=_compute_dtype(given.q, given.k_cache, given.k_new),

@@ -97,6 +97,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
         window_left=model.window_size[0],
         ragged=batch.ragged,
         modified=model.softcap > 0 or model.alibi or model.qq_bias > 0,
+        softcap=model.softcap > 0,
         qq_bias=model.qq_bias > 0,
         only=None,
         compute=attend.operand_dtype(model.dtype, keys),

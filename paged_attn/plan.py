@@ -30,6 +30,7 @@ class Problem(NamedTuple):
     window_left: int  # -1: none
     ragged: bool  # cu_seqlens_q given
     modified: bool  # scores meet more than a positive scale and a mask
+    softcap: bool
     qq_bias: bool
     only: str | None
     compute: torch.dtype

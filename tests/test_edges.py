@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -110,3 +111,21 @@ def test_scores_of_any_size_are_safe(device: str, cut: Cut) -> None:
     run(Case("peaked", **FEW, softmax_scale=6.0), device)  # float32 rounds a score by its size
     run(Case("negative scale", **FEW, softmax_scale=-3.0), device)
     run(Case("flat", **FEW, softmax_scale=0.0), device)
+
+
+@pytest.mark.parametrize("softcap", [0.0, 20.0])
+@pytest.mark.parametrize("query_lens", [(40, 3), (1, 1)], ids=["prefill", "decode"])
+def test_a_key_that_is_not_a_number_reaches_the_rows_that_see_it_and_no_others(
+    softcap: float, query_lens: tuple[int, int], device: str
+) -> None:
+    """Numbers that share a special function must not share what is wrong with them, and a cap hides nothing."""
+    sizes: dict[str, Any] = dict(heads=8, kv_heads=2, head_dim=64, page_size=16, dtype=FP16, softcap=softcap)
+    seq_lens, at, kv_head = (150, 20), 129, 1
+    inputs = build(Case("nan", query_lens, seq_lens, **sizes), device)
+    page, slot = divmod(at, 16)
+    inputs["k_cache"][inputs["page_table"][0, page], slot, kv_head, 5] = torch.nan
+    out, _ = paged_attn.paged_attention(**inputs)
+    pos = torch.arange(seq_lens[0] - query_lens[0], seq_lens[0])
+    wanted = torch.zeros(sum(query_lens), 8, dtype=torch.bool)
+    wanted[: query_lens[0], 4:] = (pos >= at)[:, None]
+    assert torch.equal(out[: sum(query_lens)].isnan().any(-1).cpu(), wanted)

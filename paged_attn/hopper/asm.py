@@ -81,6 +81,36 @@ def raise_max(top, row_max, FP8: gl.constexpr):
     )
 
 
+def _shares_of_one() -> str:
+    """$i = 1 / (1 + 2^$(8+i)) of eight numbers, the first two and the third two of one row, the others of another."""
+    text = "{ .reg .f32 a, b, c, d, ab, cd, r; "
+    for row in (0, 2):
+        at = (row, row + 1, row + 4, row + 5)
+        for name, i in zip("abcd", at, strict=True):
+            text += f"min.NaN.f32 {name}, ${8 + i}, 0f41F00000; ex2.approx.ftz.f32 {name}, {name};"
+            text += f" add.f32 {name}, {name}, 0f3F800000; "
+        text += "mul.f32 ab, a, b; mul.f32 cd, c, d; mul.f32 r, ab, cd; rcp.approx.ftz.f32 r, r;"
+        text += " mul.f32 cd, cd, r; mul.f32 ab, ab, r; "  # 1 / ab, 1 / cd
+        text += "".join(
+            f"mul.f32 ${i}, {one}; " for i, one in zip(at, ("cd, b", "cd, a", "ab, d", "ab, c"), strict=True)
+        )
+    return text + "}"
+
+
+_SHARES = gl.constexpr(_shares_of_one())
+_EIGHT = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8))
+
+
+@gluon.jit
+def share_of_one(power):
+    """1 / (1 + 2^power) of scores [R, N] in the layout of a product; from 2^30 on the exponential counts as 2^30.
+
+    Special functions are what a softcap costs: a reciprocal for four of a row, where a division would be one for each.
+    The four are NaN together: numbers that a row must not see have to be gone before.
+    """
+    return gl.inline_asm_elementwise(_SHARES, _EIGHT, [power], dtype=gl.float32, is_pure=True, pack=8)
+
+
 _E4M3 = gl.constexpr(
     "{ .reg .b16 lower, upper; mov.b32 {lower, upper}, $2;"
     " cvt.rn.f16x2.e4m3x2 $0, lower; cvt.rn.f16x2.e4m3x2 $1, upper; }"

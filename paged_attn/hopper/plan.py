@@ -104,10 +104,13 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     boxed = 64 % group == 0 and p.query_box  # results leave in boxes of the form that queries came in
     convert = _conversion(p, boxed)
     keys, values, raw, tile = STAGES[convert, dim]
+    if p.softcap and convert == NONE and tile == 128:
+        keys, values, tile = 2 * keys, 2 * values, 64  # a loop of half the code: see DESIGN.md
     blocks = p.tokens // (2 * tokens) + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
-    loaders = 2 if math.gcd(p.page_size, tile) < tile else 1
+    # two would send small boxes faster, but have twice the code, and beside that of modifiers it does not stay at hand
+    loaders = 2 if math.gcd(p.page_size, tile) < tile and not p.modified else 1
     if convert == WIDEN:
         boxed = False  # queries change their type on their way
     pipe = Pipe(

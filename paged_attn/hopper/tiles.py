@@ -2,8 +2,9 @@
 
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
-from ..kernels.scores import mask, modify
-from .layouts import product_layout
+from ..kernels.scores import add_biases, mask, modify
+from .asm import share_of_one
+from .layouts import is_product, product_layout
 from .ring import advance, release, tile_of, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .softmax import times, weigh
@@ -69,12 +70,20 @@ def clear_dead(
 def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """Weights of a tile's scores, after modifiers and masks."""
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
+    partial = (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
+    end = end_in(tile, span.hi, rows.context_len, S)
     unit = scale * LOG2E
     if S.SCALE_FIRST:
-        scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
+        if mods.softcap is not None and is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
+            if partial:
+                scores = mask(scores, rows, key, first, end, mods)  # what slots without a key hold, lest it spread
+            power = times(scores, scale * (2 * LOG2E / mods.softcap), S.NORMALIZED)
+            scores = add_biases(mods.softcap - 2 * mods.softcap * share_of_one(power), rows, key, first, mods, S)
+        else:
+            scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
         unit = LOG2E
-    if (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S)):
-        scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
+    if partial:
+        scores = mask(scores, rows, key, first, end, mods)
     return weigh(scores, row_max, unit, S, P)
 
 

@@ -12,7 +12,8 @@ from .numerics import LOG2E
 @triton.jit
 def softcap(scores, cap):
     """cap * tanh(scores / cap); from 2^64 on the exponential changes nothing."""
-    return cap - 2 * cap / (1 + tl.exp2(tl.minimum(scores * (2 * LOG2E / cap), 64.0)))
+    power = tl.minimum(scores * (2 * LOG2E / cap), 64.0, propagate_nan=tl.PropagateNan.ALL)
+    return cap - 2 * cap / (1 + tl.exp2(power))
 
 
 @triton.jit
@@ -31,6 +32,12 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr):
     """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi and query-query bias, in this order."""
     if mods.softcap is not None:
         scores = softcap(scores, mods.softcap)
+    return add_biases(scores, rows, key, tile, mods, S)
+
+
+@triton.jit
+def add_biases(scores, rows, key, tile, mods, S: tl.constexpr):
+    """Scores after the softcap with ALiBi and query-query bias."""
     if mods.alibi_slopes is not None:
         slope = tl.load(mods.alibi_slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)
         distance = key[None, :] + (tile - rows.pos)[:, None]
