@@ -7,7 +7,7 @@ import torch
 import triton
 
 from . import layout
-from .kernels.args import Batch, Heads, KeyValues, Modifiers, Partial, Rows, Scales, Scratch
+from .kernels.args import Heads, KeyValues, Modifiers, Partial, Rows, Scales, Scratch
 from .kernels.attention import attention_kernel
 from .kernels.merge import merge_cuts_kernel, merge_states_kernel
 from .launch import INTS, STATES, Step
@@ -53,7 +53,7 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
     if launch.pipe is not None:
         from .hopper.arguments import attention as hopper
 
-        yield hopper(launch, call, batch_of(launch, call))
+        yield hopper(launch, call, numbers_of(launch, call))
         return
     # where results must not depend on the kernel, its compiler may not choose which products to round
     options = {"num_warps": config.warps, "enable_fp_fusion": shape.PIECE is None}
@@ -64,8 +64,8 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
     room = None if need is None else Scratch(STATES, *((None, INTS) if shape.MERGE else (INTS, None)))
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
     args = (
-        call.out, call.lse, room, call.query, cache, *boxes, call.new, *batch_of(launch, call), call.mods, call.scales,
-        shape,
+        call.out, call.lse, room, call.query, cache, *boxes, call.new, *numbers_of(launch, call), call.mods,
+        call.scales, shape,
     )  # fmt: skip
     yield Step(attention_kernel, launch.grid, args, options, need)
     if need is not None and need.cuts:
@@ -76,9 +76,9 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
         yield Step(merge_cuts_kernel, grid, args, options)
 
 
-def batch_of(launch: Launch, call: Call) -> Batch:
-    """The ragged batch as a launch sees it."""
-    return Batch(
+def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
+    """The ragged batch as a launch sees it: the fields of `kernels.args.Batch` that the host knows, one by one."""
+    return (
         call.query_starts,
         call.seq_lens,
         call.page_table,

@@ -129,3 +129,29 @@ def test_a_key_that_is_not_a_number_reaches_the_rows_that_see_it_and_no_others(
     wanted = torch.zeros(sum(query_lens), 8, dtype=torch.bool)
     wanted[: query_lens[0], 4:] = (pos >= at)[:, None]
     assert torch.equal(out[: sum(query_lens)].isnan().any(-1).cpu(), wanted)
+
+
+def far_apart(x: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, head_dim] by head: the last of 130 begins beyond 2^31 elements."""
+    tokens, heads, dim = x.shape
+    apart = 1 << 24
+    room = torch.empty((heads - 1) * apart + tokens * dim, dtype=x.dtype, device=x.device)
+    return room.as_strided(x.shape, (dim, apart, 1)).copy_(x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("query_lens", [(1, 1), (3, 70)], ids=["decode", "prefill"])
+@pytest.mark.parametrize("page_size", [16, 12], ids=["page 16", "page 12"])
+def test_heads_may_lie_far_apart(query_lens: tuple[int, int], page_size: int, device: str) -> None:
+    sizes: dict[str, Any] = dict(heads=130, kv_heads=130, head_dim=64, page_size=page_size, dtype=FP16, padding=3)
+    inputs = build(Case("far", query_lens, (20, 90), **sizes), device)
+    near, _ = paged_attn.paged_attention(**inputs)
+    out, _ = paged_attn.paged_attention(**inputs | dict(q=far_apart(inputs["q"]), out=far_apart(inputs["out"])))
+    assert torch.equal(near, out)
+    keys = torch.randn(5, 130, 64, dtype=FP16, device=device)
+    slots = torch.arange(5, device=device)
+    caches = [inputs[x].nan_to_num(0) for x in ("k_cache", "v_cache")]
+    wanted = [x.clone() for x in caches]
+    paged_attn.write_kv(keys, keys, *wanted, slots)
+    paged_attn.write_kv(far_apart(keys), far_apart(keys), *caches, slots)
+    assert all(torch.equal(a, b) for a, b in zip(caches, wanted, strict=True))

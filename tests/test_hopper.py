@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import paged_attn
-from paged_attn import backend, plan, reference
+from paged_attn import backend, calls, plan, reference
+from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, E5M2, Case, build, run
 
 pytestmark = pytest.mark.gpu
@@ -26,6 +28,8 @@ MIXED = ragged(
 )  # fmt: skip
 TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | dict(bounds=True, qq_bias=32, tree=True)
 DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
+# as many queries each, in blocks side by side, over more keys and fewer
+CHUNKS = ragged((64, 5000), (64, 70), (64, 64), (64, 900), (64, 30), (64, 0)) | dict(bounds=True)
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
 NEW: dict[str, Any] = dict(new=True)
@@ -248,6 +252,19 @@ CASES: dict[str, dict[str, Any]] = {
     "even drafts of 9, head_dim 256": ragged(*[(9, 2000)] * 12) | dict(bounds=True, head_dim=256),
     "even drafts of 9, group 3, fp8 out": ragged(*[(9, 2000)] * 12) | dict(bounds=True, heads=24, out_dtype=E4M3),
     "40 even drafts": ragged(*[(20, 500)] * 40) | dict(bounds=True),
+    "even chunks": CHUNKS,
+    "even chunks, hnd, page 544, padding": CHUNKS | dict(layout="HND", page_size=544, padding=5),
+    "even chunks, all features": CHUNKS | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True),
+    "even chunks, not causal": CHUNKS | dict(causal=False, window_size=(100, 50)),
+    "even chunks, trees": CHUNKS | dict(qq_bias=64, tree=True),
+    "even chunks, head_dim 64, float16": CHUNKS | dict(head_dim=64, dtype=torch.float16),
+    "even chunks, head_dim 256": CHUNKS | dict(head_dim=256),
+    "even chunks, group 1": ragged((150, 3000), (150, 700), (150, 200)) | dict(bounds=True, kv_heads=32),
+    "even chunks, group 3": CHUNKS | dict(heads=24),
+    "even chunks, group 8, fp8 out": CHUNKS | dict(heads=64, out_dtype=E4M3),
+    "even chunks, 20 KV heads": CHUNKS | dict(heads=80, kv_heads=20),
+    "even chunks, new": CHUNKS | NEW,
+    "even chunks of 100": ragged((100, 3000), (100, 700), (100, 100)) | dict(bounds=True),
     "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
     "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
 }
@@ -273,6 +290,23 @@ def test_results_are_those_of_the_reference(name: str) -> None:
     case = Case(name, **(SIZES | CASES[name]))
     run(case, "cuda")
     run(case, "cuda")  # with counters as the first run left them
+
+
+@pytest.fixture(params=[0, 1 << 40], ids=["two consumers", "one consumer"])
+def consumers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of even shares of many rows; what decides is how much there is to do, more than a test can afford."""
+    plan.plan.cache_clear()
+    calls.clear()
+    monkeypatch.setattr(hopper, "MUCH", request.param)
+    yield
+    monkeypatch.undo()
+    plan.plan.cache_clear()
+    calls.clear()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("even", "a chunk"))])
+def test_one_consumer_or_two_give_the_results_of_the_reference(name: str, consumers: None) -> None:
+    run(Case(name, **(SIZES | CASES[name])), "cuda")
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])

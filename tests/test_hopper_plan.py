@@ -187,8 +187,44 @@ def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Pr
     (launch,) = hopper.launches(call)
     assert shares == launch.pipe.SHARES
     assert launch.pipe.CONSUMERS * launch.pipe.ROWS == launch.shape.ROWS
-    if shares:
-        assert (64 if call.max_seqlen_q <= 16 else 128) == launch.pipe.ROWS, "64 rows a warpgroup"
+    assert not shares or (64 if call.max_seqlen_q <= 16 else 128) == launch.shape.ROWS
+
+
+@pytest.mark.parametrize(
+    ("call", "consumers"),
+    [
+        (even(96, 16, 32768), 1),  # one block of 64 rows
+        (even(16, 32, 1024), 1),  # 8 tiles for each program
+        (even(16, 64, 8192), 2),  # 128
+        (even(1, 64, 2**20), 2),
+        (even(1, 64, 2**20)._replace(window_left=1000), 1),
+        (even(16, 21, 32768)._replace(heads=24 * 8), 1),  # groups of 24: 5 tokens in 128 rows, 4 in twice 64
+    ],
+    ids=["64 rows", "little to do", "much to do", "one long sequence", "a window", "a group that 64 rows do not hold"],
+)
+def test_much_to_do_is_for_two_consumers(call: Problem, consumers: int) -> None:
+    launch = hopper.few(call, 0, 1 << 30)
+    assert consumers == launch.pipe.CONSUMERS
+    assert launch.pipe.CONSUMERS * launch.pipe.ROWS == launch.shape.ROWS
+
+
+@pytest.mark.parametrize(
+    ("call", "side", "programs"),
+    [
+        (even(16, 32, 8192), 1, 128),
+        (even(16, 64, 8192), 2, 128),
+        (even(4, 96, 8192), 3, 120),
+        (even(4, 128, 8192), 4, 128),
+        (even(4, 128, 8192)._replace(heads=32, kv_heads=32), 1, 128),  # 128 rows
+        (even(4, 96, 8192)._replace(heads=128, kv_heads=32), 1, 128),  # 3 blocks would leave a quarter idle
+        (even(4, 128, 8192)._replace(heads=128, kv_heads=32), 4, 128),
+    ],
+    ids=["one block", "two", "three", "four", "32 heads, one block", "32 heads, three", "32 heads, four"],
+)
+def test_blocks_lie_side_by_side_where_that_leaves_few_programs_idle(call: Problem, side: int, programs: int) -> None:
+    launch = hopper.few(call, 0, 1 << 30)
+    assert (launch.side, launch.shape.SIDE, launch.grid[0]) == (side, side > 1, programs)
+    assert launch.slots == 2 * programs
 
 
 @pytest.mark.parametrize(

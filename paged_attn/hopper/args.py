@@ -108,3 +108,4 @@ class Results(NamedTuple):
     counters: Any  # int32, pieces that have arrived; zero before and after every launch
     box: Any  # the output as the copy engine sees it; None: registers write it
     scales: Any  # Scales
+    side: Any = None  # Shape.SIDE: as Batch.side

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels.args import Batch, Scratch
+from ..kernels.args import Scratch
 from ..launch import INTS, STATES, Step
 from ..plan import Launch
 from .blocks import blocks_kernel
@@ -13,16 +13,18 @@ from .plan import need_of
 from .shares import shares_kernel
 
 
-def attention(launch: Launch, call: Any, batch: Batch) -> Step:
+def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
     """One launch of this dialect."""
     shape, pipe = launch.shape, launch.pipe
     boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
     boxes += [new_box(kv, shape, pipe) for kv in call.new or (None, None)]
-    if not pipe.SHARES:
+    if pipe.SHARES:
+        numbers += (launch.side,)
+    else:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
         boxes.append(rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None)
     scratch = Scratch(STATES, None, INTS)
-    args = (call.out, call.lse, scratch, call.query, *boxes, *batch, call.mods, call.scales, shape, pipe)
+    args = (call.out, call.lse, scratch, call.query, *boxes, *numbers, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
     options = {"num_warps": pipe.ROWS // 16}
     if launch.config.registers is not None:

@@ -139,7 +139,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
 
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
-    """Even shares of all tiles: blocks of few rows as columns, of 64 rows, or of 128 and a consumer of eight warps."""
+    """Even shares of all tiles: blocks of few rows as columns, of 64, or of 128 for eight warps or two consumers."""
     group, dim = p.heads // p.kv_heads, _dim(p)
     asked = _rows(p, longest)
     columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
@@ -150,13 +150,20 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     tiles = triton.cdiv(keys, tile)
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim <= 128 else 1
-    groups = max(1, resident * p.device.multiprocessors // p.kv_heads)
+    places = resident * p.device.multiprocessors
+    side = _side_by_side(p, rows, places)
+    groups = max(1, places // (p.kv_heads * side))
+    programs = groups * p.kv_heads * side
+    blocks = triton.cdiv(p.max_seqlen_q, rows // group)
+    # a second consumer is another copy of the code, and pays where there is enough to do
+    much = p.seqs * blocks * tiles * p.kv_heads >= MUCH * programs
+    consumers = 2 if each == 128 and much and 128 // group == 2 * (64 // group) else 1
     box = math.gcd(p.page_size, tile)
     pipe = Pipe(
         SHARES=True,
-        CONSUMERS=1,
-        ROWS=each,
-        KEY_STAGES=stages,
+        CONSUMERS=consumers,
+        ROWS=each // consumers,
+        KEY_STAGES=3 if consumers == 2 and tile == 128 and dim == 128 else stages,
         VALUE_STAGES=stages,
         COLUMNS=columns,
         # boxes of nothing go where queries will, and large heads leave room for few of those
@@ -171,12 +178,18 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         STRIDE=2 * p.kv_heads * rows,
     )
     shape = _shape(p, tile, rows // group, rows, True)
-    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED)
+    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED, SIDE=side > 1)
     live = max(1, min(rows // group, p.max_seqlen_q)) if p.ragged else 1
-    programs = groups * p.kv_heads
-    blocks = p.seqs * triton.cdiv(p.max_seqlen_q, rows // group)
-    least = min(LEAST_FEW, tiles) if rows >= 64 and blocks < groups else 1
-    return _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, resident)
+    least = min(LEAST_FEW, tiles) if rows >= 64 and p.seqs * blocks < groups * side else 1
+    launch = _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, resident)
+    return launch._replace(side=side)
+
+
+def _side_by_side(p: Problem, rows: int, places: int) -> int:
+    """Blocks of a sequence that programs walk side by side, since they read the same keys; 1 where many would idle."""
+    blocks = max(1, triton.cdiv(p.max_seqlen_q, rows // (p.heads // p.kv_heads)))
+    working = places // (p.kv_heads * blocks) * p.kv_heads * blocks
+    return blocks if rows == 128 and working >= 0.8 * places else 1
 
 
 def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
@@ -194,6 +207,7 @@ def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
 # Tiles of an even share of blocks of 64 rows or more: fewer cost more to join than they balance.  Where a sequence has
 # fewer, or there are blocks for all programs, shares of as many would leave some without any.
 LEAST_FEW = 4
+MUCH = 32  # tiles of a program from which on 128 rows are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim

@@ -1,7 +1,7 @@
-"""The kernel for few blocks: even shares of all tiles, the KV heads in lockstep, one consumer of four or eight warps.
+"""The kernel for few blocks: even shares of all tiles, the KV heads in lockstep, and the blocks of a sequence, too.
 
 What a program does follows from the sequences' lengths alone, as in the portable kernel: `kernels/schedule.py` cuts the
-line of units, here a loader and a consumer walk along it each for itself.
+line of units, here loaders and consumers walk along it each for itself: one consumer of four or eight warps, or two.
 """
 
 from ..kernels.args import Batch
@@ -43,9 +43,12 @@ def load_share(
 
 
 @gluon.jit
-def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
-    """The consumer: all blocks, and pieces of blocks, of a share."""
-    if P.PREFETCH:
+def consume_share(
+    out, results, query, rings, batch, share, walk, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
+):  # fmt: skip
+    """A consumer: all blocks, and pieces of blocks, of a share."""
+    if P.PREFETCH and NUMBER == 0:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
@@ -59,22 +62,27 @@ def consume_share(out, results, query, rings, batch, share, walk, kv_head, mods,
             if P.COLUMNS > 0:
                 turns = consume_columns(out, results, query, rings, turns, item, mods, S, P)
             else:
-                turns = consume(out, results, query, rings, turns, item, mods, 0, S, P)
+                turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
     if P.PREFETCH:
-        retire(rings.queries, 0)
+        retire(rings.queries, NUMBER)
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots", "side"])
 def shares_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, side, mods, scales,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of one even share of all tiles x one KV head."""
+    index, kv_head = unflatten(S)
+    shares, block = gl.num_programs(0) // S.KV_HEADS, 0
+    if S.SIDE:
+        shares, block, index = shares // side, index % side, index // side
     batch = Batch(
-        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
-    )
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
+        block, side,
+    )  # fmt: skip
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
@@ -90,16 +98,23 @@ def shares_kernel(
         rings = Rings(keys, values, queries, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
-    index, kv_head = unflatten(S)
-    share, seq, before = find_share(batch, units, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
+    share, seq, before = find_share(batch, units, index, shares, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales)
+    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales, side)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader, which eight warps leave less
     start_together()
-    gl.warp_specialize([
-        (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, S, P)),
-        (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
-        (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
-    ], [1, 1], [REGISTERS, REGISTERS])  # fmt: skip
+    if P.CONSUMERS == 2:
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
+        ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
+        ], [1, 1], [REGISTERS, REGISTERS])  # fmt: skip

@@ -19,7 +19,10 @@ class Walk(NamedTuple):
 def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
     at = walk.unit - walk.before
-    block = block_of(batch, walk.seq, at // tiles, S)
+    index, columns, column = at // tiles, S.KV_HEADS, kv_head
+    if S.SIDE:
+        index, columns, column = batch.block, S.KV_HEADS * batch.side, batch.block * S.KV_HEADS + kv_head
+    block = block_of(batch, walk.seq, index, S)
     tile = at % tiles
     count = gl.minimum(tiles - tile, share.end - walk.unit)
     span = visible_range(block, mods, S.BLOCK_Q)
@@ -31,8 +34,8 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
     # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
-    first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
-    row = ((2 * here + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
-    counter = first_share * S.KV_HEADS + kv_head
+    first_row = ((2 * first_share + 1) * columns + column) * S.ROWS
+    row = ((2 * here + gl.where(tile == 0, 1, 0)) * columns + column) * S.ROWS
+    counter = first_share * columns + column
     item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, first_row, row, counter)
     return item, count

@@ -11,7 +11,8 @@ from .softmax import finish, log_sum_exp
 @triton.jit
 def _addresses(rows, dim, tensor, S: tl.constexpr):
     """Addresses [R, D] and which of them exist."""
-    block = tensor.ptr + rows.token * tensor.stride_token + rows.kv_head * S.GROUP * tensor.stride_head
+    head = tl.cast(rows.kv_head * S.GROUP, tl.int64)
+    block = tensor.ptr + rows.token * tensor.stride_token + head * tensor.stride_head
     row = rows.index * tensor.stride_token + rows.member * tensor.stride_head
     return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
 
@@ -85,7 +86,7 @@ def clear_padding(out, lse, batch, dim, S: tl.constexpr):
     live = tl.load(batch.query_starts + batch.num_seqs)
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
         token = tl.cast(row // HEADS, tl.int64)
-        head = row % HEADS
+        head = tl.cast(row % HEADS, tl.int64)
         zero = encode(dim * 0.0, out.FP8, out.ptr.dtype.element_ty)
         tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)
         if lse is not None:

@@ -83,8 +83,11 @@ def work(batch, seq, inside, mods, S: tl.constexpr):
     served = (query_len >= tl.maximum(batch.shortest, 1)) & (query_len <= batch.longest)
     context_len = seq_len - query_len
     tiles = tiles_before(seq_len, context_len, S) - first_tile(context_len, mods, S)
+    blocks = tl.cdiv(query_len, S.BLOCK_Q)
+    if S.SIDE:
+        blocks = tl.where(blocks > batch.block, 1, 0)
     # a sequence that sees nothing still has its zeros to write
-    return tl.where(served, tl.cdiv(query_len, S.BLOCK_Q), 0), tl.maximum(tiles, 1)
+    return tl.where(served, blocks, 0), tl.maximum(tiles, 1)
 
 
 @triton.jit

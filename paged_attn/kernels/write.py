@@ -14,7 +14,7 @@ def store_heads(
     """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
-    source = rows.ptr + token * rows.stride_token + kv_head[:, None] * rows.stride_head + dim[None, :]
+    source = rows.ptr + token * rows.stride_token + kv_head.to(tl.int64)[:, None] * rows.stride_head + dim[None, :]
     x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
     if kv.FP8 > 0:
         scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
