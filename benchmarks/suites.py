@@ -55,6 +55,7 @@ FEATURES = (
     uniform("decode b64 x 4096, hnd", 64, 1, 4096, layout="HND"),
     uniform("prefill b4 x 4096, window 1023, sinks", 4, 4096, 4096, window_size=(1023, -1), sinks=True),
     uniform("prefill b4 x 4096, softcap", 4, 4096, 4096, softcap=30.0),
+    uniform("prefill b4 x 4096, alibi", 4, 4096, 4096, alibi=True),
     uniform("prefill b4 x 4096, x-packed, new", 4, 4096, 4096, layout="x", new=True),
 )
 PREFILL = (
@@ -77,6 +78,8 @@ PREFILL = (
     uniform("chunk of 2048 at 4096", 1, 2048, 4096),
     uniform("chunk of 2048 at 8192", 1, 2048, 8192),
     uniform("chunk of 2048 at 16384", 1, 2048, 16384),
+    uniform("chunk of 512 at 16384", 1, 512, 16384),
+    uniform("chunk of 256 at 16384", 1, 256, 16384),
     ragged("16 prefills, 16..4096", log_uniform(16, 4096, 16), log_uniform(16, 4096, 16)),
 )
 MIXED = (
@@ -96,6 +99,7 @@ SPEC = (
     *(uniform(f"speculate b16 x 8192, q_len {n}", 16, n, 8192) for n in (1, 2, 4, 8, 16, 32, 64)),
     uniform("speculate b64 x 4096, q_len 4", 64, 4, 4096),
     ragged("speculate b32 x 4096, q_len 1..8", tuple(1 + i % 8 for i in range(32)), (4096,) * 32),
+    ragged("speculate b16 x 256..8192, q_len 64", (64,) * 16, log_uniform(256, 8192, 16)),
     uniform("tree of 32, b1 x 8192", 1, 32, 8192, **TREE),
     uniform("tree of 32, b16 x 8192", 16, 32, 8192, **TREE),
 )

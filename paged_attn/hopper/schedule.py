@@ -106,7 +106,7 @@ def survey(batch, lane, mods, S: gl.constexpr):
         total += gl.sum(count * tiles, axis=0)
         blocks += gl.sum(count, axis=0)
         most = gl.maximum(most, gl.max(gl.where(count > 0, tiles, 0), axis=0))
-    return total.to(gl.float32) * S.KV_HEADS, blocks.to(gl.float32) * S.KV_HEADS, most.to(gl.float32)
+    return total * 1.0 * S.KV_HEADS, blocks * 1.0 * S.KV_HEADS, most * 1.0
 
 
 @gluon.jit
