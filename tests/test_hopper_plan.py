@@ -194,14 +194,18 @@ def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Pr
     ("call", "consumers"),
     [
         (even(96, 16, 32768), 1),  # one block of 64 rows
-        (even(16, 32, 1024), 1),  # 8 tiles for each program
+        (even(16, 32, 32768), 1),  # one block, and memory decides
+        (even(16, 64, 1024), 1),  # 16 tiles for each program
         (even(16, 64, 8192), 2),  # 128
         (even(1, 64, 2**20), 2),
         (even(1, 64, 2**20)._replace(window_left=1000), 1),
         (even(16, 21, 32768)._replace(heads=24 * 8), 1),  # groups of 24: 5 tokens in 128 rows, 4 in twice 64
     ],
-    ids=["64 rows", "little to do", "much to do", "one long sequence", "a window", "a group that 64 rows do not hold"],
-)
+    ids=[
+        "64 rows", "128 rows", "little to do", "much to do", "one long sequence", "a window",
+        "a group that 64 rows do not hold",
+    ],
+)  # fmt: skip
 def test_much_to_do_is_for_two_consumers(call: Problem, consumers: int) -> None:
     launch = hopper.few(call, 0, 1 << 30)
     assert consumers == launch.pipe.CONSUMERS

@@ -155,9 +155,9 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     groups = max(1, places // (p.kv_heads * side))
     programs = groups * p.kv_heads * side
     blocks = triton.cdiv(p.max_seqlen_q, rows // group)
-    # a second consumer is another copy of the code, and pays where there is enough to do
-    much = p.seqs * blocks * tiles * p.kv_heads >= MUCH * programs
-    consumers = 2 if each == 128 and much and 128 // group == 2 * (64 // group) else 1
+    # a second consumer is another copy of the code: it pays where memory is not what decides, and there is much to do
+    much = side > 1 and p.seqs * blocks * tiles * p.kv_heads >= MUCH * programs
+    consumers = 2 if much and 128 // group == 2 * (64 // group) else 1
     box = math.gcd(p.page_size, tile)
     pipe = Pipe(
         SHARES=True,
@@ -207,7 +207,7 @@ def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
 # Tiles of an even share of blocks of 64 rows or more: fewer cost more to join than they balance.  Where a sequence has
 # fewer, or there are blocks for all programs, shares of as many would leave some without any.
 LEAST_FEW = 4
-MUCH = 32  # tiles of a program from which on 128 rows are for two consumers
+MUCH = 32  # tiles of a program from which on blocks side by side are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim

@@ -13,6 +13,7 @@ from ..kernels.args import Batch, Block
 from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, total_work, visible_range, work
 from . import plan
 from .args import Item
+from .pieces import piece_size
 from .shim import gl, gluon
 
 TAKEN = gl.constexpr(plan.TAKEN)
@@ -95,48 +96,6 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def survey(batch, lane, mods, S: gl.constexpr):
-    """(tiles, blocks of all sequences, both of all KV heads; the most tiles of a block)."""
-    total = 0
-    blocks = 0
-    most = 1
-    for first in range(0, batch.num_seqs, S.SCAN):
-        seq = first + lane
-        count, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
-        total += gl.sum(count * tiles, axis=0)
-        blocks += gl.sum(count, axis=0)
-        most = gl.maximum(most, gl.max(gl.where(count > 0, tiles, 0), axis=0))
-    return total * 1.0 * S.KV_HEADS, blocks * 1.0 * S.KV_HEADS, most * 1.0
-
-
-@gluon.jit
-def time_of(size, items, total, cut):
-    """Tiles that a program sees pass while all work through items of up to `size`, each at the cost of `cut` more.
-
-    No more than rounds of the largest, and no more than an even share and one item.
-    """
-    programs = gl.num_programs(0).to(gl.float32)
-    rounds = gl.ceil(items / programs) * (size + cut)
-    return gl.minimum(rounds, total / programs * (1 + cut / gl.maximum(size, 1.0)) + size + cut)
-
-
-@gluon.jit
-def piece_size(batch, lane, mods, S: gl.constexpr):
-    """Tiles of a piece, about: as many as the longest block has, or a fraction that has all done earlier."""
-    total, blocks, most = survey(batch, lane, mods, S)
-    least = gl.maximum(batch.least.to(gl.float32), gl.ceil(total / (gl.num_programs(0) * PIECES)))
-    best = most
-    time = time_of(most, blocks, total, 0.0)
-    for pieces in gl.static_range(2, 9):
-        size = gl.maximum(gl.ceil(most / pieces), least)
-        other = time_of(size, gl.maximum(blocks, total / size), total, CUT)
-        better = (other < time) & (size < most)
-        best = gl.where(better, size, best)
-        time = gl.where(better, other, time)
-    return best.to(gl.int32)
-
-
-@gluon.jit
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """All items; in mixed batches a piece has about so many tiles that every program gets a few, or batch.least."""
     size = 1 << 30
@@ -145,7 +104,7 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
         total = total_work(batch, lane, mods, S).to(gl.int64) * S.KV_HEADS  # of half a million queries, beyond 32 bits
         size = gl.maximum(batch.least, ((total + pieces - 1) // pieces).to(gl.int32))
     elif S.SPLIT:
-        size = piece_size(batch, lane, mods, S)
+        size = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
     if P.MIXED:
         many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
         few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
