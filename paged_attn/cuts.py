@@ -1,13 +1,15 @@
-"""How a launch cuts a batch whose lengths are known: kernels/schedule.py and hopper/schedule.py, told by the host.
+"""How a launch cuts a batch whose lengths are known: what the schedules of both dialects do, told by the host.
 
 The planner knows no lengths and needs none of this; `paged-attn explain` shows it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from .hopper.pieces import CUT_KEYS, MOST
 from .hopper.plan import PIECES
 from .plan import Launch
 
@@ -25,6 +27,7 @@ class Block(NamedTuple):
     """Up to BLOCK_Q query tokens of one sequence, for each KV head."""
 
     tokens: int
+    from_end: int  # of its sequence's blocks
     first_tile: int  # of its sequence's line
     tiles: int  # that its sequence's queries see: its length on the line of units
     visited: int  # that its own queries see
@@ -55,12 +58,12 @@ def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
         gap = -max(context, 0) % shape.TILE if shape.APART else 0  # before new keys, in tiles of their own
         first_tile = 0 if batch.left < 0 else _tile_of(max(context - batch.left, 0), context, gap, shape.TILE)
         tiles = max(1, _tiles_before(seq_len, context, gap, shape.TILE) - first_tile)
-        for first in reversed(range(0, query_len, shape.BLOCK_Q)):
+        for from_end, first in enumerate(reversed(range(0, query_len, shape.BLOCK_Q))):
             tokens = min(query_len - first, shape.BLOCK_Q)
             begin = 0 if batch.left < 0 else max(context + first - batch.left, 0)
             end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
             visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
-            yield Block(tokens, first_tile, tiles, max(0, visited))
+            yield Block(tokens, from_end, first_tile, tiles, max(0, visited))
 
 
 def _tile_of(pos: int, context: int, gap: int, tile: int) -> int:
@@ -71,30 +74,50 @@ def _tiles_before(end: int, context: int, gap: int, tile: int) -> int:
     return -(-(end + gap * (end > context)) // tile)
 
 
+def piece_size(blocks: Sequence[Block], launch: Launch) -> int:
+    """Tiles of a piece where items come from a counter, about; as many as the longest block has: none is cut."""
+    heads, programs = launch.shape.KV_HEADS, launch.programs
+    total = sum(block.tiles for block in blocks) * heads
+    if launch.pipe.MIXED:
+        return max(launch.least, -(-total // (programs * PIECES)))
+    longest = max((block.tiles for block in blocks), default=1)
+    least = max(launch.least, math.ceil(total / (programs * PIECES)))
+    times = {longest: _time(longest, len(blocks) * heads, total, 0, programs)}
+    for pieces in range(2, MOST.value + 1):
+        size = max(math.ceil(longest / pieces), least)
+        if size < longest:
+            items = max(len(blocks) * heads, total / size)
+            times.setdefault(size, _time(size, items, total, CUT_KEYS.value / launch.shape.TILE, programs))
+    return min(times, key=times.__getitem__)
+
+
+def _time(size: int, items: float, total: int, cut: float, programs: int) -> float:
+    """pieces.time_of."""
+    return min(math.ceil(items / programs) * (size + cut), total / programs * (1 + cut / size) + size + cut)
+
+
 def cut(launch: Launch, batch: Batch) -> Cut:
     """What the launch's programs will find to do."""
     shape, pipe = launch.shape, launch.pipe
     blocks = list(blocks_of(launch, batch))
-    total = sum(block.tiles for block in blocks)
     if pipe is not None and not pipe.SHARES:
-        schedule, least, pieces = "counter", 0, [1] * len(blocks)
-        if shape.SPLIT:
-            size = max(launch.least, -(-total * shape.KV_HEADS // (launch.programs * PIECES)))
-            pieces = [max((2 * block.tiles + size) // (2 * size), 1) for block in blocks]
-        parts = sum(pieces) * shape.KV_HEADS
-        most = max((-(-block.tiles // count) for block, count in zip(blocks, pieces)), default=0)
+        size = piece_size(blocks, launch) if shape.SPLIT else math.inf
+        counts = [
+            (block, max(int((2 * block.tiles + size) // (2 * size)), 1) if shape.SPLIT else 1) for block in blocks
+        ]
+        schedule, parts, least = "counter", sum(count for _, count in counts) * shape.KV_HEADS, 0
+        most = max((-(-block.tiles // count) for block, count in counts), default=0)
     elif shape.SPLIT:
-        shares = launch.programs if pipe is None else launch.programs // shape.KV_HEADS
-        schedule, (least, extra) = "shares", divmod(total, shares)
-        if least < launch.least:
-            least, extra = launch.least, 0
-        pieces = list(_pieces(launch, blocks, least, extra))
-        parts, most = min(shares, -(-total // least)), min(total, least + (extra > 0))
-        least = min(least, total)
+        lines = (
+            [[block for block in blocks if block.from_end == i] for i in range(launch.side)] if shape.SIDE else [blocks]
+        )
+        done = [_even_shares(launch, line) for line in lines]
+        schedule, parts, counts = "shares", sum(x[0] for x in done), [pair for x in done for pair in x[3]]
+        least, most = min(x[1] for x in done), max(x[2] for x in done)
     else:
-        schedule, parts, pieces = "blocks", len(blocks), [1] * len(blocks)
+        schedule, parts, counts = "blocks", len(blocks), [(block, 1) for block in blocks]
         least, most = (f((block.visited for block in blocks), default=0) for f in (min, max))
-    cuts = [(block, count) for block, count in zip(blocks, pieces) if count > 1]
+    cuts = [(block, count) for block, count in counts if count > 1]
     return Cut(
         sequences=sum(max(1, launch.shortest) <= length <= launch.longest for length in batch.query_lens),
         blocks=len(blocks),
@@ -106,6 +129,22 @@ def cut(launch: Launch, batch: Batch) -> Cut:
         cut=len(cuts),
         pieces=sum(count for _, count in cuts),
         rows=sum(count * block.tokens for block, count in cuts) * shape.GROUP,
+    )
+
+
+def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list[tuple[Block, int]]]:
+    """(shares that have work, tiles of the smallest and of the largest, states of each block) of one line of units."""
+    total = sum(block.tiles for block in line)
+    shares = launch.programs if launch.pipe is None else launch.programs // (launch.shape.KV_HEADS * launch.side)
+    size, extra = divmod(total, shares)
+    if size < launch.least:
+        size, extra = launch.least, 0
+    pieces = _pieces(launch, line, size, extra)
+    return (
+        min(shares, -(-total // size)),
+        min(size, total),
+        min(total, size + (extra > 0)),
+        list(zip(line, pieces, strict=True)),
     )
 
 

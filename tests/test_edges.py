@@ -111,6 +111,7 @@ def test_scores_of_any_size_are_safe(device: str, cut: Cut) -> None:
     run(Case("peaked", **FEW, softmax_scale=6.0), device)  # float32 rounds a score by its size
     run(Case("negative scale", **FEW, softmax_scale=-3.0), device)
     run(Case("flat", **FEW, softmax_scale=0.0), device)
+    run(Case("flat, capped", (60, 1), (150, 70), softmax_scale=0.0, softcap=20.0), device)
 
 
 @pytest.mark.parametrize("softcap", [0.0, 20.0])
@@ -132,9 +133,9 @@ def test_a_key_that_is_not_a_number_reaches_the_rows_that_see_it_and_no_others(
 
 
 def far_apart(x: torch.Tensor) -> torch.Tensor:
-    """x [tokens, heads, head_dim] by head: the last of 130 begins beyond 2^31 elements."""
+    """x [tokens, heads, head_dim] by head, as far apart as strides may be: the last of 130 is beyond 2^31 elements."""
     tokens, heads, dim = x.shape
-    apart = 1 << 24
+    apart = (1 << 24) - 8
     room = torch.empty((heads - 1) * apart + tokens * dim, dtype=x.dtype, device=x.device)
     return room.as_strided(x.shape, (dim, apart, 1)).copy_(x)
 
@@ -146,7 +147,8 @@ def test_heads_may_lie_far_apart(query_lens: tuple[int, int], page_size: int, de
     sizes: dict[str, Any] = dict(heads=130, kv_heads=130, head_dim=64, page_size=page_size, dtype=FP16, padding=3)
     inputs = build(Case("far", query_lens, (20, 90), **sizes), device)
     near, _ = paged_attn.paged_attention(**inputs)
-    out, _ = paged_attn.paged_attention(**inputs | dict(q=far_apart(inputs["q"]), out=far_apart(inputs["out"])))
+    empty = far_apart(torch.full_like(near, torch.nan))
+    out, _ = paged_attn.paged_attention(**inputs | dict(q=far_apart(inputs["q"]), out=empty))
     assert torch.equal(near, out)
     keys = torch.randn(5, 130, 64, dtype=FP16, device=device)
     slots = torch.arange(5, device=device)

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import paged_attn
 from paged_attn import arguments, attend, backend, cuts, explain, plan, question
 from paged_attn.cli import main
+from paged_attn.hopper import plan as hopper_plan
 from paged_attn.kernels.args import Batch as DeviceBatch
 from paged_attn.kernels.args import Modifiers
 from paged_attn.kernels.schedule import find_share, share_of, units_of, work
@@ -225,6 +226,28 @@ def test_shares_and_pieces_are_those_of_the_device(
     tiles = [x for blocks, tiles in sequences.tolist() for x in [tiles] * blocks]
     assert [block.tiles for block in cuts.blocks_of(launch, asked.batch)] == tiles
     pieces = [last - first + 1 for first, last in ends.tolist() if first >= 0]
+    assert (done.cut, done.pieces) == (sum(x > 1 for x in pieces), sum(x for x in pieces if x > 1))
+
+
+@pytest.mark.parametrize("queries", ["3x64", "64,20,64", "20,9,64"])
+def test_lines_of_blocks_side_by_side_are_those_of_the_device(queries: str, device: str) -> None:
+    asked = ask(queries=queries, keys="5000,90,700", max_queries=64, device="sm90")
+    launch = hopper_plan.few(asked.problem, 0, 1 << 30)
+    assert launch.side == 2
+    done = cuts.cut(launch, asked.batch)
+    starts = torch.tensor((0, *asked.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    lens = torch.tensor(asked.seq_lens, dtype=torch.int32, device=device)
+    parts, sizes, pieces = 0, [], []
+    for block in range(2):
+        batch = DeviceBatch(starts, lens, None, 0, 3, 0, launch.shortest, launch.longest, launch.least, 2, block, 2)
+        shares, sequences = (torch.zeros(n, 2, dtype=torch.int32, device=device) for n in (8, 3))
+        ends = torch.full((16 * 3, 2), -1, dtype=torch.int32, device=device)
+        shares_of[(1,)](shares, sequences, ends, batch, Modifiers(None, 0, *[None] * 6), launch.shape, 8, 3)
+        sizes += (shares[:, 1] - shares[:, 0]).clamp(min=0).tolist()
+        pieces += [last - first + 1 for first, last in ends.tolist() if first >= 0]
+        parts += int(sequences[:, 0].sum())
+    assert launch.programs == 8 * 2 * 8
+    assert (done.blocks, done.parts, done.most) == (parts, sum(x > 0 for x in sizes), max(sizes))
     assert (done.cut, done.pieces) == (sum(x > 1 for x in pieces), sum(x for x in pieces if x > 1))
 
 

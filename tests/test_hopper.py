@@ -11,7 +11,7 @@ import torch
 import paged_attn
 from paged_attn import backend, calls, plan, reference
 from paged_attn.hopper import plan as hopper
-from tests.cases import E4M3, E5M2, Case, build, run
+from tests.cases import E4M3, E5M2, Case, build, problem_of, run
 
 pytestmark = pytest.mark.gpu
 
@@ -265,6 +265,8 @@ CASES: dict[str, dict[str, Any]] = {
     "even chunks, 20 KV heads": CHUNKS | dict(heads=80, kv_heads=20),
     "even chunks, new": CHUNKS | NEW,
     "even chunks of 100": ragged((100, 3000), (100, 700), (100, 100)) | dict(bounds=True),
+    "even chunks, padding, some of one block": ragged((64, 5000), (20, 700), (0, 30), (33, 90))
+    | dict(bounds=True, padding=139),
     "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
     "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
 }
@@ -307,6 +309,14 @@ def consumers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("even", "a chunk"))])
 def test_one_consumer_or_two_give_the_results_of_the_reference(name: str, consumers: None) -> None:
     run(Case(name, **(SIZES | CASES[name])), "cuda")
+
+
+def test_programs_of_blocks_that_no_sequence_has_do_nothing(consumers: None) -> None:
+    """As many tokens as two sequences of 64 queries, which is what the planner knows, but they have fewer."""
+    case = Case("one block", (20, 9), (5000, 700), padding=99, **SIZES)
+    (launch,) = plan.plan(problem_of(build(case, "cuda") | dict(max_seqlen_q=64))).launches
+    assert launch.side == 2
+    run(case, "cuda", max_seqlen_q=64)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])

@@ -118,7 +118,7 @@ HOPPER = (
 )  # fmt: skip
 # Loops over keys of 64 rows, two where two consumers have one each, and of few rows.
 ROWS = {"draft 16": 1, "draft 32": 1, "speculate 32": 2, "speculate 32 tree": 2, "speculate 64": 2}
-COLUMNS = {"mixed": 1, "mixed new": 1}
+COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next.
 HOPPER_MAY_SPILL = {
     "mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 32": 184, "speculate 64": 184,
@@ -128,7 +128,7 @@ HOPPER_MAY_SPILL = {
 SHARES_CODE, BLOCKS_CODE = 44, 160
 MORE_CODE = {
     "draft 16": 64, "draft 32": 76, "speculate 32": 138, "speculate 64": 138, "speculate 32 tree": 184, "mixed": 176,
-    "mixed new": 196,
+    "mixed new": 196, "mixed softcap": 168,
 }  # fmt: skip
 SOFTCAP_FUNCTIONS = 2 * 32 + 32 // 4 + 4  # two exponentials a score, a reciprocal for four, and what rows need
 # Registers that a loop over keys stores and loads again: beside code for few rows, or with a warpgroup more.

@@ -1,8 +1,7 @@
-"""Into how many pieces the device cuts long blocks: by hand, against a model in plain Python, and within bounds."""
+"""Into how many pieces the device cuts long blocks: by hand, as the host says that it does, and within bounds."""
 
 from __future__ import annotations
 
-import math
 import random
 from typing import NamedTuple
 
@@ -11,10 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn.hopper import pieces
+from paged_attn import cuts
+from paged_attn.hopper import plan as hopper
 from paged_attn.hopper.pieces import piece_size
 from paged_attn.hopper.plan import LEAST, PIECES
 from paged_attn.kernels.args import Batch, Modifiers
+from paged_attn.plan import Launch
+from tests.test_hopper_plan import CALL
 
 TILE, TOKENS, HEADS, PROGRAMS = 128, 32, 8, 132
 
@@ -45,28 +47,12 @@ def asked(lengths: list[tuple[int, int]], device: str) -> int:
     return int(size)
 
 
-def work_of(lengths: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(blocks, tiles of each) of every sequence, all KV heads of a block counted."""
-    return [(math.ceil(q / TOKENS) * HEADS, max(1, math.ceil(k / TILE))) for q, k in lengths]
-
-
-def modelled(lengths: list[tuple[int, int]]) -> tuple[float, dict[int, float]]:
-    """(the time of whole blocks, of each size of a piece that is worth a thought), in tiles."""
-    work = work_of(lengths)
-    total, blocks, most = (
-        sum(n * t for n, t in work),
-        sum(n for n, _ in work),
-        max((t for n, t in work if n), default=1),
-    )
-
-    def time(size: int, items: float, cut: float) -> float:
-        share = total / PROGRAMS * (1 + cut / size) + size + cut
-        return min(math.ceil(items / PROGRAMS) * (size + cut), share)
-
-    least = max(LEAST, math.ceil(total / (PIECES * PROGRAMS)))
-    sizes = {max(math.ceil(most / n), least) for n in range(2, pieces.MOST.value + 1)}
-    cut = pieces.CUT.value
-    return time(most, blocks, 0), {s: time(s, max(blocks, total / s), cut) for s in sizes if s < most}
+def launch_of(lengths: list[tuple[int, int]]) -> Launch:
+    """What the planner would ask the device about them, if it were to choose a counter and cut."""
+    longest, keys = (max(x) for x in zip(*lengths))
+    call = CALL._replace(tokens=sum(q for q, _ in lengths), seqs=len(lengths), max_seqlen_q=longest, max_seqlen_k=keys)
+    launch = hopper.many(call, 0, False)
+    return launch._replace(shape=launch.shape._replace(SPLIT=True), programs=PROGRAMS)
 
 
 BY_HAND = {
@@ -88,19 +74,16 @@ def test_blocks_are_cut_where_programs_would_wait_for_them(name: str, device: st
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_the_device_chooses_as_the_model_does_and_scratch_holds_what_it_chooses(seed: int, device: str) -> None:
+def test_the_device_chooses_as_the_host_says_and_scratch_holds_what_it_chooses(seed: int, device: str) -> None:
     rng = random.Random(seed)
-    most = rng.choice([1, 3, 40])
     lengths = []
-    for _ in range(rng.randint(1, most)):
+    for _ in range(rng.randint(1, rng.choice([1, 3, 40]))):
         query_len = round(2048 ** rng.random())
         lengths.append((query_len, query_len + round(131072 ** rng.random())))
+    launch = launch_of(lengths)
+    blocks = list(cuts.blocks_of(launch, cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)))
     size = asked(lengths, device)
-    whole, cut = modelled(lengths)
-    longest = max(tiles for _, tiles in work_of(lengths))
-    best = min([whole, *cut.values()])
-    chosen = whole if size >= longest else cut[size]
-    assert chosen <= best * 1.0001, (size, whole, cut)
+    assert size == cuts.piece_size(blocks, launch)
     # as `schedule._pieces` rounds; plan.many has so many states for each program
-    states = sum(n * p for n, t in work_of(lengths) if (p := max((2 * t + size) // (2 * size), 1)) > 1)
-    assert states <= 2 * PIECES * PROGRAMS
+    counts = [max((2 * block.tiles + size) // (2 * size), 1) for block in blocks]
+    assert sum(n for n in counts if n > 1) * HEADS <= 2 * PIECES * PROGRAMS

@@ -113,6 +113,7 @@ HOPPER = {
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
     "prefill softcap": PREFILL | dict(softcap=30.0),
     "prefill new": PREFILL | dict(new=True),
+    "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
     "mixed": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096)),
     "mixed e4m3": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), cache_dtype=E4M3),

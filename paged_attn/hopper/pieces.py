@@ -8,8 +8,8 @@ import triton.language as tl
 
 from ..kernels.schedule import work
 
-# Tiles that a piece costs beside its own: its state is written, read and joined.
-CUT = tl.constexpr(10.0)
+# Keys whose tiles would take as long as what a piece costs beside its own: its state is written, read and joined.
+CUT_KEYS = tl.constexpr(1280)
 MOST = tl.constexpr(8)  # pieces of the longest block
 
 
@@ -47,11 +47,12 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     total, blocks, most = survey(batch, lane, mods, S)
     programs = num_programs.to(tl.float32)
     least = tl.maximum(batch.least.to(tl.float32), tl.ceil(total / (num_programs * PIECES)))
+    cut: tl.constexpr = 1.0 * CUT_KEYS / S.TILE
     best = most
     time = time_of(most, blocks, total, 0.0, programs)
     for pieces in tl.static_range(2, MOST + 1):
         size = tl.maximum(tl.ceil(most / pieces), least)
-        other = time_of(size, tl.maximum(blocks, total / size), total, CUT, programs)
+        other = time_of(size, tl.maximum(blocks, total / size), total, cut, programs)
         better = (other < time) & (size < most)
         best = tl.where(better, size, best)
         time = tl.where(better, other, time)

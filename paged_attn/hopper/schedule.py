@@ -18,9 +18,6 @@ from .shim import gl, gluon
 
 TAKEN = gl.constexpr(plan.TAKEN)
 PIECES = gl.constexpr(plan.PIECES)
-CUT = gl.constexpr(
-    10.0
-)  # tiles that a piece of a cut block costs beside its own: its state is written, read and joined
 LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
 
 

@@ -74,7 +74,7 @@ def shares_kernel(
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, side, mods, scales,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Attention of one even share of all tiles x one KV head."""
+    """Attention of one even share of all tiles, or of those of one block of every sequence, x one KV head."""
     index, kv_head = unflatten(S)
     shares, block = gl.num_programs(0) // S.KV_HEADS, 0
     if S.SIDE:

@@ -1,7 +1,8 @@
 """Which program does what: blocks of queries, the keys they may see, even shares of all that work.
 
 Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's
-queries see; laid end to end, sequence by sequence, they are one line of units.
+queries see; laid end to end, sequence by sequence, they are one line of units.  Or blocks lie side by side: the last of
+every sequence are one line, those before them another, and so on (Shape.SIDE).
 """
 
 import triton

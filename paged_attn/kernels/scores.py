@@ -49,10 +49,10 @@ def add_biases(scores, rows, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
-def mask(scores, rows, key, tile, end, mods):
-    """-inf where a row must not look: outside its window, at or past end."""
+def mask(scores, rows, key, tile, end, mods, hidden=float("-inf")):
+    """`hidden` where a row must not look: outside its window, at or past end."""
     # bounds move, not keys: constants need no registers
     visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:
         visible &= key[None, :] >= (rows.first_key - tile)[:, None]
-    return tl.where(visible, scores, float("-inf"))
+    return tl.where(visible, scores, hidden)
