@@ -1,0 +1,166 @@
+"""What a kernel's warps wait for: samples of NVIDIA's profiler over one case.
+
+    python -m benchmarks.stalls "prefill b4 x 4096" [--instructions 40] [--csv FILE]
+
+Wants `ncu` on the path and leave to read the counters.  Instructions that ran equally often are told together: the loop
+of a partition, or what happens once an item.  All partitions are in it, so a loader's wait for room is no loss.
+--csv reads what `ncu --page source --csv` has printed instead, or where there is no such file keeps it there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.suites import SUITES
+
+INSTRUCTION_BYTES = 16
+KERNELS = "regex:shares_kernel|blocks_kernel|attention_kernel"
+GROUPS, REASONS = 8, 4  # told at most
+
+
+class Instruction(NamedTuple):
+    """One line of machine code, and the samples that found a warp at it."""
+
+    address: int  # from the first on
+    text: str
+    executed: int  # warps that came by
+    samples: int
+    stalls: dict[str, int]  # by reason, without "stall_"
+
+
+class Group(NamedTuple):
+    """Instructions that ran equally often."""
+
+    executed: int
+    first: int  # address
+    instructions: int
+    samples: int
+    stalls: Counter[str]
+
+
+def read(lines: Sequence[str]) -> list[Instruction]:
+    """The instructions of the one kernel in what ncu has printed."""
+    rows = list(csv.reader(lines))
+    begin = next((i for i, row in enumerate(rows) if row[:2] == ["Address", "Source"]), None)
+    if begin is None:
+        raise ValueError(f"no table of instructions: {' '.join(lines[-3:])!r}")
+    table = [dict(zip(rows[begin], row)) for row in rows[begin + 1 :] if len(row) == len(rows[begin])]
+    reasons = [name for name in rows[begin] if name.startswith("stall_") and not name.endswith("(Not Issued)")]
+    return [
+        Instruction(
+            int(row["Address"], 16) - int(table[0]["Address"], 16),
+            row["Source"].strip(),
+            _number(row["Instructions Executed"]),
+            _number(row["# Samples"]),
+            {name.removeprefix("stall_"): _number(row[name]) for name in reasons},
+        )
+        for row in table
+    ]
+
+
+def _number(text: str) -> int:
+    return int(text.replace(",", "") or 0)
+
+
+def groups(instructions: Sequence[Instruction]) -> list[Group]:
+    """Those that took the most samples first."""
+    found: dict[int, list[Instruction]] = {}
+    for one in instructions:
+        found.setdefault(one.executed, []).append(one)
+    made = [
+        Group(
+            executed,
+            ones[0].address,
+            len(ones),
+            sum(x.samples for x in ones),
+            sum((Counter(x.stalls) for x in ones), Counter()),
+        )
+        for executed, ones in found.items()
+    ]
+    return sorted(made, key=lambda group: group.samples, reverse=True)
+
+
+def tables(instructions: Sequence[Instruction], many: int) -> Iterator[Table]:
+    """Of groups, and of the `many` instructions at which most samples were taken, in their order."""
+    total = max(1, sum(x.samples for x in instructions))
+    rows = _table("times", "from", "KB", "samples", "waiting for")
+    for group in groups(instructions)[:GROUPS]:
+        size = f"{group.instructions * INSTRUCTION_BYTES / 1024:.1f}"
+        reasons = [f"{name} {n / max(1, group.samples):.0%}" for name, n in group.stalls.most_common(REASONS) if n]
+        share = f"{group.samples / total:.1%}"
+        rows.add_row(f"{group.executed}", f"{group.first:#x}", size, share, ", ".join(reasons))
+    yield rows
+    rows = _table("times", "at", "samples", "waiting for", "instruction")
+    first = sorted(sorted(instructions, key=lambda x: x.samples, reverse=True)[:many])
+    for one in first:
+        reasons = [f"{name} {n / max(1, one.samples):.0%}" for name, n in Counter(one.stalls).most_common(2) if n]
+        share = f"{one.samples / total:.1%}"
+        rows.add_row(f"{one.executed}", f"{one.address:#x}", share, ", ".join(reasons), one.text[:60])
+    if many:
+        yield rows
+
+
+def _table(*columns: str) -> Table:
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        rows.add_column(column, justify="left" if column in ("waiting for", "instruction") else "right")
+    return rows
+
+
+def profile(case: str) -> list[str]:
+    """What ncu prints of the third call of a case."""
+    command = ["ncu", "-k", KERNELS, "-s", "2", "-c", "1", "--section", "SourceCounters"]
+    command += ["--warp-sampling-interval", "0", "--page", "source", "--csv"]
+    program = [sys.executable, "-m", "benchmarks.stalls", case, "--run"]
+    return subprocess.run(command + program, capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def call_three_times(name: str) -> None:
+    """Each behind a flushed L2."""
+    import torch
+
+    from benchmarks.inputs import inputs_of
+    from benchmarks.measure import FLUSH_BYTES
+    from benchmarks.peers import ours
+
+    case = next(case for cases in SUITES.values() for case in cases if case.name == name)
+    call = ours.call(case, inputs_of(case, "cuda"))
+    flush = torch.ones(FLUSH_BYTES // 4, device="cuda")
+    for _ in range(3):
+        flush.sum()
+        call()
+    torch.cuda.synchronize()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="stalls", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("case", choices=[case.name for cases in SUITES.values() for case in cases], metavar="CASE")
+    parser.add_argument("--instructions", type=int, default=0, metavar="N", help="also the N most waited at")
+    parser.add_argument("--csv", type=Path, metavar="FILE")
+    parser.add_argument("--run", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.run:
+        call_three_times(options.case)
+        return
+    if options.csv is not None and options.csv.exists():
+        lines = options.csv.read_text(encoding="utf-8").splitlines()
+    else:
+        lines = profile(options.case)
+        if options.csv is not None:
+            options.csv.write_text("\n".join(lines), encoding="utf-8")
+    for rows in tables(read(lines), options.instructions):
+        Console().print(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The profiler's samples, read from what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import stalls
+
+# columns as ncu prints them, and some that nobody asks for
+COLUMNS = (
+    "Address", "Source", "# Samples", "Instructions Executed", "Divergent Branches", "stall_barrier", "stall_no_inst",
+    "stall_wait", "stall_wait (Not Issued)",
+)  # fmt: skip
+PRINTED = f"""\
+==PROF== Connected to process 451 (/usr/bin/python3)
+"Kernel Name","blocks_kernel",""
+{",".join(f'"{column}"' for column in COLUMNS)}
+"0x7f00","      MOV R1, c[0x0][0x28]","1","8","0","0","0","1","1"
+"0x7f10","      HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24","30","1,024","0","20","0","10","5"
+"0x7f20","      FADD R2, R2, R3","60","1,024","0","0","50","10","0"
+"0x7f30","      EXIT","9","8","0","0","9","","0"
+"""
+
+
+def test_instructions_that_ran_equally_often_are_told_together() -> None:
+    instructions = stalls.read(PRINTED.splitlines())
+    assert [x.address for x in instructions] == [0, 16, 32, 48]
+    assert instructions[1].text == "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24"
+    loop, once = stalls.groups(instructions)
+    assert (loop.executed, loop.first, loop.instructions, loop.samples) == (1024, 16, 2, 90)
+    assert loop.stalls == {"barrier": 20, "no_inst": 50, "wait": 20}
+    assert (once.executed, once.samples, once.stalls["no_inst"]) == (8, 10, 9)
+
+
+def test_the_command_tells_what_a_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "ncu.csv"
+    file.write_text(PRINTED, encoding="utf-8")
+    stalls.main(["prefill b4 x 4096", "--csv", str(file), "--instructions", "1"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[1] == ["1024", "0x10", "0.0", "90.0%", "no_inst", "56%,", "barrier", "22%,", "wait", "22%"]
+    assert lines[4][:3] == ["1024", "0x20", "60.0%"]
+
+
+def test_what_is_no_table_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"no table of instructions: .*ERR_NVGPUCTRPERM"):
+        stalls.read(["==ERROR== ERR_NVGPUCTRPERM"])
