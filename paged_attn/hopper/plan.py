@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
@@ -138,51 +139,73 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
 
 
-def few(p: Problem, shortest: int, longest: int) -> Launch:
-    """Even shares of all tiles: blocks of few rows as columns, of 64, or of 128 for eight warps or two consumers."""
-    group, dim = p.heads // p.kv_heads, _dim(p)
-    asked = _rows(p, longest)
+class Shares(NamedTuple):
+    """How the tiles of a call are laid out for even shares of them."""
+
+    columns: int  # rows of a block that are columns of products; 0: they are rows
+    rows: int  # of a block
+    tile: int
+    stages: int  # slots of a ring
+    resident: int  # programs of a multiprocessor
+    side: int  # blocks of a sequence side by side
+    groups: int  # shares of each line
+    blocks: int  # that a sequence may have
+    tiles: int  # that a block may see
+
+    @property
+    def warpgroups(self) -> int:
+        """Of all consumers."""
+        return 2 if self.rows == 128 else 1
+
+
+def _shares(p: Problem, longest: int) -> Shares:
+    """Blocks of few rows as columns, of 64 rows or of 128."""
+    asked, group = _rows(p, longest), p.heads // p.kv_heads
     columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
-    each = 64 if asked <= 64 else 128
-    rows = columns or each
-    tile, stages = _share_rings(p, columns, each)
+    rows = columns or (64 if asked <= 64 else 128)
+    tile, stages = _share_rings(p, columns, 64 if asked <= 64 else 128)
     keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
-    tiles = triton.cdiv(keys, tile)
     # fp8 leaves room for two programs, which wait in turn
-    resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim <= 128 else 1
+    resident = 2 if p.cache.itemsize == 1 and columns <= 32 and _dim(p) <= 128 else 1
     places = resident * p.device.multiprocessors
     side = _side_by_side(p, rows, places)
     groups = max(1, places // (p.kv_heads * side))
-    programs = groups * p.kv_heads * side
     blocks = triton.cdiv(p.max_seqlen_q, rows // group)
+    return Shares(columns, rows, tile, stages, resident, side, groups, blocks, triton.cdiv(keys, tile))
+
+
+def few(p: Problem, shortest: int, longest: int) -> Launch:
+    """Even shares of all tiles."""
+    group, dim, s = p.heads // p.kv_heads, _dim(p), _shares(p, longest)
+    programs = s.groups * p.kv_heads * s.side
     # a second consumer is another copy of the code: it pays where memory is not what decides, and there is much to do
-    much = side > 1 and p.seqs * blocks * tiles * p.kv_heads >= MUCH * programs
+    much = s.side > 1 and p.seqs * s.blocks * s.tiles * p.kv_heads >= MUCH * programs
     consumers = 2 if much and 128 // group == 2 * (64 // group) else 1
-    box = math.gcd(p.page_size, tile)
+    box = math.gcd(p.page_size, s.tile)
+    long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     pipe = Pipe(
         SHARES=True,
         CONSUMERS=consumers,
-        ROWS=each // consumers,
-        KEY_STAGES=3 if consumers == 2 and tile == 128 and dim == 128 else stages,
-        VALUE_STAGES=stages,
-        COLUMNS=columns,
+        ROWS=64 * s.warpgroups // consumers,
+        KEY_STAGES=3 if consumers == 2 and s.tile == 128 and dim == 128 else s.stages,
+        VALUE_STAGES=s.stages,
+        COLUMNS=s.columns,
         # boxes of nothing go where queries will, and large heads leave room for few of those
-        PREFETCH=p.cache.itemsize == 2 and box <= (32 if columns and dim > 128 else 64),
+        PREFETCH=p.cache.itemsize == 2 and box <= (32 if s.columns and dim > 128 else 64),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
-        # where there may be more than 8 pieces, two waits for memory would be one too many
-        JOINED=16 if columns and p.cache.itemsize == 2 and p.seqs <= 2 and groups > 8 * p.seqs and tiles > 8 else 8,
+        JOINED=16 if s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and long else 8,  # not two waits for memory
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
-        SKIP=p.kv_heads * rows,
-        STRIDE=2 * p.kv_heads * rows,
+        SKIP=p.kv_heads * s.rows,
+        STRIDE=2 * p.kv_heads * s.rows,
     )
-    shape = _shape(p, tile, rows // group, rows, True)
-    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED, SIDE=side > 1)
-    live = max(1, min(rows // group, p.max_seqlen_q)) if p.ragged else 1
-    least = min(LEAST_FEW, tiles) if rows >= 64 and p.seqs * blocks < groups * side else 1
-    launch = _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, resident)
-    return launch._replace(side=side)
+    shape = _shape(p, s.tile, s.rows // group, s.rows, True)
+    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED, SIDE=s.side > 1)
+    live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
+    least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups * s.side else 1
+    launch = _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+    return launch._replace(side=s.side)
 
 
 def _side_by_side(p: Problem, rows: int, places: int) -> int:
