@@ -157,3 +157,7 @@ def test_heads_may_lie_far_apart(query_lens: tuple[int, int], page_size: int, de
     paged_attn.write_kv(keys, keys, *wanted, slots)
     paged_attn.write_kv(far_apart(keys), far_apart(keys), *caches, slots)
     assert all(torch.equal(a, b) for a, b in zip(caches, wanted, strict=True))
+
+
+def test_more_heads_than_32_bits_hold_of_the_widest_strides(device: str) -> None:
+    run(Case("130 heads", (1, 3), (5, 20), heads=130, kv_heads=130, head_dim=16, padding=2), device)

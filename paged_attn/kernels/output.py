@@ -7,11 +7,15 @@ from .args import Query, RowTile
 from .numerics import apart, decode, encode, normalize, opaque, scale_of
 from .softmax import finish, log_sum_exp
 
+SAFE_HEADS = tl.constexpr(128)  # times a stride, which is below 2^24 (layout.rows), fits 32 bits
+
 
 @triton.jit
 def _addresses(rows, dim, tensor, S: tl.constexpr):
     """Addresses [R, D] and which of them exist."""
-    head = tl.cast(rows.kv_head * S.GROUP, tl.int64)
+    head = rows.kv_head * S.GROUP
+    if S.KV_HEADS * S.GROUP > SAFE_HEADS:
+        head = tl.cast(head, tl.int64)
     block = tensor.ptr + rows.token * tensor.stride_token + head * tensor.stride_head
     row = rows.index * tensor.stride_token + rows.member * tensor.stride_head
     return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
@@ -86,7 +90,9 @@ def clear_padding(out, lse, batch, dim, S: tl.constexpr):
     live = tl.load(batch.query_starts + batch.num_seqs)
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
         token = tl.cast(row // HEADS, tl.int64)
-        head = tl.cast(row % HEADS, tl.int64)
+        head = row % HEADS
+        if HEADS > SAFE_HEADS:
+            head = tl.cast(head, tl.int64)
         zero = encode(dim * 0.0, out.FP8, out.ptr.dtype.element_ty)
         tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)
         if lse is not None:

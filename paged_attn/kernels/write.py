@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from .numerics import decode, encode, scale_of
+from .output import SAFE_HEADS
 
 
 @triton.jit
@@ -14,7 +15,8 @@ def store_heads(
     """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
-    source = rows.ptr + token * rows.stride_token + kv_head.to(tl.int64)[:, None] * rows.stride_head + dim[None, :]
+    head = kv_head.to(tl.int64) if KV_HEADS > SAFE_HEADS else kv_head
+    source = rows.ptr + token * rows.stride_token + head[:, None] * rows.stride_head + dim[None, :]
     x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
     if kv.FP8 > 0:
         scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
