@@ -76,7 +76,7 @@ def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr, 
     if S.SCALE_FIRST:
         if mods.softcap is not None and is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
             if partial:
-                scores = mask(scores, rows, key, first, end, mods, 0.0)  # lest spreads what slots without a key hold
+                scores = mask(scores, rows, key, first, end, mods, 0.0)  # what dead slots hold must not spread
             power = times(scores, scale * (2 * LOG2E / mods.softcap), S.NORMALIZED)
             scores = add_biases(mods.softcap - 2 * mods.softcap * share_of_one(power), rows, key, first, mods, S)
         else:
