@@ -107,7 +107,8 @@ def _work(launch: Launch, done: Cut) -> str:
     text = f"{blocks}, {_some(done.tiles, 'tile', 'tiles')} that somebody sees {heads}; "
     span = _count(done.least, done.most)
     if done.schedule == "shares":
-        return f"{text}even shares: {done.parts} of {span} tiles"
+        side = f", blocks in {launch.side} lines side by side" if launch.side > 1 else ""
+        return f"{text}even shares: {done.parts} of {span} tiles{side}"
     if done.schedule == "counter":
         return f"{text}from a counter: {done.parts} items of up to {done.most} tiles"
     return f"{text}a program per block: {span} tiles"

@@ -288,6 +288,16 @@ def test_a_window_frees_pages_and_new_keys_have_their_own_dtype() -> None:
     assert question.operations(asked) == 4 * 128 * 32 * 4 * 10
 
 
+def test_lines_side_by_side_and_pieces_are_told() -> None:
+    """8 shares of 128 tiles each for two lines; 8 blocks of 128 tiles in halves."""
+    told = printed("--queries 16x64 --keys 16x8192 --device sm90")
+    assert "even shares: 16 of 128 tiles, blocks in 2 lines side by side" in told
+    assert "no block is cut" in told
+    told = printed("--queries 256 --keys 16384 --device sm90")
+    assert "from a counter: 128 items of up to 64 tiles" in told
+    assert "8 blocks are cut, into 16 pieces" in told
+
+
 def test_lengths_are_said_in_groups() -> None:
     assert lengths("1x2048,3x1") == [2048, 1, 1, 1]
     assert lengths("7") == [7]
