@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -122,7 +123,8 @@ def profile(case: str) -> list[str]:
     command = ["ncu", "-k", KERNELS, "-s", "2", "-c", "1", "--section", "SourceCounters"]
     command += ["--warp-sampling-interval", "0", "--page", "source", "--csv"]
     program = [sys.executable, "-m", "benchmarks.stalls", case, "--run"]
-    return subprocess.run(command + program, capture_output=True, text=True, check=True).stdout.splitlines()
+    done = subprocess.run(command + program, capture_output=True, text=True)
+    return (done.stdout + done.stderr).splitlines()  # without a table `read` tells the end of it
 
 
 def call_three_times(name: str) -> None:
@@ -155,6 +157,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.csv is not None and options.csv.exists():
         lines = options.csv.read_text(encoding="utf-8").splitlines()
     else:
+        if shutil.which("ncu") is None:
+            parser.error("ncu is not on the path")
         lines = profile(options.case)
         if options.csv is not None:
             options.csv.write_text("\n".join(lines), encoding="utf-8")

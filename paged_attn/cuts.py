@@ -101,10 +101,8 @@ def cut(launch: Launch, batch: Batch) -> Cut:
     shape, pipe = launch.shape, launch.pipe
     blocks = list(blocks_of(launch, batch))
     if pipe is not None and not pipe.SHARES:
-        size = piece_size(blocks, launch) if shape.SPLIT else math.inf
-        counts = [
-            (block, max(int((2 * block.tiles + size) // (2 * size)), 1) if shape.SPLIT else 1) for block in blocks
-        ]
+        size = piece_size(blocks, launch) if shape.SPLIT else max((block.tiles for block in blocks), default=1)
+        counts = [(block, max((2 * block.tiles + size) // (2 * size), 1)) for block in blocks]
         schedule, parts, least = "counter", sum(count for _, count in counts) * shape.KV_HEADS, 0
         most = max((-(-block.tiles // count) for block, count in counts), default=0)
     elif shape.SPLIT:

@@ -249,6 +249,8 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
     assert found == "takes spills has is stores uses does sends has spills waits rescales converts does"
+    divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=98, VOTE=1)] * 2)
+    assert "takes 98 special functions for 32 scores of a thread" in list(_hopper_complaints(divided))
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -41,6 +43,30 @@ def test_the_command_tells_what_a_file_holds(tmp_path: Path, capsys: pytest.Capt
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["1024", "0x10", "0.0", "90.0%", "no_inst", "56%,", "barrier", "22%,", "wait", "22%"]
     assert lines[4][:3] == ["1024", "0x20", "60.0%"]
+
+
+def test_a_case_is_profiled_in_a_process_of_its_own_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> SimpleNamespace:
+        asked.append(command)
+        return SimpleNamespace(stdout=PRINTED, stderr="")
+
+    monkeypatch.setattr(stalls.subprocess, "run", run)
+    monkeypatch.setattr(stalls.shutil, "which", lambda name: name)
+    file = tmp_path / "ncu.csv"
+    stalls.main(["prefill b4 x 4096", "--csv", str(file)])
+    assert file.read_text(encoding="utf-8").splitlines() == PRINTED.splitlines()
+    (command,) = asked
+    assert command[0] == "ncu"
+    assert command[-5:] == [sys.executable, "-m", "benchmarks.stalls", "prefill b4 x 4096", "--run"]
+
+
+def test_a_machine_without_ncu_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(stalls.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit):
+        stalls.main(["prefill b4 x 4096"])
+    assert "ncu is not on the path" in capsys.readouterr().err
 
 
 def test_what_is_no_table_is_an_error() -> None:

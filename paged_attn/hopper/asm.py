@@ -81,7 +81,7 @@ def raise_max(top, row_max, FP8: gl.constexpr):
     )
 
 
-def _shares_of_one() -> str:
+def _logistic_of_eight() -> str:
     """$i = 1 / (1 + 2^$(8+i)) of eight numbers, the first two and the third two of one row, the others of another."""
     text = "{ .reg .f32 a, b, c, d, ab, cd, r; "
     for row in (0, 2):
@@ -97,18 +97,18 @@ def _shares_of_one() -> str:
     return text + "}"
 
 
-_SHARES = gl.constexpr(_shares_of_one())
+_LOGISTIC = gl.constexpr(_logistic_of_eight())
 _EIGHT = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8))
 
 
 @gluon.jit
-def share_of_one(power):
+def logistic(power):
     """1 / (1 + 2^power) of scores [R, N] in the layout of a product; from 2^30 on the exponential counts as 2^30.
 
     Special functions are what a softcap costs: a reciprocal for four of a row, where a division would be one for each.
     The four are NaN together: numbers that a row must not see have to be gone before.
     """
-    return gl.inline_asm_elementwise(_SHARES, _EIGHT, [power], dtype=gl.float32, is_pure=True, pack=8)
+    return gl.inline_asm_elementwise(_LOGISTIC, _EIGHT, [power], dtype=gl.float32, is_pure=True, pack=8)
 
 
 _E4M3 = gl.constexpr(

@@ -3,7 +3,7 @@
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
 from ..kernels.scores import add_biases, mask, modify
-from .asm import share_of_one
+from .asm import logistic
 from .layouts import is_product, product_layout
 from .ring import advance, release, tile_of, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
@@ -78,7 +78,7 @@ def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr, 
             if partial:
                 scores = mask(scores, rows, key, first, end, mods, 0.0)  # what dead slots hold must not spread
             power = times(scores, scale * (2 * LOG2E / mods.softcap), S.NORMALIZED)
-            scores = add_biases(mods.softcap - 2 * mods.softcap * share_of_one(power), rows, key, first, mods, S)
+            scores = add_biases(mods.softcap - 2 * mods.softcap * logistic(power), rows, key, first, mods, S)
         else:
             scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
         unit = LOG2E
