@@ -162,5 +162,6 @@ def _pieces(launch: Launch, blocks: list[Block], size: int, extra: int) -> Itera
             tiles = launch.shape.PIECE // launch.shape.TILE
             first, end = block.first_tile // tiles, -(-(block.first_tile + block.tiles) // tiles)
             last = max(0, (end - 1) * tiles - block.first_tile)
-            yield 1 if share_of(unit) == share_of(unit + last) else min(end - first, launch.slots)
+            room = launch.slots if launch.pipe is None else launch.slots // launch.programs
+            yield 1 if share_of(unit) == share_of(unit + last) else min(end - first, room)
         unit += block.tiles

@@ -146,8 +146,8 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     shares, live, slots = _shares(p, config, blocks, block_q), rows, 2
     if config.piece is not None:
         live = min(rows, triton.next_power_of_2(tokens * group))
-        slots = _most_pieces(p, config.piece, min(longest, p.max_seqlen_q))
-        shares = _affordable(shares, blocks, 4 * slots * p.kv_heads * live * (dim + 2))
+        slots = most_pieces(p, config.piece, min(longest, p.max_seqlen_q))
+        shares = affordable(shares, blocks, 4 * slots * p.kv_heads * live * (dim + 2))
     elif shares:
         config = split_config(p, config)
     shape = Shape(
@@ -192,13 +192,13 @@ def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
     return min(fill, triton.cdiv(blocks * tiles, config.least))
 
 
-def _most_pieces(p: Problem, piece: int, query_len: int) -> int:
+def most_pieces(p: Problem, piece: int, query_len: int) -> int:
     """Pieces that the keys of so many queries of a sequence can touch."""
     most = max(1, triton.cdiv(p.max_seqlen_k, piece))
     return most if p.window_left < 0 else min(most, triton.cdiv(query_len + p.window_left, piece) + 1)
 
 
-def _affordable(shares: int, blocks: int, share_bytes: int) -> int:
+def affordable(shares: int, blocks: int, share_bytes: int) -> int:
     """Fewer shares if their scratch would be too large, or 0 where a program per block fills the device as well."""
     most = SCRATCH // share_bytes
     return shares if shares <= most else most if most > blocks else 0

@@ -125,11 +125,12 @@ def test_a_key_that_is_not_a_number_reaches_the_rows_that_see_it_and_no_others(
     inputs = build(Case("nan", query_lens, seq_lens, **sizes), device)
     page, slot = divmod(at, 16)
     inputs["k_cache"][inputs["page_table"][0, page], slot, kv_head, 5] = torch.nan
-    out, _ = paged_attn.paged_attention(**inputs)
+    out, lse = paged_attn.paged_attention(**inputs)
     pos = torch.arange(seq_lens[0] - query_lens[0], seq_lens[0])
     wanted = torch.zeros(sum(query_lens), 8, dtype=torch.bool)
     wanted[: query_lens[0], 4:] = (pos >= at)[:, None]
     assert torch.equal(out[: sum(query_lens)].isnan().any(-1).cpu(), wanted)
+    assert torch.equal(lse[: sum(query_lens)].isnan().cpu(), wanted)
 
 
 def far_apart(x: torch.Tensor) -> torch.Tensor:

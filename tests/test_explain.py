@@ -73,7 +73,7 @@ def test_what_the_hopper_kernels_lack_is_named() -> None:
         (dict(page_size=12), "pages of other than a multiple of 8 tokens"),
         (dict(kv_dtype=torch.float8_e4m3fn, head_dim=64), "an fp8 cache of head_dim up to 64, few queries"),
         (dict(layout="x-packed"), "an x-packed cache"),
-        (dict(batch_invariant=True, heads=1024), "more than 64 heads on a KV head nor batch_invariant"),
+        (dict(batch_invariant=True, heads=1024, head_dim=256), "more than 64 heads on a KV head nor batch_invariant"),
         (dict(new=True, kv_dtype=torch.float8_e4m3fn), "keys outside the cache of another type"),
     ):
         lines = told(**changes)

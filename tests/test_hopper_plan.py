@@ -32,7 +32,8 @@ LEFT: list[dict[str, Any]] = [
     dict(heads=65, kv_heads=1),
     dict(heads=256, kv_heads=256),
     dict(new=True),
-    dict(batch_invariant=True),
+    dict(batch_invariant=True, head_dim=192),
+    dict(batch_invariant=True, cache=torch.float8_e4m3fn, compute=torch.float16),
 ]
 
 

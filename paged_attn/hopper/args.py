@@ -78,17 +78,18 @@ class Mail(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One piece of one block of queries x one KV head."""
+    """One piece of one block of queries x one KV head, or several of a fixed size."""
 
     block: Any  # Block
     kv_head: Any  # -1: no more work
-    begin: Any  # tiles [begin, end)
+    begin: Any  # tiles [begin, end); pieces of a fixed size whole, also those that the block does not see
     end: Any
     first: Any  # 1: the piece with the block's first keys
     pieces: Any  # of the block; 1: not cut
+    holders: Any  # programs that have some of these
     first_row: Any  # of the first piece's state in scratch
     row: Any  # of this piece's
-    counter: Any  # of the pieces that have arrived
+    counter: Any  # of the holders that are done
 
 
 class Jobs(NamedTuple):

@@ -26,7 +26,8 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *numbers, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
-    options = {"num_warps": pipe.ROWS // 16}
+    # where results must not depend on the kernel, its compiler may not choose which products to round
+    options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None}
     if launch.config.registers is not None:
         options["maxnreg"] = launch.config.registers
     return Step(kernel, launch.grid, args, options, need_of(launch))

@@ -12,7 +12,7 @@ from .args import Jobs, Results, Rings, Turn, Turns
 from .columns import consume_columns, make_weights
 from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
-from .fp8 import make_bank
+from .fold import make_bank
 from .layouts import lanes_layout
 from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
@@ -128,7 +128,7 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
     readers: gl.constexpr = P.CONSUMERS * WARPGROUP
     room = queries.slots  # never used: a record with a None cannot be returned
-    if P.FP8_PRODUCTS:
+    if P.FP8_PRODUCTS or S.PIECE is not None:
         room = make_bank(S, P)
     elif P.COLUMNS > 0:
         room = make_weights(queries, dtype, S, P)
@@ -169,7 +169,7 @@ def blocks_kernel(
     fence_async_shared()  # what the barriers start with
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     lists = make_lists(batch, lane, mods, S, P)
-    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, out_box, scales)
+    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, out_box, scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES

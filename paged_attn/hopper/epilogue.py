@@ -1,10 +1,28 @@
 """How a block's rows leave: through shared memory, from registers, or as a state for the last piece's program."""
 
+from ..kernels.args import State
 from ..kernels.merge import join
 from ..kernels.output import rows_from, store_lse, store_partial, store_results, store_rows
-from ..kernels.softmax import finish
+from ..kernels.schedule import row_tile
+from ..kernels.softmax import finish, merge, start
+from .fp8 import in_order
 from .layouts import pieces_at_once, rows_at_once, states_layout
 from .shim import fence_async_shared, gl, gluon, store_box, thread_barrier, tma
+
+
+@gluon.jit
+def leaving(state, item, block, mods, S: gl.constexpr, P: gl.constexpr):
+    """(rows, state) of an item as results leave: in the layout of the last product, dims in order, with the sink."""
+    acc = state.acc
+    if P.FP8_PRODUCTS:
+        acc = in_order(acc, S)
+    ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=ROWS), mods, P.ROWS // S.GROUP, S)
+    state = State(acc, gl.convert_layout(state.max, ROWS), gl.convert_layout(state.sum, ROWS))
+    if P.FP8_PRODUCTS and mods.sinks is not None:
+        row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+        state = merge(state, acc * 0.0, row_max, row_sum)
+    return rows, state
 
 
 @gluon.jit
@@ -52,21 +70,22 @@ def store_block(out, results, staging, rows, count, state, NUMBER: gl.constexpr,
 
 
 @gluon.jit
-def merge_pieces(out, results, item, first_row, token, count, LIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Join the states of all pieces of `count` rows, at most LIVE, from a token on, in order.
+def merge_pieces(out, results, item, first_row, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Join the states of all pieces of `count` rows, at most ROWS, from a token on, in order.
 
     What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     WIDTH: gl.constexpr = 128 if S.DIM > 128 else S.DIM
-    ROWS: gl.constexpr = rows_at_once(LIVE, WARPS)
-    CHUNK: gl.constexpr = pieces_at_once(ROWS * WIDTH, WARPS, P.JOINED, P.FP8)
-    LAYOUT: gl.constexpr = states_layout(ROWS, WARPS)
+    LIVE: gl.constexpr = S.LIVE if S.LIVE < ROWS else ROWS
+    AT_ONCE: gl.constexpr = rows_at_once(LIVE, WARPS)
+    CHUNK: gl.constexpr = pieces_at_once(AT_ONCE * WIDTH, WARPS, P.JOINED, P.FP8)
+    LAYOUT: gl.constexpr = states_layout(AT_ONCE, WARPS)
     skip, stride = P.SKIP, P.STRIDE
     if S.SIDE:
         skip, stride = P.SKIP * results.side, P.STRIDE * results.side
-    for first in range(0, count, ROWS):
-        row = first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    for first in range(0, count, AT_ONCE):
+        row = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, LAYOUT))
         rows = rows_from(token, item.kv_head, row, row < count, S)
         for first_dim in range(0, S.DIM, WIDTH):
             dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
@@ -76,27 +95,36 @@ def merge_pieces(out, results, item, first_row, token, count, LIVE: gl.constexpr
 
 
 @gluon.jit
-def store_piece(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """The state of one piece; the last of a block's pieces to arrive joins all."""
-    counter = results.counters + item.counter * P.CONSUMERS + NUMBER
-    first_row = item.first_row + NUMBER * P.ROWS
+def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """The state of one piece, of several of an item number `piece`, in scratch."""
     LAYOUT: gl.constexpr = state.acc.type.layout
-    row = item.row + NUMBER * P.ROWS + gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
+    first_row = item.row + piece * P.SKIP + NUMBER * P.ROWS
+    row = first_row + gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
     store_partial(results.partial, row, rows.valid, dim, state, S)
+
+
+@gluon.jit
+def join_if_last(
+    out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """Count a program that has kept its pieces of a block; the last one joins all."""
+    counter = results.counters + item.counter * P.CONSUMERS + NUMBER
     thread_barrier()  # every thread's rows are written before one of them tells
     arrived = gl.atomic_add(counter, 1, sem="acq_rel")
-    if arrived == item.pieces - 1:
-        merge_pieces(out, results, item, first_row, rows.token, count, state.max.shape[0], S, P)
+    if arrived == item.holders - 1:
+        merge_pieces(out, results, item, item.first_row + NUMBER * P.ROWS, token, count, ROWS, S, P)
         gl.store(counter, 0)
 
 
 @gluon.jit
 def store(out, results, staging, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`count` rows of an item: finished, or the state of a piece."""
+    """`count` rows of an item: finished, or the state of a piece; those of pieces of a fixed size are kept already."""
     if S.SPLIT:
         if item.pieces > 1:
-            store_piece(out, results, item, rows, count, state, NUMBER, S, P)
+            if S.PIECE is None:
+                keep(results, item, 0, rows, state, NUMBER, S, P)
+            join_if_last(out, results, item, rows.token, count, state.max.shape[0], NUMBER, S, P)
         else:
             store_block(out, results, staging, rows, count, state, NUMBER, S, P)
     else:

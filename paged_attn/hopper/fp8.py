@@ -16,13 +16,6 @@ TILES = gl.constexpr(16)  # whose products the tensor cores add up
 
 
 @gluon.jit
-def make_bank(S: gl.constexpr, P: gl.constexpr):
-    """Room for the sums of every consumer, spread so that a warp's threads meet different banks."""
-    layout: gl.constexpr = gl.SwizzledSharedLayout(2, 1, 16, [1, 0])
-    return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, 64, S.DIM], layout)
-
-
-@gluon.jit
 def as_operand(weights, dtype: gl.constexpr, S: gl.constexpr):
     """Weights [64, TILE] in fp8, their keys placed as `convert.transpose` does; moves nothing between threads."""
     x = weights.to(dtype).reshape([64, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([64, S.TILE])

@@ -57,6 +57,6 @@ def read(mail, number, WARPS: gl.constexpr):
     x = ()
     for field in gl.static_range(13):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
-    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[10], x[11], x[12])  # type: ignore[misc]
+    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[9], x[10], x[11], x[12])  # type: ignore[misc]
     mbarrier.arrive(mail.empty.index(at), count=1)
     return item

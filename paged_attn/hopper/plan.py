@@ -7,16 +7,14 @@ from typing import NamedTuple
 import torch
 import triton
 
-from ..kernels.args import Shape
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
 from ..scratch import Need
-from ..tuning import Config
+from . import invariant
 from .args import Pipe
+from .shapes import ONE_WARP, dim_of, is_even, launch_of, shape_of
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
-ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
-ONE_WARP = 32  # and within a warp
 TAKEN = 4  # counters before those of pieces: items taken, programs done
 PIECES = 4  # of blocks that are cut, so many for every program
 
@@ -43,7 +41,11 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: not p.new or p.new_box,
         "keys outside the cache of another type than those in it, or not in steps of 16 bytes",
     ),
-    (lambda p: not p.batch_invariant, "batch_invariant"),
+    # of a piece's results and those before it, larger heads would leave no room for keys
+    (
+        lambda p: not p.batch_invariant or (p.cache.itemsize == 2 and p.head_dim <= 128),
+        "batch_invariant over an fp8 cache, or of head_dim above 128",
+    ),
 )
 
 
@@ -59,22 +61,19 @@ def covers(p: Problem) -> bool:
 
 def launches(p: Problem) -> tuple[Launch, ...]:
     """One launch: even shares where all sequences have few queries, blocks from a counter where some have many."""
+    if p.batch_invariant:
+        return invariant.launches(p)
     if p.only == "decode" or not p.ragged:
         return (few(p, 1, 1),)
     shortest = 0 if p.only is None else 2
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
-    return (many(p, shortest, not _even(p)),)
+    return (many(p, shortest, not is_even(p)),)
 
 
 def _rows(p: Problem, longest: int) -> int:
     """The most rows that a sequence of up to so many queries has for a KV head."""
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
-
-
-def _even(p: Problem) -> bool:
-    """Whether all sequences have as many queries."""
-    return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
 
 
 def _few_rows(p: Problem) -> bool:
@@ -84,7 +83,7 @@ def _few_rows(p: Problem) -> bool:
     rows = _rows(p, UNBOUNDED)
     if rows <= 64:
         return True
-    if p.cache.itemsize == 1 or not _even(p) or p.seqs > ONE_WARP:
+    if p.cache.itemsize == 1 or not is_even(p) or p.seqs > ONE_WARP:
         return False
     blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 128 // (p.heads // p.kv_heads))
     context = p.max_seqlen_k >= 4 * p.max_seqlen_q
@@ -95,12 +94,12 @@ def need_of(launch: Launch) -> Need:
     """Scratch of a launch: its size depends on the device, not on the batch."""
     shape = launch.shape
     slots = launch.slots if shape.SPLIT else 0
-    return Need(slots * shape.ROWS * (shape.DIM + 2), 0, TAKEN + slots * launch.pipe.CONSUMERS)
+    return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + slots * launch.pipe.CONSUMERS)
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows, two consumers, items from a counter; mixed: some sequences may have few queries."""
-    group, dim = p.heads // p.kv_heads, _dim(p)
+    group, dim = p.heads // p.kv_heads, dim_of(p)
     tokens = 64 // group
     boxed = 64 % group == 0 and p.query_box  # results leave in boxes of the form that queries came in
     convert = _conversion(p, boxed)
@@ -133,10 +132,10 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
         SKIP=128,
         STRIDE=128,
     )
-    shape = _shape(p, tile, 2 * tokens, 128, split)._replace(CLEAR=p.ragged and p.only is None)
+    shape = shape_of(p, tile, 2 * tokens, 128, split)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
-    return _launch(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
+    return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
 
 
 class Shares(NamedTuple):
@@ -166,7 +165,7 @@ def _shares(p: Problem, longest: int) -> Shares:
     tile, stages = _share_rings(p, columns, 64 if asked <= 64 else 128)
     keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
     # fp8 leaves room for two programs, which wait in turn
-    resident = 2 if p.cache.itemsize == 1 and columns <= 32 and _dim(p) <= 128 else 1
+    resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
     places = resident * p.device.multiprocessors
     side = _side_by_side(p, rows, places)
     groups = max(1, places // (p.kv_heads * side))
@@ -176,7 +175,7 @@ def _shares(p: Problem, longest: int) -> Shares:
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
     """Even shares of all tiles."""
-    group, dim, s = p.heads // p.kv_heads, _dim(p), _shares(p, longest)
+    group, dim, s = p.heads // p.kv_heads, dim_of(p), _shares(p, longest)
     programs = s.groups * p.kv_heads * s.side
     # a second consumer is another copy of the code: it pays where memory is not what decides, and there is much to do
     much = s.side > 1 and p.seqs * s.blocks * s.tiles * p.kv_heads >= MUCH * programs
@@ -200,11 +199,11 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         SKIP=p.kv_heads * s.rows,
         STRIDE=2 * p.kv_heads * s.rows,
     )
-    shape = _shape(p, s.tile, s.rows // group, s.rows, True)
+    shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED, SIDE=s.side > 1)
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups * s.side else 1
-    launch = _launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+    launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
     return launch._replace(side=s.side)
 
 
@@ -217,7 +216,7 @@ def _side_by_side(p: Problem, rows: int, places: int) -> int:
 
 def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
     """(tile, slots of each ring) of even shares with so many columns, or rows of a consumer."""
-    dim = _dim(p)
+    dim = dim_of(p)
     small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL
     tile, stages = (64, 2 if rows > 64 else 3) if (small and rows == 64) or dim > 128 else (128, 2)
     if tile == 64:
@@ -255,49 +254,3 @@ def _conversion(p: Problem, boxed: bool) -> int:
         return NONE
     both = p.query == p.cache == torch.float8_e4m3fn
     return TRANSPOSE if both and boxed and p.head_dim <= 128 else WIDEN
-
-
-def _dim(p: Problem) -> int:
-    return max(64, triton.next_power_of_2(p.head_dim))
-
-
-def _shape(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
-    return Shape(
-        GROUP=p.heads // p.kv_heads,
-        KV_HEADS=p.kv_heads,
-        HEAD_DIM=p.head_dim,
-        DIM=_dim(p),
-        PAGE=p.page_size,
-        BLOCK_Q=tokens,
-        ROWS=rows,
-        LIVE=rows,
-        TILE=tile,
-        CHUNK=0,
-        STAGES=0,
-        COMPUTE=triton.language.float16 if p.compute == torch.float16 else triton.language.bfloat16,
-        PRECISION="ieee",
-        ONE_BLOCK=False,
-        SPLIT=split,
-        PIECE=None,
-        MERGE=0,
-        SCAN=next((size for size in (ONE_WARP, ALL_AT_ONCE) if p.seqs <= size), 1024),
-        ONE_SCAN=p.seqs <= ALL_AT_ONCE,
-        PEEL=False,
-        SCALE_FIRST=p.modified,
-        CLEAR=False,
-        NATIVE_FP8=True,
-        NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
-        APART=p.new,
-    )
-
-
-def _launch(
-    shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int,
-    resident: int = 1,
-) -> Launch:  # fmt: skip
-    registers = None if resident == 1 else 128
-    config = Config(
-        rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=pipe.ROWS // 16, peel=False, resident=resident,
-        registers=registers,
-    )  # fmt: skip
-    return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)

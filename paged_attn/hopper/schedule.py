@@ -174,10 +174,11 @@ def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
         slot = slots_before + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         first = gl.where(piece == 0, 1, 0)
         item = Item(
-            block, kv_head, begin, gl.maximum(begin, end), first, pieces, slot * S.ROWS, (slot + piece) * S.ROWS, slot
-        )
+            block, kv_head, begin, gl.maximum(begin, end), first, pieces, pieces, slot * S.ROWS,
+            (slot + piece) * S.ROWS, slot,
+        )  # fmt: skip
     else:
-        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 0, 0, 0)
+        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 1, 0, 0, 0)
     return cursor, item
 
 

@@ -11,13 +11,14 @@ from ..kernels.schedule import find_share, unflatten, units_of, visible_range, w
 from .args import Results, Rings, Turn, Turns
 from .columns import consume_columns, make_weights
 from .consumer import consume
+from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
 from .ring import make_ring, retire, start_together, threads_of
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
-from .walk import Walk, piece_at
+from .walk import Walk, item_at
 
 
 @gluon.jit
@@ -33,12 +34,11 @@ def load_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-            turn = load_tiles(
-                box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
-            )
+            begin, end = tiles_of(item, mods, S)
+            turn = load_tiles(box, new_box, ring, turn, table, item.block, kv_head, begin, end, lo, 0, STAGES, S, P)
             unit += count
 
 
@@ -58,8 +58,11 @@ def consume_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = piece_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
-            if P.COLUMNS > 0:
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            if S.PIECE is not None:
+                if item.begin < item.end:
+                    turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
+            elif P.COLUMNS > 0:
                 turns = consume_columns(out, results, query, rings, turns, item, mods, S, P)
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
@@ -94,13 +97,15 @@ def shares_kernel(
     queries = make_queries(dtype, S, P)
     if P.COLUMNS > 0:
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P))
+    elif S.PIECE is not None:
+        rings = Rings(keys, values, queries, make_bank(S, P))
     else:
         rings = Rings(keys, values, queries, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
     share, seq, before = find_share(batch, units, index, shares, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    results = Results(lse, partial_of(scratch, batch.slots * S.ROWS), scratch.counters + TAKEN, None, scales, side)
+    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, None, scales, side)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader, which eight warps leave less

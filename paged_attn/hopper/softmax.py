@@ -52,5 +52,5 @@ def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
         factor = unit if S.SCALE_FIRST else gl.expand_dims(unit, 1)
         weights = gl.exp2(rounded_product(scores, factor) - gl.expand_dims(base, 1))
     else:
-        weights = gl.exp2(scores * unit - gl.expand_dims(base, 1))
+        weights = gl.exp2(gl.fma(scores, unit, -gl.expand_dims(base, 1)))
     return weights, decay, row_max, thread_sums(weights, S, P)

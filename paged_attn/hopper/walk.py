@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ..kernels.schedule import block_of, first_tile, share_of, tile_of, tiles_before, visible_range
+from ..kernels.schedule import block_of, first_tile, pieces_of, share_of, tile_of, tiles_before, visible_range
 from .args import Item
 from .shim import gl, gluon
 
@@ -16,8 +16,17 @@ class Walk(NamedTuple):
 
 
 @gluon.jit
-def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+def item_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
+    if S.PIECE is None:
+        return piece_at(batch, share, walk, tiles, kv_head, mods, S)
+    else:
+        return fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S)
+
+
+@gluon.jit
+def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+    """What a share has of a block is one piece."""
     at = walk.unit - walk.before
     index, columns, column = at // tiles, S.KV_HEADS, kv_head
     if S.SIDE:
@@ -37,5 +46,32 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     first_row = ((2 * first_share + 1) * columns + column) * S.ROWS
     row = ((2 * here + gl.where(tile == 0, 1, 0)) * columns + column) * S.ROWS
     counter = first_share * columns + column
-    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, first_row, row, counter)
+    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
     return item, count
+
+
+@gluon.jit
+def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+    """Pieces that begin in a share are its own, maybe none; `pieces` is 1 where it has all of the block."""
+    PIECE: gl.constexpr = S.PIECE // S.TILE
+    block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, S)
+    tile = (walk.unit - walk.before) % tiles
+    count = gl.minimum(tiles - tile, share.end - walk.unit)
+    first = first_tile(block.seq_len - block.query_len, mods, S)
+    begin_all, end_all = pieces_of(first, 0, tiles, S)
+    begin, end = pieces_of(first, tile, count, S)
+    room = batch.slots // gl.num_programs(0)
+    pieces = gl.minimum(end_all - begin_all, room)  # keys beyond the bound that the host gave have no room
+    end = gl.minimum(end, begin_all + pieces)
+    begin = gl.minimum(begin, end)
+    begins = walk.unit - tile
+    first_share = share_of(begins, share)
+    # a share behind the one where the last piece begins has none of the block
+    last = gl.maximum((begin_all + pieces - 1) * PIECE - first, 0)
+    holders = share_of(begins + last, share) - first_share + 1
+    # the last piece's state comes first
+    first_row = (first_share * room * S.KV_HEADS + kv_head) * S.LIVE
+    row = first_row + (begin_all + pieces - end) * (S.KV_HEADS * S.LIVE)
+    kept = gl.where(end - begin < pieces, pieces, 1)
+    counter = first_share * S.KV_HEADS + kv_head
+    return Item(block, kv_head, begin * PIECE, end * PIECE, 1, kept, holders, first_row, row, counter), count

@@ -58,10 +58,10 @@ def merge(state, acc, row_max, row_sum):
 def finish(acc, row_sum):
     """The output; zero where nothing was seen."""
     # one division for a row: one for each element was a tenth of a Hopper kernel's machine code
-    return acc * (1.0 / tl.where(row_sum > 0, row_sum, 1.0))
+    return acc * (1.0 / tl.where(row_sum != 0, row_sum, 1.0))
 
 
 @triton.jit
 def log_sum_exp(row_max, row_sum):
     """Natural logarithm of the softmax's denominator; -inf where nothing was seen."""
-    return tl.where(row_sum > 0, (row_max + tl.log2(tl.where(row_sum > 0, row_sum, 1.0))) * LN2, float("-inf"))
+    return tl.where(row_sum != 0, (row_max + tl.log2(tl.where(row_sum != 0, row_sum, 1.0))) * LN2, float("-inf"))

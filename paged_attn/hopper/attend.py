@@ -1,0 +1,70 @@
+"""The loop over tiles: the keys of one tile and the values of the one before are multiplied together."""
+
+from ..kernels.args import State
+from ..kernels.schedule import end_in, gap_before
+from .args import Turns
+from .asm import pin, rescale
+from .convert import NONE
+from .layouts import operand_layout, product_layout
+from .shim import gl, gluon, warpgroup_mma_wait
+from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, zero_outside
+
+
+@gluon.jit
+def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+    """(turns, state) after the tiles of an item, at least one, the last one first.
+
+    No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
+    """
+    keys, values = rings.key, rings.value
+    k_turn, v_turn = turns.key, turns.value
+    begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
+    acc, row_max, row_sum = state.acc, state.max, state.sum
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
+    P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
+    dtype: gl.constexpr = keys.slots.dtype
+    AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS)))
+
+    tile = end - 1
+    scores = multiply_keys(q, keys, k_turn, S, P)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    k_turn = leave(keys, k_turn, P.KEY_STAGES)
+    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
+    SUMS: gl.constexpr = sums.type.layout
+    # all of a row's sum so far with the first of its four threads
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, SUMS))
+    before = gl.convert_layout(row_sum * decay, gl.SliceLayout(1, SUMS))
+    sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
+    operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
+    if P.CONVERT == NONE:
+        clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S, P)
+
+    for i in range(1, end - begin):
+        tile = end - 1 - i
+        scores = multiply_keys(q, keys, k_turn, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        scores = warpgroup_mma_wait(1, deps=(scores,))
+        k_turn = leave(keys, k_turn, P.KEY_STAGES)
+        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
+        sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
+        rounded = pin(weights.to(dtype))
+        # ptxas puts the exponentials behind this wait; holding them cost more than it hid (benchmarks/NOTES.md)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        operand = pin(operand)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES)
+        acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
+        operand = gl.convert_layout(rounded, P_LAYOUT)
+        if S.APART:  # noqa: SIM102 (one is decided at compile time)
+            if tile == context_len // S.TILE:  # in which the cache ends
+                clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S, P)
+
+    if P.CONVERT == NONE and mods.left is not None:
+        first = tile * S.TILE - gap_before(tile, context_len, S)
+        if (first < first_key) & (tile < end - 1):
+            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), AT_ONCE, S, P)
+    acc = multiply_values(operand, values, v_turn, acc, S, P)
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    v_turn = leave(values, v_turn, P.VALUE_STAGES)
+    row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
+    return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

@@ -1,0 +1,66 @@
+"""What all plans of Hopper kernels share: shapes and launches from a problem and the numbers that a plan chose."""
+
+import torch
+import triton
+
+from ..kernels.args import Shape
+from ..plan import Launch, Problem
+from ..tuning import Config
+from .args import Pipe
+
+ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
+ONE_WARP = 32  # and within a warp
+
+
+def is_even(p: Problem) -> bool:
+    """Whether all sequences have as many queries."""
+    return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
+
+
+def dim_of(p: Problem) -> int:
+    """Head dims as tiles have them."""
+    return max(64, triton.next_power_of_2(p.head_dim))
+
+
+def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
+    """Of blocks of so many tokens; what is rarer is put in by the caller."""
+    return Shape(
+        GROUP=p.heads // p.kv_heads,
+        KV_HEADS=p.kv_heads,
+        HEAD_DIM=p.head_dim,
+        DIM=dim_of(p),
+        PAGE=p.page_size,
+        BLOCK_Q=tokens,
+        ROWS=rows,
+        LIVE=rows,
+        TILE=tile,
+        CHUNK=0,
+        STAGES=0,
+        COMPUTE=triton.language.float16 if p.compute == torch.float16 else triton.language.bfloat16,
+        PRECISION="ieee",
+        ONE_BLOCK=False,
+        SPLIT=split,
+        PIECE=None,
+        MERGE=0,
+        SCAN=next((size for size in (ONE_WARP, ALL_AT_ONCE) if p.seqs <= size), 1024),
+        ONE_SCAN=p.seqs <= ALL_AT_ONCE,
+        PEEL=False,
+        SCALE_FIRST=p.modified,
+        CLEAR=False,
+        NATIVE_FP8=True,
+        NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
+        APART=p.new,
+    )
+
+
+def launch_of(
+    shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int,
+    resident: int = 1,
+) -> Launch:  # fmt: skip
+    """A launch of so many programs, `resident` of them on a multiprocessor."""
+    registers = None if resident == 1 else 128
+    config = Config(
+        rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=pipe.ROWS // 16, peel=False, resident=resident,
+        registers=registers,
+    )  # fmt: skip
+    return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)
