@@ -8,6 +8,7 @@ from ..kernels.args import State
 from .args import Turns
 from .asm import rescale
 from .layouts import operand_layout, product_layout
+from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
 from .softmax import thread_sums
 from .tiles import judge, leave, multiply_keys, multiply_values
@@ -87,6 +88,7 @@ def attend_fp8(
         acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
 
     acc = multiply_values(as_operand(weights, dtype, S), values, v_turn, acc, S, P)
+    release_queries(rings.queries, True, NUMBER, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     if count > TILES:

@@ -3,7 +3,7 @@
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
 from .args import Queries
-from .ring import make_barriers, threads_of
+from .ring import make_barriers, release, threads_of
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
@@ -81,3 +81,11 @@ def take_queries(
             return gl.convert_layout(loaded.unit, LAYOUT) * scale
         else:
             return scale
+
+
+@gluon.jit
+def release_queries(queries, last, NUMBER: gl.constexpr, P: gl.constexpr):
+    """Room for the next block's, once the `last` keys have been multiplied by these."""
+    if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
+        if last:
+            release(queries.empty.index(NUMBER))
