@@ -119,7 +119,7 @@ def test_scores_of_any_size_are_safe(device: str, cut: Cut) -> None:
 def test_a_key_that_is_not_a_number_reaches_the_rows_that_see_it_and_no_others(
     softcap: float, query_lens: tuple[int, int], device: str
 ) -> None:
-    """Numbers that share a special function must not share what is wrong with them, and a cap hides nothing."""
+    """A cap hides nothing, and neither does joining the pieces of a sequence."""
     sizes: dict[str, Any] = dict(heads=8, kv_heads=2, head_dim=64, page_size=16, dtype=FP16, softcap=softcap)
     seq_lens, at, kv_head = (150, 20), 129, 1
     inputs = build(Case("nan", query_lens, seq_lens, **sizes), device)

@@ -127,7 +127,8 @@ MORE_CODE = {
     "draft 16": 64, "speculate 32": 76, "speculate 32 tree": 100, "speculate 64": 138, "mixed": 176, "mixed new": 196,
     "mixed softcap": 168,
 }  # fmt: skip
-SOFTCAP_FUNCTIONS = 2 * 32 + 32 // 4 + 4  # two exponentials a score, a reciprocal for four, and what rows need
+SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
+SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division would add three for each
 # Registers that a loop over keys stores and loads again: beside code for few rows, or with a warpgroup more.
 HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2}
 
@@ -181,6 +182,8 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"rescales without a vote: {loop}"
         if "softcap" in variant and loop["MUFU"] > SOFTCAP_FUNCTIONS:
             yield f"takes {loop['MUFU']} special functions for 32 scores of a thread"
+        if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
+            yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
     if "fp8" in variant or "e4m3" in variant:
         yield from _fp8_complaints(facts, rows, columns)
 
@@ -249,8 +252,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
     assert found == "takes spills has is stores uses does sends has spills waits rescales converts does"
-    divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=98, VOTE=1)] * 2)
-    assert "takes 98 special functions for 32 scores of a thread" in list(_hopper_complaints(divided))
+    divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=101, FMUL=196, VOTE=1)] * 2)
+    found = " ".join(_hopper_complaints(divided))
+    assert "takes 101 special functions for 32 scores of a thread" in found
+    assert "multiplies 196 times for 32 scores of a thread" in found
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

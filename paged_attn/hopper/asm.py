@@ -81,34 +81,13 @@ def raise_max(top, row_max, FP8: gl.constexpr):
     )
 
 
-def _logistic_of_eight() -> str:
-    """$i = 1 / (1 + 2^$(8+i)) of eight numbers, the first two and the third two of one row, the others of another."""
-    text = "{ .reg .f32 a, b, c, d, ab, cd, r; "
-    for row in (0, 2):
-        at = (row, row + 1, row + 4, row + 5)
-        for name, i in zip("abcd", at, strict=True):
-            text += f"min.NaN.f32 {name}, ${8 + i}, 0f41F00000; ex2.approx.ftz.f32 {name}, {name};"
-            text += f" add.f32 {name}, {name}, 0f3F800000; "
-        text += "mul.f32 ab, a, b; mul.f32 cd, c, d; mul.f32 r, ab, cd; rcp.approx.ftz.f32 r, r;"
-        text += " mul.f32 cd, cd, r; mul.f32 ab, ab, r; "  # 1 / ab, 1 / cd
-        text += "".join(
-            f"mul.f32 ${i}, {one}; " for i, one in zip(at, ("cd, b", "cd, a", "ab, d", "ab, c"), strict=True)
-        )
-    return text + "}"
-
-
-_LOGISTIC = gl.constexpr(_logistic_of_eight())
-_EIGHT = gl.constexpr(",".join(["=&f"] * 8 + ["f"] * 8))
+_LOGISTIC = gl.constexpr("ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0;")
 
 
 @gluon.jit
 def logistic(power):
-    """1 / (1 + 2^power) of scores [R, N] in the layout of a product; from 2^30 on the exponential counts as 2^30.
-
-    Special functions are what a softcap costs: a reciprocal for four of a row, where a division would be one for each.
-    The four are NaN together: numbers that a row must not see have to be gone before.
-    """
-    return gl.inline_asm_elementwise(_LOGISTIC, _EIGHT, [power], dtype=gl.float32, is_pure=True, pack=8)
+    """1 / (1 + 2^power) in four instructions with what makes the power; a division would take eight more."""
+    return gl.inline_asm_elementwise(_LOGISTIC, "=f,f", [power], dtype=gl.float32, is_pure=True, pack=1)
 
 
 _E4M3 = gl.constexpr(

@@ -8,7 +8,7 @@ from .convert import NONE
 from .layouts import operand_layout, product_layout
 from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
-from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, zero_outside
+from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
 
 @gluon.jit
@@ -28,13 +28,14 @@ def attend(
     P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
     dtype: gl.constexpr = keys.slots.dtype
     AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
+    slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS)))
 
     tile = end - 1
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
+    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S, P)
     SUMS: gl.constexpr = sums.type.layout
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, SUMS))
@@ -50,7 +51,7 @@ def attend(
         acc = multiply_values(operand, values, v_turn, acc, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, mods, S, P)
+        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S, P)
         sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
         rounded = pin(weights.to(dtype))
         # ptxas puts the exponentials behind this wait; holding them cost more than it hid (benchmarks/NOTES.md)

@@ -11,7 +11,7 @@ from .layouts import operand_layout, product_layout
 from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
 from .softmax import thread_sums
-from .tiles import judge, leave, multiply_keys, multiply_values
+from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
 
 TILES = gl.constexpr(16)  # whose products the tensor cores add up
 
@@ -60,6 +60,7 @@ def attend_fp8(
     dtype: gl.constexpr = keys.slots.dtype
     O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, True))
     S_LAYOUT: gl.constexpr = product_layout(S.TILE, True)
+    slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, S_LAYOUT))
     sums = thread_sums(gl.full([64, S.TILE], 0.0, gl.float32, S_LAYOUT), S, P)
     SUM_ROWS: gl.constexpr = gl.SliceLayout(1, sums.type.layout)
@@ -69,7 +70,7 @@ def attend_fp8(
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.end - 1, scale, mods, S, P)
+    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, S, P)
     sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
     for i in range(1, count):
         operand = as_operand(weights, dtype, S)
@@ -77,7 +78,9 @@ def attend_fp8(
         acc = multiply_values(operand, values, v_turn, acc, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, item.end - 1 - i, scale, mods, S, P)
+        weights, decay, row_max, added = judge(
+            scores, row_max, rows, span, key, item.end - 1 - i, scale, slopes, mods, S, P
+        )
         sums = sums * gl.expand_dims(gl.convert_layout(decay, SUM_ROWS), 1) + added
         acc = warpgroup_mma_wait(0, deps=(acc,))
         v_turn = leave(values, v_turn, P.VALUE_STAGES)

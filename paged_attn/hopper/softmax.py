@@ -35,9 +35,14 @@ def thread_sums(weights, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
-    """(weights [R, N], factor of what was there before, maximum, thread sums of the weights), base 2."""
+def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
+    """(weights [R, N], factor of what was there before, maximum, thread sums of the weights), base 2.
+
+    What weighs is scores * unit, plus a shift if there is one.
+    """
     top = gl.max(scores, axis=1) * unit
+    if shift is not None:
+        top += shift
     if P.FP8_PRODUCTS:
         top -= FP8_OFFSET
     if is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
@@ -47,6 +52,8 @@ def weigh(scores, row_max, unit, S: gl.constexpr, P: gl.constexpr):
         top = gl.where(top > row_max + SLACK, top, row_max)
         base = base_of(top)
         row_max, decay = top, gl.exp2(row_max - base)
+    if shift is not None:
+        base -= shift
     if S.NORMALIZED:
         # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
         factor = unit if S.SCALE_FIRST else gl.expand_dims(unit, 1)

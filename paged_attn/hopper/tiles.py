@@ -2,7 +2,7 @@
 
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
-from ..kernels.scores import add_biases, mask, modify
+from ..kernels.scores import add_qq_bias, load_slopes, mask, modify
 from .asm import logistic
 from .layouts import is_product, product_layout
 from .ring import advance, release, tile_of, wait_full, words_of
@@ -67,24 +67,75 @@ def clear_dead(
 
 
 @gluon.jit
-def judge(scores, row_max, rows, span, key, tile, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """Weights of a tile's scores, after modifiers and masks."""
+def add_alibi(scores, factor, rows, slopes, first, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """scores [R, N] of a product * factor + slope * (key - query), two operations for a score.
+
+    Keys are numbers of the tile plus what a thread's register adds to them, which is known when this is compiled: a
+    conversion from an integer for each would take as long as its exponential.
+    """
+    LAYOUT: gl.constexpr = scores.type.layout
+    x = gl.reshape(scores, [P.ROWS, S.TILE // 8, 4, 2])  # of a thread: all eights, one of four pairs, both of it
+    L: gl.constexpr = x.type.layout
+    eight = gl.arange(0, S.TILE // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
+    pair = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
+    one = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))
+    eight = gl.expand_dims(gl.expand_dims(gl.expand_dims(eight, 0), 2), 3)
+    pair = gl.expand_dims(gl.expand_dims(gl.expand_dims(pair, 0), 1), 3)
+    one = gl.expand_dims(gl.expand_dims(gl.expand_dims(one, 0), 1), 2)
+    slope = _by_row(slopes, L)
+    distance = _by_row(first - rows.pos, L) + 2 * pair
+    bias = gl.fma(slope, (8 * eight + one).to(gl.float32), slope * distance.to(gl.float32))
+    if BY_ROW:
+        x = gl.fma(x, _by_row(factor, L), bias)
+    else:
+        x = gl.fma(x, factor, bias)
+    return gl.convert_layout(gl.reshape(x, [P.ROWS, S.TILE]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def slopes_of(rows, mods, S: gl.constexpr):
+    """ALiBi's slopes of rows, once for all tiles."""
+    if mods.alibi_slopes is not None:
+        return load_slopes(rows, mods, S)
+    else:
+        return 0.0
+
+
+@gluon.jit
+def _by_row(x, L: gl.constexpr):
+    """[R] as [R, 1, 1, 1]."""
+    x = gl.convert_layout(x, gl.SliceLayout(1, gl.SliceLayout(2, gl.SliceLayout(3, L))))
+    return gl.expand_dims(gl.expand_dims(gl.expand_dims(x, 1), 2), 3)
+
+
+@gluon.jit
+def judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S: gl.constexpr, P: gl.constexpr):
+    """Weights of a tile's scores, after modifiers and masks; slopes: of rows, if mods have any."""
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     partial = (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
     end = end_in(tile, span.hi, rows.context_len, S)
-    unit = scale * LOG2E
+    unit, shift = scale * LOG2E, None
     if S.SCALE_FIRST:
-        if mods.softcap is not None and is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
-            if partial:
-                scores = mask(scores, rows, key, first, end, mods, 0.0)  # what dead slots hold must not spread
-            power = times(scores, scale * (2 * LOG2E / mods.softcap), S.NORMALIZED)
-            scores = add_biases(mods.softcap - 2 * mods.softcap * logistic(power), rows, key, first, mods, S)
-        else:
-            scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
         unit = LOG2E
+        if not is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
+            scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
+        else:
+            factor = scale
+            BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
+            if mods.softcap is not None:
+                # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
+                scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED))
+                factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
+            if mods.alibi_slopes is not None:
+                scores = add_alibi(scores, factor, rows, slopes, first, BY_ROW, S, P)
+            elif mods.softcap is not None and mods.qq_bias is None:
+                unit = factor * LOG2E
+            else:
+                scores = times(scores, factor, BY_ROW)
+            scores = add_qq_bias(scores, rows, key, first, mods, S)
     if partial:
         scores = mask(scores, rows, key, first, end, mods)
-    return weigh(scores, row_max, unit, S, P)
+    return weigh(scores, row_max, unit, shift, S, P)
 
 
 @gluon.jit

@@ -17,7 +17,22 @@ def softcap(scores, cap):
 
 
 @triton.jit
-def add_qq_bias(scores, rows, pos, mods):
+def load_slopes(rows, mods, S: tl.constexpr):
+    """ALiBi's slope of every row [R]."""
+    return tl.load(mods.alibi_slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)
+
+
+@triton.jit
+def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
+    """Scores plus the query-query bias, where a tile may hold the call's own keys."""
+    if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
+        if tile + S.TILE > rows.context_len:
+            scores = _add_entries(scores, rows, tile + key, mods)
+    return scores
+
+
+@triton.jit
+def _add_entries(scores, rows, pos, mods):
     """Scores of the call's own keys plus their entry in the bias matrix, 0 outside of it."""
     row = rows.pos - rows.context_len
     column = pos - rows.context_len
@@ -32,27 +47,18 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr):
     """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi and query-query bias, in this order."""
     if mods.softcap is not None:
         scores = softcap(scores, mods.softcap)
-    return add_biases(scores, rows, key, tile, mods, S)
-
-
-@triton.jit
-def add_biases(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores after the softcap with ALiBi and query-query bias."""
     if mods.alibi_slopes is not None:
-        slope = tl.load(mods.alibi_slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)
+        slope = load_slopes(rows, mods, S)
         distance = key[None, :] + (tile - rows.pos)[:, None]
         scores += slope[:, None] * distance.to(tl.float32)
-    if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
-        if tile + S.TILE > rows.context_len:
-            scores = add_qq_bias(scores, rows, tile + key, mods)
-    return scores
+    return add_qq_bias(scores, rows, key, tile, mods, S)
 
 
 @triton.jit
-def mask(scores, rows, key, tile, end, mods, hidden=float("-inf")):
-    """`hidden` where a row must not look: outside its window, at or past end."""
+def mask(scores, rows, key, tile, end, mods):
+    """Minus infinity where a row must not look: outside its window, at or past end."""
     # bounds move, not keys: constants need no registers
     visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:
         visible &= key[None, :] >= (rows.first_key - tile)[:, None]
-    return tl.where(visible, scores, hidden)
+    return tl.where(visible, scores, float("-inf"))
