@@ -161,7 +161,7 @@ def _pieces(launch: Launch, blocks: list[Block], size: int, extra: int) -> Itera
             # a piece belongs to the share in which it begins; the pieces of a block that is cut are kept one by one
             tiles = launch.shape.PIECE // launch.shape.TILE
             first, end = block.first_tile // tiles, -(-(block.first_tile + block.tiles) // tiles)
-            last = max(0, (end - 1) * tiles - block.first_tile)
-            room = launch.slots if launch.pipe is None else launch.slots // launch.programs
-            yield 1 if share_of(unit) == share_of(unit + last) else min(end - first, room)
+            pieces = min(end - first, launch.slots if launch.pipe is None else launch.slots // launch.programs)
+            last = max(0, (first + pieces - 1) * tiles - block.first_tile)
+            yield 1 if share_of(unit) == share_of(unit + last) else pieces
         unit += block.tiles

@@ -87,18 +87,19 @@ def _tiles(launch: Launch, done: Cut) -> str:
     live = f", at most {launch.block_tokens * shape.GROUP} live" if launch.block_tokens < shape.BLOCK_Q else ""
     rows = "columns" if pipe is not None and pipe.SHARES and pipe.COLUMNS else "rows"
     text = f"{shape.ROWS} {rows} ({shape.BLOCK_Q} tokens x {shape.GROUP} heads{live}) x {shape.TILE} keys, "
+    fixed = [f"pieces of {shape.PIECE} keys"] * (shape.PIECE is not None)
     if pipe is None:
         notes = [f"{config.stages} stages"]
         notes += ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
-        notes += [f"pieces of {shape.PIECE} keys"] * (shape.PIECE is not None)
-        return text + ", ".join(notes)
+        return text + ", ".join(notes + fixed)
     rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
     if pipe.CONVERT:
         rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
     elif pipe.FP8:
         rings += " of fp8, products of float16"
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {2 * pipe.LOADERS} that load"
-    return f"{text}{rings}, boxes of {pipe.BOX} keys, {warps}{', 4 that convert' if pipe.CONVERT else ''}"
+    parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT) + fixed
+    return text + ", ".join(parts)
 
 
 def _work(launch: Launch, done: Cut) -> str:

@@ -340,6 +340,32 @@ def test_on_a_gpu_long_decodes_do_not_depend_on_the_batch(case: Case, device: st
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("case", SERVERS, ids=str)
+def test_on_a_gpu_room_for_states_changes_no_bit(case: Case, device: str) -> None:
+    """Bounds so wide that nothing, or little, can be cut, and so narrow that shares are smaller than a piece."""
+    inputs = build(replace(case, query_lens=(300, 3, 40, 1, 2900)), device)
+    case = replace(case, query_lens=(300, 3, 40, 1, 2900))
+    want = attend(case, inputs, whole(case), max_seqlen_k=5000)
+    for bound in (1 << 17, 1 << 20, 1 << 28):
+        same(case, attend(case, inputs, whole(case), max_seqlen_k=bound), whole(case), want)
+    chunks = [(seq, end - 1, end) for seq, _, end in whole(case)]
+    for some in (chunks, chunks[:1], chunks[4:]):
+        for bound in (5000, 1 << 28):
+            same(case, decode(case, inputs, [x[:2] for x in some], max_seqlen_k=bound), some, want)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", SERVERS[:1], ids=str)
+def test_on_a_gpu_a_key_beyond_the_bound_has_no_room_and_harms_nobody(case: Case, device: str) -> None:
+    case = replace(case, query_lens=(40, 3, 1, 1, 30))
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    got = attend(case, inputs, whole(case), max_seqlen_k=3000)
+    for seq in (1, 2, 3, 4):
+        same(case, [got[seq]], [whole(case)[seq]], want)
+
+
+@pytest.mark.gpu
 def test_on_a_gpu_a_captured_call_keeps_its_bits(device: str) -> None:
     case = replace(SERVER, query_lens=(1,) * 5, decode_form=True)
     inputs = build(case, device)

@@ -46,6 +46,8 @@ BATCHES: list[dict[str, Any]] = [
         dict(kv_heads=1),
         dict(kv_heads=32),
         dict(window_left=1023),
+        dict(modified=True),
+        dict(modified=True, softcap=True),
     ],
     ids=str,
 )
@@ -75,3 +77,24 @@ def test_scratch_is_bounded_however_wide_the_page_table(batch: dict[str, Any], k
 def test_one_long_sequence_fills_the_device() -> None:
     (launch,) = plan.plan(problem(tokens=1, seqs=1)).launches
     assert launch.grid[0] >= 0.9 * 132
+
+
+def test_captured_calls_of_any_bound_take_few_counters() -> None:
+    for keys in (4096, 2**20):
+        for batch in BATCHES:
+            for launch in plan.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
+                assert need_of(launch).counters <= 1000
+
+
+@pytest.mark.parametrize("keys", [32768, 131072])
+def test_long_decodes_beside_a_prefill_are_cut_however_wide_the_page_table(keys: int) -> None:
+    """Else one of a million keys would be one program's for each KV head."""
+    _, few = plan.plan(problem(tokens=527, seqs=16, max_seqlen_q=512, max_seqlen_k=keys)).launches
+    assert few.shape.SPLIT
+    assert few.grid[0] >= 0.9 * 132
+
+
+def test_a_chunk_behind_a_long_context_is_cut_in_the_room_there_is() -> None:
+    (launch,) = plan.plan(problem(tokens=64, seqs=1, max_seqlen_q=64, max_seqlen_k=131072)).launches
+    assert launch.shape.SPLIT
+    assert launch.grid[0] >= 56

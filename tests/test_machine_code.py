@@ -115,17 +115,20 @@ HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "draft 16", "decode features", "decode head_dim 192",
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
+    "invariant 32", "invariant 4096", "invariant 1",
 )  # fmt: skip
 # Loops over keys of 64 rows, two where two consumers have one each, and of few rows.
-ROWS = {"draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2}
+ROWS = {
+    "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2, "invariant 1": 1, "invariant 32": 2,
+}  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next.
-HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 64": 184}
+HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 64": 184, "invariant 32": 288}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
 SHARES_CODE, BLOCKS_CODE = 44, 160
 MORE_CODE = {
     "draft 16": 64, "speculate 32": 76, "speculate 32 tree": 100, "speculate 64": 138, "mixed": 176, "mixed new": 196,
-    "mixed softcap": 168,
+    "mixed softcap": 168, "invariant 1": 86, "invariant 32": 162,
 }  # fmt: skip
 SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
 SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division would add three for each
@@ -142,6 +145,19 @@ def test_hopper_kernels_keep_their_loops_lean(part: int) -> None:
     assert {x["variant"] for x in found} >= set(words)
     wrong = [f"{x['variant']}: {text}" for x in found for text in _hopper_complaints(x)]
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_hopper_kernels_of_invariant_calls_do_the_same_arithmetic() -> None:
+    """Decodes and prefills, in shares of one consumer and of two, and in whole blocks."""
+    found = [
+        {name: loop.get(name, 0) for name in ARITHMETIC}
+        for facts in compiled("sm90", "invariant 32", "invariant 4096", "invariant 1")
+        for loop in facts["innermost"]
+        if _products(loop) >= 8 and loop.get("MUFU", 0) >= 32
+    ]
+    assert len(found) == 5
+    assert all(loop == found[0] for loop in found), found
 
 
 def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:

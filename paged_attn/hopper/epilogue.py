@@ -99,9 +99,12 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
     """The state of one piece, of several of an item number `piece`, in scratch."""
     LAYOUT: gl.constexpr = state.acc.type.layout
     first_row = item.row + piece * P.SKIP + NUMBER * P.ROWS
-    row = first_row + gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
+    row = gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    store_partial(results.partial, row, rows.valid, dim, state, S)
+    valid = rows.valid
+    if S.LIVE < P.ROWS:  # more queries than the host was told of have no room
+        valid &= row < S.LIVE
+    store_partial(results.partial, first_row + row, valid, dim, state, S)
 
 
 @gluon.jit
@@ -110,6 +113,8 @@ def join_if_last(
 ):
     """Count a program that has kept its pieces of a block; the last one joins all."""
     counter = results.counters + item.counter * P.CONSUMERS + NUMBER
+    if S.LIVE < P.ROWS:
+        count = gl.minimum(count, S.LIVE)
     thread_barrier()  # every thread's rows are written before one of them tells
     arrived = gl.atomic_add(counter, 1, sem="acq_rel")
     if arrived == item.holders - 1:

@@ -1,7 +1,7 @@
 """Pieces of a fixed size, whose states are folded in order: the same bits however a block's keys are cut.
 
-From the last piece to the first, as tiles come; whether one program folds them here or `epilogue.merge_pieces` joins
-what several have kept, by the same `merge`.
+They are folded from the last piece to the first, as tiles come, by `softmax.merge`: here where one program has all of
+them, by `epilogue.merge_pieces` where several have kept theirs.
 """
 
 from ..kernels.args import State
@@ -85,22 +85,20 @@ def attend_pieces(
             q, rings, turns, part, first_key, rows, span, first, scale, piece == begin_all, scales, mods, NUMBER, S, P
         )  # fmt: skip
         _, new = leaving(new, item, block, mods, S, P)
-        if S.SPLIT:
-            if item.pieces > 1:
+        cut = item.pieces > 1
+        if S.SPLIT:  # noqa: SIM102 (one is decided at compile time)
+            if cut:
                 keep(results, item, i, out_rows, new, NUMBER, S, P)
-                state = new
-            else:
-                state = fold(bank, state, new, i == 0, piece == begin_all)
-        else:
-            state = fold(bank, state, new, i == 0, piece == begin_all)
+        state = fold(bank, state, new, cut | (i == 0), cut | (piece == begin_all))
     return turns, out_rows, state
 
 
 @gluon.jit
 def fold(bank, state, part, first, last):
-    """The state so far, whose acc lies in the bank, and that of one more piece; acc stays here after the last only."""
-    if first:
-        state = part
+    """The state so far, whose acc lies in the bank, and that of one more piece; only the last one's acc stays here."""
+    if first:  # merged with nothing
+        seen = gl.expand_dims(part.max > float("-inf"), 1)
+        state = State(gl.where(seen, part.acc, 0.0), part.max, part.sum)
     else:
         state = merge(State(bank.load(part.acc.type.layout), state.max, state.sum), part.acc, part.max, part.sum)
     if not last:

@@ -1,6 +1,7 @@
 """Plans of batch-invariant calls: 64 rows of a consumer against tiles of one size, keys cut at fixed places only.
 
-A decode's few rows take a product of 64 rows, as a prefill's do, which memory leaves time for.
+A decode's few rows take a product of 64 rows, as a prefill's do, which memory leaves time for.  Bounds, the batch and
+the page table decide who does what, and nothing that a result depends on.
 """
 
 import math
@@ -10,101 +11,90 @@ import triton
 from ..plan import UNBOUNDED, Launch, Problem, affordable, most_pieces
 from ..tuning import PIECE
 from .args import Pipe
-from .shapes import dim_of, is_even, launch_of, shape_of
+from .shapes import dim_of, is_boxed, is_even, launch_of, loaders_of, shape_of
 
 ENOUGH = 2  # blocks of a multiprocessor from which on none is cut
 ROWS = 64  # of a consumer
+FEW_ROWS = 16  # beside longer sequences: all that have as few may leave states in scratch
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """Sequences whose queries one consumer takes in one launch, the others in another, unless one cannot occur."""
+    """Sequences of few queries in one launch, the others in another, unless one cannot occur."""
     if p.only == "decode" or not p.ragged:
         return (_few(p, 1, 1),)
-    tokens = ROWS // (p.heads // p.kv_heads)
     shortest = 0 if p.only is None else 2
-    if p.max_seqlen_q <= tokens:
+    if p.max_seqlen_q <= _tokens(p, 1):
         return (_few(p, shortest, UNBOUNDED),)
     if is_even(p):
         return (_many(p, shortest),)
-    return (_many(p, tokens + 1), _few(p, shortest, tokens))
+    few = max(1, FEW_ROWS // _group(p))
+    return (_many(p, few + 1), _few(p, shortest, few))
 
 
 def _few(p: Problem, shortest: int, longest: int) -> Launch:
-    """A block for each sequence, and one consumer."""
-    shares = _shares_of(p, 1, p.seqs, longest)
-    return _shares(p, 1, shares, shortest, longest) if shares else _whole(p, shortest, longest)
+    """A block for each sequence."""
+    return _cut(p, 1, p.seqs, shortest, longest) or _whole(p, p.seqs, shortest, longest)
 
 
 def _many(p: Problem, shortest: int) -> Launch:
-    """Blocks of two consumers, cut where there are few."""
-    blocks = _blocks(p)
-    few = blocks * p.kv_heads < ENOUGH * p.device.multiprocessors and p.max_seqlen_k > PIECE
-    shares = _shares_of(p, 2, blocks, UNBOUNDED) if few else 0
-    return _shares(p, 2, shares, shortest, UNBOUNDED) if shares else _whole(p, shortest, UNBOUNDED)
+    """Blocks of two consumers, cut where there are few; with one consumer there may be room for more pieces."""
+    blocks = _blocks(p, shortest, 2)
+    if blocks * p.kv_heads < ENOUGH * p.device.multiprocessors and p.max_seqlen_k > PIECE:
+        cuts = [_cut(p, consumers, _blocks(p, shortest, consumers), shortest, UNBOUNDED) for consumers in (2, 1)]
+        if found := [launch for launch in cuts if launch]:
+            return max(found, key=lambda launch: launch.programs)
+    return _whole(p, blocks, shortest, UNBOUNDED)
 
 
-def _blocks(p: Problem) -> int:
-    return p.tokens // (2 * (ROWS // (p.heads // p.kv_heads))) + p.seqs
-
-
-def _shares_of(p: Problem, consumers: int, blocks: int, longest: int) -> int:
-    """How many shares of the work have room for all pieces of a block; 0 where whole blocks fill the device as well."""
-    slots, live = _kept(p, consumers, longest)
-    return affordable(p.device.multiprocessors // p.kv_heads, blocks, 4 * slots * p.kv_heads * live * (dim_of(p) + 2))
-
-
-def _kept(p: Problem, consumers: int, longest: int) -> tuple[int, int]:
-    """(states that a block may leave, rows of each)."""
+def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
+    """Even shares of all tiles; of blocks that are cut every piece leaves a state, for which there may be no room."""
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
-    live = triton.next_power_of_2(queries * p.heads // p.kv_heads) if consumers == 1 else 2 * ROWS
-    return most_pieces(p, PIECE, min(longest, p.max_seqlen_q)), live
-
-
-def _whole(p: Problem, shortest: int, longest: int) -> Launch:
-    """Items from a counter, none of them cut."""
-    pipe = _pipe(p, 2)._replace(SHARES=False, PREFETCH=False, LOADERS=_loaders(p), QUERY_BOX=_boxed(p))
-    pipe = pipe._replace(BOX=math.gcd(p.page_size, _tile(p) // pipe.LOADERS))
-    programs = min(p.device.multiprocessors, _blocks(p) * p.kv_heads)
-    return _launch(p, pipe, False, programs, shortest, longest, 2 * ROWS, 0)
-
-
-def _shares(p: Problem, consumers: int, shares: int, shortest: int, longest: int) -> Launch:
-    """Even shares of all tiles; of blocks that are cut every piece leaves a state."""
-    slots, live = _kept(p, consumers, longest)
+    live = min(consumers * ROWS, triton.next_power_of_2(queries * _group(p))) if consumers == 1 else consumers * ROWS
+    pieces = most_pieces(p, PIECE, min(longest, p.max_seqlen_q))
+    bytes_of_share = 4 * pieces * p.kv_heads * live * (dim_of(p) + 2)
+    shares = affordable(p.device.multiprocessors // p.kv_heads, blocks, bytes_of_share)
+    if not shares:
+        return None
     programs = shares * p.kv_heads
-    pipe = _pipe(p, consumers)._replace(SKIP=p.kv_heads * live, STRIDE=p.kv_heads * live)
-    return _launch(p, pipe, True, programs, shortest, longest, live, slots * programs)
+    box = math.gcd(p.page_size, _tile(p))
+    pipe = _pipe(p, consumers, True)._replace(BOX=box, PREFETCH=box <= 64, SKIP=p.kv_heads * live)
+    pipe = pipe._replace(STRIDE=pipe.SKIP)
+    return _launch(p, pipe, True, programs, shortest, longest, live, pieces * programs)
+
+
+def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
+    """Items from a counter, none of them cut."""
+    loaders = loaders_of(p, _tile(p))
+    box = math.gcd(p.page_size, _tile(p) // loaders)
+    pipe = _pipe(p, 2, False)._replace(BOX=box, LOADERS=loaders, QUERY_BOX=is_boxed(p))
+    return _launch(p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS, 0)
 
 
 def _launch(
     p: Problem, pipe: Pipe, split: bool, programs: int, shortest: int, longest: int, live: int, slots: int
 ) -> Launch:
-    rows = pipe.CONSUMERS * ROWS
-    tokens = pipe.CONSUMERS * (ROWS // (p.heads // p.kv_heads))
-    shape = shape_of(p, _tile(p), tokens, rows, split)
+    tokens = _tokens(p, pipe.CONSUMERS)
+    shape = shape_of(p, _tile(p), tokens, pipe.CONSUMERS * ROWS, split)
     clear = p.ragged and p.only is None and longest == UNBOUNDED
     shape = shape._replace(PIECE=PIECE, LIVE=live, CLEAR=clear)
     most = max(1, min(tokens, p.max_seqlen_q, longest)) if p.ragged else 1
-    return launch_of(shape, pipe, programs, PIECE // shape.TILE, shortest, longest, most, slots)
+    return launch_of(shape, pipe, programs, 1, shortest, longest, most, slots)
 
 
-def _pipe(p: Problem, consumers: int) -> Pipe:
+def _pipe(p: Problem, consumers: int, shares: bool) -> Pipe:
     """Two consumers and what lies in the bank leave room for two slots of each ring."""
-    tile, wide = _tile(p), dim_of(p) == 128
-    slots = (2 if wide else 4) * (128 // tile)
-    box = math.gcd(p.page_size, tile)
+    slots = (2 if dim_of(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
-        SHARES=True,
+        SHARES=shares,
         CONSUMERS=consumers,
-        KEY_STAGES=slots + (1 if consumers == 1 else 0),
+        KEY_STAGES=slots + (consumers == 1),
         VALUE_STAGES=slots,
         LOADERS=1,
-        BOX=box,
+        BOX=0,
         ROWS_PER_PAGE=p.rows_per_page,
         SKIP=0,
         STRIDE=0,
         JOINED=16,
-        PREFETCH=box <= 64,
     )
 
 
@@ -113,9 +103,18 @@ def _tile(p: Problem) -> int:
     return 64 if p.softcap else 128
 
 
-def _loaders(p: Problem) -> int:
-    return 2 if math.gcd(p.page_size, _tile(p)) < _tile(p) and not p.modified else 1
+def _group(p: Problem) -> int:
+    return p.heads // p.kv_heads
 
 
-def _boxed(p: Problem) -> bool:
-    return ROWS % (p.heads // p.kv_heads) == 0 and p.query_box
+def _tokens(p: Problem, consumers: int) -> int:
+    """Of a block."""
+    return consumers * (ROWS // _group(p))
+
+
+def _blocks(p: Problem, shortest: int, consumers: int) -> int:
+    """That sequences of so many queries or more can have."""
+    tokens = _tokens(p, consumers)
+    if is_even(p):
+        return p.seqs * triton.cdiv(p.max_seqlen_q, tokens)
+    return p.tokens // tokens + min(p.seqs, p.tokens // max(1, shortest))

@@ -12,7 +12,7 @@ from ..plan import UNBOUNDED, Launch, Problem
 from ..scratch import Need
 from . import invariant
 from .args import Pipe
-from .shapes import ONE_WARP, dim_of, is_even, launch_of, shape_of
+from .shapes import ONE_WARP, dim_of, is_boxed, is_even, launch_of, loaders_of, shape_of
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
 TAKEN = 4  # counters before those of pieces: items taken, programs done
@@ -60,7 +60,7 @@ def covers(p: Problem) -> bool:
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """One launch: even shares where all sequences have few queries, blocks from a counter where some have many."""
+    """Even shares where all sequences have few queries, blocks from a counter where some have many."""
     if p.batch_invariant:
         return invariant.launches(p)
     if p.only == "decode" or not p.ragged:
@@ -91,17 +91,18 @@ def _few_rows(p: Problem) -> bool:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch of a launch: its size depends on the device, not on the batch."""
-    shape = launch.shape
+    """Scratch of a launch: its size depends on the device, for pieces of a fixed size on bounds, too; not on lengths."""
+    shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
-    return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + slots * launch.pipe.CONSUMERS)
+    blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
+    return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + blocks * pipe.CONSUMERS)
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows, two consumers, items from a counter; mixed: some sequences may have few queries."""
     group, dim = p.heads // p.kv_heads, dim_of(p)
     tokens = 64 // group
-    boxed = 64 % group == 0 and p.query_box  # results leave in boxes of the form that queries came in
+    boxed = is_boxed(p)
     convert = _conversion(p, boxed)
     keys, values, raw, tile = STAGES[convert, dim]
     if p.softcap and convert == NONE and tile == 128:
@@ -109,8 +110,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     blocks = p.tokens // (2 * tokens) + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
-    # two would send small boxes faster, but have twice the code, and beside that of modifiers it does not stay at hand
-    loaders = 2 if math.gcd(p.page_size, tile) < tile and not p.modified else 1
+    loaders = loaders_of(p, tile)
     if convert == WIDEN:
         boxed = False  # queries change their type on their way
     pipe = Pipe(

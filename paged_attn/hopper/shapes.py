@@ -1,5 +1,7 @@
 """What all plans of Hopper kernels share: shapes and launches from a problem and the numbers that a plan chose."""
 
+import math
+
 import torch
 import triton
 
@@ -15,6 +17,17 @@ ONE_WARP = 32  # and within a warp
 def is_even(p: Problem) -> bool:
     """Whether all sequences have as many queries."""
     return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
+
+
+def loaders_of(p: Problem, tile: int) -> int:
+    """Warps for each ring of blocks."""
+    # two would send small boxes faster, but have twice the code, and beside that of modifiers it does not stay at hand
+    return 2 if math.gcd(p.page_size, tile) < tile and not p.modified else 1
+
+
+def is_boxed(p: Problem) -> bool:
+    """Whether a consumer's queries of a block are a box: results leave in boxes of the form that queries came in."""
+    return 64 % (p.heads // p.kv_heads) == 0 and p.query_box
 
 
 def dim_of(p: Problem) -> int:

@@ -57,21 +57,39 @@ def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, S)
     tile = (walk.unit - walk.before) % tiles
     count = gl.minimum(tiles - tile, share.end - walk.unit)
-    first = first_tile(block.seq_len - block.query_len, mods, S)
-    begin_all, end_all = pieces_of(first, 0, tiles, S)
-    begin, end = pieces_of(first, tile, count, S)
+    from_tile = first_tile(block.seq_len - block.query_len, mods, S)
+    first_piece, past_pieces = pieces_of(from_tile, 0, tiles, S)
+    begin, end = pieces_of(from_tile, tile, count, S)
     room = batch.slots // gl.num_programs(0)
-    pieces = gl.minimum(end_all - begin_all, room)  # keys beyond the bound that the host gave have no room
-    end = gl.minimum(end, begin_all + pieces)
+    pieces = gl.minimum(past_pieces - first_piece, room)  # keys beyond the bound that the host gave have no room
+    end = gl.minimum(end, first_piece + pieces)
     begin = gl.minimum(begin, end)
-    begins = walk.unit - tile
-    first_share = share_of(begins, share)
-    # a share behind the one where the last piece begins has none of the block
-    last = gl.maximum((begin_all + pieces - 1) * PIECE - first, 0)
-    holders = share_of(begins + last, share) - first_share + 1
+    whole = end - begin == pieces
+    unit = walk.unit - tile  # of the block's first tile
+    first_share = share_of(unit, share)
+    second = unit + (first_piece + 1) * PIECE - from_tile  # where the second piece begins
+    holders = holders_of(share, first_share, second, pieces, PIECE)
     # the last piece's state comes first
     first_row = (first_share * room * S.KV_HEADS + kv_head) * S.LIVE
-    row = first_row + (begin_all + pieces - end) * (S.KV_HEADS * S.LIVE)
-    kept = gl.where(end - begin < pieces, pieces, 1)
+    row = first_row + (first_piece + pieces - end) * (S.KV_HEADS * S.LIVE)
     counter = first_share * S.KV_HEADS + kv_head
-    return Item(block, kv_head, begin * PIECE, end * PIECE, 1, kept, holders, first_row, row, counter), count
+    item = Item(
+        block, kv_head, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter
+    )
+    return item, count
+
+
+@gluon.jit
+def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
+    """In how many shares some of a block's pieces begin, the second of them at a unit.
+
+    Within the block something begins in every share of PIECE units or more.  In a smaller one it is one piece at most,
+    but for the first, where the block may begin shortly before its second piece.
+    """
+    if pieces == 1:
+        holders = pieces
+    elif share.size >= PIECE:
+        holders = share_of(second + (pieces - 2) * PIECE, share) - first_share + 1
+    else:
+        holders = pieces - gl.where(share_of(second, share) == first_share, 1, 0)
+    return holders
