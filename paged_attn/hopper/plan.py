@@ -91,7 +91,7 @@ def _few_rows(p: Problem) -> bool:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch of a launch: its size depends on the device, for pieces of a fixed size on bounds, too; not on lengths."""
+    """Scratch of a launch: its size depends on the device, for fixed pieces on bounds, too, and not on lengths."""
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
     blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
