@@ -13,7 +13,7 @@ class Pipe(NamedTuple):
     LOADERS: int  # warps per ring: each loads its part of every tile
     BOX: int  # keys that one message of the copy engine brings
     ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride
-    SKIP: int  # from the state of a block's first piece to that of its second, in rows
+    SKIP: int  # from a block's first state to its second, in rows
     STRIDE: int  # and from there on
     ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
     JOINED: int = 8  # pieces of few rows whose states are loaded together
@@ -58,7 +58,7 @@ class Rings(NamedTuple):
     key: Any
     value: Any
     queries: Any
-    room: Any  # sums of fp8 products, or weights of few rows; otherwise never used
+    room: Any  # sums of fp8 products or of pieces, or weights of few rows; otherwise never used
 
 
 class Turns(NamedTuple):
@@ -84,11 +84,11 @@ class Item(NamedTuple):
     kv_head: Any  # -1: no more work
     begin: Any  # tiles [begin, end); pieces of a fixed size whole, also those that the block does not see
     end: Any
-    first: Any  # 1: the piece with the block's first keys
+    first: Any  # 1: the piece with the block's first keys; of a fixed size not asked for
     pieces: Any  # of the block; 1: not cut
     holders: Any  # programs that have some of these
-    first_row: Any  # of the first piece's state in scratch
-    row: Any  # of this piece's
+    first_row: Any  # of the first state in scratch, the first piece's; of pieces of a fixed size the last one's
+    row: Any  # of this piece's, or the last of these
     counter: Any  # of the holders that are done
 
 
@@ -106,7 +106,7 @@ class Results(NamedTuple):
 
     lse: Any
     partial: Any  # Partial
-    counters: Any  # int32, pieces that have arrived; zero before and after every launch
+    counters: Any  # int32, holders that are done; zero before and after every launch
     box: Any  # the output as the copy engine sees it; None: registers write it
     scales: Any  # Scales
     side: Any = None  # Shape.SIDE: as Batch.side
