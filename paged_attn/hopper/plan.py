@@ -100,42 +100,48 @@ def need_of(launch: Launch) -> Need:
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows, two consumers, items from a counter; mixed: some sequences may have few queries."""
-    group, dim = p.heads // p.kv_heads, dim_of(p)
-    tokens = 64 // group
-    boxed = is_boxed(p)
-    convert = _conversion(p, boxed)
-    keys, values, raw, tile = STAGES[convert, dim]
-    if p.softcap and convert == NONE and tile == 128:
-        keys, values, tile = 2 * keys, 2 * values, 64  # a loop of half the code: see DESIGN.md
-    blocks = p.tokens // (2 * tokens) + p.seqs
+    convert = _conversion(p)
+    keys, values, raw, tile = _block_rings(p, convert)
+    pipe = _block_pipe(p, convert, tile, mixed)._replace(KEY_STAGES=keys, VALUE_STAGES=values, RAW_STAGES=raw)
+    tokens = 2 * (64 // (p.heads // p.kv_heads))
+    blocks = p.tokens // tokens + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
+    shape = shape_of(p, tile, tokens, 128, split)._replace(CLEAR=p.ragged and p.only is None)
+    programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
+    slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
+    return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
+
+
+def _block_rings(p: Problem, convert: int) -> tuple[int, int, int, int]:
+    """As in STAGES; of a softcap a loop of half the code: see DESIGN.md."""
+    keys, values, raw, tile = STAGES[convert, dim_of(p)]
+    if p.softcap and convert == NONE and tile == 128:
+        return 2 * keys, 2 * values, raw, 64
+    return keys, values, raw, tile
+
+
+def _block_pipe(p: Problem, convert: int, tile: int, mixed: bool) -> Pipe:
     loaders = loaders_of(p, tile)
-    if convert == WIDEN:
-        boxed = False  # queries change their type on their way
-    pipe = Pipe(
+    boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
+    return Pipe(
         SHARES=False,
         MIXED=mixed,
-        COLUMNS=COLUMNS if mixed and group <= COLUMNS and convert == NONE else 0,
+        COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
         CONSUMERS=2,
-        KEY_STAGES=keys,
-        VALUE_STAGES=values,
+        KEY_STAGES=0,
+        VALUE_STAGES=0,
         CONVERT=convert,
-        RAW_STAGES=raw,
         FP8=MANTISSA.get(p.cache, 0),
         FP8_PRODUCTS=convert == TRANSPOSE,
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
-        OUT_BOX=boxed and p.out_box and dim <= 128 and convert == NONE,
+        OUT_BOX=boxed and p.out_box and dim_of(p) <= 128 and convert == NONE,
         SKIP=128,
         STRIDE=128,
     )
-    shape = shape_of(p, tile, 2 * tokens, 128, split)._replace(CLEAR=p.ragged and p.only is None)
-    programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
-    slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
-    return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(2 * tokens, p.max_seqlen_q), slots)
 
 
 class Shares(NamedTuple):
@@ -175,14 +181,24 @@ def _shares(p: Problem, longest: int) -> Shares:
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
     """Even shares of all tiles."""
-    group, dim, s = p.heads // p.kv_heads, dim_of(p), _shares(p, longest)
+    group, s = p.heads // p.kv_heads, _shares(p, longest)
     programs = s.groups * p.kv_heads * s.side
+    shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
+    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED, SIDE=s.side > 1)
+    live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
+    least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups * s.side else 1
+    pipe = _share_pipe(p, s, programs)
+    launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+    return launch._replace(side=s.side)
+
+
+def _share_pipe(p: Problem, s: Shares, programs: int) -> Pipe:
+    group, dim, box = p.heads // p.kv_heads, dim_of(p), math.gcd(p.page_size, s.tile)
     # a second consumer is another copy of the code: it pays where memory is not what decides, and there is much to do
     much = s.side > 1 and p.seqs * s.blocks * s.tiles * p.kv_heads >= MUCH * programs
     consumers = 2 if much and 128 // group == 2 * (64 // group) else 1
-    box = math.gcd(p.page_size, s.tile)
     long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
-    pipe = Pipe(
+    return Pipe(
         SHARES=True,
         CONSUMERS=consumers,
         ROWS=64 * s.warpgroups // consumers,
@@ -199,12 +215,6 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         SKIP=p.kv_heads * s.rows,
         STRIDE=2 * p.kv_heads * s.rows,
     )
-    shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
-    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED, SIDE=s.side > 1)
-    live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
-    least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups * s.side else 1
-    launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-    return launch._replace(side=s.side)
 
 
 def _side_by_side(p: Problem, rows: int, places: int) -> int:
@@ -248,9 +258,9 @@ FEW = 3
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 
-def _conversion(p: Problem, boxed: bool) -> int:
+def _conversion(p: Problem) -> int:
     """How fp8 keys and values become operands."""
     if p.cache.itemsize == 2:
         return NONE
     both = p.query == p.cache == torch.float8_e4m3fn
-    return TRANSPOSE if both and boxed and p.head_dim <= 128 else WIDEN
+    return TRANSPOSE if both and is_boxed(p) and p.head_dim <= 128 else WIDEN
