@@ -88,7 +88,7 @@ def test_captured_calls_of_any_bound_take_few_counters() -> None:
 
 @pytest.mark.parametrize("keys", [32768, 131072])
 def test_long_decodes_beside_a_prefill_are_cut_however_wide_the_page_table(keys: int) -> None:
-    """Else one of a million keys would be one program's for each KV head."""
+    """Else a sequence of as many keys would be one program's for each KV head."""
     _, few = plan.plan(problem(tokens=527, seqs=16, max_seqlen_q=512, max_seqlen_k=keys)).launches
     assert few.shape.SPLIT
     assert few.grid[0] >= 0.9 * 132

@@ -131,7 +131,7 @@ MORE_CODE = {
     "mixed softcap": 168, "invariant 1": 86, "invariant 32": 162,
 }  # fmt: skip
 SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
-SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division would add three for each
+SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division or what saves one multiplies, too
 # Registers that a loop over keys stores and loads again: beside code for few rows, or with a warpgroup more.
 HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2}
 

@@ -86,7 +86,7 @@ _LOGISTIC = gl.constexpr("ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000;
 
 @gluon.jit
 def logistic(power):
-    """1 / (1 + 2^power) in four instructions with what makes the power; a division would take eight more."""
+    """1 / (1 + 2^power) in three instructions, where a division would check its operands' range, too."""
     return gl.inline_asm_elementwise(_LOGISTIC, "=f,f", [power], dtype=gl.float32, is_pure=True, pack=1)
 
 

@@ -49,24 +49,21 @@ def _many(p: Problem, shortest: int) -> Launch:
 def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
     """Even shares of all tiles; of blocks that are cut every piece leaves a state, for which there may be no room."""
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
-    live = min(consumers * ROWS, triton.next_power_of_2(queries * _group(p))) if consumers == 1 else consumers * ROWS
+    live = 2 * ROWS if consumers == 2 else min(ROWS, triton.next_power_of_2(queries * _group(p)))
     pieces = most_pieces(p, PIECE, min(longest, p.max_seqlen_q))
     bytes_of_share = 4 * pieces * p.kv_heads * live * (dim_of(p) + 2)
     shares = affordable(p.device.multiprocessors // p.kv_heads, blocks, bytes_of_share)
     if not shares:
         return None
     programs = shares * p.kv_heads
-    box = math.gcd(p.page_size, _tile(p))
-    pipe = _pipe(p, consumers, True)._replace(BOX=box, PREFETCH=box <= 64, SKIP=p.kv_heads * live)
-    pipe = pipe._replace(STRIDE=pipe.SKIP)
+    pipe = _pipe(p, consumers, 1)
+    pipe = pipe._replace(SHARES=True, PREFETCH=pipe.BOX <= 64, SKIP=p.kv_heads * live, STRIDE=p.kv_heads * live)
     return _launch(p, pipe, True, programs, shortest, longest, live, pieces * programs)
 
 
 def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
     """Items from a counter, none of them cut."""
-    loaders = loaders_of(p, _tile(p))
-    box = math.gcd(p.page_size, _tile(p) // loaders)
-    pipe = _pipe(p, 2, False)._replace(BOX=box, LOADERS=loaders, QUERY_BOX=is_boxed(p))
+    pipe = _pipe(p, 2, loaders_of(p, _tile(p)))._replace(QUERY_BOX=is_boxed(p))
     return _launch(p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS, 0)
 
 
@@ -81,16 +78,16 @@ def _launch(
     return launch_of(shape, pipe, programs, 1, shortest, longest, most, slots)
 
 
-def _pipe(p: Problem, consumers: int, shares: bool) -> Pipe:
-    """Two consumers and what lies in the bank leave room for two slots of each ring."""
+def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
+    """Of whole blocks; two consumers and what lies in the bank leave room for two slots of each ring."""
     slots = (2 if dim_of(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
-        SHARES=shares,
+        SHARES=False,
         CONSUMERS=consumers,
         KEY_STAGES=slots + (consumers == 1),
         VALUE_STAGES=slots,
-        LOADERS=1,
-        BOX=0,
+        LOADERS=loaders,
+        BOX=math.gcd(p.page_size, _tile(p) // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
         SKIP=0,
         STRIDE=0,

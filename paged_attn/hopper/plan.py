@@ -101,8 +101,7 @@ def need_of(launch: Launch) -> Need:
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows, two consumers, items from a counter; mixed: some sequences may have few queries."""
     convert = _conversion(p)
-    keys, values, raw, tile = _block_rings(p, convert)
-    pipe = _block_pipe(p, convert, tile, mixed)._replace(KEY_STAGES=keys, VALUE_STAGES=values, RAW_STAGES=raw)
+    pipe, tile = _block_pipe(p, convert, mixed)
     tokens = 2 * (64 // (p.heads // p.kv_heads))
     blocks = p.tokens // tokens + p.seqs
     tiles = triton.cdiv(p.max_seqlen_k, tile)
@@ -121,17 +120,20 @@ def _block_rings(p: Problem, convert: int) -> tuple[int, int, int, int]:
     return keys, values, raw, tile
 
 
-def _block_pipe(p: Problem, convert: int, tile: int, mixed: bool) -> Pipe:
+def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
+    """(pipe, tile) of blocks."""
+    keys, values, raw, tile = _block_rings(p, convert)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
-    return Pipe(
+    pipe = Pipe(
         SHARES=False,
         MIXED=mixed,
         COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
         CONSUMERS=2,
-        KEY_STAGES=0,
-        VALUE_STAGES=0,
+        KEY_STAGES=keys,
+        VALUE_STAGES=values,
         CONVERT=convert,
+        RAW_STAGES=raw,
         FP8=MANTISSA.get(p.cache, 0),
         FP8_PRODUCTS=convert == TRANSPOSE,
         LOADERS=loaders,
@@ -142,6 +144,7 @@ def _block_pipe(p: Problem, convert: int, tile: int, mixed: bool) -> Pipe:
         SKIP=128,
         STRIDE=128,
     )
+    return pipe, tile
 
 
 class Shares(NamedTuple):
@@ -193,6 +196,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
 
 
 def _share_pipe(p: Problem, s: Shares, programs: int) -> Pipe:
+    """Of even shares."""
     group, dim, box = p.heads // p.kv_heads, dim_of(p), math.gcd(p.page_size, s.tile)
     # a second consumer is another copy of the code: it pays where memory is not what decides, and there is much to do
     much = s.side > 1 and p.seqs * s.blocks * s.tiles * p.kv_heads >= MUCH * programs

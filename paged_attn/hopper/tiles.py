@@ -110,7 +110,7 @@ def _by_row(x, L: gl.constexpr):
 
 @gluon.jit
 def judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S: gl.constexpr, P: gl.constexpr):
-    """Weights of a tile's scores, after modifiers and masks; slopes: of rows, if mods have any."""
+    """Weights of a tile's scores, after modifiers and masks; slopes: of rows of a product, if mods have any."""
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     partial = (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
     end = end_in(tile, span.hi, rows.context_len, S)
