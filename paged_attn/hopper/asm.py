@@ -7,11 +7,12 @@ from .shim import gl, gluon
 
 @gluon.jit
 def pin(x):
-    """The 16-bit values x, in use here as far as LLVM can tell.
+    """The values x of 16 or 32 bits, in use here as far as LLVM can tell.
 
     So it may not sink their conversion, nor use the registers of an operand that the tensor cores still read.
     """
-    return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=2)
+    PACK: gl.constexpr = 32 // x.dtype.primitive_bitwidth
+    return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)
 
 
 def _scale_unless_one(registers: int) -> str:
@@ -36,28 +37,35 @@ _ASM_64, _IN_64 = gl.constexpr(_scale_unless_one(64)), gl.constexpr(_constraints
 
 @gluon.jit
 def rescale(acc, factor, DIM: gl.constexpr):
-    """acc [64, DIM] * factor [64]: without the vote every tile pays for it, though the maximum rarely moves."""
+    """acc * factor, seen `by_thread`: without the vote every tile pays for it, though the maximum rarely moves."""
     if DIM == 64:
         return gl.inline_asm_elementwise(
-            _ASM_32, _IN_32, [acc, gl.expand_dims(factor, 1)], dtype=gl.float32, is_pure=False, pack=32
+            _ASM_32, _IN_32, [acc, factor], dtype=gl.float32, is_pure=False, pack=32
         )
     elif DIM == 128:
         return gl.inline_asm_elementwise(
-            _ASM_64, _IN_64, [acc, gl.expand_dims(factor, 1)], dtype=gl.float32, is_pure=False, pack=64
+            _ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64
         )
     else:
-        return acc * gl.expand_dims(factor, 1)
+        return acc * factor
 
 
 def _raise(slack: float) -> str:
     """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves."""
     number = f"0f{struct.pack('>f', slack).hex()}"
+    above = f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; setp.gt.f32 a, {{0}}, x; setp.gt.f32 b, {{1}}, y;"
+    ask = "".join(
+        f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; max.f32 {b}, {a}, z;"
+        for a, b, n in (("$4", "v", 1), ("v", "v", 2), ("$5", "w", 1), ("w", "w", 2))
+    )
     return (
-        "{ .reg .pred a, b, any; .reg .f32 x, y;"
-        f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; setp.gt.f32 a, $4, x; setp.gt.f32 b, $5, y;"
-        " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
+        "{ .reg .pred a, b, any; .reg .f32 v, w, x, y, z;"
+        + above.format("$4", "$5")
+        + " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
         " or.pred any, a, b; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
-        " @a mov.f32 $0, $4; @b mov.f32 $1, $5; @a sub.f32 x, $6, $4; @b sub.f32 y, $7, $5;"
+        + ask
+        + " setp.gt.f32 a, v, x; setp.gt.f32 b, w, y;"
+        " @a mov.f32 $0, v; @b mov.f32 $1, w; @a sub.f32 x, $6, v; @b sub.f32 y, $7, w;"
         " @a ex2.approx.ftz.f32 $2, x; @b ex2.approx.ftz.f32 $3, y; KEEP: mov.pred any, a; }"
     )
 
@@ -70,8 +78,9 @@ _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
 
 @gluon.jit
 def raise_max(top, row_max, FP8: gl.constexpr):
-    """(maximum of 64 rows, exp2 of its fall), row_max itself unless top is larger by more than the slack.
+    """(maximum [R, 4] of rows, exp2 of its fall) from the threads' own: row_max unless a row's is larger by the slack.
 
+    The threads of a row ask each other only where one in the warp has such a maximum.
     The branch is there for ptxas: it moves waits for products before all that is free to wait, and not before a branch.
     So the maxima are found while the last product runs.
     """
@@ -95,6 +104,10 @@ _E4M3 = gl.constexpr(
     " cvt.rn.f16x2.e4m3x2 $0, lower; cvt.rn.f16x2.e4m3x2 $1, upper; }"
 )
 _E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")  # float16's upper bytes
+_PACK = gl.constexpr(
+    "{ .reg .b16 lower, upper; cvt.rn.satfinite.e4m3x2.f32 lower, $2, $1; cvt.rn.satfinite.e4m3x2.f32 upper, $4, $3;"
+    " mov.b32 $0, {lower, upper}; }"
+)
 _TRANSPOSE = gl.constexpr(
     "{ .reg .b32 a, b, c, d;"
     " prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $6, $7, 0x5140; prmt.b32 c, $4, $5, 0x7362; prmt.b32 d, $6, $7, 0x7362;"
@@ -161,6 +174,12 @@ def widen_pairs_apart(even, odd, FP8: gl.constexpr):
     return gl.inline_asm_elementwise(
         ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [even, odd], dtype=_HALVES_8, is_pure=True, pack=1
     )
+
+
+@gluon.jit
+def pack_bytes(a, b, c, d):
+    """Words of four e4m3 numbers, a's the lowest."""
+    return gl.inline_asm_elementwise(_PACK, "=r,f,f,f,f", [a, b, c, d], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit

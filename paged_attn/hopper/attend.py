@@ -3,11 +3,12 @@
 from ..kernels.args import State
 from ..kernels.schedule import end_in, gap_before
 from .args import Turns
-from .asm import pin, rescale
+from .asm import pin
 from .convert import NONE
 from .layouts import operand_layout, product_layout
 from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
+from .softmax import scale_rows, spread
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
 
@@ -23,8 +24,8 @@ def attend(
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
-    acc, row_max, row_sum = state.acc, state.max, state.sum
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
+    acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
+    ROWS: gl.constexpr = state.max.type.layout
     P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
     dtype: gl.constexpr = keys.slots.dtype
     AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
@@ -35,12 +36,10 @@ def attend(
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S, P)
-    SUMS: gl.constexpr = sums.type.layout
+    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S, P)
     # all of a row's sum so far with the first of its four threads
-    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, SUMS))
-    before = gl.convert_layout(row_sum * decay, gl.SliceLayout(1, SUMS))
-    sums += gl.where(gl.expand_dims(lane == 0, 0), gl.expand_dims(before, 1), 0.0)
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
+    sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
     operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
     if P.CONVERT == NONE:
         clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S, P)
@@ -52,13 +51,13 @@ def attend(
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S, P)
-        sums = sums * gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(1, SUMS)), 1) + added
+        sums = sums * decay + added
         rounded = pin(weights.to(dtype))
         # ptxas puts the exponentials behind this wait; holding them cost more than it hid (benchmarks/NOTES.md)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
-        acc = rescale(acc, gl.convert_layout(decay, O_ROWS), S.DIM)
+        acc = scale_rows(acc, decay, S)
         operand = gl.convert_layout(rounded, P_LAYOUT)
         if S.APART:  # noqa: SIM102 (one is decided at compile time)
             if tile == context_len // S.TILE:  # in which the cache ends
@@ -72,5 +71,5 @@ def attend(
     release_queries(rings.queries, last, NUMBER, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
-    row_sum = gl.convert_layout(gl.sum(sums, axis=1), row_max.type.layout)
+    row_max, row_sum = gl.convert_layout(gl.max(row_max, axis=1), ROWS), gl.convert_layout(gl.sum(sums, axis=1), ROWS)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

@@ -19,6 +19,13 @@ def product_layout(columns, fp8, rows=64):
 
 
 @triton.constexpr_function
+def threads_layout(rows):
+    """[rows, 4]: what each of the four threads of a product's row has, of the rows that it shares."""
+    warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
+    return gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], warps, [], [rows, 4])
+
+
+@triton.constexpr_function
 def is_product(layout, columns, fp8, rows):
     """Whether scores are a product as it comes, of rows of queries; those of columns are its view from the side."""
     return layout == product_layout(columns, fp8, rows)

@@ -3,8 +3,8 @@
 from ..kernels.numerics import rounded_product
 from ..kernels.softmax import base_of
 from . import asm
-from .asm import raise_max
-from .layouts import is_product
+from .asm import raise_max, rescale
+from .layouts import is_product, threads_layout
 from .shim import gl, gluon
 
 SLACK = gl.constexpr(asm.SLACK)
@@ -23,29 +23,99 @@ def times(x, factor, BY_ROW: gl.constexpr):
 
 
 @gluon.jit
-def thread_sums(weights, S: gl.constexpr, P: gl.constexpr):
-    """[R, 4]: over the registers of a thread only; the four threads of a row are added up once, at the end.
+def by_thread(x):
+    """A product [R, N] as [R, N / 8, 4, 2]: of a thread all eights, one of four pairs, both of it."""
+    return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
-    Of few rows, which are columns, whole sums.
-    """
-    if is_product(weights.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
-        return gl.sum(gl.sum(gl.reshape(weights, [P.ROWS, S.TILE // 8, 4, 2]), axis=3), axis=1)
+
+@gluon.jit
+def of_row(x, like):
+    """[R, 4], by the threads of a row, beside what `by_thread` returns."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, like.type.layout))
+    return gl.expand_dims(gl.expand_dims(gl.convert_layout(x, LAYOUT, assert_trivial=True), 1), 3)
+
+
+@gluon.jit
+def spread(x, ROWS: gl.constexpr):
+    """[R] as [R, 4]: all four threads of a row have its number."""
+    LAYOUT: gl.constexpr = threads_layout(ROWS)
+    x = gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    return gl.expand_dims(x, 1) + gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
+
+
+@gluon.jit
+def by_thread(x):
+    """A product [R, N] as [R, N / 8, 4, 2]: of a thread all eights, one of four pairs, both of it."""
+    return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def as_product(x, like):
+    """What `by_thread` returns, as a product again."""
+    return gl.convert_layout(x.reshape(like.shape), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def spread(x, ROWS: gl.constexpr):
+    """[R] as [R, 4]: all four threads of a row have its number."""
+    LAYOUT: gl.constexpr = threads_layout(ROWS)
+    x = gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    return gl.expand_dims(x, 1) + gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
+
+
+@gluon.jit
+def beside(rows, x):
+    """[R, 4], by the threads of a row, beside what `by_thread` returns; [R] beside [R, N]."""
+    if len(x.shape) == 4:
+        LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
+        rows = gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
+        return gl.expand_dims(rows, 3)
     else:
-        return gl.sum(weights, axis=1)
+        return gl.expand_dims(rows, 1)
+
+
+@gluon.jit
+def thread_sums(weights, ROWS: gl.constexpr):
+    """[R, 4] of what `by_thread` returns: over a thread's registers; those of a row are added up once, at the end."""
+    return gl.convert_layout(gl.sum(gl.sum(weights, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def thread_maxima(scores, ROWS: gl.constexpr):
+    """[R, 4], likewise."""
+    return gl.convert_layout(gl.max(gl.max(scores, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def scale_rows(acc, factor, S: gl.constexpr):
+    """A product's rows, each times the factor [R, 4] that its threads agree about."""
+    x = by_thread(acc)
+    return as_product(rescale(x, beside(factor, x), S.DIM), acc)
 
 
 @gluon.jit
 def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
-    """(weights [R, N], factor of what was there before, maximum, thread sums of the weights), base 2.
+    """(weights [R, N], factor of what was there before, maximum, sums of the weights), base 2.
 
-    What weighs is scores * unit, plus a shift if there is one.
+    What weighs is scores * unit, plus a shift if there is one.  Of rows of a product all but the weights is [R, 4]: the
+    factors and maxima that a row's four threads agree about, and the sums that each has of its own.
     """
-    top = gl.max(scores, axis=1) * unit
+    PRODUCT: gl.constexpr = is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS)
+    BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
+    if PRODUCT:
+        x = by_thread(scores)
+        top = thread_maxima(x, P.ROWS)
+        if BY_ROW:
+            unit = spread(unit, P.ROWS)
+    else:
+        x = scores
+        top = gl.max(scores, axis=1)
+    top *= unit
     if shift is not None:
         top += shift
     if P.FP8_PRODUCTS:
         top -= FP8_OFFSET
-    if is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
+    if PRODUCT:
         row_max, decay = raise_max(top, row_max, P.FP8_PRODUCTS)
         base = base_of(row_max)
     else:
@@ -56,8 +126,11 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
         base -= shift
     if S.NORMALIZED:
         # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
-        factor = unit if S.SCALE_FIRST else gl.expand_dims(unit, 1)
-        weights = gl.exp2(rounded_product(scores, factor) - gl.expand_dims(base, 1))
+        factor = beside(unit, x) if BY_ROW else unit
+        weights = gl.exp2(rounded_product(x, factor) - beside(base, x))
     else:
-        weights = gl.exp2(gl.fma(scores, unit, -gl.expand_dims(base, 1)))
-    return weights, decay, row_max, thread_sums(weights, S, P)
+        weights = gl.exp2(gl.fma(x, unit, -beside(base, x)))
+    if PRODUCT:
+        return as_product(weights, scores), decay, row_max, thread_sums(weights, P.ROWS)
+    else:
+        return weights, decay, row_max, gl.sum(weights, axis=1)
