@@ -104,10 +104,14 @@ _E4M3 = gl.constexpr(
     " cvt.rn.f16x2.e4m3x2 $0, lower; cvt.rn.f16x2.e4m3x2 $1, upper; }"
 )
 _E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;")  # float16's upper bytes
-_PACK = gl.constexpr(
-    "{ .reg .b16 lower, upper; cvt.rn.satfinite.e4m3x2.f32 lower, $2, $1; cvt.rn.satfinite.e4m3x2.f32 upper, $4, $3;"
-    " mov.b32 $0, {lower, upper}; }"
+_EXP2_WORDS = gl.constexpr(
+    "{ .reg .b16 lower, upper; .reg .f32 a, b, c, d;"
+    " fma.rn.f32 a, $2, $6, $7; fma.rn.f32 b, $3, $6, $7; fma.rn.f32 c, $4, $6, $7; fma.rn.f32 d, $5, $6, $7;"
+    " ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.satfinite.e4m3x2.f32 lower, b, a; add.f32 a, a, b;"
+    " ex2.approx.ftz.f32 c, c; ex2.approx.ftz.f32 d, d; cvt.rn.satfinite.e4m3x2.f32 upper, d, c; add.f32 c, c, d;"
+    " mov.b32 $0, {lower, upper}; add.f32 $1, a, c; }"
 )
+_WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
 _TRANSPOSE = gl.constexpr(
     "{ .reg .b32 a, b, c, d;"
     " prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $6, $7, 0x5140; prmt.b32 c, $4, $5, 0x7362; prmt.b32 d, $6, $7, 0x7362;"
@@ -177,9 +181,11 @@ def widen_pairs_apart(even, odd, FP8: gl.constexpr):
 
 
 @gluon.jit
-def pack_bytes(a, b, c, d):
-    """Words of four e4m3 numbers, a's the lowest."""
-    return gl.inline_asm_elementwise(_PACK, "=r,f,f,f,f", [a, b, c, d], dtype=gl.int32, is_pure=True, pack=1)
+def exp2_words(a, b, c, d, unit, shift):
+    """(words of exp2(x * unit + shift) of four x in e4m3, a's the lowest, and their sums, not rounded)."""
+    return gl.inline_asm_elementwise(
+        _EXP2_WORDS, "=r,=f,f,f,f,f,f,f", [a, b, c, d, unit, shift], dtype=_WORD_AND_SUM, is_pure=True, pack=1
+    )
 
 
 @gluon.jit

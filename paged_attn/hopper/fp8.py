@@ -6,7 +6,7 @@ shared memory, since two sets of them would fill the registers: the error does n
 
 from ..kernels.args import State
 from .args import Turns
-from .asm import pack_bytes, pin
+from .asm import pin
 from .layouts import operand_layout, product_layout
 from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
@@ -14,19 +14,6 @@ from .softmax import as_product, beside, by_thread, scale_rows, spread
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
 
 TILES = gl.constexpr(16)  # whose products the tensor cores add up
-
-
-@gluon.jit
-def packed(weights, S: gl.constexpr):
-    """Weights [64, TILE] as words of four in fp8 [64, TILE / 4], their keys placed as `convert.transpose` does.
-
-    As words they go from one round of the loop to the next, for 8-bit numbers ptxas would unpack.
-    """
-    x = weights.reshape([64, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
-    even, odd = gl.split(x)
-    lower_even, upper_even = gl.split(even)
-    lower_odd, upper_odd = gl.split(odd)
-    return pack_bytes(lower_even, lower_odd, upper_even, upper_odd).reshape([64, S.TILE // 4])
 
 
 @gluon.jit
@@ -78,19 +65,18 @@ def attend_fp8(
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, sums = judge(scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, S, P)
-    words = packed(weights, S)
+    words, decay, row_max, sums = judge(scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, S, P)
     for i in range(1, count):
         operand = as_operand(words, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        weights, decay, row_max, added = judge(
+        following, decay, row_max, added = judge(
             scores, row_max, rows, span, key, item.end - 1 - i, scale, slopes, mods, S, P
         )
         sums = sums * decay + added
-        following = pin(packed(weights, S))
+        following = pin(following)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         words = pin(words)
         v_turn = leave(values, v_turn, P.VALUE_STAGES)

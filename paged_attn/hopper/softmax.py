@@ -3,7 +3,7 @@
 from ..kernels.numerics import rounded_product
 from ..kernels.softmax import base_of
 from . import asm
-from .asm import raise_max, rescale
+from .asm import exp2_words, raise_max, rescale
 from .layouts import is_product, threads_layout
 from .shim import gl, gluon
 
@@ -87,6 +87,24 @@ def thread_maxima(scores, ROWS: gl.constexpr):
 
 
 @gluon.jit
+def exp2_by_word(scores, unit, shift, S: gl.constexpr):
+    """exp2(scores * unit + shift [64, 4]) as words of four in fp8 [64, TILE / 4], keys as `convert.transpose` has them,
+    and sums [64, 4] by thread.
+
+    As words they go from one round of the loop to the next, for 8-bit numbers ptxas would unpack.
+    """
+    x = scores.reshape([64, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+    even, odd = gl.split(x)
+    lower_even, upper_even = gl.split(even)
+    lower_odd, upper_odd = gl.split(odd)
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, lower_even.type.layout)
+    shift = gl.expand_dims(gl.convert_layout(shift, LAYOUT, assert_trivial=True), 1)
+    words, sums = exp2_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
+    sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(64), assert_trivial=True)
+    return words.reshape([64, S.TILE // 4]), sums
+
+
+@gluon.jit
 def scale_rows(acc, factor, S: gl.constexpr):
     """A product's rows, each times the factor [R, 4] that its threads agree about."""
     x = by_thread(acc)
@@ -124,13 +142,18 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
         row_max, decay = top, gl.exp2(row_max - base)
     if shift is not None:
         base -= shift
-    if S.NORMALIZED:
-        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
-        factor = beside(unit, x) if BY_ROW else unit
-        weights = gl.exp2(rounded_product(x, factor) - beside(base, x))
+    if P.FP8_PRODUCTS:
+        weights, sums = exp2_by_word(scores, unit, -base, S)
     else:
-        weights = gl.exp2(gl.fma(x, unit, -beside(base, x)))
-    if PRODUCT:
-        return as_product(weights, scores), decay, row_max, thread_sums(weights, P.ROWS)
-    else:
-        return weights, decay, row_max, gl.sum(weights, axis=1)
+        if S.NORMALIZED:
+            # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+            factor = beside(unit, x) if BY_ROW else unit
+            weights = gl.exp2(rounded_product(x, factor) - beside(base, x))
+        else:
+            weights = gl.exp2(gl.fma(x, unit, -beside(base, x)))
+        if PRODUCT:
+            sums = thread_sums(weights, P.ROWS)
+            weights = as_product(weights, scores)
+        else:
+            sums = gl.sum(weights, axis=1)
+    return weights, decay, row_max, sums
