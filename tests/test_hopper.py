@@ -294,28 +294,33 @@ def test_results_are_those_of_the_reference(name: str) -> None:
     run(case, "cuda")  # with counters as the first run left them
 
 
-@pytest.fixture(params=[0, 1 << 40], ids=["two consumers", "one consumer"])
-def consumers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Of even shares of many rows; what decides is how much there is to do, more than a test can afford."""
+# (LITTLE, MUCH) of `hopper.plan`: what decides is how much there is to do, more or less than a test affords
+SHARES = {"64 rows": (1 << 40, 1 << 40), "one consumer": (0, 1 << 40), "two consumers": (0, 0)}
+
+
+@pytest.fixture(params=SHARES)
+def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Blocks of 64 rows, or of 128 for one consumer or for two, in even shares of many rows."""
     plan.plan.cache_clear()
     calls.clear()
-    monkeypatch.setattr(hopper, "MUCH", request.param)
-    yield
+    for name, value in zip(("LITTLE", "MUCH"), SHARES[request.param]):
+        monkeypatch.setattr(hopper, name, value)
+    yield request.param
     monkeypatch.undo()
     plan.plan.cache_clear()
     calls.clear()
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("even", "a chunk"))])
-def test_one_consumer_or_two_give_the_results_of_the_reference(name: str, consumers: None) -> None:
+def test_all_even_shares_give_the_results_of_the_reference(name: str, shares: str) -> None:
     run(Case(name, **(SIZES | CASES[name])), "cuda")
 
 
-def test_programs_of_blocks_that_no_sequence_has_do_nothing(consumers: None) -> None:
+def test_programs_of_blocks_that_no_sequence_has_do_nothing(shares: str) -> None:
     """As many tokens as two sequences of 64 queries, which is what the planner knows, but they have fewer."""
     case = Case("one block", (20, 9), (5000, 700), padding=99, **SIZES)
     (launch,) = plan.plan(problem_of(build(case, "cuda") | dict(max_seqlen_q=64))).launches
-    assert launch.side == 2
+    assert launch.side == (1 if shares == "64 rows" else 2)
     run(case, "cuda", max_seqlen_q=64)
 
 

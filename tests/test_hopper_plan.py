@@ -192,6 +192,25 @@ def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Pr
 
 
 @pytest.mark.parametrize(
+    ("call", "rows"),
+    [
+        (even(1, 32, 1024), 64),
+        (even(2, 32, 8192), 128),  # 32 blocks that see 128 tiles of 64 keys
+        (even(2, 32, 8192)._replace(window_left=1000), 64),
+        (even(1, 128, 2048), 64),
+        (even(1, 128, 4096), 128),
+        (even(6, 64, 256), 128),  # 192 blocks of 64 rows
+        (even(4, 64, 256), 64),
+        (even(2, 64, 512)._replace(heads=12, kv_heads=4), 64),  # groups of 3: 21 tokens in 64 rows
+    ],
+)
+def test_blocks_have_64_rows_where_all_programs_are_done_soon(call: Problem, rows: int) -> None:
+    launch = hopper.few(call, 0, 1 << 30)
+    assert (rows, rows) == (launch.shape.ROWS, launch.pipe.ROWS * launch.pipe.CONSUMERS)
+    assert rows // (call.heads // call.kv_heads) == launch.shape.BLOCK_Q
+
+
+@pytest.mark.parametrize(
     ("call", "consumers"),
     [
         (even(96, 16, 32768), 1),  # one block of 64 rows
@@ -238,11 +257,11 @@ def test_blocks_lie_side_by_side_where_that_leaves_few_programs_idle(call: Probl
         (even(2, 1, 8192), 1),
         (even(2, 8, 8192), 4),
         (even(2, 8, 64), 1),
-        (even(2, 32, 256), 2),
+        (even(2, 32, 256), 4),
         (even(2, 8, 8192)._replace(window_left=50), 2),
         (even(16, 32, 8192), 1),
     ],
-    ids=["few rows", "many rows", "one tile", "two tiles", "a window", "a block for every program"],
+    ids=["few rows", "many rows", "one tile", "four tiles", "a window", "a block for every program"],
 )
 def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(call: Problem, least: int) -> None:
     (launch,) = hopper.launches(call)

@@ -39,13 +39,9 @@ _ASM_64, _IN_64 = gl.constexpr(_scale_unless_one(64)), gl.constexpr(_constraints
 def rescale(acc, factor, DIM: gl.constexpr):
     """acc * factor, seen `by_thread`: without the vote every tile pays for it, though the maximum rarely moves."""
     if DIM == 64:
-        return gl.inline_asm_elementwise(
-            _ASM_32, _IN_32, [acc, factor], dtype=gl.float32, is_pure=False, pack=32
-        )
+        return gl.inline_asm_elementwise(_ASM_32, _IN_32, [acc, factor], dtype=gl.float32, is_pure=False, pack=32)
     elif DIM == 128:
-        return gl.inline_asm_elementwise(
-            _ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64
-        )
+        return gl.inline_asm_elementwise(_ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64)
     else:
         return acc * factor
 

@@ -170,9 +170,10 @@ def _shares(p: Problem, longest: int) -> Shares:
     """Blocks of few rows as columns, of 64 rows or of 128."""
     asked, group = _rows(p, longest), p.heads // p.kv_heads
     columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
-    rows = columns or (64 if asked <= 64 else 128)
-    tile, stages = _share_rings(p, columns, 64 if asked <= 64 else 128)
-    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
+    many = 64 if asked <= 64 or _has_little(p) else 128
+    rows = columns or many
+    tile, stages = _share_rings(p, columns, many)
+    keys = _keys(p, tile)
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
     places = resident * p.device.multiprocessors
@@ -180,6 +181,20 @@ def _shares(p: Problem, longest: int) -> Shares:
     groups = max(1, places // (p.kv_heads * side))
     blocks = triton.cdiv(p.max_seqlen_q, rows // group)
     return Shares(columns, rows, tile, stages, resident, side, groups, blocks, triton.cdiv(keys, tile))
+
+
+def _keys(p: Problem, tile: int) -> int:
+    """The most that a block may see."""
+    return p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
+
+
+def _has_little(p: Problem) -> bool:
+    """Whether blocks of 64 rows suit more of them: all programs are done soon, and what counts is how few rows of how
+    few pieces one of them has to join, not that keys are read twice.
+    """
+    multiprocessors = p.device.multiprocessors
+    blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
+    return blocks <= multiprocessors and blocks * triton.cdiv(_keys(p, 64), 64) <= LITTLE * multiprocessors
 
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
@@ -243,6 +258,7 @@ def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
 # Tiles of an even share of blocks of 64 rows or more: fewer cost more to join than they balance.  Where a sequence has
 # fewer, or there are blocks for all programs, shares of as many would leave some without any.
 LEAST_FEW = 4
+LITTLE = 16  # tiles of 64 keys and rows of a program up to which blocks have 64 rows
 MUCH = 32  # tiles of a program from which on blocks side by side are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py

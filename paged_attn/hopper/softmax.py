@@ -29,27 +29,6 @@ def by_thread(x):
 
 
 @gluon.jit
-def of_row(x, like):
-    """[R, 4], by the threads of a row, beside what `by_thread` returns."""
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, like.type.layout))
-    return gl.expand_dims(gl.expand_dims(gl.convert_layout(x, LAYOUT, assert_trivial=True), 1), 3)
-
-
-@gluon.jit
-def spread(x, ROWS: gl.constexpr):
-    """[R] as [R, 4]: all four threads of a row have its number."""
-    LAYOUT: gl.constexpr = threads_layout(ROWS)
-    x = gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
-    return gl.expand_dims(x, 1) + gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
-
-
-@gluon.jit
-def by_thread(x):
-    """A product [R, N] as [R, N / 8, 4, 2]: of a thread all eights, one of four pairs, both of it."""
-    return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
-
-
-@gluon.jit
 def as_product(x, like):
     """What `by_thread` returns, as a product again."""
     return gl.convert_layout(x.reshape(like.shape), like.type.layout, assert_trivial=True)
@@ -88,10 +67,10 @@ def thread_maxima(scores, ROWS: gl.constexpr):
 
 @gluon.jit
 def exp2_by_word(scores, unit, shift, S: gl.constexpr):
-    """exp2(scores * unit + shift [64, 4]) as words of four in fp8 [64, TILE / 4], keys as `convert.transpose` has them,
-    and sums [64, 4] by thread.
+    """(exp2(scores * unit + shift [64, 4]) as words of four in fp8 [64, TILE / 4], sums [64, 4] by thread).
 
-    As words they go from one round of the loop to the next, for 8-bit numbers ptxas would unpack.
+    Keys change places as in `convert.transpose`.  As words they go from one round of the loop to the next, for 8-bit
+    numbers ptxas would unpack.
     """
     x = scores.reshape([64, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
     even, odd = gl.split(x)

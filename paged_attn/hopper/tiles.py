@@ -7,7 +7,7 @@ from .asm import logistic
 from .layouts import is_product, product_layout
 from .ring import advance, release, tile_of, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
-from .softmax import times, weigh
+from .softmax import as_product, by_thread, times, weigh
 
 
 @gluon.jit
@@ -73,8 +73,7 @@ def add_alibi(scores, factor, rows, slopes, first, BY_ROW: gl.constexpr, S: gl.c
     Keys are numbers of the tile plus what a thread's register adds to them, which is known when this is compiled: a
     conversion from an integer for each would take as long as its exponential.
     """
-    LAYOUT: gl.constexpr = scores.type.layout
-    x = gl.reshape(scores, [P.ROWS, S.TILE // 8, 4, 2])  # of a thread: all eights, one of four pairs, both of it
+    x = by_thread(scores)
     L: gl.constexpr = x.type.layout
     eight = gl.arange(0, S.TILE // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
     pair = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
@@ -89,7 +88,7 @@ def add_alibi(scores, factor, rows, slopes, first, BY_ROW: gl.constexpr, S: gl.c
         x = gl.fma(x, _by_row(factor, L), bias)
     else:
         x = gl.fma(x, factor, bias)
-    return gl.convert_layout(gl.reshape(x, [P.ROWS, S.TILE]), LAYOUT, assert_trivial=True)
+    return as_product(x, scores)
 
 
 @gluon.jit
