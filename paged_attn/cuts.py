@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from .hopper.pieces import CUT_KEYS, MOST
 from .hopper.plan import PIECES
+from .kernels.schedule import ALIGNED, WHOLE
 from .plan import Launch
 
 
@@ -132,12 +133,17 @@ def cut(launch: Launch, batch: Batch) -> Cut:
 
 def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list[tuple[Block, int]]]:
     """(shares that have work, tiles of the smallest and of the largest, states of each block) of one line of units."""
-    total = sum(block.tiles for block in line)
     shares = launch.programs if launch.pipe is None else launch.programs // (launch.shape.KV_HEADS * launch.side)
-    size, extra = divmod(total, shares)
-    if size < launch.least:
-        size, extra = launch.least, 0
-    pieces = _pieces(launch, line, size, extra)
+    lengths = [block.tiles for block in line]
+    size, room = _whole_share(launch, lengths, shares)
+    if size:
+        extra, lengths = 0, [room] * len(line)
+    else:
+        size, extra = divmod(sum(lengths), shares)
+        if size < launch.least:
+            size, extra = launch.least, 0
+    total = sum(lengths)
+    pieces = _pieces(launch, line, lengths, size, extra)
     return (
         min(shares, -(-total // size)),
         min(size, total),
@@ -146,7 +152,21 @@ def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list
     )
 
 
-def _pieces(launch: Launch, blocks: list[Block], size: int, extra: int) -> Iterator[int]:
+def _whole_share(launch: Launch, lengths: list[int], shares: int) -> tuple[int, int]:
+    """schedule.whole_share."""
+    if not lengths or not launch.shape.WHOLE:
+        return 0, 0
+    longest, parts = max(lengths), shares // len(lengths)
+    if parts > 1:
+        size = max(-(-longest // parts), launch.least)
+        room = -(-longest // size) * size
+    else:
+        size, room = -(-len(lengths) // shares) * longest, longest
+    later = WHOLE.value if parts == 1 and len(lengths) <= shares else ALIGNED.value
+    return (size, room) if size <= -(-sum(lengths) // shares) + later else (0, 0)
+
+
+def _pieces(launch: Launch, blocks: list[Block], lengths: list[int], size: int, extra: int) -> Iterator[int]:
     """How many states each block leaves where shares have `size` units, the first `extra` of them one more."""
 
     def share_of(unit: int) -> int:
@@ -154,9 +174,9 @@ def _pieces(launch: Launch, blocks: list[Block], size: int, extra: int) -> Itera
         return unit // (size + 1) if unit < larger else extra + (unit - larger) // size
 
     unit = 0
-    for block in blocks:
+    for block, length in zip(blocks, lengths, strict=True):
         if launch.shape.PIECE is None:
-            yield share_of(unit + block.tiles - 1) - share_of(unit) + 1
+            yield share_of(unit + length - 1) - share_of(unit) + 1
         else:
             # a piece belongs to the share in which it begins; the pieces of a block that is cut are kept one by one
             tiles = launch.shape.PIECE // launch.shape.TILE
@@ -164,4 +184,4 @@ def _pieces(launch: Launch, blocks: list[Block], size: int, extra: int) -> Itera
             pieces = min(end - first, launch.slots if launch.pipe is None else launch.slots // launch.programs)
             last = max(0, (first + pieces - 1) * tiles - block.first_tile)
             yield 1 if share_of(unit) == share_of(unit + last) else pieces
-        unit += block.tiles
+        unit += length

@@ -252,6 +252,21 @@ CASES: dict[str, dict[str, Any]] = {
     "even drafts of 9, head_dim 256": ragged(*[(9, 2000)] * 12) | dict(bounds=True, head_dim=256),
     "even drafts of 9, group 3, fp8 out": ragged(*[(9, 2000)] * 12) | dict(bounds=True, heads=24, out_dtype=E4M3),
     "40 even drafts": ragged(*[(20, 500)] * 40) | dict(bounds=True),
+    # shares that begin with blocks: these are about as long, and their number is no power of two
+    "12 decodes, a share each": ragged(*[(1, 500 - 9 * i) for i in range(12)]) | dict(decode_form=True),
+    "12 decodes, a share each, window": ragged(*[(1, 500 + 99 * i) for i in range(12)])
+    | dict(decode_form=True, window_size=(300, -1), sinks=True),
+    "e4m3 12 decodes, a share each": ragged(*[(1, 500 - 9 * i) for i in range(12)])
+    | E4M3_CACHE
+    | dict(decode_form=True),
+    "new 12 decodes, a share each": ragged(*[(1, 500 - 9 * i) for i in range(12)]) | NEW | dict(decode_form=True),
+    "24 decodes, two to a share": ragged(*[(1, 300 + 3 * i) for i in range(24)]) | dict(bounds=True, padding=3),
+    "100 decodes, seven to a share": ragged(*[(1, 65 + i % 60) for i in range(100)]) | dict(decode_form=True),
+    "3 decodes, cut alike": ragged((1, 1000), (1, 920), (1, 990)) | dict(decode_form=True),
+    "e5m2 3 decodes, cut alike": ragged((1, 1000), (1, 920), (1, 990)) | dict(cache_dtype=E5M2, decode_form=True),
+    "even drafts of 16, a share each": ragged(*[(16, 520 - 9 * i) for i in range(12)]) | dict(bounds=True),
+    "drafts, cut alike, some without queries": ragged((7, 900), (0, 77), (9, 870), (1, 1000), (16, 990))
+    | dict(bounds=True),
     "even chunks": CHUNKS,
     "even chunks, hnd, page 544, padding": CHUNKS | dict(layout="HND", page_size=544, padding=5),
     "even chunks, all features": CHUNKS | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True),

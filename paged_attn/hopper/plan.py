@@ -183,6 +183,13 @@ def _shares(p: Problem, longest: int) -> Shares:
     return Shares(columns, rows, tile, stages, resident, side, groups, blocks, triton.cdiv(keys, tile))
 
 
+def _is_uneven(p: Problem) -> bool:
+    """Whether even shares cut sequences of one length here and there, and not all alike; decides about kernels, so by
+    nothing that `prepare` does not try.
+    """
+    return p.seqs & (p.seqs - 1) > 0
+
+
 def _keys(p: Problem, tile: int) -> int:
     """The most that a block may see."""
     return p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
@@ -202,7 +209,11 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     group, s = p.heads // p.kv_heads, _shares(p, longest)
     programs = s.groups * p.kv_heads * s.side
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
-    shape = shape._replace(CLEAR=p.ragged and p.only is None and longest == UNBOUNDED, SIDE=s.side > 1)
+    shape = shape._replace(
+        CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
+        SIDE=s.side > 1,
+        WHOLE=shape.ONE_SCAN and _is_uneven(p),
+    )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups * s.side else 1
     pipe = _share_pipe(p, s, programs)

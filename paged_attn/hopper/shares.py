@@ -7,7 +7,7 @@ line of units, here loaders and consumers walk along it each for itself: one con
 from ..kernels.args import Batch
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
-from ..kernels.schedule import find_share, unflatten, units_of, visible_range, work
+from ..kernels.schedule import find_share, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
 from .columns import consume_columns, make_weights
 from .consumer import consume
@@ -30,6 +30,7 @@ def load_share(
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
         blocks, tiles = work(batch, seq, True, mods, S)
+        tiles = gl.maximum(tiles, share.tiles)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
@@ -54,6 +55,7 @@ def consume_share(
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
         blocks, tiles = work(batch, seq, True, mods, S)
+        tiles = gl.maximum(tiles, share.tiles)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
@@ -89,7 +91,7 @@ def shares_kernel(
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
-    units = units_of(batch, lane, mods, S)  # memory answers while barriers are made
+    first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     readers: gl.constexpr = P.CONSUMERS * threads_of(P.ROWS)
     keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
     values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
@@ -103,7 +105,7 @@ def shares_kernel(
         rings = Rings(keys, values, queries, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
-    share, seq, before = find_share(batch, units, index, shares, lane, mods, S)
+    share, seq, before = find_share(batch, first, index, shares, lane, mods, S)
     walk = Walk(share.begin, seq, before)
     results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, None, scales, side)
     K: gl.constexpr = P.KEY_STAGES

@@ -144,6 +144,7 @@ class Shape(NamedTuple):
     CLEAR: bool  # this launch zeroes the rows past the last sequence
     NATIVE_FP8: bool  # the target converts e4m3 in hardware
     NORMALIZED: bool = False  # queries of any magnitude are brought into float16's range, row by row
+    WHOLE: bool = False  # even shares may begin with blocks, where all of these are about as long; wants ONE_SCAN
     SIDE: bool = False  # the blocks of a sequence lie side by side, programs of their own for each, and not end to end
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
 
@@ -177,6 +178,7 @@ class Share(NamedTuple):
     end: Any
     size: Any
     extra: Any  # so many shares, the first ones, have size + 1
+    tiles: Any  # of every block at least, room for the longest where shares begin with blocks; otherwise 0
 
 
 class RowTile(NamedTuple):

@@ -17,7 +17,6 @@ from .schedule import (
     row_tile,
     share_of,
     unflatten,
-    units_of,
     visible_range,
     work,
 )
@@ -148,8 +147,8 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     row = tl.arange(0, S.ROWS)
     dim = tl.arange(0, S.DIM)
     num_shares = tl.num_programs(0) // S.KV_HEADS
-    units = units_of(batch, lane, mods, S)
-    share, seq, before = find_share(batch, units, index, num_shares, lane, mods, S)
+    first_work = work(batch, lane, lane < batch.num_seqs, mods, S)
+    share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S)
     partial = partial_of(scratch, num_shares * batch.slots * S.KV_HEADS * S.LIVE)
     unit = share.begin
     cut_pieces = 0
@@ -157,6 +156,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     cut_tokens = 0
     while unit < share.end:
         blocks, tiles = work(batch, seq, True, mods, S)
+        tiles = tl.maximum(tiles, share.tiles)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1

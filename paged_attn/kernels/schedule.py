@@ -2,13 +2,17 @@
 
 Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's
 queries see; laid end to end, sequence by sequence, they are one line of units.  Or blocks lie side by side: the last of
-every sequence are one line, those before them another, and so on (Shape.SIDE).
+every sequence are one line, those before them another, and so on (Shape.SIDE).  Where all are about as long, each gets
+room for the longest, and shares begin with blocks or cut all alike.
 """
 
 import triton
 import triton.language as tl
 
 from .args import Block, RowTile, Share, Span
+
+# Tiles by which shares may be larger if they cut no block, and if they cut all in the same places.
+WHOLE, ALIGNED = tl.constexpr(4), tl.constexpr(2)
 
 
 @triton.jit
@@ -138,19 +142,50 @@ def find_work(batch, unit, lane, mods, S: tl.constexpr):
 
 
 @triton.jit
-def find_share(batch, units, index, num_shares, lane, mods, S: tl.constexpr):
+def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr):
     """(a share, the sequence that holds its first unit, units before that sequence).
 
-    units: of the first SCAN sequences, read ahead where these are all.
+    first: work of the first SCAN sequences, read ahead where these are all.
     """
     if S.ONE_SCAN:
-        ends = tl.cumsum(units, 0)
-        share = even_share(batch, index, num_shares, tl.max(ends, 0))
+        blocks, tiles = first
+        if S.WHOLE:
+            total = tl.sum(blocks * tiles, 0)
+            size, room = whole_share(blocks, tiles, total, num_shares, batch.least)
+            if size > 0:
+                end = tl.sum(blocks, 0) * room
+                share = Share(index * size, tl.minimum(index * size + size, end), size, 0, room)
+            else:
+                share = even_share(batch, index, num_shares, total)
+            ends = tl.cumsum(blocks * tl.maximum(tiles, share.tiles), 0)
+        else:
+            ends = tl.cumsum(blocks * tiles, 0)
+            share = even_share(batch, index, num_shares, tl.max(ends, 0))
         seq, before = passed_by(ends, share.begin)
     else:
         share = even_share(batch, index, num_shares, total_work(batch, lane, mods, S))
         seq, before = find_work(batch, share.begin, lane, mods, S)
     return share, seq, before
+
+
+@triton.jit
+def whole_share(blocks, tiles, total, num_shares, least):
+    """(size of shares that begin with blocks, room for each block), in tiles; 0 where even shares are done sooner.
+
+    A share has so many blocks, or an equal part of one.  Blocks that even shares would cut, or cut elsewhere, cost as
+    long as some tiles: pieces are joined, and a program with parts of two blocks begins twice.
+    """
+    count = tl.sum(blocks, 0)
+    longest = tl.max(tl.where(blocks > 0, tiles, 0), 0)
+    parts = num_shares // tl.maximum(count, 1)  # of each block
+    if parts > 1:
+        size = tl.maximum(tl.cdiv(longest, parts), least)
+        room = tl.cdiv(longest, size) * size
+    else:
+        size = tl.cdiv(count, num_shares) * longest
+        room = longest
+    later = tl.where((parts == 1) & (count <= num_shares), WHOLE, ALIGNED)
+    return tl.where(size <= tl.cdiv(total, num_shares) + later, size, 0), room
 
 
 @triton.jit
@@ -163,7 +198,7 @@ def even_share(batch, share, num_shares, total):
         extra = 0
     begin = share * size + tl.minimum(share, extra)
     end = tl.minimum(begin + size + tl.where(share < extra, 1, 0), total)
-    return Share(begin, end, size, extra)
+    return Share(begin, end, size, extra, 0)
 
 
 @triton.jit
