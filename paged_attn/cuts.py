@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .hopper.pieces import CUT_KEYS, MOST
 from .hopper.plan import PIECES
-from .kernels.schedule import ALIGNED, WHOLE
+from .kernels.schedule import ONE_EACH, OTHERS
 from .plan import Launch
 
 
@@ -30,7 +30,9 @@ class Block(NamedTuple):
     tokens: int
     from_end: int  # of its sequence's blocks
     first_tile: int  # of its sequence's line
-    tiles: int  # that its sequence's queries see: its length on the line of units
+    tiles: (
+        int  # that its sequence's queries see: its length on the line of units, if no longer block gives it more room
+    )
     visited: int  # that its own queries see
 
 
@@ -146,7 +148,7 @@ def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list
     pieces = _pieces(launch, line, lengths, size, extra)
     return (
         min(shares, -(-total // size)),
-        min(size, total),
+        min(size if extra else total % size or size, total),
         min(total, size + (extra > 0)),
         list(zip(line, pieces, strict=True)),
     )
@@ -162,7 +164,7 @@ def _whole_share(launch: Launch, lengths: list[int], shares: int) -> tuple[int, 
         room = -(-longest // size) * size
     else:
         size, room = -(-len(lengths) // shares) * longest, longest
-    later = WHOLE.value if parts == 1 and len(lengths) <= shares else ALIGNED.value
+    later = ONE_EACH.value if parts == 1 and len(lengths) <= shares else OTHERS.value
     return (size, room) if size <= -(-sum(lengths) // shares) + later else (0, 0)
 
 

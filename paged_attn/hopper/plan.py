@@ -184,8 +184,9 @@ def _shares(p: Problem, longest: int) -> Shares:
 
 
 def _is_uneven(p: Problem) -> bool:
-    """Whether even shares cut sequences of one length here and there, and not all alike; decides about kernels, so by
-    nothing that `prepare` does not try.
+    """Whether shares that begin with sequences are worth looking for: powers of two of them mostly divide even shares.
+
+    It decides about kernels, and so by nothing that `prepare` does not try.
     """
     return p.seqs & (p.seqs - 1) > 0
 
@@ -196,8 +197,9 @@ def _keys(p: Problem, tile: int) -> int:
 
 
 def _has_little(p: Problem) -> bool:
-    """Whether blocks of 64 rows suit more of them: all programs are done soon, and what counts is how few rows of how
-    few pieces one of them has to join, not that keys are read twice.
+    """Whether blocks of 64 rows are better than half as many of 128: all programs are done soon.
+
+    What counts then is how few rows of how few pieces one of them has to join, not that keys are read twice.
     """
     multiprocessors = p.device.multiprocessors
     blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))

@@ -95,7 +95,8 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     """(weights [R, N], factor of what was there before, maximum, sums of the weights), base 2.
 
     What weighs is scores * unit, plus a shift if there is one.  Of rows of a product all but the weights is [R, 4]: the
-    factors and maxima that a row's four threads agree about, and the sums that each has of its own.
+    factors and maxima that a row's four threads agree about, and the sums that each has of its own.  Weights of fp8
+    products are words of four, [R, N / 4].
     """
     PRODUCT: gl.constexpr = is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS)
     BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST

@@ -178,7 +178,7 @@ class Share(NamedTuple):
     end: Any
     size: Any
     extra: Any  # so many shares, the first ones, have size + 1
-    tiles: Any  # of every block at least, room for the longest where shares begin with blocks; otherwise 0
+    tiles: Any  # room for every block on the line where shares begin with blocks; otherwise 0
 
 
 class RowTile(NamedTuple):

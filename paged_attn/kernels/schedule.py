@@ -2,8 +2,8 @@
 
 Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's
 queries see; laid end to end, sequence by sequence, they are one line of units.  Or blocks lie side by side: the last of
-every sequence are one line, those before them another, and so on (Shape.SIDE).  Where all are about as long, each gets
-room for the longest, and shares begin with blocks or cut all alike.
+every sequence are one line, those before them another, and so on (Shape.SIDE).  With Shape.WHOLE, where all are about
+as long, each gets the same room, and shares begin with blocks or cut all alike.
 """
 
 import triton
@@ -11,8 +11,8 @@ import triton.language as tl
 
 from .args import Block, RowTile, Share, Span
 
-# Tiles by which shares may be larger if they cut no block, and if they cut all in the same places.
-WHOLE, ALIGNED = tl.constexpr(4), tl.constexpr(2)
+# Tiles by which shares that begin with blocks may be larger than even ones: shares of one block each, and others.
+ONE_EACH, OTHERS = tl.constexpr(4), tl.constexpr(2)
 
 
 @triton.jit
@@ -170,10 +170,10 @@ def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr):
 
 @triton.jit
 def whole_share(blocks, tiles, total, num_shares, least):
-    """(size of shares that begin with blocks, room for each block), in tiles; 0 where even shares are done sooner.
+    """(size of shares that begin with blocks, room for each block), in tiles; 0 where even ones are that much smaller.
 
-    A share has so many blocks, or an equal part of one.  Blocks that even shares would cut, or cut elsewhere, cost as
-    long as some tiles: pieces are joined, and a program with parts of two blocks begins twice.
+    A share has so many blocks, or an equal part of one.  To join pieces, and to begin a second block, takes as long as
+    some tiles, and even shares of blocks of one length have more of both.
     """
     count = tl.sum(blocks, 0)
     longest = tl.max(tl.where(blocks > 0, tiles, 0), 0)
@@ -184,7 +184,7 @@ def whole_share(blocks, tiles, total, num_shares, least):
     else:
         size = tl.cdiv(count, num_shares) * longest
         room = longest
-    later = tl.where((parts == 1) & (count <= num_shares), WHOLE, ALIGNED)
+    later = tl.where((parts == 1) & (count <= num_shares), ONE_EACH, OTHERS)
     return tl.where(size <= tl.cdiv(total, num_shares) + later, size, 0), room
 
 
