@@ -31,7 +31,7 @@ class Block(NamedTuple):
     from_end: int  # of its sequence's blocks
     first_tile: int  # of its sequence's line
     tiles: (
-        int  # that its sequence's queries see: its length on the line of units, if no longer block gives it more room
+        int  # that its sequence's queries see: its length on the line of units, or less where longer ones give it room
     )
     visited: int  # that its own queries see
 
@@ -137,7 +137,7 @@ def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list
     """(shares that have work, tiles of the smallest and of the largest, states of each block) of one line of units."""
     shares = launch.programs if launch.pipe is None else launch.programs // (launch.shape.KV_HEADS * launch.side)
     lengths = [block.tiles for block in line]
-    size, room = _whole_share(launch, lengths, shares)
+    size, room = _whole_size(launch, lengths, shares)
     if size:
         extra, lengths = 0, [room] * len(line)
     else:
@@ -154,8 +154,8 @@ def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list
     )
 
 
-def _whole_share(launch: Launch, lengths: list[int], shares: int) -> tuple[int, int]:
-    """schedule.whole_share."""
+def _whole_size(launch: Launch, lengths: list[int], shares: int) -> tuple[int, int]:
+    """schedule.whole_size."""
     if not lengths or not launch.shape.WHOLE:
         return 0, 0
     longest, parts = max(lengths), shares // len(lengths)

@@ -250,9 +250,20 @@ def test_shares_and_pieces_are_those_of_the_device(
             assert before <= begin < before + sum(n for other, n in line if other == seq)
 
 
-@pytest.mark.parametrize("queries", ["3x64", "64,20,64", "20,9,64"])
-def test_lines_of_blocks_side_by_side_are_those_of_the_device(queries: str, device: str) -> None:
-    asked = ask(queries=queries, keys="5000,90,700", max_queries=64, device="sm90")
+@pytest.mark.parametrize(
+    ("queries", "keys", "whole"),
+    [
+        ("3x64", "5000,90,700", False),
+        ("64,20,64", "5000,90,700", False),
+        ("20,9,64", "5000,90,700", False),
+        ("3x64", "1500,1450,1420", True),  # both lines in shares that begin with blocks
+        ("64,20,64", "1500,1450,1420", True),
+    ],
+)
+def test_lines_of_blocks_side_by_side_are_those_of_the_device(
+    queries: str, keys: str, whole: bool, device: str
+) -> None:
+    asked = ask(queries=queries, keys=keys, max_queries=64, device="sm90")
     launch = hopper_plan.few(asked.problem, 0, 1 << 30)
     assert launch.side == 2
     done = cuts.cut(launch, asked.batch)
@@ -268,6 +279,7 @@ def test_lines_of_blocks_side_by_side_are_those_of_the_device(queries: str, devi
         sizes += (shares[:, 1] - shares[:, 0]).clamp(min=0).tolist()
         pieces += [last - first + 1 for first, last in ends.tolist() if first >= 0]
         parts += int(sequences[:, 0].sum())
+        assert whole == bool(begins[0, 2])
     assert launch.programs == 8 * 2 * 8
     assert (done.blocks, done.parts, done.most) == (parts, sum(x > 0 for x in sizes), max(sizes))
     assert (done.cut, done.pieces) == (sum(x > 1 for x in pieces), sum(x for x in pieces if x > 1))

@@ -115,11 +115,12 @@ HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "draft 16", "decode features", "decode head_dim 192",
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
-    "invariant 32", "invariant 4096", "invariant 1",
+    "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
 )  # fmt: skip
 # Loops over keys of 64 rows, two where two consumers have one each, and of few rows.
 ROWS = {
-    "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2, "invariant 1": 1, "invariant 32": 2,
+    "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2, "draft of 12": 1, "invariant 1": 1,
+    "invariant 32": 2,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next.
@@ -128,7 +129,7 @@ HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculat
 SHARES_CODE, BLOCKS_CODE = 44, 160
 MORE_CODE = {
     "draft 16": 64, "speculate 32": 76, "speculate 32 tree": 100, "speculate 64": 138, "mixed": 176, "mixed new": 196,
-    "mixed softcap": 168, "invariant 1": 86, "invariant 32": 162,
+    "mixed softcap": 168, "draft of 12": 68, "invariant 1": 86, "invariant 32": 162,
 }  # fmt: skip
 SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
 SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division or what saves one multiplies, too
@@ -212,7 +213,7 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
     """What should have become of fp8 numbers: two at a time in float16, or operands as they are."""
     if facts["operations"].get("F2F"):
         yield "converts numbers one by one"
-    if "all fp8" in facts["variant"] and any(loop.get("HGMMA") or loop.get("PRMT", 0) > 16 for loop in rows):
+    if "all fp8" in facts["variant"] and any(loop.get("HGMMA") or loop.get("PRMT") for loop in rows):
         yield f"does not multiply fp8 as it is: {rows}"
     for loop in columns:  # of 64 keys a thread has as many pairs of keys and values as it multiplies
         if loop["F2FP"] > 4 * loop["HGMMA"] + 4 or loop.get("LDS", 0) > 3 * loop["HGMMA"]:

@@ -114,6 +114,8 @@ HOPPER = {
     "prefill new": PREFILL | dict(new=True),
     "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
+    "decode of 12": DECODE | dict(query_lens=(1,) * 12, seq_lens=(512,) * 12),
+    "draft of 12": DECODE | dict(query_lens=(16,) * 12, seq_lens=(512,) * 12, decode_form=False, bounds=True),
     "invariant 1": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,
     "invariant 32": PREFILL | dict(query_lens=(32,), seq_lens=LONG, bounds=True) | INVARIANT,
     "invariant 4096": PREFILL | dict(query_lens=(4096,), seq_lens=(4096,), bounds=True) | INVARIANT,

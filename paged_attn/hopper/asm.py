@@ -49,15 +49,14 @@ def rescale(acc, factor, DIM: gl.constexpr):
 def _raise(slack: float) -> str:
     """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves."""
     number = f"0f{struct.pack('>f', slack).hex()}"
-    above = f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; setp.gt.f32 a, {{0}}, x; setp.gt.f32 b, {{1}}, y;"
     ask = "".join(
         f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; max.f32 {b}, {a}, z;"
         for a, b, n in (("$4", "v", 1), ("v", "v", 2), ("$5", "w", 1), ("w", "w", 2))
     )
     return (
         "{ .reg .pred a, b, any; .reg .f32 v, w, x, y, z;"
-        + above.format("$4", "$5")
-        + " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
+        f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; setp.gt.f32 a, $4, x; setp.gt.f32 b, $5, y;"
+        " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
         " or.pred any, a, b; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
         + ask
         + " setp.gt.f32 a, v, x; setp.gt.f32 b, w, y;"

@@ -8,7 +8,7 @@ from .convert import NONE
 from .layouts import operand_layout, product_layout
 from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
-from .softmax import scale_rows, spread
+from .softmax import of_rows, scale_rows, spread
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
 
@@ -25,7 +25,6 @@ def attend(
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
-    ROWS: gl.constexpr = state.max.type.layout
     P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
     dtype: gl.constexpr = keys.slots.dtype
     AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
@@ -71,5 +70,5 @@ def attend(
     release_queries(rings.queries, last, NUMBER, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
-    row_max, row_sum = gl.convert_layout(gl.max(row_max, axis=1), ROWS), gl.convert_layout(gl.sum(sums, axis=1), ROWS)
+    row_max, row_sum = of_rows(row_max, sums, state.max)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

@@ -10,7 +10,7 @@ from .asm import pin
 from .layouts import operand_layout, product_layout
 from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
-from .softmax import as_product, beside, by_thread, scale_rows, spread
+from .softmax import as_product, beside, by_thread, of_rows, scale_rows, spread
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
 
 TILES = gl.constexpr(16)  # whose products the tensor cores add up
@@ -55,7 +55,6 @@ def attend_fp8(
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     acc, row_max = state.acc, spread(state.max, P.ROWS)
-    ROWS: gl.constexpr = state.max.type.layout
     dtype: gl.constexpr = keys.slots.dtype
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, True)))
@@ -93,5 +92,5 @@ def attend_fp8(
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     if count > TILES:
         acc = withdraw(rings.room, acc, decays, NUMBER)
-    row_max, row_sum = gl.convert_layout(gl.max(row_max, axis=1), ROWS), gl.convert_layout(gl.sum(sums, axis=1), ROWS)
+    row_max, row_sum = of_rows(row_max, sums, state.max)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

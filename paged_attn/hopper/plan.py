@@ -170,9 +170,9 @@ def _shares(p: Problem, longest: int) -> Shares:
     """Blocks of few rows as columns, of 64 rows or of 128."""
     asked, group = _rows(p, longest), p.heads // p.kv_heads
     columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
-    many = 64 if asked <= 64 or _has_little(p) else 128
-    rows = columns or many
-    tile, stages = _share_rings(p, columns, many)
+    in_rows = 64 if asked <= 64 or _has_little(p) else 128
+    rows = columns or in_rows
+    tile, stages = _share_rings(p, columns, in_rows)
     keys = _keys(p, tile)
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1

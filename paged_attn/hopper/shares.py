@@ -7,7 +7,7 @@ line of units, here loaders and consumers walk along it each for itself: one con
 from ..kernels.args import Batch
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
-from ..kernels.schedule import find_share, unflatten, visible_range, work
+from ..kernels.schedule import find_share, room_of, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
 from .columns import consume_columns, make_weights
 from .consumer import consume
@@ -29,8 +29,7 @@ def load_share(
     turn = Turn(0, 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
-        blocks, tiles = work(batch, seq, True, mods, S)
-        tiles = gl.maximum(tiles, share.tiles)
+        blocks, tiles = room_of(batch, share, seq, mods, S)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
@@ -54,8 +53,7 @@ def consume_share(
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
-        blocks, tiles = work(batch, seq, True, mods, S)
-        tiles = gl.maximum(tiles, share.tiles)
+        blocks, tiles = room_of(batch, share, seq, mods, S)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1

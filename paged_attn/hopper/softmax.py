@@ -43,6 +43,13 @@ def spread(x, ROWS: gl.constexpr):
 
 
 @gluon.jit
+def of_rows(row_max, sums, like):
+    """(maximum, sum) [R], placed like another, of those by thread [R, 4]: the end of what `spread` began."""
+    LAYOUT: gl.constexpr = like.type.layout
+    return gl.convert_layout(gl.max(row_max, axis=1), LAYOUT), gl.convert_layout(gl.sum(sums, axis=1), LAYOUT)
+
+
+@gluon.jit
 def beside(rows, x):
     """[R, 4], by the threads of a row, beside what `by_thread` returns; [R] beside [R, N]."""
     if len(x.shape) == 4:

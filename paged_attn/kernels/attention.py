@@ -14,6 +14,7 @@ from .schedule import (
     find_share,
     first_tile,
     pieces_of,
+    room_of,
     row_tile,
     share_of,
     unflatten,
@@ -155,8 +156,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     cut_token = 0
     cut_tokens = 0
     while unit < share.end:
-        blocks, tiles = work(batch, seq, True, mods, S)
-        tiles = tl.maximum(tiles, share.tiles)
+        blocks, tiles = room_of(batch, share, seq, mods, S)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1

@@ -96,6 +96,13 @@ def work(batch, seq, inside, mods, S: tl.constexpr):
 
 
 @triton.jit
+def room_of(batch, share, seq, mods, S: tl.constexpr):
+    """(blocks of a sequence, units that each has on the line)."""
+    blocks, tiles = work(batch, seq, True, mods, S)
+    return blocks, tl.maximum(tiles, share.tiles)
+
+
+@triton.jit
 def first_tile(context_len, mods, S: tl.constexpr):
     """The first tile that a sequence's queries, which begin at position context_len, may see."""
     if mods.left is None:
@@ -150,13 +157,7 @@ def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr):
     if S.ONE_SCAN:
         blocks, tiles = first
         if S.WHOLE:
-            total = tl.sum(blocks * tiles, 0)
-            size, room = whole_share(blocks, tiles, total, num_shares, batch.least)
-            if size > 0:
-                end = tl.sum(blocks, 0) * room
-                share = Share(index * size, tl.minimum(index * size + size, end), size, 0, room)
-            else:
-                share = even_share(batch, index, num_shares, total)
+            share = whole_share(batch, blocks, tiles, index, num_shares)
             ends = tl.cumsum(blocks * tl.maximum(tiles, share.tiles), 0)
         else:
             ends = tl.cumsum(blocks * tiles, 0)
@@ -169,7 +170,20 @@ def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr):
 
 
 @triton.jit
-def whole_share(blocks, tiles, total, num_shares, least):
+def whole_share(batch, blocks, tiles, index, num_shares):
+    """A share that begins with a block, or with an equal part of one, if these are not much larger than even ones."""
+    total = tl.sum(blocks * tiles, 0)
+    size, room = whole_size(blocks, tiles, total, num_shares, batch.least)
+    if size > 0:
+        end = tl.sum(blocks, 0) * room
+        share = Share(index * size, tl.minimum(index * size + size, end), size, 0, room)
+    else:
+        share = even_share(batch, index, num_shares, total)
+    return share
+
+
+@triton.jit
+def whole_size(blocks, tiles, total, num_shares, least):
     """(size of shares that begin with blocks, room for each block), in tiles; 0 where even ones are that much smaller.
 
     A share has so many blocks, or an equal part of one.  To join pieces, and to begin a second block, takes as long as
