@@ -48,7 +48,6 @@ class Queries(NamedTuple):
 
     slots: Any  # [CONSUMERS, tokens, GROUP, DIM]
     full: Any  # [CONSUMERS, 1]
-    empty: Any
     out: Any  # like slots, if results leave as boxes
 
 

@@ -6,7 +6,6 @@ from .args import Turns
 from .asm import pin
 from .convert import NONE
 from .layouts import operand_layout, product_layout
-from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
 from .softmax import of_rows, scale_rows, spread
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
@@ -14,10 +13,10 @@ from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slo
 
 @gluon.jit
 def attend(
-    q, rings, turns, item, first_key, rows, span, state, scale, last, mods, NUMBER: gl.constexpr, S: gl.constexpr,
+    q, rings, turns, item, first_key, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """(turns, state) after the tiles of an item, at least one, the last one first; `last`: no more for these queries.
+    """(turns, state) after the tiles of an item, at least one, the last one first.
 
     No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
     """
@@ -67,7 +66,6 @@ def attend(
         if (first < first_key) & (tile < end - 1):
             zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), AT_ONCE, S, P)
     acc = multiply_values(operand, values, v_turn, acc, S, P)
-    release_queries(rings.queries, last, NUMBER, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     row_max, row_sum = of_rows(row_max, sums, state.max)

@@ -39,7 +39,6 @@ def load_items(
     """One warp: its part of the tiles of every item; FIRST: the queries too."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
-    phase = 0
     number = 0
     item = read(mail, number, 1)
     while item.kv_head >= 0:
@@ -47,8 +46,7 @@ def load_items(
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             if FIRST and P.QUERY_BOX:
-                load_queries(query_box, queries, phase, item, S, P)
-                phase ^= 1
+                load_queries(query_box, queries, ring, turn, item, S, P)
             turn = load_tiles(
                 box, new_box, ring, turn, table, item.block, item.kv_head, item.begin, item.end, lo, PART, STAGES, S, P
             )

@@ -17,17 +17,17 @@ from .asm import widen_bytes_apart, widen_pairs_apart
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import rows_of, take_queries
-from .ring import release, tile_of, wait_full, words_of
-from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
+from .ring import tile_of, wait_full, words_of
+from .shim import fence_async_shared, gl, gluon, thread_barrier, tma, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, judge, leave, score_scale
 
 
 @gluon.jit
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the weights of a tile, since a right operand has to lie in shared memory: rows of queries not in use."""
+    """Room for the weights of a tile, for a right operand lies in shared memory: where results leave from as boxes."""
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
-    if P.QUERY_BOX and S.DIM == S.TILE:
-        return rows_of(queries, 0, S).slice(P.COLUMNS, P.COLUMNS, dim=0)
+    if P.OUT_BOX and S.DIM == S.TILE:
+        return queries.out.index(0).reshape([P.ROWS, S.DIM]).slice(0, P.COLUMNS, dim=0)
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
 
@@ -142,6 +142,9 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
     rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    if P.OUT_BOX:  # weights will lie where the last block's results may still be read from
+        tma.store_wait(0)
+        thread_barrier()
     if item.begin < item.end:
         scale = score_scale(scales, kv_head)
         scale = take_queries(query, queries, block, kv_head, scale, phase, mods, 0, N, S, P, S_ROWS)
@@ -149,8 +152,6 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         q = rows_of(queries, 0, S).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
-        if P.QUERY_BOX:
-            release(queries.empty.index(0))
         phase ^= 1
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum

@@ -14,7 +14,7 @@ from .fold import attend_pieces, tiles_of
 from .fp8 import attend_fp8
 from .layouts import product_layout
 from .queries import take_queries
-from .ring import release, wait_full
+from .ring import wait_full
 from .shim import gl, gluon, mbarrier
 from .tiles import leave, score_scale
 
@@ -52,9 +52,7 @@ def attend_item(
         if P.FP8_PRODUCTS:
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
-            turns, state = attend(
-                q, rings, turns, item, first_key, rows, span, state, scale, True, mods, NUMBER, S, P
-            )  # fmt: skip
+            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, NUMBER, S, P)
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
@@ -80,11 +78,10 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
             turns, rows, state = attend_pieces(query, rings, turns, item, block, rows, results, mods, NUMBER, S, P)
         store(out, results, queries.out, item, rows, count, state, NUMBER, S, P)
     else:
-        turns = drain(rings, turns, tiles, P)
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-            if tiles > 0:
+            if tiles > 0:  # before the keys are released, or those of the next block might have come, too
                 mbarrier.wait(queries.full.index(NUMBER), phase)
-                release(queries.empty.index(NUMBER))
+        turns = drain(rings, turns, tiles, P)
     if tiles > 0:
         phase ^= 1
     return Turns(turns.key, turns.value, phase)

@@ -8,7 +8,6 @@ from ..kernels.args import State
 from .args import Turns
 from .asm import pin
 from .layouts import operand_layout, product_layout
-from .queries import release_queries
 from .shim import gl, gluon, warpgroup_mma_wait
 from .softmax import as_product, beside, by_thread, of_rows, scale_rows, spread
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
@@ -87,7 +86,6 @@ def attend_fp8(
         acc = scale_rows(acc, decay, S)
 
     acc = multiply_values(as_operand(words, dtype, S), values, v_turn, acc, S, P)
-    release_queries(rings.queries, True, NUMBER, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     if count > TILES:

@@ -3,7 +3,7 @@
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
 from .args import Queries
-from .ring import make_barriers, release, threads_of
+from .ring import wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
@@ -18,21 +18,24 @@ def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     slots = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
-    full, empty, out = slots, slots, slots
+    full, out = slots, slots
     if P.QUERY_BOX or P.PREFETCH:
-        full, empty = make_barriers(P.CONSUMERS, 1, threads_of(P.ROWS))
+        CONSUMERS: gl.constexpr = P.CONSUMERS
+        full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(CONSUMERS):
+            mbarrier.init(full.index(i), count=1)
     if P.OUT_BOX:
         out = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
-    return Queries(slots, full, empty, out)
+    return Queries(slots, full, out)
 
 
 @gluon.jit
-def load_queries(box, queries, phase, item, S: gl.constexpr, P: gl.constexpr):
-    """The queries of a block, the rows of each consumer."""
+def load_queries(box, queries, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
+    """The queries of a block, the rows of each consumer, once all keys so far have been multiplied by the last ones."""
+    wait_released(keys, turn, P.KEY_STAGES)
     CONSUMERS: gl.constexpr = P.CONSUMERS
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     for w in gl.static_range(CONSUMERS):
-        mbarrier.wait(queries.empty.index(w), phase ^ 1)
         mbarrier.expect(queries.full.index(w), P.ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
         token = item.block.first_token + item.block.first + w * TOKENS
         load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))
@@ -81,11 +84,3 @@ def take_queries(
             return gl.convert_layout(loaded.unit, LAYOUT) * scale
         else:
             return scale
-
-
-@gluon.jit
-def release_queries(queries, last, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Room for the next block's, once the `last` keys have been multiplied by these."""
-    if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-        if last:
-            release(queries.empty.index(NUMBER))

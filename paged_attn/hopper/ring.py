@@ -31,13 +31,6 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
 
 
 @gluon.jit
-def retire(pairs, NUMBER: gl.constexpr):
-    """The end of a pair of barriers, whose memory may be used for something else from here on."""
-    mbarrier.invalidate(pairs.full.index(NUMBER))
-    mbarrier.invalidate(pairs.empty.index(NUMBER))
-
-
-@gluon.jit
 def make_ring(
     dtype: gl.constexpr,
     ROWS: gl.constexpr,
@@ -81,6 +74,14 @@ def wait_full(ring, turn):
 def wait_empty(ring, turn):
     """Until every consumer has released the slot; the first round waits for nothing."""
     mbarrier.wait(ring.empty.index(turn.stage), turn.phase ^ 1)
+
+
+@gluon.jit
+def wait_released(ring, turn, STAGES: gl.constexpr):
+    """Until every consumer has released the slot before, and so all that were filled; before the first, at once."""
+    first = turn.stage == 0
+    stage = gl.where(first, STAGES - 1, turn.stage - 1)
+    mbarrier.wait(ring.empty.index(stage), gl.where(first, turn.phase ^ 1, turn.phase))
 
 
 @gluon.jit

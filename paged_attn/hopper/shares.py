@@ -15,7 +15,7 @@ from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import make_ring, retire, start_together, threads_of
+from .ring import make_ring, start_together, threads_of
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, item_at
@@ -68,7 +68,7 @@ def consume_share(
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
     if P.PREFETCH:
-        retire(rings.queries, NUMBER)
+        mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots", "side"])
