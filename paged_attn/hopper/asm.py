@@ -2,6 +2,8 @@
 
 import struct
 
+import triton
+
 from .shim import gl, gluon
 
 
@@ -85,6 +87,130 @@ def raise_max(top, row_max, FP8: gl.constexpr):
     )
 
 
+_WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
+_WORD_AND_THREE = gl.constexpr((gl.int32, gl.float32, gl.float32, gl.float32))
+LIMIT = 8192.0  # of a thread's sum of weights: below it none is larger, and float16 has room for all of them
+_ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
+_PAIRS = {
+    dtype: "{ .reg .f32 a, b; fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;"
+    f" ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; {cvt} $0, b, a; add.f32 $1, a, b; }}"
+    for dtype, cvt in _ROUND.items()
+}
+
+
+def _weigh_again(dtype: str, pairs: int) -> tuple[str, str]:
+    """(assembly, constraints) of `weigh_again` for so many pairs of a thread, which belong to its two rows in turn."""
+
+    def operands(number: int) -> list[str]:
+        return [f"${number * pairs + i}" for i in range(pairs)]
+
+    words, sums, tops, decays, _, even, odd, old_sums, old_tops, units, shifts = (operands(i) for i in range(11))
+    nothing, limit, one = (f"0f{struct.pack('>f', x).hex()}" for x in (float("-inf"), LIMIT, 1.0))
+    text = "{ .reg .pred p0, p1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1;"
+    for i in (0, 1):
+        text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
+        text += f" setp.gt.f32 p{i}, {old_sums[i]}, {limit}; setp.eq.or.f32 p{i}, {old_tops[i]}, {nothing}, p{i};"
+    text += " or.pred any, p0, p1; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
+    for k in range(pairs):
+        i = k & 1
+        text += f" max.f32 a, {even[k]}, {odd[k]};" + (f" max.f32 m{i}, m{i}, a;" if k > 1 else f" mov.f32 m{i}, a;")
+    for i in (0, 1):
+        text += f" fma.rn.f32 m{i}, m{i}, {units[i]}, {shifts[i]}; mov.f32 a, {old_sums[i]};"
+        for lanes in (1, 2):  # the threads of a row
+            text += f" shfl.sync.bfly.b32 b, m{i}, {lanes}, 31, -1; max.f32 m{i}, m{i}, b;"
+            text += f" shfl.sync.bfly.b32 b, a, {lanes}, 31, -1; max.f32 a, a, b;"
+        text += f" setp.gt.f32 p{i}, a, {limit}; setp.eq.or.f32 p{i}, {old_tops[i]}, {nothing}, p{i};"
+        text += f" setp.gt.and.f32 p{i}, m{i}, {old_tops[i]}, p{i}; @p{i} mov.f32 {tops[i]}, m{i};"
+        text += f" sub.f32 a, {old_tops[i]}, m{i}; @p{i} ex2.approx.ftz.f32 {decays[i]}, a;"
+        text += f" setp.eq.f32 any, {tops[i]}, {nothing}; sub.f32 n{i}, {shifts[i]}, {tops[i]};"
+        text += f" @any mov.f32 n{i}, {shifts[i]};"
+    for k in range(pairs):
+        i = k & 1
+        text += "".join(
+            f" fma.rn.f32 {x}, {score}, {units[i]}, n{i}; ex2.approx.ftz.f32 {x}, {x};"
+            for x, score in (("a", even[k]), ("b", odd[k]))
+        )
+        text += f" {_ROUND[dtype]} {words[k]}, b, a;"
+        text += f" add.f32 s{i}, s{i}, a; add.f32 t{i}, t{i}, b;" if k > 1 else f" mov.f32 s{i}, a; mov.f32 t{i}, b;"
+    for i in (0, 1):
+        text += f" add.f32 s{i}, s{i}, t{i}; @p{i} mov.f32 {sums[i]}, s{i};"
+    text += " KEEP: mov.pred any, p0; }"
+    # what is written before all is read has registers of its own
+    outputs = ["=r"] * pairs + ["=&f"] * (3 * pairs)
+    return text, ",".join(outputs + [str(i) for i in range(pairs)] + ["f"] * (6 * pairs))
+
+
+_AGAIN = {(dtype, pairs): _weigh_again(dtype, pairs) for dtype in _ROUND for pairs in (16, 32)}
+
+
+@triton.constexpr_function
+def _pairs(dtype):
+    return _PAIRS[str(dtype)]
+
+
+@triton.constexpr_function
+def _again(dtype, pairs):
+    return _AGAIN[str(dtype), pairs]
+
+
+@gluon.jit
+def weigh_pairs(even, odd, unit, shift, dtype: gl.constexpr):
+    """(words of exp2(x * unit + shift) of two scores x in a 16-bit type, even's the lower, and their sums)."""
+    ASM: gl.constexpr = _pairs(dtype)
+    return gl.inline_asm_elementwise(
+        ASM, "=&r,=&f,f,f,f,f", [even, odd, unit, shift], dtype=_WORD_AND_SUM, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
+def weigh_again(words, even, odd, sums, row_max, unit, shift, dtype: gl.constexpr):
+    """(words, sums, maxima, decays) after a look at a thread's sums: where one is too large its row gets a new maximum.
+
+    What weighs is exp2(x * unit + shift - maximum).  Operands are as many as words, but of sums, maxima and decays the
+    first of a thread's rows count.  A row that has no maximum yet gets one, too; a warp of neither leaves early.
+    """
+    PAIRS: gl.constexpr = 2 * words.shape[1]
+    ASM: gl.constexpr = _again(dtype, PAIRS)
+    return gl.inline_asm_elementwise(
+        ASM[0], ASM[1], [words, even, odd, sums, row_max, unit, shift], dtype=_WORD_AND_THREE, is_pure=False, pack=PAIRS
+    )
+
+
+# A warpgroup of the two waits for its barrier and tells at the other's.  What they look at is a number that no
+# arithmetic gives, and is there for ptxas: without it, exponentials would leave the turn.
+_NEVER = "mov.b32 r, $0; setp.eq.b32 p, r, 0x7fabcdef;"
+_TAKE = {i: f"{{ .reg .pred p; .reg .b32 r; WAIT: bar.sync {14 + i}, 256; {_NEVER} @p bra WAIT; }}" for i in (0, 1)}
+_PASS = {
+    i: f"{{ .reg .pred p; .reg .b32 r; .reg .f32 s; add.f32 s, $0, $1; {_NEVER.replace('$0', 's')}"
+    f" selp.b32 r, {14 + i}, {15 - i}, p; bar.arrive r, 256; }}"
+    for i in (0, 1)
+}
+
+
+@triton.constexpr_function
+def _taking(number):
+    return _TAKE[number]
+
+
+@triton.constexpr_function
+def _passing(number):
+    return _PASS[number]
+
+
+@gluon.jit
+def take_turn(x, NUMBER: gl.constexpr):
+    """x [R, 4] of rows, once it is this consumer's turn: what is made of it is made then."""
+    ASM: gl.constexpr = _taking(NUMBER)
+    return gl.inline_asm_elementwise(ASM, "=f,=f,0,1", [x], dtype=gl.float32, is_pure=False, pack=2)
+
+
+@gluon.jit
+def pass_turn(x, NUMBER: gl.constexpr):
+    """x [R, 4] of rows; it is the other consumer's turn once this is made."""
+    ASM: gl.constexpr = _passing(NUMBER)
+    return gl.inline_asm_elementwise(ASM, "=f,=f,0,1", [x], dtype=gl.float32, is_pure=False, pack=2)
+
+
 _LOGISTIC = gl.constexpr("ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0;")
 
 
@@ -106,7 +232,6 @@ _EXP2_WORDS = gl.constexpr(
     " ex2.approx.ftz.f32 c, c; ex2.approx.ftz.f32 d, d; cvt.rn.satfinite.e4m3x2.f32 upper, d, c; add.f32 c, c, d;"
     " mov.b32 $0, {lower, upper}; add.f32 $1, a, c; }"
 )
-_WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
 _TRANSPOSE = gl.constexpr(
     "{ .reg .b32 a, b, c, d;"
     " prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $6, $7, 0x5140; prmt.b32 c, $4, $5, 0x7362; prmt.b32 d, $6, $7, 0x7362;"

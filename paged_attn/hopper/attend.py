@@ -7,7 +7,7 @@ from .asm import pin
 from .convert import NONE
 from .layouts import operand_layout, product_layout
 from .shim import gl, gluon, warpgroup_mma_wait
-from .softmax import of_rows, scale_rows, spread
+from .softmax import of_rows, scale_rows, spread, unpacked
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
 
@@ -25,8 +25,7 @@ def attend(
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
     P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
-    dtype: gl.constexpr = keys.slots.dtype
-    AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
+    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS)))
 
@@ -34,13 +33,15 @@ def attend(
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S, P)
+    weights, decay, row_max, added = judge(
+        scores, row_max, rows, span, key, tile, scale, slopes, mods, True, NUMBER, S, P
+    )  # fmt: skip
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
-    operand = gl.convert_layout(weights.to(dtype), P_LAYOUT)
+    operand = gl.convert_layout(unpacked(weights, scores, S), P_LAYOUT)
     if P.CONVERT == NONE:
-        clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S, P)
+        clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
     for i in range(1, end - begin):
         tile = end - 1 - i
@@ -48,23 +49,25 @@ def attend(
         acc = multiply_values(operand, values, v_turn, acc, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S, P)
+        following, decay, row_max, added = judge(
+            scores, row_max, rows, span, key, tile, scale, slopes, mods, False, NUMBER, S, P
+        )
         sums = sums * decay + added
-        rounded = pin(weights.to(dtype))
-        # ptxas puts the exponentials behind this wait; holding them cost more than it hid (benchmarks/NOTES.md)
+        following = pin(following)
+        # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
         acc = scale_rows(acc, decay, S)
-        operand = gl.convert_layout(rounded, P_LAYOUT)
+        operand = gl.convert_layout(unpacked(following, scores, S), P_LAYOUT)
         if S.APART:  # noqa: SIM102 (one is decided at compile time)
             if tile == context_len // S.TILE:  # in which the cache ends
-                clear_dead(values, v_turn, tile, first_key, end_key, context_len, AT_ONCE, S, P)
+                clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
     if P.CONVERT == NONE and mods.left is not None:
         first = tile * S.TILE - gap_before(tile, context_len, S)
         if (first < first_key) & (tile < end - 1):
-            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), AT_ONCE, S, P)
+            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), ROWS_AT_ONCE, S, P)
     acc = multiply_values(operand, values, v_turn, acc, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)

@@ -3,7 +3,7 @@
 from ..kernels.numerics import rounded_product
 from ..kernels.softmax import base_of
 from . import asm
-from .asm import exp2_words, raise_max, rescale
+from .asm import exp2_words, pass_turn, raise_max, rescale, take_turn, weigh_again, weigh_pairs
 from .layouts import is_product, threads_layout
 from .shim import gl, gluon
 
@@ -50,6 +50,13 @@ def of_rows(row_max, sums, like):
 
 
 @gluon.jit
+def beside_pairs(rows, x):
+    """[R, 4], by the threads of a row, beside [R, N, 4]."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+    return gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
+
+
+@gluon.jit
 def beside(rows, x):
     """[R, 4], by the threads of a row, beside what `by_thread` returns; [R] beside [R, N]."""
     if len(x.shape) == 4:
@@ -64,6 +71,15 @@ def beside(rows, x):
 def thread_sums(weights, ROWS: gl.constexpr):
     """[R, 4] of what `by_thread` returns: over a thread's registers; those of a row are added up once, at the end."""
     return gl.convert_layout(gl.sum(gl.sum(weights, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def first_of_thread(x, ROWS: gl.constexpr):
+    """[R, 4] of [R, N, 4], by thread: the first that it has of each row."""
+    for _ in gl.static_range(5):
+        if x.shape[1] > 1:
+            x, _rest = gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
+    return gl.convert_layout(x.reshape([ROWS, 4]), threads_layout(ROWS), assert_trivial=True)
 
 
 @gluon.jit
@@ -83,8 +99,7 @@ def exp2_by_word(scores, unit, shift, S: gl.constexpr):
     even, odd = gl.split(x)
     lower_even, upper_even = gl.split(even)
     lower_odd, upper_odd = gl.split(odd)
-    LAYOUT: gl.constexpr = gl.SliceLayout(1, lower_even.type.layout)
-    shift = gl.expand_dims(gl.convert_layout(shift, LAYOUT, assert_trivial=True), 1)
+    shift = beside_pairs(shift, lower_even)
     words, sums = exp2_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
     sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(64), assert_trivial=True)
     return words.reshape([64, S.TILE // 4]), sums
@@ -102,8 +117,8 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     """(weights [R, N], factor of what was there before, maximum, sums of the weights), base 2.
 
     What weighs is scores * unit, plus a shift if there is one.  Of rows of a product all but the weights is [R, 4]: the
-    factors and maxima that a row's four threads agree about, and the sums that each has of its own.  Weights of fp8
-    products are words of four, [R, N / 4].
+    factors and maxima that a row's four threads agree about, and the sums that each has of its own; weights have 16
+    bits, or of fp8 products are words of four, [R, N / 4].
     """
     PRODUCT: gl.constexpr = is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS)
     BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
@@ -140,7 +155,46 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
             weights = gl.exp2(gl.fma(x, unit, -beside(base, x)))
         if PRODUCT:
             sums = thread_sums(weights, P.ROWS)
-            weights = as_product(weights, scores)
+            weights = as_product(weights, scores).to(S.COMPUTE)
         else:
             sums = gl.sum(weights, axis=1)
     return weights, decay, row_max, sums
+
+
+@gluon.jit
+def weigh_at_once(scores, row_max, unit, shift, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """As `weigh`, of rows of a product, in words [R, N / 8, 4] of two weights of 16 bits: no maximum is looked for.
+
+    The weights are those by the maximum so far; only where a thread's sum of them tells that it is too small by far,
+    they are made again.
+    """
+    dtype: gl.constexpr = S.COMPUTE
+    even, odd = gl.split(by_thread(scores))
+    base = base_of(row_max)
+    if shift is None:
+        shift = 0.0
+    else:
+        base -= shift
+    if P.TURNS:
+        base = take_turn(base, NUMBER)
+    words, sums = weigh_pairs(even, odd, unit, beside_pairs(-base, even), dtype)
+    sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
+    if P.TURNS:
+        sums = pass_turn(sums, NUMBER)
+    words, sums, row_max, decay = weigh_again(
+        words, even, odd, beside_pairs(sums, even), beside_pairs(row_max, even), unit, shift, dtype
+    )
+    sums, row_max = first_of_thread(sums, P.ROWS), first_of_thread(row_max, P.ROWS)
+    return words, first_of_thread(decay, P.ROWS), row_max, sums
+
+
+@gluon.jit
+def unpacked(weights, like, S: gl.constexpr):
+    """Weights [R, N] of 16 bits, placed like scores: what `weigh` or `weigh_at_once` gave."""
+    if weights.dtype == gl.int32:
+        dtype: gl.constexpr = S.COMPUTE
+        lower = weights.to(gl.int16).to(dtype, bitcast=True)
+        upper = (weights >> 16).to(gl.int16).to(dtype, bitcast=True)
+        return as_product(gl.join(lower, upper), like)
+    else:
+        return weights

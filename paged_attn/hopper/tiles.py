@@ -7,7 +7,7 @@ from .asm import logistic
 from .layouts import is_product, product_layout
 from .ring import advance, release, tile_of, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
-from .softmax import as_product, by_thread, times, weigh
+from .softmax import as_product, by_thread, times, weigh, weigh_at_once
 
 
 @gluon.jit
@@ -108,15 +108,22 @@ def _by_row(x, L: gl.constexpr):
 
 
 @gluon.jit
-def judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S: gl.constexpr, P: gl.constexpr):
-    """Weights of a tile's scores, after modifiers and masks; slopes: of rows of a product, if mods have any."""
+def judge(
+    scores, row_max, rows, span, key, tile, scale, slopes, mods, FIRST: gl.constexpr, NUMBER: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """Weights of a tile's scores, after modifiers and masks; slopes: of rows of a product, if mods have any.
+
+    FIRST: of an item's first tile, before which its rows have no maximum.
+    """
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     partial = (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
     end = end_in(tile, span.hi, rows.context_len, S)
     unit, shift = scale * LOG2E, None
+    PRODUCT: gl.constexpr = is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS)
     if S.SCALE_FIRST:
         unit = LOG2E
-        if not is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
+        if not PRODUCT:
             scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
         else:
             factor = scale
@@ -134,7 +141,10 @@ def judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, S: gl.con
             scores = add_qq_bias(scores, rows, key, first, mods, S)
     if partial:
         scores = mask(scores, rows, key, first, end, mods)
-    return weigh(scores, row_max, unit, shift, S, P)
+    if P.AT_ONCE and PRODUCT and not FIRST:
+        return weigh_at_once(scores, row_max, unit, shift, NUMBER, S, P)
+    else:
+        return weigh(scores, row_max, unit, shift, S, P)
 
 
 @gluon.jit
