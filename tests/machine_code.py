@@ -190,13 +190,28 @@ def innermost(code: list[str]) -> list[list[str]]:
     return [loop for loop, labels in zip(found, held) if not any(other < labels for other in held)]
 
 
-def maxima_under_products(code: list[str]) -> list[int]:
-    """Of each innermost loop that waits for products twice: maxima found before the second wait."""
+def under_products(code: list[str]) -> list[dict[str, int]]:
+    """Of each innermost loop that waits for products twice, what it does between the waits.
+
+    Maxima and exponentials, maxima that no vote may skip, and exponentials within a turn of two consumers.
+    """
     found = []
     for loop in innermost(code):
         waits = [i for i, x in enumerate(loop) if "WARPGROUP.DEPBAR" in x]
         if len(waits) == 2:
-            found.append(sum("FMNMX" in x for x in loop[waits[0] : waits[1]]))
+            under = loop[waits[0] : waits[1]]
+            vote = next((i for i, x in enumerate(under) if operation(x) == "VOTE"), len(under))
+            begin = next((i for i, x in enumerate(under) if re.search(r"BAR\.SYNC\S* \S+, 0x100", x)), 0)
+            end = next((i for i, x in enumerate(under) if "BAR.ARV" in x), begin)
+            found.append(
+                dict(
+                    maxima=sum("FMNMX" in x for x in under),
+                    maxima_always=sum("FMNMX" in x for x in under[:vote]),
+                    exponentials=sum("MUFU.EX2" in x for x in under),
+                    exponentials_in_turn=sum("MUFU.EX2" in x for x in under[begin:end]),
+                    exponentials_before=sum("MUFU.EX2" in x for x in under[:begin]),
+                )
+            )
     return found
 
 
@@ -252,7 +267,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts |= {"operations": operations(code), "loops": loops(code)}
         facts["code_bytes"] = 16 * facts["operations"].total()
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
-        facts["maxima_under_products"] = maxima_under_products(code)
+        facts["under_products"] = under_products(code)
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["overtaken_readers"] = overtaken_readers(code)
         facts["reused_barriers"] = reused_barriers(code)

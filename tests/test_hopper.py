@@ -11,7 +11,7 @@ import torch
 import paged_attn
 from paged_attn import backend, calls, plan, reference
 from paged_attn.hopper import plan as hopper
-from tests.cases import E4M3, E5M2, Case, build, problem_of, run
+from tests.cases import E4M3, E5M2, Case, build, compare, problem_of, run
 
 pytestmark = pytest.mark.gpu
 
@@ -337,6 +337,39 @@ def test_programs_of_blocks_that_no_sequence_has_do_nothing(shares: str) -> None
     (launch,) = plan.plan(problem_of(build(case, "cuda") | dict(max_seqlen_q=64))).launches
     assert launch.side == (1 if shares == "64 rows" else 2)
     run(case, "cuda", max_seqlen_q=64)
+
+
+RISING: dict[str, dict[str, Any]] = {
+    "prefills": ragged(*[(512, 512)] * 4),
+    "prefills, float16": ragged(*[(512, 512)] * 4) | dict(dtype=torch.float16),
+    "prefills, head_dim 64": ragged(*[(512, 512)] * 4) | dict(head_dim=64),
+    "prefills, head_dim 256": ragged(*[(512, 512)] * 4) | dict(head_dim=256),
+    "a chunk, window": ragged((700, 3000)) | dict(window_size=(1000, -1)),
+    "a chunk, not causal, window to both sides": ragged((700, 3000)) | dict(causal=False, window_size=(400, 300)),
+    "a chunk, softcap, alibi, sinks": ragged((700, 3000)) | dict(softcap=50.0, alibi=True, sinks=True),
+    "mixed": ragged((300, 3000), (1, 4000), (90, 90)),
+    "chunks of 16": ragged(*[(16, 3000)] * 6) | dict(bounds=True),
+    "chunks of 64": ragged(*[(64, 5000)] * 12) | dict(bounds=True),
+    "chunks of 64, float16": ragged(*[(64, 5000)] * 12) | dict(bounds=True, dtype=torch.float16),
+    "invariant": ragged((300, 3000), (1, 4000)) | dict(batch_invariant=True),
+    "all e4m3": ragged((700, 3000)) | ALL_E4M3,
+}
+
+
+@pytest.mark.parametrize("name", RISING)
+def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
+    """The last keys come first, so keys grow towards the first one: scores up to some 30, and some jumps of 100."""
+    case = Case(name, **(SIZES | RISING[name]))
+    inputs = build(case, "cuda")
+    grown = inputs["k_cache"].float()
+    for seq, seq_len in enumerate(case.seq_lens):
+        for column in range((seq_len + case.page_size - 1) // case.page_size):
+            growth = 1 + 7 * (1 - column * case.page_size / seq_len) + 30 * (column % 37 == 5) * (case.dtype != E4M3)
+            if inputs["page_table"][seq, column] < len(grown):  # not left of a window
+                grown[inputs["page_table"][seq, column]] *= growth
+    inputs["k_cache"] = grown.clamp(-448, 448).to(case.dtype_of_cache) if case.cache_dtype else grown.to(case.dtype)
+    out, lse = paged_attn.paged_attention(**inputs)
+    compare(case, out, lse, inputs)
 
 
 @pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])

@@ -177,18 +177,21 @@ def even(batch: int, queries: int, keys: int) -> Problem:
         (even(16, 128, 8192), False),
         (even(1, 256, 8192), False),
         (even(4, 128, 256), False),  # hardly a context
+        (even(2, 128, 256), True),  # little to do
+        (even(1, 100, 100), True),
+        (even(8, 64, 64), False),
         (even(4, 128, 8192)._replace(tokens=300), False),  # some have fewer queries
     ],
     ids=[
         "speculation", "draft trees", "many of them", "many sequences", "chunks", "many chunks", "a long chunk",
-        "prompts", "uneven",
+        "prompts", "two prompts", "one prompt", "short prompts", "uneven",
     ],
 )  # fmt: skip
 def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Problem, shares: bool) -> None:
     (launch,) = hopper.launches(call)
     assert shares == launch.pipe.SHARES
     assert launch.pipe.CONSUMERS * launch.pipe.ROWS == launch.shape.ROWS
-    assert not shares or (64 if call.max_seqlen_q <= 16 else 128) == launch.shape.ROWS
+    assert not shares or (64 if call.max_seqlen_q <= 16 or hopper._has_little(call) else 128) == launch.shape.ROWS
 
 
 @pytest.mark.parametrize(

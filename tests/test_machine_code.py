@@ -112,7 +112,7 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, par
 
 # Of the Hopper dialect: every shape of pipe, and every feature.
 HOPPER = (
-    "prefill window sinks", "prefill page 128", "prefill head_dim 256", "mixed",
+    "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "draft 16", "decode features", "decode head_dim 192",
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
@@ -124,17 +124,17 @@ ROWS = {
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next.
-HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 64": 184, "invariant 32": 288}
+HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 64": 232, "invariant 32": 344}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
-SHARES_CODE, BLOCKS_CODE = 44, 160
+SHARES_CODE, BLOCKS_CODE = 44, 170
 MORE_CODE = {
-    "draft 16": 64, "speculate 32": 76, "speculate 32 tree": 100, "speculate 64": 138, "mixed": 176, "mixed new": 196,
-    "mixed softcap": 168, "draft of 12": 68, "invariant 1": 86, "invariant 32": 162,
+    "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 148, "mixed": 176, "mixed new": 196,
+    "mixed softcap": 168, "draft of 12": 68, "invariant 1": 90, "invariant 32": 170,
 }  # fmt: skip
-SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
+SOFTCAP_FUNCTIONS = 4 * 32 + 4  # two exponentials and a reciprocal a score, one more made again, and what rows need
 SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division or what saves one multiplies, too
 # Registers that a loop over keys stores and loads again: beside code for few rows, or with a warpgroup more.
-HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2}
+HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1}
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
@@ -192,8 +192,7 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
     for loop in rows + columns:
         if max(loop.get("LDL", 0), loop.get("STL", 0)) > HOPPER_MAY_RELOAD.get(variant, 0):
             yield f"spills in a loop over keys: {loop}"
-    if sum(maxima >= 32 for maxima in facts["maxima_under_products"]) < len(rows):
-        yield f"waits for results before it looks for maxima: {facts['maxima_under_products']}"
+    yield from _weighing_complaints(variant, len(rows), facts["under_products"])
     for loop in rows:
         if not loop.get("VOTE") and "head_dim 256" not in variant:
             yield f"rescales without a vote: {loop}"
@@ -203,6 +202,19 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
     if "fp8" in variant or "e4m3" in variant:
         yield from _fp8_complaints(facts, rows, columns)
+
+
+def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) -> Iterator[str]:
+    """What loops over keys of 64 rows do while values are multiplied."""
+    found = [under for under in found if under["maxima"] >= 32]  # no others are of many rows
+    if len(found) < loops:
+        yield f"waits for results before it looks for maxima: {found}"
+    if not any(word in variant for word in ("mixed", "fp8", "e4m3")):
+        if any(under["maxima_always"] or under["exponentials"] < 32 for under in found):
+            yield f"looks for maxima before it weighs: {found}"
+        turns = variant.startswith("prefill head_dim")
+        if any((under["exponentials_in_turn"] >= 32) != turns or under["exponentials_before"] for under in found):
+            yield f"weighs out of turn: {found}"
 
 
 def _products(loop: dict[str, int]) -> int:
@@ -265,13 +277,13 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
         overtaken_readers=1, reused_barriers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
-        maxima_under_products=[], code_bytes=161 << 10,
+        under_products=[], code_bytes=171 << 10,
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
     assert found == "takes spills has is stores uses does sends has spills waits rescales converts does"
-    divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=101, FMUL=196, VOTE=1)] * 2)
+    divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1)] * 2)
     found = " ".join(_hopper_complaints(divided))
-    assert "takes 101 special functions for 32 scores of a thread" in found
+    assert "takes 133 special functions for 32 scores of a thread" in found
     assert "multiplies 196 times for 32 scores of a thread" in found
 
 
