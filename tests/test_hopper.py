@@ -362,11 +362,11 @@ def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
     case = Case(name, **(SIZES | RISING[name]))
     inputs = build(case, "cuda")
     grown = inputs["k_cache"].float()
-    for seq, seq_len in enumerate(case.seq_lens):
-        for column in range((seq_len + case.page_size - 1) // case.page_size):
-            growth = 1 + 7 * (1 - column * case.page_size / seq_len) + 30 * (column % 37 == 5) * (case.dtype != E4M3)
-            if inputs["page_table"][seq, column] < len(grown):  # not left of a window
-                grown[inputs["page_table"][seq, column]] *= growth
+    for pages, seq_len in zip(inputs["page_table"].tolist(), case.seq_lens):
+        for column, page in enumerate(pages[: -(-seq_len // case.page_size)]):
+            if page < len(grown):  # not left of a window
+                jump = 30 * (column % 37 == 5) * (case.dtype != E4M3)
+                grown[page] *= 1 + 7 * (1 - column * case.page_size / seq_len) + jump
     inputs["k_cache"] = grown.clamp(-448, 448).to(case.dtype_of_cache) if case.cache_dtype else grown.to(case.dtype)
     out, lse = paged_attn.paged_attention(**inputs)
     compare(case, out, lse, inputs)
