@@ -193,7 +193,7 @@ def innermost(code: list[str]) -> list[list[str]]:
 def under_products(code: list[str]) -> list[dict[str, int]]:
     """Of each innermost loop that waits for products twice, what it does between the waits.
 
-    Maxima and exponentials, maxima that no vote may skip, and exponentials within a turn of two consumers.
+    Maxima and exponentials, and maxima that no vote may skip.
     """
     found = []
     for loop in innermost(code):
@@ -201,15 +201,11 @@ def under_products(code: list[str]) -> list[dict[str, int]]:
         if len(waits) == 2:
             under = loop[waits[0] : waits[1]]
             vote = next((i for i, x in enumerate(under) if operation(x) == "VOTE"), len(under))
-            begin = next((i for i, x in enumerate(under) if re.search(r"BAR\.SYNC\S* \S+, 0x100", x)), 0)
-            end = next((i for i, x in enumerate(under) if "BAR.ARV" in x), begin)
             found.append(
                 dict(
                     maxima=sum("FMNMX" in x for x in under),
                     maxima_always=sum("FMNMX" in x for x in under[:vote]),
                     exponentials=sum("MUFU.EX2" in x for x in under),
-                    exponentials_in_turn=sum("MUFU.EX2" in x for x in under[begin:end]),
-                    exponentials_before=sum("MUFU.EX2" in x for x in under[:begin]),
                 )
             )
     return found

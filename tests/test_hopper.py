@@ -30,6 +30,8 @@ TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | d
 DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
 # as many queries each, in blocks side by side, over more keys and fewer
 CHUNKS = ragged((64, 5000), (64, 70), (64, 64), (64, 900), (64, 30), (64, 0)) | dict(bounds=True)
+# blocks of which a consumer has no rows, or half of them, and keys that end inside of a tile
+PREFILLS = ragged(*[(401, 1500)] * 3, (401, 401), (401, 700)) | dict(bounds=True)
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
 NEW: dict[str, Any] = dict(new=True)
@@ -43,6 +45,17 @@ CASES: dict[str, dict[str, Any]] = {
     "chunk": ragged((700, 3000)),
     "even prefills": ragged(*[(512, 512)] * 4),
     "many even prefills": ragged(*[(1024, 1024)] * 24),
+    "prefills known to be even": PREFILLS,
+    "prefills known to be even, hnd, page 544": PREFILLS | dict(layout="HND", page_size=544),
+    "prefills known to be even, head_dim 64, float16": PREFILLS | dict(head_dim=64, dtype=torch.float16),
+    "prefills known to be even, head_dim 256": PREFILLS | dict(head_dim=256),
+    "prefills known to be even, softcap, alibi, sinks": PREFILLS | dict(softcap=20.0, alibi=True, sinks=True),
+    "prefills known to be even, window to both sides": PREFILLS | dict(window_size=(100, 50), causal=False),
+    "prefills known to be even, group 3": PREFILLS | dict(heads=24),
+    "prefills known to be even, group 24": PREFILLS | dict(heads=48, kv_heads=2),
+    "prefills known to be even, fp8 out": PREFILLS | dict(out_dtype=E4M3),
+    "prefills known to be even, new": PREFILLS | NEW,
+    "prefills known to be even, padding": PREFILLS | dict(padding=300),
     "mixed": MIXED,
     "mixed, hnd": MIXED | dict(layout="HND"),
     "mixed, bounds, padding": MIXED | dict(bounds=True, padding=5),
@@ -340,10 +353,10 @@ def test_programs_of_blocks_that_no_sequence_has_do_nothing(shares: str) -> None
 
 
 RISING: dict[str, dict[str, Any]] = {
-    "prefills": ragged(*[(512, 512)] * 4),
-    "prefills, float16": ragged(*[(512, 512)] * 4) | dict(dtype=torch.float16),
-    "prefills, head_dim 64": ragged(*[(512, 512)] * 4) | dict(head_dim=64),
-    "prefills, head_dim 256": ragged(*[(512, 512)] * 4) | dict(head_dim=256),
+    "prefills": PREFILLS,
+    "prefills, float16": PREFILLS | dict(dtype=torch.float16),
+    "prefills, head_dim 64": PREFILLS | dict(head_dim=64),
+    "prefills, head_dim 256": PREFILLS | dict(head_dim=256),
     "a chunk, window": ragged((700, 3000)) | dict(window_size=(1000, -1)),
     "a chunk, not causal, window to both sides": ragged((700, 3000)) | dict(causal=False, window_size=(400, 300)),
     "a chunk, softcap, alibi, sinks": ragged((700, 3000)) | dict(softcap=50.0, alibi=True, sinks=True),
@@ -360,6 +373,8 @@ def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
     """The last keys come first, so keys grow towards the first one: scores up to some 30, and some jumps of 100."""
     case = Case(name, **(SIZES | RISING[name]))
     inputs = build(case, "cuda")
+    at_once = not name.startswith(("mixed", "invariant"))
+    assert all(at_once == launch.pipe.AT_ONCE for launch in plan.plan(problem_of(inputs)).launches)
     grown = inputs["k_cache"].float()
     for pages, seq_len in zip(inputs["page_table"].tolist(), case.seq_lens):
         for column, page in enumerate(pages[: -(-seq_len // case.page_size)]):

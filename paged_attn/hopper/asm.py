@@ -176,41 +176,6 @@ def weigh_again(words, even, odd, sums, row_max, unit, shift, dtype: gl.constexp
     )
 
 
-# A warpgroup of the two waits for its barrier and tells at the other's.  What they look at is a number that no
-# arithmetic gives, and is there for ptxas: without it, exponentials would leave the turn.
-_NEVER = "mov.b32 r, $0; setp.eq.b32 p, r, 0x7fabcdef;"
-_TAKE = {i: f"{{ .reg .pred p; .reg .b32 r; WAIT: bar.sync {14 + i}, 256; {_NEVER} @p bra WAIT; }}" for i in (0, 1)}
-_PASS = {
-    i: f"{{ .reg .pred p; .reg .b32 r; .reg .f32 s; add.f32 s, $0, $1; {_NEVER.replace('$0', 's')}"
-    f" selp.b32 r, {14 + i}, {15 - i}, p; bar.arrive r, 256; }}"
-    for i in (0, 1)
-}
-
-
-@triton.constexpr_function
-def _taking(number):
-    return _TAKE[number]
-
-
-@triton.constexpr_function
-def _passing(number):
-    return _PASS[number]
-
-
-@gluon.jit
-def take_turn(x, NUMBER: gl.constexpr):
-    """x [R, 4] of rows, once it is this consumer's turn: what is made of it is made then."""
-    ASM: gl.constexpr = _taking(NUMBER)
-    return gl.inline_asm_elementwise(ASM, "=f,=f,0,1", [x], dtype=gl.float32, is_pure=False, pack=2)
-
-
-@gluon.jit
-def pass_turn(x, NUMBER: gl.constexpr):
-    """x [R, 4] of rows; it is the other consumer's turn once this is made."""
-    ASM: gl.constexpr = _passing(NUMBER)
-    return gl.inline_asm_elementwise(ASM, "=f,=f,0,1", [x], dtype=gl.float32, is_pure=False, pack=2)
-
-
 _LOGISTIC = gl.constexpr("ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0;")
 
 

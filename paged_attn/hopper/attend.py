@@ -12,10 +12,7 @@ from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slo
 
 
 @gluon.jit
-def attend(
-    q, rings, turns, item, first_key, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr,
-    P: gl.constexpr,
-):  # fmt: skip
+def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, at least one, the last one first.
 
     No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
@@ -34,7 +31,7 @@ def attend(
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
     weights, decay, row_max, added = judge(
-        scores, row_max, rows, span, key, tile, scale, slopes, mods, True, NUMBER, S, P
+        scores, row_max, rows, span, key, tile, scale, slopes, mods, True, S, P
     )  # fmt: skip
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
@@ -50,7 +47,7 @@ def attend(
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         following, decay, row_max, added = judge(
-            scores, row_max, rows, span, key, tile, scale, slopes, mods, False, NUMBER, S, P
+            scores, row_max, rows, span, key, tile, scale, slopes, mods, False, S, P
         )
         sums = sums * decay + added
         following = pin(following)

@@ -115,7 +115,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         scores = warpgroup_mma_wait(0, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         weights, decay, row_max, added = judge(
-            scores.permute((1, 0)), row_max, rows, span, key, tile, scale, 0.0, mods, False, 0, S, P
+            scores.permute((1, 0)), row_max, rows, span, key, tile, scale, 0.0, mods, False, S, P
         )
         row_sum = row_sum * decay + added
         room.store(weights.to(room.dtype))

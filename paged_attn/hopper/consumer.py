@@ -52,7 +52,7 @@ def attend_item(
         if P.FP8_PRODUCTS:
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
-            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, NUMBER, S, P)
+            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)

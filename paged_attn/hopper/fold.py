@@ -37,15 +37,14 @@ def tiles_of(item, mods, S: gl.constexpr):
 
 @gluon.jit
 def attend_piece(
-    q, rings, turns, item, first_key, rows, span, first, scale, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr,
-    P: gl.constexpr,
-):  # fmt: skip
+    q, rings, turns, item, first_key, rows, span, first, scale, scales, mods, S: gl.constexpr, P: gl.constexpr
+):
     """(turns, state) of a consumer's rows after the tiles of one piece, if any; first [R]: sinks count here."""
     row_max, row_sum = start(mods.sinks, rows, first, S)
     acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
     if item.begin < item.end:
         state = State(acc, row_max, row_sum)
-        turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, NUMBER, S, P)
+        turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, item.kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
@@ -81,9 +80,7 @@ def attend_pieces(
         first = rows.first_key // S.PIECE == piece
         from_tile, to_tile = gl.maximum(piece * PIECE, begin), gl.minimum((piece + 1) * PIECE, end)
         part = Item(item.block, kv_head, from_tile, to_tile, 1, 1, 1, 0, 0, 0)
-        turns, new = attend_piece(
-            q, rings, turns, part, first_key, rows, span, first, scale, scales, mods, NUMBER, S, P
-        )
+        turns, new = attend_piece(q, rings, turns, part, first_key, rows, span, first, scale, scales, mods, S, P)
         _, new = leaving(new, item, block, mods, S, P)
         cut = item.pieces > 1
         if S.SPLIT:  # noqa: SIM102 (one is decided at compile time)

@@ -63,9 +63,7 @@ def attend_fp8(
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    words, decay, row_max, sums = judge(
-        scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, True, NUMBER, S, P
-    )
+    words, decay, row_max, sums = judge(scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, True, S, P)
     for i in range(1, count):
         operand = as_operand(words, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)
@@ -73,7 +71,7 @@ def attend_fp8(
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         following, decay, row_max, added = judge(
-            scores, row_max, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, NUMBER, S, P
+            scores, row_max, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, S, P
         )
         sums = sums * decay + added
         following = pin(following)

@@ -129,7 +129,6 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         SHARES=False,
         # in mixed batches what is made again would be too much code, and registers are few
         AT_ONCE=convert == NONE and not mixed,
-        TURNS=convert == NONE and not mixed and dim_of(p) != 128,
         MIXED=mixed,
         COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
         CONSUMERS=2,

@@ -3,7 +3,7 @@
 from ..kernels.numerics import rounded_product
 from ..kernels.softmax import base_of
 from . import asm
-from .asm import exp2_words, pass_turn, raise_max, rescale, take_turn, weigh_again, weigh_pairs
+from .asm import exp2_words, raise_max, rescale, weigh_again, weigh_pairs
 from .layouts import is_product, threads_layout
 from .shim import gl, gluon
 
@@ -162,7 +162,7 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def weigh_at_once(scores, row_max, unit, shift, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def weigh_at_once(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     """As `weigh`, of rows of a product, in words [R, N / 8, 4] of two weights of 16 bits: no maximum is looked for.
 
     The weights are those by the maximum so far; only where a thread's sum of them tells that it is too small by far,
@@ -175,12 +175,8 @@ def weigh_at_once(scores, row_max, unit, shift, NUMBER: gl.constexpr, S: gl.cons
         shift = 0.0
     else:
         base -= shift
-    if P.TURNS:
-        base = take_turn(base, NUMBER)
     words, sums = weigh_pairs(even, odd, unit, beside_pairs(-base, even), dtype)
     sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
-    if P.TURNS:
-        sums = pass_turn(sums, NUMBER)
     words, sums, row_max, decay = weigh_again(
         words, even, odd, beside_pairs(sums, even), beside_pairs(row_max, even), unit, shift, dtype
     )

@@ -109,8 +109,8 @@ def _by_row(x, L: gl.constexpr):
 
 @gluon.jit
 def judge(
-    scores, row_max, rows, span, key, tile, scale, slopes, mods, FIRST: gl.constexpr, NUMBER: gl.constexpr,
-    S: gl.constexpr, P: gl.constexpr,
+    scores, row_max, rows, span, key, tile, scale, slopes, mods, FIRST: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
 ):  # fmt: skip
     """Weights of a tile's scores, after modifiers and masks; slopes: of rows of a product, if mods have any.
 
@@ -142,7 +142,7 @@ def judge(
     if partial:
         scores = mask(scores, rows, key, first, end, mods)
     if P.AT_ONCE and PRODUCT and not FIRST:
-        return weigh_at_once(scores, row_max, unit, shift, NUMBER, S, P)
+        return weigh_at_once(scores, row_max, unit, shift, S, P)
     else:
         return weigh(scores, row_max, unit, shift, S, P)
 
