@@ -30,8 +30,8 @@ TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | d
 DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
 # as many queries each, in blocks side by side, over more keys and fewer
 CHUNKS = ragged((64, 5000), (64, 70), (64, 64), (64, 900), (64, 30), (64, 0)) | dict(bounds=True)
-# blocks of which a consumer has no rows, or half of them, and keys that end inside of a tile
-PREFILLS = ragged(*[(401, 1500)] * 3, (401, 401), (401, 700)) | dict(bounds=True)
+# blocks of which a consumer has no rows, for groups of 3, 4 and 24, before blocks of others
+PREFILLS = ragged(*[(393, 1500)] * 3, (393, 393), (393, 700)) | dict(bounds=True)
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
 NEW: dict[str, Any] = dict(new=True)

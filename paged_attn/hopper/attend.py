@@ -30,9 +30,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    weights, decay, row_max, added = judge(
-        scores, row_max, rows, span, key, tile, scale, slopes, mods, True, S, P
-    )  # fmt: skip
+    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, False, S, P)
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
@@ -47,7 +45,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         following, decay, row_max, added = judge(
-            scores, row_max, rows, span, key, tile, scale, slopes, mods, False, S, P
+            scores, row_max, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
         )
         sums = sums * decay + added
         following = pin(following)

@@ -24,7 +24,7 @@ from .tiles import clear_dead, judge, leave, score_scale
 
 @gluon.jit
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the weights of a tile, for a right operand lies in shared memory: where results leave from as boxes."""
+    """Room for the weights of a tile, which are a right operand: where results of many rows leave from."""
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
     if P.OUT_BOX and S.DIM == S.TILE:
         return queries.out.index(0).reshape([P.ROWS, S.DIM]).slice(0, P.COLUMNS, dim=0)

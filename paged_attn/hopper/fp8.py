@@ -63,7 +63,9 @@ def attend_fp8(
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    words, decay, row_max, sums = judge(scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, True, S, P)
+    words, decay, row_max, sums = judge(
+        scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, False, S, P
+    )
     for i in range(1, count):
         operand = as_operand(words, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)

@@ -92,7 +92,6 @@ def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
         SKIP=0,
         STRIDE=0,
         JOINED=16,
-        AT_ONCE=False,  # with a sink, whether a row is weighed again would depend on which tile came first
     )
 
 

@@ -234,6 +234,7 @@ def _share_pipe(p: Problem, s: Shares, programs: int) -> Pipe:
     long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,
+        AT_ONCE=s.columns == 0,
         CONSUMERS=consumers,
         ROWS=64 * s.warpgroups // consumers,
         KEY_STAGES=3 if consumers == 2 and s.tile == 128 and dim == 128 else s.stages,

@@ -18,7 +18,7 @@ def threads_of(rows):
 def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
     """So many pairs of barriers (full, empty), complete after so many arrivals each.
 
-    Make none that nobody uses to the end, or retire it there: to Triton its memory would be free, but the
+    Make none that nobody uses to the end, or invalidate it there: to Triton its memory would be free, but the
     multiprocessor keeps barriers apart and writes them back at any time.
     """
     layout: gl.constexpr = mbarrier.MBarrierLayout()

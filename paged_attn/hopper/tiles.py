@@ -109,21 +109,20 @@ def _by_row(x, L: gl.constexpr):
 
 @gluon.jit
 def judge(
-    scores, row_max, rows, span, key, tile, scale, slopes, mods, FIRST: gl.constexpr, S: gl.constexpr,
+    scores, row_max, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
     """Weights of a tile's scores, after modifiers and masks; slopes: of rows of a product, if mods have any.
 
-    FIRST: of an item's first tile, before which its rows have no maximum.
+    AT_ONCE: rows of a product are weighed by their maximum so far; in an item's first tile most have none.
     """
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     partial = (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
     end = end_in(tile, span.hi, rows.context_len, S)
     unit, shift = scale * LOG2E, None
-    PRODUCT: gl.constexpr = is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS)
     if S.SCALE_FIRST:
         unit = LOG2E
-        if not PRODUCT:
+        if not is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
             scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
         else:
             factor = scale
@@ -141,7 +140,7 @@ def judge(
             scores = add_qq_bias(scores, rows, key, first, mods, S)
     if partial:
         scores = mask(scores, rows, key, first, end, mods)
-    if P.AT_ONCE and PRODUCT and not FIRST:
+    if AT_ONCE:
         return weigh_at_once(scores, row_max, unit, shift, S, P)
     else:
         return weigh(scores, row_max, unit, shift, S, P)

@@ -1,0 +1,120 @@
+"""Assembly that decides, against what it is to compute: no compiler, and without a GPU nothing else runs it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from paged_attn.hopper import asm
+from tests import ptx
+
+ROWS = 16  # of a warp; lane i has rows i // 4 and i // 4 + 8
+UNIT, NOTHING = np.float32(1.3), np.float32(-np.inf)
+
+
+def by_lane(scores: np.ndarray) -> np.ndarray:
+    """[ROWS, N] as a product's lanes have them: [pairs of a lane, 2, 32], its two rows in turn."""
+    pairs = np.arange(scores.shape[1] // 4)[:, None]
+    row = ptx.LANES // 4 + 8 * (pairs % 2)
+    column = pairs // 2 * 8 + ptx.LANES % 4 * 2
+    return np.stack([scores[row, column], scores[row, column + 1]], 1)
+
+
+def by_row(words: np.ndarray) -> np.ndarray:
+    """The other way around, of words [pairs, 32, 2]."""
+    found = np.full((ROWS, 4 * len(words)), np.nan, np.float32)
+    for pair, word in enumerate(words):
+        for half in (0, 1):
+            column = pair // 2 * 8 + ptx.LANES % 4 * 2 + half
+            found[ptx.LANES // 4 + 8 * (pair % 2), column] = word[:, half]
+    return found
+
+
+def of_rows(values: np.ndarray) -> np.ndarray:
+    """[2, 32] of lanes as [ROWS, 4]."""
+    return values.reshape(2, 8, 4).reshape(ROWS, 4)
+
+
+def weigh(scores: np.ndarray, maxima: np.ndarray, shift: float) -> tuple[np.ndarray, ...]:
+    """(weights [ROWS, N], sums by lane, maxima, decays [ROWS, 4]) after `weigh_pairs` and `weigh_again`."""
+    pairs = scores.shape[1] // 4
+    x, shifts = by_lane(scores), np.full(32, shift, np.float32)
+    row = np.arange(pairs)[:, None] % 2 * 8 + ptx.LANES // 4
+    tops = maxima[row]
+    base = np.where(tops > NOTHING, tops, 0).astype(np.float32) - shifts
+    units = np.full(32, UNIT)
+    words, sums = [], np.zeros((2, 32), np.float32)
+    for k in range(pairs):
+        word, added, *_ = ptx.run(asm._PAIRS["bf16"], [None, None, x[k, 0], x[k, 1], units, -base[k]])
+        words.append(word)
+        sums[k % 2] += added
+    unwritten = [None] * (3 * pairs)
+    many = [sums[k % 2] for k in range(pairs)]
+    inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *[shifts] * pairs]
+    text, constraints = asm._AGAIN["bf16", pairs]
+    assert len(constraints.split(",")) == len(words) + len(unwritten) + len(inputs)
+    found = ptx.run(text, [*words, *unwritten, *inputs])
+    rest = (np.stack(found[n * pairs : n * pairs + 2]) for n in (1, 2, 3))
+    return by_row(np.stack(found[:pairs])), *map(of_rows, rest)
+
+
+def rows_of_scores(columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """(scores, maxima so far): ordinary rows, and in some each what may be wrong with one."""
+    random = np.random.default_rng(seed)
+    scores = random.normal(size=(ROWS, columns)).astype(np.float32) * 1.5
+    maxima = random.normal(size=ROWS).astype(np.float32) + 3
+    maxima[1] = NOTHING  # sees its first keys
+    maxima[2], scores[2] = NOTHING, NOTHING  # has seen none, and sees none
+    scores[3] = NOTHING  # sees none now
+    scores[4, 7] = 60  # one key that stands out
+    scores[13] += 40  # all of them
+    scores[5] += 3  # higher than before, and not by far
+    maxima[6] = 50  # nothing to speak of
+    maxima[7], scores[7] = NOTHING, NOTHING
+    scores[7, 9] = -300
+    scores[8, 3], scores[9, 1] = np.nan, np.inf
+    return scores, maxima
+
+
+@pytest.mark.parametrize("columns", [64, 128])
+@pytest.mark.parametrize("shift", [0.0, -7.5])
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_are_weighed_again_where_their_maximum_was_too_small(columns: int, shift: float, seed: int) -> None:
+    scores, maxima = rows_of_scores(columns, seed)
+    weights, sums, tops, decays = weigh(scores, maxima, shift)
+    exact = scores.astype(np.float64) * UNIT + shift
+    for row in range(ROWS):
+        top = tops[row, 0]
+        assert (tops[row] == top).all()
+        assert (decays[row] == decays[row, 0]).all()
+        if row in (8, 9):  # a key that is not a number, or infinite, gives none
+            assert np.isnan(weights[row]).any()
+            continue
+        if row in (1, 4, 7, 13):  # above by far, or the first
+            assert top == pytest.approx(exact[row].max(), rel=1e-6)
+            assert decays[row, 0] == pytest.approx(np.exp2(float(maxima[row]) - float(top)), rel=1e-5)
+        else:
+            assert top == maxima[row]
+            assert decays[row, 0] == 1
+        want = np.exp2(exact[row] - (top if top > NOTHING else 0))
+        np.testing.assert_allclose(weights[row], want, rtol=1e-5, atol=1e-30)
+        assert sums[row].sum() == pytest.approx(want.sum(), rel=1e-5)
+        assert weights[row].max() <= asm.LIMIT
+
+
+def test_a_row_gets_what_it_gets_alone() -> None:
+    scores, maxima = rows_of_scores(128, 0)
+    together = weigh(scores, maxima, 0.0)
+    for row in range(ROWS):
+        others = np.delete(np.arange(ROWS), row)
+        alone, before = scores.copy(), maxima.copy()
+        alone[others], before[others] = 0.0, 0.0  # of which none is weighed again
+        for got, want in zip(weigh(alone, before, 0.0), together):
+            np.testing.assert_array_equal(got[row], want[row])
+
+
+def test_reading_what_is_not_written_and_warps_that_divide_are_errors() -> None:
+    with pytest.raises(ValueError, match="before it is written"):
+        ptx.run("{ mov.f32 $0, $1; }", [None, None])
+    with pytest.raises(ValueError, match="divides"):
+        ptx.run("{ .reg .pred p; setp.gt.f32 p, $0, 0f00000000; @p bra END; END: mov.f32 $0, $0; }", [ptx.LANES * 1.0])
