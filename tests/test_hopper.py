@@ -56,6 +56,8 @@ CASES: dict[str, dict[str, Any]] = {
     "prefills known to be even, fp8 out": PREFILLS | dict(out_dtype=E4M3),
     "prefills known to be even, new": PREFILLS | NEW,
     "prefills known to be even, padding": PREFILLS | dict(padding=300),
+    "prefills known to be even, e4m3 cache": PREFILLS | E4M3_CACHE,
+    "prefills known to be even, all e4m3": PREFILLS | ALL_E4M3,
     "mixed": MIXED,
     "mixed, hnd": MIXED | dict(layout="HND"),
     "mixed, bounds, padding": MIXED | dict(bounds=True, padding=5),
