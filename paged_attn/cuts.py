@@ -30,9 +30,7 @@ class Block(NamedTuple):
     tokens: int
     from_end: int  # of its sequence's blocks
     first_tile: int  # of its sequence's line
-    tiles: (
-        int  # that its sequence's queries see: its length on the line of units, or less where longer ones give it room
-    )
+    tiles: int  # that its sequence's queries see: its length on the line of units, if longer ones give it no room
     visited: int  # that its own queries see
 
 

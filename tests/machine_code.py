@@ -193,7 +193,7 @@ def innermost(code: list[str]) -> list[list[str]]:
 def under_products(code: list[str]) -> list[dict[str, int]]:
     """Of each innermost loop that waits for products twice, what it does between the waits.
 
-    Maxima and exponentials, and maxima that no vote may skip.
+    Maxima and exponentials, maxima before a vote may skip the rest, and special functions of the whole loop but those.
     """
     found = []
     for loop in innermost(code):
@@ -206,6 +206,7 @@ def under_products(code: list[str]) -> list[dict[str, int]]:
                     maxima=sum("FMNMX" in x for x in under),
                     maxima_always=sum("FMNMX" in x for x in under[:vote]),
                     exponentials=sum("MUFU.EX2" in x for x in under),
+                    functions_always=sum("MUFU" in x for x in loop) - sum("MUFU" in x for x in under[vote:]),
                 )
             )
     return found

@@ -123,7 +123,7 @@ ROWS = {
     "invariant 32": 2,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
-# Bytes that a consumer keeps in memory from one block to the next.
+# Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 64": 232, "invariant 32": 288}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
 SHARES_CODE, BLOCKS_CODE = 44, 170
@@ -131,9 +131,10 @@ MORE_CODE = {
     "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 148, "mixed": 176, "mixed new": 196,
     "mixed softcap": 168, "draft of 12": 68, "invariant 1": 86, "invariant 32": 162,
 }  # fmt: skip
-SOFTCAP_FUNCTIONS = 4 * 32 + 4  # two exponentials and a reciprocal a score, one more made again, and what rows need
+SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
 SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division or what saves one multiplies, too
-# Registers that a loop over keys stores and loads again: beside code for few rows, or with a warpgroup more.
+# Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
+# results of 256 dims and the scores of a tile.
 HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1}
 
 
@@ -196,8 +197,6 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
     for loop in rows:
         if not loop.get("VOTE") and "head_dim 256" not in variant:
             yield f"rescales without a vote: {loop}"
-        if "softcap" in variant and loop["MUFU"] > SOFTCAP_FUNCTIONS:
-            yield f"takes {loop['MUFU']} special functions for 32 scores of a thread"
         if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
     if "fp8" in variant or "e4m3" in variant:
@@ -209,6 +208,9 @@ def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) 
     found = [under for under in found if under["maxima"] >= 32]  # no others are of many rows
     if len(found) < loops:
         yield f"waits for results before it looks for maxima: {found}"
+    functions = max((under["functions_always"] for under in found), default=0)
+    if "softcap" in variant and functions > SOFTCAP_FUNCTIONS:
+        yield f"takes {functions} special functions for 32 scores of a thread"
     at_once = not any(word in variant for word in ("mixed", "fp8", "e4m3", "invariant"))
     if at_once and any(under["maxima_always"] or under["exponentials"] < 32 for under in found):
         yield f"looks for maxima before it weighs: {found}"
@@ -252,6 +254,27 @@ def test_code_that_comes_back_from_behind_the_rest_makes_no_loop() -> None:
     assert machine_code.innermost(whole) == [inside]
 
 
+def test_what_loops_do_under_products_is_told() -> None:
+    weigh, look = ["MUFU.EX2 R1, R1"] * 3, ["FMNMX R2, R2, R3", "MUFU.EX2 R4, R4"]
+    vote, wait = ["VOTE.ANY P0, P0", "@!P0 BRA `(.L_x_1)"], "WARPGROUP.DEPBAR.LE gsb0, 0x"
+    loop = [
+        ".L_x_0:",
+        "HGMMA.64x128x16 R24",
+        wait + "1",
+        *weigh,
+        *vote,
+        *look,
+        ".L_x_1:",
+        wait + "0",
+        "MUFU.RCP R5, R5",
+    ]
+    at_once = machine_code.under_products([*loop, "@P1 BRA `(.L_x_0)", "EXIT"])
+    assert at_once == [dict(maxima=1, maxima_always=0, exponentials=4, functions_always=4)]
+    loop[3:3] = look[:1]
+    (looking,) = machine_code.under_products([*loop, "@P1 BRA `(.L_x_0)", "EXIT"])
+    assert (looking["maxima"], looking["maxima_always"]) == (2, 1)
+
+
 def test_partitions_that_start_before_everybody_has_read_are_found() -> None:
     start = ["STS [R4], R5", "BAR.SYNC.DEFER_BLOCKING 0x1"]
     assert machine_code.overtaken_readers(["BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", "LDS R0, [R2]", *start]) == 1
@@ -279,8 +302,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
     assert found == "takes spills has is stores uses does sends has spills waits rescales converts does"
     divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1)] * 2)
-    found = " ".join(_hopper_complaints(divided))
-    assert "takes 133 special functions for 32 scores of a thread" in found
+    under = dict(maxima=38, maxima_always=38, exponentials=2, functions_always=101)
+    found = " ".join(_hopper_complaints(divided | dict(under_products=[under] * 2)))
+    assert "looks for maxima before it weighs" in found
+    assert "takes 101 special functions for 32 scores of a thread" in found
     assert "multiplies 196 times for 32 scores of a thread" in found
 
 

@@ -17,6 +17,11 @@ def pin(x):
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)
 
 
+def _number(x: float) -> str:
+    """A float32 as PTX writes it."""
+    return f"0f{struct.pack('>f', x).hex()}"
+
+
 def _scale_unless_one(registers: int) -> str:
     """acc *= factor for so many registers, skipped by a warp in which every factor is 1."""
     first = 2 * registers
@@ -50,7 +55,7 @@ def rescale(acc, factor, DIM: gl.constexpr):
 
 def _raise(slack: float) -> str:
     """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves."""
-    number = f"0f{struct.pack('>f', slack).hex()}"
+    number = _number(slack)
     ask = "".join(
         f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; max.f32 {b}, {a}, z;"
         for a, b, n in (("$4", "v", 1), ("v", "v", 2), ("$5", "w", 1), ("w", "w", 2))
@@ -105,7 +110,7 @@ def _weigh_again(dtype: str, pairs: int) -> tuple[str, str]:
         return [f"${number * pairs + i}" for i in range(pairs)]
 
     words, sums, tops, decays, _, even, odd, old_sums, old_tops, units, shifts = (operands(i) for i in range(11))
-    nothing, limit, one = (f"0f{struct.pack('>f', x).hex()}" for x in (float("-inf"), LIMIT, 1.0))
+    nothing, limit, one = map(_number, (float("-inf"), LIMIT, 1.0))
     text = "{ .reg .pred p0, p1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"

@@ -76,7 +76,7 @@ def thread_sums(weights, ROWS: gl.constexpr):
 @gluon.jit
 def first_of_thread(x, ROWS: gl.constexpr):
     """[R, 4] of [R, N, 4], by thread: the first that it has of each row."""
-    for _ in gl.static_range(5):
+    for _ in gl.static_range(5):  # halves: enough for tiles of 256 keys
         if x.shape[1] > 1:
             x, _rest = gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
     return gl.convert_layout(x.reshape([ROWS, 4]), threads_layout(ROWS), assert_trivial=True)

@@ -1,0 +1,311 @@
+"""Sizes that meet every path of the Hopper kernels: shares, blocks, pieces, both launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tests.cases import E4M3, E5M2
+
+
+def ragged(*lengths: tuple[int, int]) -> dict[str, Any]:
+    """Sequences of (query_len, seq_len) each."""
+    return dict(query_lens=tuple(q for q, _ in lengths), seq_lens=tuple(k for _, k in lengths))
+
+
+SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+# decodes, speculation, chunks behind contexts, whole prefills, empty sequences, queries that see nothing
+MIXED = ragged(
+    (1, 5000), (300, 300), (0, 100), (1, 1), (700, 4000), (17, 33), (1, 0), (2, 130), (128, 128), (129, 1000), (40, 9)
+)  # fmt: skip
+TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | dict(bounds=True, qq_bias=32, tree=True)
+DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
+# as many queries each, in blocks side by side, over more keys and fewer
+CHUNKS = ragged((64, 5000), (64, 70), (64, 64), (64, 900), (64, 30), (64, 0)) | dict(bounds=True)
+# blocks of which a consumer has no rows, for groups of 3, 4 and 24, before blocks of others
+PREFILLS = ragged(*[(393, 1500)] * 3, (393, 393), (393, 700)) | dict(bounds=True)
+DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
+DECODE = DECODES | dict(decode_form=True)
+NEW: dict[str, Any] = dict(new=True)
+# caches that end on, before and behind the borders of tiles, and before the first key
+SEAMS = ragged(*[(q, c + q) for q in (1, 40) for c in (0, 1, 63, 64, 65, 127, 128, 129, 256, 1000)], (5, 3), (200, 90))
+E4M3_CACHE: dict[str, Any] = dict(cache_dtype=E4M3, scales="per_head")
+ALL_E4M3: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head")
+CASES: dict[str, dict[str, Any]] = {
+    "prefill of one tile": ragged((64, 64)),
+    "prefill": ragged((200, 200)),
+    "chunk": ragged((700, 3000)),
+    "even prefills": ragged(*[(512, 512)] * 4),
+    "many even prefills": ragged(*[(1024, 1024)] * 24),
+    "prefills known to be even": PREFILLS,
+    "prefills known to be even, hnd, page 544": PREFILLS | dict(layout="HND", page_size=544),
+    "prefills known to be even, head_dim 64, float16": PREFILLS | dict(head_dim=64, dtype=torch.float16),
+    "prefills known to be even, head_dim 256": PREFILLS | dict(head_dim=256),
+    "prefills known to be even, softcap, alibi, sinks": PREFILLS | dict(softcap=20.0, alibi=True, sinks=True),
+    "prefills known to be even, window to both sides": PREFILLS | dict(window_size=(100, 50), causal=False),
+    "prefills known to be even, group 3": PREFILLS | dict(heads=24),
+    "prefills known to be even, group 24": PREFILLS | dict(heads=48, kv_heads=2),
+    "prefills known to be even, fp8 out": PREFILLS | dict(out_dtype=E4M3),
+    "prefills known to be even, new": PREFILLS | NEW,
+    "prefills known to be even, padding": PREFILLS | dict(padding=300),
+    "prefills known to be even, e4m3 cache": PREFILLS | E4M3_CACHE,
+    "prefills known to be even, all e4m3": PREFILLS | ALL_E4M3,
+    "mixed": MIXED,
+    "mixed, hnd": MIXED | dict(layout="HND"),
+    "mixed, bounds, padding": MIXED | dict(bounds=True, padding=5),
+    "mixed, prefills only": MIXED | dict(only="prefill"),
+    "mixed, decodes only": MIXED | dict(only="decode"),
+    "mixed, window, sinks": MIXED | dict(window_size=(255, -1), sinks=True),
+    "mixed, window to both sides": MIXED | dict(window_size=(100, 50), causal=False),
+    "mixed, not causal": MIXED | dict(causal=False),
+    "mixed, softcap, alibi, sinks": MIXED | dict(softcap=20.0, alibi=True, sinks=True),
+    "mixed, negative scale": MIXED | dict(softmax_scale=-0.1),
+    "mixed, float16, page 8": MIXED | dict(dtype=torch.float16, page_size=8),
+    "mixed, page 24": MIXED | dict(page_size=24),
+    "mixed, page 128": MIXED | dict(page_size=128),
+    "mixed, page 544": MIXED | dict(page_size=544),
+    "mixed, head_dim 64": MIXED | dict(head_dim=64),
+    "mixed, head_dim 80": MIXED | dict(head_dim=80),
+    "mixed, head_dim 96": MIXED | dict(head_dim=96),
+    "mixed, head_dim 192": MIXED | dict(head_dim=192),
+    "mixed, head_dim 256": MIXED | dict(head_dim=256),
+    "mixed, group 1": MIXED | dict(kv_heads=32),
+    "mixed, group 3": MIXED | dict(heads=24),
+    "mixed, group 6": MIXED | dict(heads=48),
+    "mixed, group 32": MIXED | dict(kv_heads=1),
+    "mixed, shared buffer": MIXED | dict(shared_buffer=True),
+    "mixed, strided": MIXED | dict(strided=True),
+    "mixed, fp8 out": MIXED | dict(out_dtype=E4M3),
+    "e4m3 prefill of one tile": ragged((64, 64)) | E4M3_CACHE,
+    "e4m3 prefill": ragged((200, 200)) | E4M3_CACHE,
+    "e4m3 chunk": ragged((700, 3000)) | E4M3_CACHE,
+    "e4m3 mixed": MIXED | E4M3_CACHE,
+    "e4m3 mixed, float16, page 8": MIXED | E4M3_CACHE | dict(dtype=torch.float16, page_size=8),
+    "e4m3 mixed, page 128, hnd": MIXED | E4M3_CACHE | dict(page_size=128, layout="HND"),
+    "e4m3 mixed, page 544": MIXED | E4M3_CACHE | dict(page_size=544),
+    "e4m3 mixed, all features": MIXED
+    | E4M3_CACHE
+    | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True, padding=5),
+    "e4m3 mixed, window to both sides": MIXED | E4M3_CACHE | dict(window_size=(100, 50), causal=False),
+    "e4m3 mixed, head_dim 64": MIXED | E4M3_CACHE | dict(head_dim=64),
+    "e4m3 mixed, head_dim 80": MIXED | E4M3_CACHE | dict(head_dim=80),
+    "e4m3 mixed, group 3": MIXED | E4M3_CACHE | dict(heads=24),
+    "e4m3 mixed, group 1": MIXED | E4M3_CACHE | dict(kv_heads=32),
+    "e5m2 mixed": MIXED | dict(cache_dtype=E5M2),
+    "e4m3 even prefills": ragged(*[(512, 512)] * 4) | E4M3_CACHE,
+    "e4m3 decode of one tile": ragged((1, 64)) | E4M3_CACHE | dict(decode_form=True),
+    "e4m3 long decode": ragged((1, 40000)) | E4M3_CACHE | dict(decode_form=True),
+    "e4m3 decodes": DECODE | E4M3_CACHE,
+    "e4m3 decodes, page 8, hnd": DECODE | E4M3_CACHE | dict(page_size=8, layout="HND"),
+    "e4m3 decodes, page 544, float16": DECODE | E4M3_CACHE | dict(page_size=544, dtype=torch.float16),
+    "e4m3 decodes, all features": DECODE
+    | E4M3_CACHE
+    | dict(window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "e4m3 decodes, ragged, padding": DECODES | E4M3_CACHE | dict(bounds=True, padding=3),
+    "e4m3 decodes, group 1": DECODE | E4M3_CACHE | dict(kv_heads=32),
+    "e4m3 decodes, group 3": DECODE | E4M3_CACHE | dict(heads=24),
+    "e4m3 decodes, group 16": DECODE | E4M3_CACHE | dict(heads=64, kv_heads=4),
+    "e4m3 decodes, group 64": DECODE | E4M3_CACHE | dict(heads=64, kv_heads=1),
+    "e4m3 decodes, head_dim 80": DECODE | E4M3_CACHE | dict(head_dim=80),
+    "e4m3 decodes, head_dim 256": DECODE | E4M3_CACHE | dict(head_dim=256),
+    "e4m3 decodes, head_dim 256, page 64": DECODE | E4M3_CACHE | dict(head_dim=256, page_size=64),
+    "e4m3 decodes, head_dim 256, group 64": DECODE | E4M3_CACHE | dict(head_dim=256, heads=64, kv_heads=1),
+    "e5m2 decodes": DECODE | dict(cache_dtype=E5M2),
+    "all e4m3 decodes": DECODE | ALL_E4M3,
+    "200 e4m3 decodes": ragged(*[(1, 37 * i) for i in range(200)]) | E4M3_CACHE | dict(decode_form=True),
+    "64 long e4m3 decodes": ragged(*[(1, 4096)] * 64) | E4M3_CACHE | dict(decode_form=True),
+    "e4m3 mixed, decodes only": MIXED | E4M3_CACHE | dict(only="decode"),
+    "e4m3 speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096))
+    | E4M3_CACHE
+    | dict(bounds=True),
+    "e4m3 speculation of 4": ragged(*[(4, 3000)] * 9) | E4M3_CACHE | dict(bounds=True, window_size=(700, -1)),
+    "all e4m3 prefill of one tile": ragged((64, 64)) | ALL_E4M3,
+    "all e4m3 chunk": ragged((700, 3000)) | ALL_E4M3,
+    "all e4m3 mixed": MIXED | ALL_E4M3,
+    "all e4m3 mixed, page 8": MIXED | ALL_E4M3 | dict(page_size=8),
+    "all e4m3 mixed, page 544, hnd": MIXED | ALL_E4M3 | dict(page_size=544, layout="HND"),
+    "all e4m3 mixed, all features": MIXED
+    | ALL_E4M3
+    | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True, padding=5),
+    "all e4m3 mixed, head_dim 64": MIXED | ALL_E4M3 | dict(head_dim=64),
+    "all e4m3 mixed, head_dim 96": MIXED | ALL_E4M3 | dict(head_dim=96),
+    "all e4m3 mixed, group 3": MIXED | ALL_E4M3 | dict(heads=24),
+    "all e4m3 mixed, fp8 out": MIXED | ALL_E4M3 | dict(out_dtype=E4M3),
+    "all e4m3 even prefills": ragged(*[(512, 512)] * 4) | ALL_E4M3,
+    "trees": TREES,
+    "trees, group 1": TREES | dict(kv_heads=32),
+    "trees, group 3, not causal": TREES | dict(heads=24, causal=False),
+    "trees, head_dim 256": TREES | dict(head_dim=256),
+    "trees, all features": TREES | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True, padding=5),
+    "trees over e4m3": TREES | E4M3_CACHE,
+    "trees of 2": ragged((2, 2), (2, 5000), (1, 1), (2, 0)) | dict(bounds=True, qq_bias=2, tree=True),
+    "trees of 2 over e4m3": ragged((2, 2), (2, 5000), (1, 1), (2, 0))
+    | dict(bounds=True, qq_bias=2, tree=True)
+    | E4M3_CACHE,
+    "trees, all e4m3": TREES | ALL_E4M3,
+    "mixed, trees": MIXED | dict(qq_bias=64, tree=True),
+    "mixed, a bias larger than any query": MIXED | dict(qq_bias=900),
+    "e4m3 mixed, trees": MIXED | E4M3_CACHE | dict(qq_bias=64, tree=True),
+    "all e4m3 mixed, trees": MIXED | ALL_E4M3 | dict(qq_bias=64, tree=True),
+    "200 mixed": ragged(*[(1 + 99 * (i % 9 == 0), 37 * i) for i in range(200)]),
+    "new prefill of one tile": ragged((64, 64)) | NEW,
+    "new prefill": ragged((200, 200)) | NEW,
+    "new chunk": ragged((700, 3000)) | NEW,
+    "new even prefills": ragged(*[(512, 512)] * 4) | NEW,
+    "many new even prefills": ragged(*[(1024, 1024)] * 24) | NEW,
+    "new": MIXED | NEW,
+    "new, hnd": MIXED | NEW | dict(layout="HND"),
+    "new, bounds, padding": MIXED | NEW | dict(bounds=True, padding=5),
+    "new, prefills only": MIXED | NEW | dict(only="prefill"),
+    "new, decodes only": MIXED | NEW | dict(only="decode"),
+    "new, window, sinks": MIXED | NEW | dict(window_size=(255, -1), sinks=True),
+    "new, window of the own key": MIXED | NEW | dict(window_size=(0, -1)),
+    "new, window to both sides": MIXED | NEW | dict(window_size=(100, 50), causal=False),
+    "new, not causal": MIXED | NEW | dict(causal=False),
+    "new, softcap, alibi, sinks": MIXED | NEW | dict(softcap=20.0, alibi=True, sinks=True),
+    "new, float16, page 8": MIXED | NEW | dict(dtype=torch.float16, page_size=8),
+    "new, page 24": MIXED | NEW | dict(page_size=24),
+    "new, page 128": MIXED | NEW | dict(page_size=128),
+    "new, page 544": MIXED | NEW | dict(page_size=544),
+    "new, head_dim 64": MIXED | NEW | dict(head_dim=64),
+    "new, head_dim 80": MIXED | NEW | dict(head_dim=80),
+    "new, head_dim 256": MIXED | NEW | dict(head_dim=256),
+    "new, head_dim 256, window": MIXED | NEW | dict(head_dim=256, window_size=(100, -1)),
+    "new, group 1": MIXED | NEW | dict(kv_heads=32),
+    "new, group 3": MIXED | NEW | dict(heads=24),
+    "new, group 32": MIXED | NEW | dict(kv_heads=1),
+    "new, shared buffer": MIXED | NEW | dict(shared_buffer=True),
+    "new, strided": MIXED | NEW | dict(strided=True),
+    "200 new": ragged(*[(1 + 99 * (i % 9 == 0), 100 + 37 * i) for i in range(200)]) | NEW,
+    "new, seams": SEAMS | NEW,
+    "new, seams, window": SEAMS | NEW | dict(window_size=(70, -1)),
+    "new, seams, not causal": SEAMS | NEW | dict(causal=False),
+    "new, seams, head_dim 256": SEAMS | NEW | dict(head_dim=256),
+    "new, seams of 40": ragged(*[(40, c + 40) for c in (0, 1, 63, 64, 65, 127, 128, 129, 256, 1000)])
+    | NEW
+    | dict(bounds=True),
+    "new, seams of 16, window": ragged(*[(16, c + 16) for c in (0, 1, 63, 64, 65, 127, 128, 129, 256, 1000)])
+    | NEW
+    | dict(bounds=True, window_size=(70, -1)),
+    "new decode of one tile": ragged((1, 64)) | NEW | dict(decode_form=True),
+    "new long decode": ragged((1, 40000)) | NEW | dict(decode_form=True),
+    "new decodes": DECODE | NEW,
+    "new decodes, ragged, padding": DECODES | NEW | dict(bounds=True, padding=3),
+    "new decodes, seams": ragged(*[(1, c + 1) for c in (0, 1, 63, 64, 65, 127, 128, 129, 256, 1000)])
+    | NEW
+    | dict(bounds=True),
+    "new decodes, window": DECODE | NEW | dict(window_size=(100, -1), sinks=True),
+    "new decodes, all features": DECODE | NEW | dict(window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "new decodes, head_dim 64": DECODE | NEW | dict(head_dim=64),
+    "new decodes, head_dim 256": DECODE | NEW | dict(head_dim=256),
+    "new decodes, group 1": DECODE | NEW | dict(kv_heads=32),
+    "new decodes, group 3": DECODE | NEW | dict(heads=24),
+    "new decodes, group 64": DECODE | NEW | dict(heads=64, kv_heads=1),
+    "new decodes, page 544": DECODE | NEW | dict(page_size=544),
+    "200 new decodes": ragged(*[(1, 37 * i) for i in range(200)]) | NEW | dict(decode_form=True),
+    "64 long new decodes": ragged(*[(1, 4096)] * 64) | NEW | dict(decode_form=True),
+    "new speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096)) | NEW | dict(bounds=True),
+    "even new speculation": ragged(*[(8, 4096)] * 16) | NEW | dict(bounds=True),
+    "even new speculation of 2": ragged(*[(2, 130 + i) for i in range(16)]) | NEW | dict(bounds=True),
+    "even new speculation of 32": ragged(*[(32, 2048)] * 16) | NEW | dict(bounds=True),
+    "even new speculation of 64": ragged(*[(64, 1000)] * 3)
+    | NEW
+    | dict(bounds=True, sinks=True, window_size=(300, -1)),
+    "decode of one tile": ragged((1, 64)) | dict(decode_form=True),
+    "decode": ragged((1, 512)) | dict(decode_form=True),
+    "long decode": ragged((1, 40000)) | dict(decode_form=True),
+    "decodes": DECODE,
+    "decodes, ragged, padding": DECODES | dict(bounds=True, padding=3),
+    "decodes, window": DECODE | dict(window_size=(100, -1), sinks=True),
+    "decodes, all features": DECODE | dict(window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "200 decodes": ragged(*[(1, 37 * i) for i in range(200)]) | dict(decode_form=True),
+    "64 long decodes": ragged(*[(1, 4096)] * 64) | dict(decode_form=True),
+    "decodes, head_dim 64": DECODE | dict(head_dim=64),
+    "decodes, head_dim 96": DECODE | dict(head_dim=96),
+    "decodes, head_dim 256": DECODE | dict(head_dim=256),
+    "decodes, head_dim 256, page 32": DECODE | dict(head_dim=256, page_size=32),
+    "decodes, head_dim 192, page 64": DECODE | dict(head_dim=192, page_size=64),
+    "decodes, group 1": DECODE | dict(kv_heads=32),
+    "decodes, group 3": DECODE | dict(heads=24),
+    "decodes, group 8, float16": DECODE | dict(heads=64, dtype=torch.float16),
+    "decodes, group 64": DECODE | dict(heads=64, kv_heads=1),
+    "decodes, page 8": DECODE | dict(page_size=8),
+    "decodes, page 256": DECODE | dict(page_size=256),
+    "decodes, page 544": DECODE | dict(page_size=544),
+    "speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096)) | dict(bounds=True),
+    "even speculation": ragged(*[(8, 4096)] * 16) | dict(bounds=True),
+    "even speculation of 32": ragged(*[(32, 2048)] * 16) | dict(bounds=True),
+    "even speculation of 64": ragged(*[(64, 1000)] * 3) | dict(bounds=True, sinks=True, window_size=(300, -1)),
+    "even drafts": DRAFTS,
+    "even drafts, hnd, padding": DRAFTS | dict(layout="HND", padding=5),
+    "even drafts, float16, page 8": DRAFTS | dict(dtype=torch.float16, page_size=8),
+    "even drafts, page 128": DRAFTS | dict(page_size=128),
+    "even drafts, page 544": DRAFTS | dict(page_size=544),
+    "even drafts, all features": DRAFTS | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True),
+    "even drafts, not causal": DRAFTS | dict(causal=False, window_size=(100, 50)),
+    "even drafts, trees": DRAFTS | dict(qq_bias=32, tree=True),
+    "even drafts, head_dim 64": DRAFTS | dict(head_dim=64),
+    "even drafts, head_dim 80": DRAFTS | dict(head_dim=80),
+    "even drafts, head_dim 192": DRAFTS | dict(head_dim=192),
+    "even drafts, head_dim 256": DRAFTS | dict(head_dim=256),
+    "even drafts, group 1": ragged(*[(70, 2000)] * 3) | dict(bounds=True, kv_heads=32),
+    "even drafts, group 3": DRAFTS | dict(heads=24),
+    "even drafts, group 6": DRAFTS | dict(heads=48),
+    "even drafts, group 48": ragged(*[(2, 2000)] * 12) | dict(bounds=True, heads=96, kv_heads=2),
+    "even drafts, fp8 out": DRAFTS | dict(out_dtype=E4M3),
+    "even drafts, float32 out": DRAFTS | dict(out_dtype=torch.float32),
+    "even drafts, new, head_dim 256": DRAFTS | NEW | dict(head_dim=256),
+    "even drafts of 9, head_dim 64": ragged(*[(9, 2000)] * 12) | dict(bounds=True, head_dim=64),
+    "even drafts of 9, head_dim 256": ragged(*[(9, 2000)] * 12) | dict(bounds=True, head_dim=256),
+    "even drafts of 9, group 3, fp8 out": ragged(*[(9, 2000)] * 12) | dict(bounds=True, heads=24, out_dtype=E4M3),
+    "40 even drafts": ragged(*[(20, 500)] * 40) | dict(bounds=True),
+    # shares that begin with blocks: these are about as long, and their number is no power of two
+    "12 decodes, a share each": ragged(*[(1, 500 - 9 * i) for i in range(12)]) | dict(decode_form=True),
+    "12 decodes, a share each, window": ragged(*[(1, 500 + 99 * i) for i in range(12)])
+    | dict(decode_form=True, window_size=(300, -1), sinks=True),
+    "e4m3 12 decodes, a share each": ragged(*[(1, 500 - 9 * i) for i in range(12)])
+    | E4M3_CACHE
+    | dict(decode_form=True),
+    "new 12 decodes, a share each": ragged(*[(1, 500 - 9 * i) for i in range(12)]) | NEW | dict(decode_form=True),
+    "24 decodes, two to a share": ragged(*[(1, 300 + 3 * i) for i in range(24)]) | dict(bounds=True, padding=3),
+    "100 decodes, seven to a share": ragged(*[(1, 65 + i % 60) for i in range(100)]) | dict(decode_form=True),
+    "3 decodes, cut alike": ragged((1, 1000), (1, 920), (1, 990)) | dict(decode_form=True),
+    "e5m2 3 decodes, cut alike": ragged((1, 1000), (1, 920), (1, 990)) | dict(cache_dtype=E5M2, decode_form=True),
+    "even drafts of 16, a share each": ragged(*[(16, 520 - 9 * i) for i in range(12)]) | dict(bounds=True),
+    "drafts, cut alike, some without queries": ragged((7, 900), (0, 77), (9, 870), (1, 1000), (16, 990))
+    | dict(bounds=True),
+    "even chunks": CHUNKS,
+    "even chunks, hnd, page 544, padding": CHUNKS | dict(layout="HND", page_size=544, padding=5),
+    "even chunks, all features": CHUNKS | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True),
+    "even chunks, not causal": CHUNKS | dict(causal=False, window_size=(100, 50)),
+    "even chunks, trees": CHUNKS | dict(qq_bias=64, tree=True),
+    "even chunks, head_dim 64, float16": CHUNKS | dict(head_dim=64, dtype=torch.float16),
+    "even chunks, head_dim 256": CHUNKS | dict(head_dim=256),
+    "even chunks, group 1": ragged((150, 3000), (150, 700), (150, 200)) | dict(bounds=True, kv_heads=32),
+    "even chunks, group 3": CHUNKS | dict(heads=24),
+    "even chunks, group 8, fp8 out": CHUNKS | dict(heads=64, out_dtype=E4M3),
+    "even chunks, 20 KV heads": CHUNKS | dict(heads=80, kv_heads=20),
+    "even chunks, new": CHUNKS | NEW,
+    "even chunks of 100": ragged((100, 3000), (100, 700), (100, 100)) | dict(bounds=True),
+    "even chunks, padding, some of one block": ragged((64, 5000), (20, 700), (0, 30), (33, 90))
+    | dict(bounds=True, padding=139),
+    "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
+    "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
+}
+
+# In which each tile's maxima are above those of the tiles before.
+RISING: dict[str, dict[str, Any]] = {
+    "prefills": PREFILLS,
+    "prefills, float16": PREFILLS | dict(dtype=torch.float16),
+    "prefills, head_dim 64": PREFILLS | dict(head_dim=64),
+    "prefills, head_dim 256": PREFILLS | dict(head_dim=256),
+    "a chunk, window": ragged((700, 3000)) | dict(window_size=(1000, -1)),
+    "a chunk, not causal, window to both sides": ragged((700, 3000)) | dict(causal=False, window_size=(400, 300)),
+    "a chunk, softcap, alibi, sinks": ragged((700, 3000)) | dict(softcap=50.0, alibi=True, sinks=True),
+    "mixed": ragged((300, 3000), (1, 4000), (90, 90)),
+    "chunks of 16": ragged(*[(16, 3000)] * 6) | dict(bounds=True),
+    "chunks of 64": ragged(*[(64, 5000)] * 12) | dict(bounds=True),
+    "chunks of 64, float16": ragged(*[(64, 5000)] * 12) | dict(bounds=True, dtype=torch.float16),
+    "invariant": ragged((300, 3000), (1, 4000)) | dict(batch_invariant=True),
+}
