@@ -175,6 +175,7 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         out_box=layout.aligned(out) and out.dtype == given.q.dtype,
         new=new,
         new_box=new and layout.rows_boxable(given.k_new, given.v_new, given.k_cache.dtype),
+        lse=bool(options.return_lse),
         batch_invariant=bool(options.batch_invariant),
         device=device,
     )

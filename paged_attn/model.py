@@ -111,6 +111,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
         out_box=aligned and model.out_dtype == model.dtype,
         new=model.new,
         new_box=model.new and new_aligned and new_dtype(model) == model.cache_dtype,
+        lse=model.return_lse,
         batch_invariant=False,
         device=device,
     )

@@ -44,6 +44,7 @@ class Problem(NamedTuple):
     out_box: bool
     new: bool  # keys outside the cache
     new_box: bool  # the copy engine can read them, and they are of the cache's type
+    lse: bool  # log-sum-exps are asked for
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
 

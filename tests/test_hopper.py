@@ -85,6 +85,26 @@ def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
     compare(case, out, lse, inputs)
 
 
+@pytest.mark.parametrize("return_lse", [False, True])
+@pytest.mark.parametrize("key", [0, 5, 200, 699])
+def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it(key: int, return_lse: bool) -> None:
+    """And in no others, of fp8 products, whose weights saturate."""
+    case = Case("nan", (700,), (700,), heads=8, kv_heads=2, head_dim=128, dtype=E4M3, cache_dtype=E4M3)
+    inputs = build(case, "cuda") | dict(return_lse=return_lse)
+
+    def rows() -> torch.Tensor:
+        paged_attn.paged_attention(**inputs)
+        return inputs["out"].clone()
+
+    before = rows()
+    page = int(inputs["page_table"][0, key // case.page_size])
+    inputs["k_cache"].view(torch.uint8)[page, key % case.page_size, 0, 3] = 0x7F
+    after = rows()
+    assert after[key:, :4].isnan().all()
+    assert torch.equal(after[:key], before[:key])
+    assert torch.equal(after[:, 4:], before[:, 4:])
+
+
 @pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
 def test_errors_do_not_grow_with_the_keys(dtype: torch.dtype) -> None:
     """Over fp8, whose products the tensor cores add up with 14 bits."""

@@ -25,6 +25,7 @@ class Pipe(NamedTuple):
     CONVERT: int = 0  # what a warpgroup does to tiles between loaders and consumers: 0 nothing, see convert.py
     RAW_STAGES: int = 0  # slots of the rings that loaders fill for it
     FP8_PRODUCTS: bool = False  # queries and weights are fp8, too
+    COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
     QUERY_BOX: bool = False  # queries come through the copy engine
     OUT_BOX: bool = False  # full blocks leave through shared memory and the copy engine
 
@@ -59,6 +60,7 @@ class Rings(NamedTuple):
     value: Any
     queries: Any
     room: Any  # sums of fp8 products or of pieces, or weights of few rows; otherwise never used
+    ones: Any  # an operand that adds up coarse weights; otherwise never used
 
 
 class Turns(NamedTuple):

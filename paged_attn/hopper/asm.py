@@ -53,28 +53,31 @@ def rescale(acc, factor, DIM: gl.constexpr):
         return acc * factor
 
 
-def _raise(slack: float) -> str:
-    """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves."""
-    number = _number(slack)
+def _raise(slack: float, nan: bool) -> str:
+    """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves.
+
+    nan: not a number counts as larger than any, and stays.
+    """
+    number, maximum, larger = _number(slack), "max.NaN.f32" if nan else "max.f32", "setp.gtu.f32" if nan else "setp.gt.f32"
     ask = "".join(
-        f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; max.f32 {b}, {a}, z;"
+        f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; {maximum} {b}, {a}, z;"
         for a, b, n in (("$4", "v", 1), ("v", "v", 2), ("$5", "w", 1), ("w", "w", 2))
     )
     return (
         "{ .reg .pred a, b, any; .reg .f32 v, w, x, y, z;"
-        f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; setp.gt.f32 a, $4, x; setp.gt.f32 b, $5, y;"
+        f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; {larger} a, $4, x; {larger} b, $5, y;"
         " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
         " or.pred any, a, b; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
         + ask
-        + " setp.gt.f32 a, v, x; setp.gt.f32 b, w, y;"
+        + f" {larger} a, v, x; {larger} b, w, y;"
         " @a mov.f32 $0, v; @b mov.f32 $1, w; @a sub.f32 x, $6, v; @b sub.f32 y, $7, w;"
         " @a ex2.approx.ftz.f32 $2, x; @b ex2.approx.ftz.f32 $3, y; KEEP: mov.pred any, a; }"
     )
 
 
 SLACK, FP8_SLACK = 8.0, 1.75  # how much too small a maximum may be, base 2
-_RAISE = gl.constexpr(_raise(SLACK))
-_RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK))
+_RAISE = gl.constexpr(_raise(SLACK, False))
+_RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK, True))
 _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
 
 
@@ -275,6 +278,38 @@ def exp2_words(a, b, c, d, unit, shift):
     """(words of exp2(x * unit + shift) of four x in e4m3, a's the lowest, and their sums, not rounded)."""
     return gl.inline_asm_elementwise(
         _EXP2_WORDS, "=r,=f,f,f,f,f,f,f", [a, b, c, d, unit, shift], dtype=_WORD_AND_SUM, is_pure=True, pack=1
+    )
+
+
+# A line through each octave: the bits of a float16 are 2^10 times its power of two plus 15, but for where it lies between
+# two of them.  There 2^x is below the line by up to 6%, 4% on average: the line is lowered by that.
+OCTAVES, BIAS, LOWERED = 32.0, 15.0, 0.0573
+
+
+def _line_words() -> str:
+    """Four floats in [0, 1], held there by their addition, as bits of float16 below those of 3 * 2^22."""
+    every = "".join(f" fma.rn.sat.f32 {x}, ${i}, $5, $6;" for i, x in enumerate("abcd", 1))
+    every += "".join(f" fma.rn.f32 {x}, {x}, {_number(OCTAVES * 1024)}, {_number(3.0 * 2**22)};" for x in "abcd")
+    return (
+        "{ .reg .b16 lower, upper; .reg .b32 p, q; .reg .f32 a, b, c, d;" + every + " prmt.b32 p, a, b, 0x5410;"
+        " prmt.b32 q, c, d, 0x5410; cvt.rn.satfinite.e4m3x2.f16x2 lower, p; cvt.rn.satfinite.e4m3x2.f16x2 upper, q;"
+        " mov.b32 $0, {lower, upper}; }"
+    )
+
+
+_LINE_WORDS = gl.constexpr(_line_words())
+_LINE_UNIT, _LINE_SHIFT = gl.constexpr(1 / OCTAVES), gl.constexpr((BIAS - LOWERED) / OCTAVES)
+
+
+@gluon.jit
+def line_words(a, b, c, d, unit, shift):
+    """`exp2_words` without exponentials (Schraudolph 1999), from below -15 on 0, up to 4% off: 3 instructions an x.
+
+    NaN becomes 0.
+    """
+    unit, shift = unit * _LINE_UNIT, shift * _LINE_UNIT + _LINE_SHIFT
+    return gl.inline_asm_elementwise(
+        _LINE_WORDS, "=r,f,f,f,f,f,f", [a, b, c, d, unit, shift], dtype=gl.int32, is_pure=True, pack=1
     )
 
 

@@ -13,6 +13,7 @@ from .columns import consume_columns, make_weights
 from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
 from .fold import make_bank
+from .fp8 import make_ones
 from .layouts import lanes_layout
 from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
@@ -126,6 +127,9 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
     readers: gl.constexpr = P.CONSUMERS * WARPGROUP
     room = queries.slots  # never used: a record with a None cannot be returned
+    ones = room
+    if P.COARSE:
+        ones = make_ones(dtype, S)
     if P.FP8_PRODUCTS or S.PIECE is not None:
         room = make_bank(S, P)
     elif P.COLUMNS > 0:
@@ -133,19 +137,19 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     if P.CONVERT == NONE:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
-        rings = Rings(keys, values, queries, room)
+        rings = Rings(keys, values, queries, room, ones)
         return rings, rings
     elif P.CONVERT == WIDEN:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        return Rings(keys, values, queries, room), Rings(raw_keys, raw_values, queries, room)
+        return Rings(keys, values, queries, room, ones), Rings(raw_keys, raw_values, queries, room, ones)
     else:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        return Rings(keys, values, queries, room), Rings(keys, raw_values, queries, room)
+        return Rings(keys, values, queries, room, ones), Rings(keys, raw_values, queries, room, ones)
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])

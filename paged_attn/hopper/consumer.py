@@ -73,7 +73,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
         rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S)
         if S.PIECE is None:
             turns, state = attend_item(query, rings, turns, item, block, rows, results.scales, mods, NUMBER, S, P)
-            rows, state = leaving(state, item, block, mods, S, P)
+            rows, state = leaving(state, item, block, mods, rings.room, NUMBER, S, P)
         else:
             turns, rows, state = attend_pieces(query, rings, turns, item, block, rows, results, mods, NUMBER, S, P)
         store(out, results, queries.out, item, rows, count, state, NUMBER, S, P)

@@ -19,8 +19,8 @@ from .tiles import score_scale
 
 @gluon.jit
 def make_bank(S: gl.constexpr, P: gl.constexpr):
-    """Room for sums of every consumer, spread so that a warp's threads meet different banks."""
-    layout: gl.constexpr = gl.SwizzledSharedLayout(2, 1, 16, [1, 0])
+    """Room for sums of every consumer, spread so that half a warp's threads meet different banks: four rows of eight."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 4, [1, 0])
     return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.DIM], layout)
 
 
@@ -73,7 +73,7 @@ def attend_pieces(
     bank = rings.room.index(NUMBER)
     row_max, row_sum = start(None, rows, False, S)
     acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
-    out_rows, state = leaving(State(acc, row_max, row_sum), item, block, mods, S, P)
+    out_rows, state = leaving(State(acc, row_max, row_sum), item, block, mods, rings.room, NUMBER, S, P)
     for i in range(last + 1 - begin_all):
         piece = last - i
         # the piece of the row's own first key has its sink, wherever the block begins
@@ -81,7 +81,7 @@ def attend_pieces(
         from_tile, to_tile = gl.maximum(piece * PIECE, begin), gl.minimum((piece + 1) * PIECE, end)
         part = Item(item.block, kv_head, from_tile, to_tile, 1, 1, 1, 0, 0, 0)
         turns, new = attend_piece(q, rings, turns, part, first_key, rows, span, first, scale, scales, mods, S, P)
-        _, new = leaving(new, item, block, mods, S, P)
+        _, new = leaving(new, item, block, mods, rings.room, NUMBER, S, P)
         cut = item.pieces > 1
         if S.SPLIT:  # noqa: SIM102 (one is decided at compile time)
             if cut:

@@ -7,12 +7,24 @@ shared memory, since two sets of them would fill the registers: the error does n
 from ..kernels.args import State
 from .args import Turns
 from .asm import pin
-from .layouts import operand_layout, product_layout
-from .shim import gl, gluon, warpgroup_mma_wait
+from .layouts import in_order_layout, operand_layout, product_layout
+from .shim import gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .softmax import as_product, beside, by_thread, of_rows, scale_rows, spread
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
 
 TILES = gl.constexpr(16)  # whose products the tensor cores add up
+
+
+@gluon.jit
+def make_ones(dtype: gl.constexpr, S: gl.constexpr):
+    """[8, TILE] in shared memory, ones in the first row: as a right operand it adds up weights as they were rounded."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, S.TILE], dtype)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    row = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT)), 1)
+    one = gl.where(row == 0, gl.full([8, S.TILE], 0x38, gl.int32, LAYOUT), 0)  # of e4m3
+    ones = gl.allocate_shared_memory(dtype, [8, S.TILE], layout)
+    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # given to the allocation, other bytes arrived there
+    return ones
 
 
 @gluon.jit
@@ -25,8 +37,12 @@ def as_operand(words, dtype: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def in_order(acc, S: gl.constexpr):
-    """Results [64, DIM] of transposed values, their dims in order again; moves nothing between threads."""
+def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr):
+    """Results [64, DIM] of transposed values, their dims in order again, and neighbours with one thread."""
+    room = bank.index(NUMBER)
+    room.store(acc)
+    thread_barrier()
+    acc = room.load(in_order_layout(S.DIM))
     return acc.reshape([64, 4, S.DIM // 4]).permute((0, 2, 1)).reshape([64, S.DIM])
 
 
@@ -44,6 +60,23 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
         acc = withdraw(bank, acc, decay, NUMBER)
     bank.index(NUMBER).store(acc)
     return gl.full(acc.shape, 0.0, gl.float32, acc.type.layout)
+
+
+@gluon.jit
+def beside_sums(x, sums):
+    """[64, 4] by thread beside sums by product [64, 8]."""
+    like = by_thread(sums)
+    return as_product(beside(x, like) + gl.full(like.shape, 0.0, gl.float32, like.type.layout), sums)
+
+
+@gluon.jit
+def sum_up(weights, ones):
+    """Start the sums of a tile's weights [64, 8], in the first column.
+
+    Each tile has its own: many numbers of one sign that the tensor cores add up lose more than their values do.
+    """
+    zero = gl.full([64, 8], 0.0, gl.float32, product_layout(8, True))
+    return warpgroup_mma(weights, ones.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -66,18 +99,26 @@ def attend_fp8(
     words, decay, row_max, sums = judge(
         scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, False, S, P
     )
+    if P.COARSE:  # weights are added up together with values; a maximum that is no number has to show
+        sums = beside_sums(decay * 0.0, gl.full([64, 8], 0.0, gl.float32, product_layout(8, True)))
     for i in range(1, count):
         operand = as_operand(words, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)
+        if P.COARSE:
+            added = sum_up(operand, rings.ones)
         acc = multiply_values(operand, values, v_turn, acc, S, P)
-        scores = warpgroup_mma_wait(1, deps=(scores,))
+        scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        following, decay, row_max, added = judge(
+        following, decay, row_max, following_sums = judge(
             scores, row_max, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, S, P
         )
-        sums = sums * decay + added
         following = pin(following)
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        if P.COARSE:
+            acc, added = warpgroup_mma_wait(0, deps=(acc, added))
+            sums = (sums + added) * beside_sums(decay, sums)
+        else:
+            sums = sums * decay + following_sums
+            acc = warpgroup_mma_wait(0, deps=(acc,))
         words = pin(words)
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
         if i % TILES == 0:
@@ -87,10 +128,18 @@ def attend_fp8(
         decays *= decay
         acc = scale_rows(acc, decay, S)
 
-    acc = multiply_values(as_operand(words, dtype, S), values, v_turn, acc, S, P)
-    acc = warpgroup_mma_wait(0, deps=(acc,))
+    operand = as_operand(words, dtype, S)
+    if P.COARSE:
+        added = sum_up(operand, rings.ones)
+        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        acc, added = warpgroup_mma_wait(0, deps=(acc, added))
+        row_sum = gl.convert_layout(gl.sum(sums + added, axis=1), state.max.type.layout)
+        row_max = gl.convert_layout(gl.max(row_max, axis=1), state.max.type.layout)
+    else:
+        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        row_max, row_sum = of_rows(row_max, sums, state.max)
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     if count > TILES:
         acc = withdraw(rings.room, acc, decays, NUMBER)
-    row_max, row_sum = of_rows(row_max, sums, state.max)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

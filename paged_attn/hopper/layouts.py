@@ -62,6 +62,17 @@ def transposing_layout(rows, columns):
 
 
 @triton.constexpr_function
+def in_order_layout(columns):
+    """[64, columns] of a product of transposed values: with each thread eight dims that are neighbours, in order."""
+    quarter = columns // 4
+    lanes = [[0, 1 << i] for i in range(1, quarter.bit_length() - 1)]
+    rows = [[1 << i, 0] for i in range(6)]
+    lanes, rows = lanes + rows[: 5 - len(lanes)], rows[5 - len(lanes) :]
+    registers = [[0, quarter], [0, 2 * quarter], [0, 1]] + rows[2:]
+    return gl.DistributedLinearLayout(registers, lanes, rows[:2], [], [64, columns])
+
+
+@triton.constexpr_function
 def operand_layout(columns, fp8, rows=64):
     """The left operand of such a product: weights."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)

@@ -138,6 +138,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         RAW_STAGES=raw,
         FP8=MANTISSA.get(p.cache, 0),
         FP8_PRODUCTS=convert == TRANSPOSE,
+        COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps are as exact as scores
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,

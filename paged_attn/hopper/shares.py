@@ -96,11 +96,11 @@ def shares_kernel(
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, S, P)
     if P.COLUMNS > 0:
-        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P))
+        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), queries.slots)
     elif S.PIECE is not None:
-        rings = Rings(keys, values, queries, make_bank(S, P))
+        rings = Rings(keys, values, queries, make_bank(S, P), queries.slots)
     else:
-        rings = Rings(keys, values, queries, queries.slots)
+        rings = Rings(keys, values, queries, queries.slots, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
     share, seq, before = find_share(batch, first, index, shares, lane, mods, S)

@@ -1,13 +1,16 @@
 """The online softmax with as little work per tile as its result allows; its ends are those of `kernels/softmax.py`."""
 
+import triton.language as tl
+
 from ..kernels.numerics import rounded_product
 from ..kernels.softmax import base_of
 from . import asm
-from .asm import exp2_words, raise_max, rescale, weigh_again, weigh_pairs
+from .asm import exp2_words, line_words, raise_max, rescale, weigh_again, weigh_pairs
 from .layouts import is_product, threads_layout
 from .shim import gl, gluon
 
 SLACK = gl.constexpr(asm.SLACK)
+ALL = gl.constexpr(tl.PropagateNan.ALL)
 
 # fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(7 + FP8_SLACK).
 FP8_OFFSET = gl.constexpr(7.0)
@@ -83,14 +86,23 @@ def first_of_thread(x, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def thread_maxima(scores, ROWS: gl.constexpr):
-    """[R, 4], likewise."""
-    return gl.convert_layout(gl.max(gl.max(scores, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
+def _larger(x, y):
+    return gl.maximum(x, y, propagate_nan=ALL)
 
 
 @gluon.jit
-def exp2_by_word(scores, unit, shift, S: gl.constexpr):
-    """(exp2(scores * unit + shift [64, 4]) as words of four in fp8 [64, TILE / 4], sums [64, 4] by thread).
+def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
+    """[R, 4], likewise; NAN: of rows that are not numbers NaN."""
+    if NAN:
+        top = gl.reduce(gl.reduce(scores, 1, _larger), 2, _larger)
+    else:
+        top = gl.max(gl.max(scores, axis=1), axis=2)
+    return gl.convert_layout(top, threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
+    """(exp2(scores * unit + shift [64, 4]) as words of four in fp8 [64, TILE / 4], sums [64, 4] by thread, if exact).
 
     Keys change places as in `convert.transpose`.  As words they go from one round of the loop to the next, for 8-bit
     numbers ptxas would unpack.
@@ -100,9 +112,13 @@ def exp2_by_word(scores, unit, shift, S: gl.constexpr):
     lower_even, upper_even = gl.split(even)
     lower_odd, upper_odd = gl.split(odd)
     shift = beside_pairs(shift, lower_even)
-    words, sums = exp2_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
-    sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(64), assert_trivial=True)
-    return words.reshape([64, S.TILE // 4]), sums
+    if P.COARSE:
+        words = line_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
+        return words.reshape([64, S.TILE // 4]), 0.0
+    else:
+        words, sums = exp2_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
+        sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(64), assert_trivial=True)
+        return words.reshape([64, S.TILE // 4]), sums
 
 
 @gluon.jit
@@ -124,7 +140,7 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
     if PRODUCT:
         x = by_thread(scores)
-        top = thread_maxima(x, P.ROWS)
+        top = thread_maxima(x, P.ROWS, P.COARSE)
         if BY_ROW:
             unit = spread(unit, P.ROWS)
     else:
@@ -145,7 +161,7 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     if shift is not None:
         base -= shift
     if P.FP8_PRODUCTS:
-        weights, sums = exp2_by_word(scores, unit, -base, S)
+        weights, sums = exp2_by_word(scores, unit, -base, S, P)
     else:
         if S.NORMALIZED:
             # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
