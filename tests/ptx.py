@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import torch
 
 LANES = np.arange(32)
-Register = np.ndarray  # [32] of float32, bool, or pairs of float32 for words of two
+Register = np.ndarray  # [32] of float32, bool, bits as uint32 or uint16, or pairs of float32 for words of two
 
 
 def _exp2(x: Register) -> Register:
@@ -19,12 +20,34 @@ def _fma(a: Register, b: Register, c: Register) -> Register:
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
+def _saturated(a: Register, b: Register, c: Register) -> Register:
+    """In [0, 1]; 0 where it is not a number."""
+    x = _fma(a, b, c)
+    return np.where(x > 0, np.minimum(x, 1), 0).astype(np.float32)
+
+
+def _pick(a: Register, b: Register, selector: int) -> Register:
+    """Bytes of two words, a's the lower four, by the digits of the selector."""
+    source = np.stack([a, b], 1).view(np.uint8)
+    return np.stack([source[:, selector >> 4 * i & 7] for i in range(4)], 1).copy().view(np.uint32)[:, 0]
+
+
+def _e4m3(x: Register) -> Register:
+    """Two float16 of a word as bytes of e4m3."""
+    numbers = torch.from_numpy(x.copy().view(np.float16).reshape(32, 2)).float().clamp(-448, 448)
+    return numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy().copy().view(np.uint16)[:, 0]
+
+
 OPERATIONS: dict[str, Callable[..., Register]] = {
     "mov": lambda a: a,
     "add.f32": lambda a, b: a + b,
     "sub.f32": lambda a, b: a - b,
     "max.f32": np.fmax,  # of a number and none the number
     "fma.rn.f32": _fma,
+    "fma.rn.sat.f32": _saturated,
+    "prmt.b32": _pick,
+    "cvt.rn.satfinite.e4m3x2.f16x2": _e4m3,
+    "joined": lambda lower, upper: lower | upper.astype(np.uint32) << 16,
     "ex2.approx.ftz.f32": _exp2,
     "setp.gt.f32": lambda a, b: a > b,
     "setp.eq.f32": lambda a, b: a == b,
@@ -62,13 +85,13 @@ def run(text: str, operands: Sequence[Register | None]) -> list[Register | None]
         if found is None or found[3].startswith(".reg"):
             continue
         lanes = np.full(32, True) if found[2] is None else np.asarray(read(found[2])) ^ bool(found[1])
-        target, *sources = (x.strip() for x in found[4].split(","))
+        target, *sources = (x.strip() for x in found[4].replace("{", "").replace("}", "").split(","))
         if found[3] == "bra":
             if lanes.any() != lanes.all():
                 raise ValueError(f"a warp divides at {code[at - 1]!r}")
             at = labels[target] if lanes.all() else at
             continue
-        name = "mov" if found[3].startswith("mov.") else found[3]
+        name = ("mov" if len(sources) == 1 else "joined") if found[3].startswith("mov.") else found[3]
         with np.errstate(all="ignore"):
             result = OPERATIONS[name](*map(read, sources))
         before = values.get(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from paged_attn.hopper import asm
 from tests import ptx
@@ -112,6 +113,40 @@ def test_a_row_gets_what_it_gets_alone() -> None:
         alone[others], before[others] = 0.0, 0.0  # of which none is weighed again
         for got, want in zip(weigh(alone, before, 0.0), together):
             np.testing.assert_array_equal(got[row], want[row])
+
+
+def test_weights_of_a_line_are_near_exponentials() -> None:
+    """Four scores to a word, in order; zero from 2^-10 on, as rounded to e4m3."""
+    x = np.linspace(-40, 8.7, 128).astype(np.float32).reshape(4, 32)
+    x[:, 0], x[:, 1], x[2, 2] = -np.inf, np.nan, -1e30
+    unit, shift = np.float32(1.4), np.float32(3.0)
+    scores = (x - shift) / unit
+    inputs = [np.full(32, unit / asm.OCTAVES), np.full(32, (shift + asm.BIAS - asm.LOWERED) / asm.OCTAVES)]
+    word, *_ = ptx.run(asm._LINE_WORDS.value, [None, *scores, *(number.astype(np.float32) for number in inputs)])
+    weights = torch.from_numpy(word.copy().view(np.uint8)).view(torch.float8_e4m3fn).float().numpy().reshape(32, 4).T
+    assert (weights[:, :2] == 0).all()
+    assert weights[2, 2] == 0
+    x[:, 1] = -np.inf
+    x[2, 2] = -np.inf
+    exact = np.exp2(x.astype(np.float64))
+    # the line and half a unit of the last place; below 2^-6 that is 2^-10
+    np.testing.assert_allclose(weights, exact, rtol=0.081, atol=2.0**-10)
+
+
+def test_lines_are_right_on_average_and_at_powers_of_two() -> None:
+    """So that sums have no bias, and the largest key of a row weighs what it should."""
+    x = np.arange(128).reshape(32, 4).T / 128
+    unit, shift = np.full(32, 1 / asm.OCTAVES), np.full(32, (asm.BIAS - asm.LOWERED) / asm.OCTAVES)
+    total = 0.0
+    for octave in range(-5, 8):
+        given = [*(x + octave).astype(np.float32), unit.astype(np.float32), shift.astype(np.float32)]
+        word, *_ = ptx.run(asm._LINE_WORDS.value, [None, *given])
+        weights = (
+            torch.from_numpy(word.copy().view(np.uint8)).view(torch.float8_e4m3fn).float().numpy().reshape(32, 4).T
+        )
+        assert weights[0, 0] == 2.0**octave
+        total += float((weights / np.exp2(x + octave)).mean())
+    assert total / 13 == pytest.approx(1, abs=0.005)
 
 
 def test_reading_what_is_not_written_and_warps_that_divide_are_errors() -> None:

@@ -17,7 +17,7 @@ CALL = Problem(
     tokens=4096, seqs=8, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=2048, max_seqlen_k=8192,
     window_left=-1, ragged=True, modified=False, softcap=False, qq_bias=False, only=None, compute=torch.bfloat16,
     query=torch.bfloat16, cache=torch.bfloat16, packed=False, pairable=False, boxable=True, rows_per_page=16,
-    query_box=True, out_box=True, new=False, new_box=False, batch_invariant=False, device=H200,
+    query_box=True, out_box=True, new=False, new_box=False, lse=False, batch_invariant=False, device=H200,
 )  # fmt: skip
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [
@@ -115,7 +115,10 @@ def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
     assert hopper.many(FP8, 0, False).pipe.CONVERT == hopper.WIDEN
     both = FP8._replace(query=torch.float8_e4m3fn)
     assert hopper.many(both, 0, False).pipe.CONVERT == hopper.TRANSPOSE
+    assert hopper.many(both, 0, False).pipe.COARSE
+    assert not hopper.many(both._replace(lse=True), 0, False).pipe.COARSE, "log-sum-exps are of exact weights"
     for change in (dict(query_box=False), dict(heads=24), dict(cache=torch.float8_e5m2)):
+        assert not hopper.many(both._replace(**change), 0, False).pipe.COARSE
         assert hopper.many(both._replace(**change), 0, False).pipe.CONVERT == hopper.WIDEN, change
 
 
@@ -176,15 +179,17 @@ def even(batch: int, queries: int, keys: int) -> Problem:
         (even(4, 128, 8192), True),
         (even(16, 128, 8192), False),
         (even(1, 256, 8192), False),
-        (even(4, 128, 256), False),  # hardly a context
+        (even(6, 128, 256), False),  # hardly a context
+        (even(4, 128, 256), True),  # a block for each multiprocessor
         (even(2, 128, 256), True),  # little to do
         (even(1, 100, 100), True),
-        (even(8, 64, 64), False),
+        (even(8, 64, 64), True),
+        (even(16, 64, 64), False),
         (even(4, 128, 8192)._replace(tokens=300), False),  # some have fewer queries
     ],
     ids=[
         "speculation", "draft trees", "many of them", "many sequences", "chunks", "many chunks", "a long chunk",
-        "prompts", "two prompts", "one prompt", "short prompts", "uneven",
+        "prompts", "fewer prompts", "two prompts", "one prompt", "short prompts", "many short prompts", "uneven",
     ],
 )  # fmt: skip
 def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Problem, shares: bool) -> None:

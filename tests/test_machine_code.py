@@ -182,9 +182,10 @@ def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
     if facts["boxes_in_loops_of_their_own"]:
         yield "sends each box in a loop: ptxas doubts that its operands are uniform"
     # rows: each thread has many scores, and results are stored outside
-    rows = [x for x in facts["innermost"] if _products(x) >= 8 and x.get("MUFU", 0) >= 32 and not x.get("STG")]
+    many = [x for x in facts["innermost"] if _products(x) >= 8]
+    rows = [x for x in many if (x.get("MUFU", 0) >= 32 or x.get("QGMMA")) and not x.get("STG")]
     # columns: few scores each, whose maxima and sums go through shared memory
-    columns = [x for x in facts["innermost"] if _products(x) >= 8 and x.get("MUFU", 0) < 16 and x.get("BAR", 0) <= 9]
+    columns = [x for x in many if x.get("HGMMA") and x.get("MUFU", 0) < 16 and x.get("BAR", 0) <= 9]
     blocks = facts["kernel"] == "blocks_kernel"
     if len(rows) != ROWS.get(variant, 2 if blocks else 0):
         yield f"has {len(rows)} loops over keys of 64 rows"
@@ -224,8 +225,12 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
     """What should have become of fp8 numbers: two at a time in float16, or operands as they are."""
     if facts["operations"].get("F2F"):
         yield "converts numbers one by one"
-    if "all fp8" in facts["variant"] and any(loop.get("HGMMA") or loop.get("PRMT") for loop in rows):
-        yield f"does not multiply fp8 as it is: {rows}"
+    line = "no lse" in facts["variant"]  # bits of float16 instead of exponentials, two to a word
+    for loop in rows if "all fp8" in facts["variant"] else []:
+        if loop.get("HGMMA") or loop.get("PRMT", 0) > 32 * line:
+            yield f"does not multiply fp8 as it is: {loop}"
+        if line and loop.get("MUFU", 0) > 4:
+            yield f"takes {loop['MUFU']} special functions for weights without any"
     for loop in columns:  # of 64 keys a thread has as many pairs of keys and values as it multiplies
         if loop["F2FP"] > 4 * loop["HGMMA"] + 4 or loop.get("LDS", 0) > 3 * loop["HGMMA"]:
             yield f"reads or converts more than it multiplies: {loop}"

@@ -122,6 +122,8 @@ HOPPER = {
     "mixed": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096)),
     "mixed e4m3": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), cache_dtype=E4M3),
     "mixed all fp8": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), dtype=E4M3, cache_dtype=E4M3),
+    "mixed all fp8, no lse": PREFILL
+    | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), dtype=E4M3, cache_dtype=E4M3, lse=False),
 }
 
 

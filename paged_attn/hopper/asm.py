@@ -58,7 +58,8 @@ def _raise(slack: float, nan: bool) -> str:
 
     nan: not a number counts as larger than any, and stays.
     """
-    number, maximum, larger = _number(slack), "max.NaN.f32" if nan else "max.f32", "setp.gtu.f32" if nan else "setp.gt.f32"
+    number = _number(slack)
+    maximum, larger = ("max.NaN.f32", "setp.gtu.f32") if nan else ("max.f32", "setp.gt.f32")
     ask = "".join(
         f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; {maximum} {b}, {a}, z;"
         for a, b, n in (("$4", "v", 1), ("v", "v", 2), ("$5", "w", 1), ("w", "w", 2))
@@ -281,8 +282,8 @@ def exp2_words(a, b, c, d, unit, shift):
     )
 
 
-# A line through each octave: the bits of a float16 are 2^10 times its power of two plus 15, but for where it lies between
-# two of them.  There 2^x is below the line by up to 6%, 4% on average: the line is lowered by that.
+# A line through each octave: the bits of a float16 are 2^10 times its power of two plus 15, but for where it lies
+# between two of them.  There 2^x is below the line by up to 6%, 4% on average: the line is lowered by that.
 OCTAVES, BIAS, LOWERED = 32.0, 15.0, 0.0573
 
 

@@ -41,7 +41,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     for i in range(1, end - begin):
         tile = end - 1 - i
         scores = multiply_keys(q, keys, k_turn, S, P)
-        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, True, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         following, decay, row_max, added = judge(
@@ -63,7 +63,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         first = tile * S.TILE - gap_before(tile, context_len, S)
         if (first < first_key) & (tile < end - 1):
             zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), ROWS_AT_ONCE, S, P)
-    acc = multiply_values(operand, values, v_turn, acc, S, P)
+    acc = multiply_values(operand, values, v_turn, acc, True, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     row_max, row_sum = of_rows(row_max, sums, state.max)

@@ -88,6 +88,11 @@ def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr
 def convert_tiles(raw, raw_turns, ready, turns, begin, end, lo, end_key, S: gl.constexpr, P: gl.constexpr):
     """(raw turns, turns) after tiles [begin, end), the last one first; what consumers take as it came passes by."""
     raw_key, raw_value, key, value = raw_turns.key, raw_turns.value, turns.key, turns.value
+    if P.CONVERT == TRANSPOSE:  # noqa: SIM102 (one is decided at compile time)
+        if begin < end:  # values of no tile, which `fp8.attend_fp8` begins with: whatever lies in the slot
+            wait_empty(ready.value, value)
+            mbarrier.arrive(ready.value.full.index(value.stage), count=1)
+            value = advance(value, P.VALUE_STAGES)
     for i in range(end - begin):
         tile = end - 1 - i
         if P.CONVERT == WIDEN:

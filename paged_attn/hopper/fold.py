@@ -19,7 +19,7 @@ from .tiles import score_scale
 
 @gluon.jit
 def make_bank(S: gl.constexpr, P: gl.constexpr):
-    """Room for sums of every consumer, spread so that half a warp's threads meet different banks: four rows of eight."""
+    """Room for sums of every consumer; half a warp's threads, four rows of eight numbers, meet different banks."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 4, [1, 0])
     return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.DIM], layout)
 

@@ -7,7 +7,7 @@ shared memory, since two sets of them would fill the registers: the error does n
 from ..kernels.args import State
 from .args import Turns
 from .asm import pin
-from .layouts import in_order_layout, operand_layout, product_layout
+from .layouts import in_order_layout, operand_layout, product_layout, words_layout
 from .shim import gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .softmax import as_product, beside, by_thread, of_rows, scale_rows, spread
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
@@ -93,20 +93,18 @@ def attend_fp8(
     decays = gl.full([64, 4], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
     count = item.end - item.begin
 
-    scores = multiply_keys(q, keys, k_turn, S, P)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
-    k_turn = leave(keys, k_turn, P.KEY_STAGES)
-    words, decay, row_max, sums = judge(
-        scores, row_max, rows, span, key, item.end - 1, scale, slopes, mods, False, S, P
-    )
-    if P.COARSE:  # weights are added up together with values; a maximum that is no number has to show
-        sums = beside_sums(decay * 0.0, gl.full([64, 8], 0.0, gl.float32, product_layout(8, True)))
-    for i in range(1, count):
+    # The first product is of no weights, and its result is forgotten: a tile of its own would be more code to fetch.
+    words = gl.full([64, S.TILE // 4], 0, gl.int32, words_layout(S.TILE))
+    if P.COARSE:
+        sums = gl.full([64, 8], 0.0, gl.float32, product_layout(8, True))
+    else:
+        sums = gl.full([64, 4], 0.0, gl.float32, row_max.type.layout)
+    for i in range(count):
         operand = as_operand(words, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)
         if P.COARSE:
             added = sum_up(operand, rings.ones)
-        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, i > 1, S, P)
         scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         following, decay, row_max, following_sums = judge(
@@ -115,13 +113,13 @@ def attend_fp8(
         following = pin(following)
         if P.COARSE:
             acc, added = warpgroup_mma_wait(0, deps=(acc, added))
-            sums = (sums + added) * beside_sums(decay, sums)
+            sums = (sums + added) * beside_sums(decay, sums)  # NaN from the first maximum on that is none
         else:
             sums = sums * decay + following_sums
             acc = warpgroup_mma_wait(0, deps=(acc,))
         words = pin(words)
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
-        if i % TILES == 0:
+        if (i % TILES == 0) & (i > 0):
             acc = deposit(rings.room, acc, decays, i == TILES, NUMBER)
             decays = gl.full([64, 4], 1.0, gl.float32, row_max.type.layout)
         words = following
@@ -131,12 +129,12 @@ def attend_fp8(
     operand = as_operand(words, dtype, S)
     if P.COARSE:
         added = sum_up(operand, rings.ones)
-        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, count > 1, S, P)
         acc, added = warpgroup_mma_wait(0, deps=(acc, added))
         row_sum = gl.convert_layout(gl.sum(sums + added, axis=1), state.max.type.layout)
         row_max = gl.convert_layout(gl.max(row_max, axis=1), state.max.type.layout)
     else:
-        acc = multiply_values(operand, values, v_turn, acc, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, count > 1, S, P)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         row_max, row_sum = of_rows(row_max, sums, state.max)
     v_turn = leave(values, v_turn, P.VALUE_STAGES)

@@ -73,6 +73,14 @@ def in_order_layout(columns):
 
 
 @triton.constexpr_function
+def words_layout(columns):
+    """[64, columns / 4]: scores of fp8 products, packed into words where they lie."""
+    registers = [[8, 0]] + [[0, 1 << i] for i in range(2, columns.bit_length() - 3)]
+    lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, columns // 4])
+
+
+@triton.constexpr_function
 def operand_layout(columns, fp8, rows=64):
     """The left operand of such a product: weights."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)

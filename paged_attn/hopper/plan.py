@@ -77,7 +77,7 @@ def _rows(p: Problem, longest: int) -> int:
 
 
 def _few_rows(p: Problem) -> bool:
-    """Whether even shares suit a batch, for its blocks are few and their keys many, or both are few."""
+    """Whether even shares suit a batch: its blocks are few and their keys many, or both are few."""
     if p.only == "decode" or not p.ragged:
         return True
     rows = _rows(p, UNBOUNDED)
@@ -87,7 +87,8 @@ def _few_rows(p: Problem) -> bool:
         return False
     blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 128 // (p.heads // p.kv_heads))
     context = p.max_seqlen_k >= 4 * p.max_seqlen_q
-    return (context or _has_little(p)) and rows <= MOST_ROWS and blocks <= FEW * p.device.multiprocessors
+    one_each = blocks <= p.device.multiprocessors
+    return (context or one_each or _has_little(p)) and rows <= MOST_ROWS and blocks <= FEW * p.device.multiprocessors
 
 
 def need_of(launch: Launch) -> Need:

@@ -26,14 +26,14 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def multiply_values(weights, values, turn, acc, S: gl.constexpr, P: gl.constexpr):
-    """Start acc + weights @ v of the next tile."""
+def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.constexpr):
+    """Start acc + weights @ v of the next tile; unless use_acc without acc, whatever it holds."""
     wait_full(values, turn)
     if P.FP8_PRODUCTS:
         v = values.slots.index(turn.stage).reshape([S.DIM, S.TILE]).permute((1, 0))
     else:
         v = tile_of(values, turn, S)
-    return warpgroup_mma(weights, v, acc, is_async=True)
+    return warpgroup_mma(weights, v, acc, use_acc=use_acc, is_async=True)
 
 
 @gluon.jit
