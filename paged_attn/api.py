@@ -76,7 +76,9 @@ def paged_attention(
             Required for fp8 queries and fp8 caches.
         out: [tokens, heads, head_dim]; written and returned; its dtype decides what the result is stored as.
         out_scale: float or [1] float32; an fp8 out holds clamp(result / out_scale) to its range.
-        return_lse: also return the natural logarithm of each row's softmax denominator, sinks included.
+        return_lse: also return the natural logarithm of each row's softmax denominator, sinks included.  Where weights
+            are e4m3, in prefill of e4m3 queries over an e4m3 cache on Hopper, their exponentials are coarse without it:
+            results of random data are 3.1% off instead of 2.6% (the norm of the error over that of the results).
         only: "decode": only sequences with exactly one query token; "prefill": only the others.  Other rows of out and
             of the log-sum-exp are left as they were.
         batch_invariant: True: a query's result has the same bits alone and in any batch, in any order, in a prefill cut
