@@ -122,6 +122,7 @@ CASES: dict[str, dict[str, Any]] = {
     "e4m3 speculation of 4": ragged(*[(4, 3000)] * 9) | E4M3_CACHE | dict(bounds=True, window_size=(700, -1)),
     "all e4m3 prefill of one tile": ragged((64, 64)) | ALL_E4M3,
     "all e4m3 chunk": ragged((700, 3000)) | ALL_E4M3,
+    "all e4m3 chunk, deposits": ragged((700, 6000)) | ALL_E4M3,
     "all e4m3 mixed": MIXED | ALL_E4M3,
     "all e4m3 mixed, page 8": MIXED | ALL_E4M3 | dict(page_size=8),
     "all e4m3 mixed, page 544, hnd": MIXED | ALL_E4M3 | dict(page_size=544, layout="HND"),
@@ -293,8 +294,12 @@ CASES: dict[str, dict[str, Any]] = {
     "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
     "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
 }
-# Weights of fp8 products are exact to their last bit only where log-sum-exps are asked for.
-CASES |= {f"{name}, no lse": fields | dict(lse=False) for name, fields in CASES.items() if fields.get("dtype") == E4M3}
+# Weights of fp8 products are coarse where no log-sum-exp is asked for.
+CASES |= {
+    f"{name}, no lse": fields | dict(lse=False)
+    for name, fields in CASES.items()
+    if fields.get("dtype") == E4M3 and not any(word in name for word in ("decodes", "trees, ", "group 3"))
+}
 
 # In which each tile's maxima are above those of the tiles before.
 RISING: dict[str, dict[str, Any]] = {

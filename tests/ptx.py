@@ -50,6 +50,8 @@ OPERATIONS: dict[str, Callable[..., Register]] = {
     "joined": lambda lower, upper: lower | upper.astype(np.uint32) << 16,
     "ex2.approx.ftz.f32": _exp2,
     "setp.gt.f32": lambda a, b: a > b,
+    "max.NaN.f32": np.maximum,
+    "setp.gtu.f32": lambda a, b: ~(a <= b),
     "setp.eq.f32": lambda a, b: a == b,
     "setp.eq.or.f32": lambda a, b, p: (a == b) | p,
     "setp.gt.and.f32": lambda a, b, p: (a > b) & p,

@@ -115,6 +115,33 @@ def test_a_row_gets_what_it_gets_alone() -> None:
             np.testing.assert_array_equal(got[row], want[row])
 
 
+NAN, INF = np.float32(np.nan), np.float32(np.inf)
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+def test_maxima_are_raised_by_the_row_and_by_more_than_the_slack(fp8: bool) -> None:
+    """Two rows of a thread, four threads a row; others of the warp keep theirs."""
+    slack = asm.FP8_SLACK if fp8 else asm.SLACK
+    before = np.zeros((2, 32), np.float32)
+    top = np.full((2, 32), slack, np.float32)  # not more than that
+    top[0, 5] = 20  # of row 1 one thread's
+    before[1, 8:12] = NOTHING
+    top[1, 8:12] = [3, NOTHING, -7, 4]
+    before[0, 12:16], top[0, 12:16] = NOTHING, NOTHING
+    if fp8:
+        top[0, 18], top[1, 21], before[1, 24:28] = NAN, INF, NAN
+    found = ptx.run((asm._RAISE_FP8 if fp8 else asm._RAISE).value, [None] * 4 + [*top, *before])
+    maxima, decays = np.stack(found[:2]), np.stack(found[2:4])
+    want, fall = before.copy(), np.ones((2, 32), np.float32)
+    want[0, 4:8], fall[0, 4:8] = 20, 2.0**-20
+    want[1, 8:12], fall[1, 8:12] = 4, 0
+    if fp8:  # whose factors say so, for weights do not
+        fall[0, 16:20], fall[1, 20:28] = NAN, NAN
+        want[0, 16:20], want[1, 20:24], want[1, 24:28] = NAN, INF, slack
+    np.testing.assert_array_equal(maxima, want)
+    np.testing.assert_allclose(decays, fall, rtol=1e-6)
+
+
 def test_weights_of_a_line_are_near_exponentials() -> None:
     """Four scores to a word, in order; zero from 2^-10 on, as rounded to e4m3."""
     x = np.linspace(-40, 8.7, 128).astype(np.float32).reshape(4, 32)

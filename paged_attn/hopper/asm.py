@@ -56,7 +56,7 @@ def rescale(acc, factor, DIM: gl.constexpr):
 def _raise(slack: float, nan: bool) -> str:
     """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves.
 
-    nan: not a number counts as larger than any, and stays.
+    nan: not a number counts as larger than any; the factor is none then, nor where the maximum is infinite.
     """
     number = _number(slack)
     maximum, larger = ("max.NaN.f32", "setp.gtu.f32") if nan else ("max.f32", "setp.gt.f32")
@@ -64,6 +64,7 @@ def _raise(slack: float, nan: bool) -> str:
         f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; {maximum} {b}, {a}, z;"
         for a, b, n in (("$4", "v", 1), ("v", "v", 2), ("$5", "w", 1), ("w", "w", 2))
     )
+    infinite = " sub.f32 v, v, v; sub.f32 w, w, w; add.f32 x, x, v; add.f32 y, y, w;" if nan else ""
     return (
         "{ .reg .pred a, b, any; .reg .f32 v, w, x, y, z;"
         f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; {larger} a, $4, x; {larger} b, $5, y;"
@@ -72,7 +73,8 @@ def _raise(slack: float, nan: bool) -> str:
         + ask
         + f" {larger} a, v, x; {larger} b, w, y;"
         " @a mov.f32 $0, v; @b mov.f32 $1, w; @a sub.f32 x, $6, v; @b sub.f32 y, $7, w;"
-        " @a ex2.approx.ftz.f32 $2, x; @b ex2.approx.ftz.f32 $3, y; KEEP: mov.pred any, a; }"
+        + infinite
+        + " @a ex2.approx.ftz.f32 $2, x; @b ex2.approx.ftz.f32 $3, y; KEEP: mov.pred any, a; }"
     )
 
 
@@ -304,9 +306,9 @@ _LINE_UNIT, _LINE_SHIFT = gl.constexpr(1 / OCTAVES), gl.constexpr((BIAS - LOWERE
 
 @gluon.jit
 def line_words(a, b, c, d, unit, shift):
-    """`exp2_words` without exponentials (Schraudolph 1999), from below -15 on 0, up to 4% off: 3 instructions an x.
+    """`exp2_words` without exponentials (Schraudolph 1999), up to 4% off: 3 instructions for an x below 16.
 
-    NaN becomes 0.
+    NaN becomes 0, as what is below -15.
     """
     unit, shift = unit * _LINE_UNIT, shift * _LINE_UNIT + _LINE_SHIFT
     return gl.inline_asm_elementwise(

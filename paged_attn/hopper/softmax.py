@@ -134,7 +134,7 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
     What weighs is scores * unit, plus a shift if there is one.  Of rows of a product all but the weights is [R, 4]: the
     factors and maxima that a row's four threads agree about, and the sums that each has of its own; weights have 16
-    bits, or of fp8 products are words of four, [R, N / 4].
+    bits, or of fp8 products are words of four, [R, N / 4].  Coarse weights have no sums: 0.
     """
     PRODUCT: gl.constexpr = is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS)
     BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
