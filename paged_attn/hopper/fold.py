@@ -11,7 +11,7 @@ from ..kernels.softmax import merge, start
 from .args import Item
 from .attend import attend
 from .epilogue import keep, leaving
-from .layouts import product_layout
+from .layouts import bank_layout, product_layout
 from .queries import take_queries
 from .shim import gl, gluon
 from .tiles import score_scale
@@ -19,8 +19,8 @@ from .tiles import score_scale
 
 @gluon.jit
 def make_bank(S: gl.constexpr, P: gl.constexpr):
-    """Room for sums of every consumer; half a warp's threads, four rows of eight numbers, meet different banks."""
-    layout: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 4, [1, 0])
+    """Room for sums of every consumer."""
+    layout: gl.constexpr = bank_layout(S.PIECE is not None)
     return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.DIM], layout)
 
 

@@ -81,6 +81,15 @@ def words_layout(columns):
 
 
 @triton.constexpr_function
+def bank_layout(pieces):
+    """Sums in shared memory: half a warp, four rows of eight numbers, meets all banks; of pieces a quarter of them.
+
+    There the addresses of the other way take registers of the loop.
+    """
+    return gl.SwizzledSharedLayout(*(2, 1, 16) if pieces else (8, 1, 4), order=[1, 0])
+
+
+@triton.constexpr_function
 def operand_layout(columns, fp8, rows=64):
     """The left operand of such a product: weights."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)
