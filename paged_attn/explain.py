@@ -95,7 +95,7 @@ def _tiles(launch: Launch, done: Cut) -> str:
     rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
     if pipe.CONVERT:
         rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
-        rings += " by coarse weights" * pipe.COARSE
+        rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE
     elif pipe.FP8:
         rings += " of fp8, products of float16"
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {2 * pipe.LOADERS} that load"

@@ -14,12 +14,17 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
+# Bytes of shared memory that one program may have.
+SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
+# What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
+ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
 LEAVES = {"BRA", "BRX", "EXIT", "RET"}
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
 SAID: dict[int, str] = {}  # by ptxas of kernels, by id; nothing of those that lay on disk
@@ -270,6 +275,16 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["reused_barriers"] = reused_barriers(code)
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] + facts["operations"]["QGMMA"] else []
     return facts
+
+
+def compiled(target: str, *args: str, **environment: str) -> list[dict[str, Any]]:
+    """The reports of this module, from a process in which kernels are compiled."""
+    command = [sys.executable, "-m", "tests.machine_code", target, *args]
+    environment = os.environ | {"TRITON_INTERPRET": "0"} | environment
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def main() -> None:

@@ -87,6 +87,7 @@ def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
     fp8 = dict(dtype=torch.float8_e4m3fn, kv_dtype=torch.float8_e4m3fn)
     assert "TB/s, 770 TFLOP/s" in told(**prefill)["at best"]
     assert "TB/s, 1540 TFLOP/s" in told(**prefill, **fp8)["at best"]
+    assert "products of fp8 by coarse weights (no log-sum-exps)" in told(**prefill, **fp8)["  tiles"]
     assert "TB/s, 128 TFLOP/s" in told(**prefill, dtype=torch.float32, kv_dtype=torch.float32)["at best"]
 
 

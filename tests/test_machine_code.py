@@ -1,14 +1,9 @@
-"""What compilers make of each kernel that ships: it fits, does not spill, keeps loads in flight.  Needs no GPU."""
+"""What compilers make of each portable kernel: it fits, does not spill, keeps loads in flight.  Needs no GPU."""
 
 from __future__ import annotations
 
 import functools
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,16 +12,14 @@ import triton
 import triton.language as tl
 
 from paged_attn import launch
-from tests import machine_code, variants
+from tests import variants
+from tests.machine_code import ARITHMETIC, SHARED, compiled
 from tests.machine_code import MULTIPROCESSORS as TARGETS
 
 PARTS = 4  # processes per target: so many that workers share them evenly, so few that imports do not count
 # All variants for sm90, half of them for each of the others, so that every variant has one or two more targets.
 HALVES = {"sm80": (0, 2), "sm100": (1, 3), "gfx942": (0, 3)}
 SLICES = [(target, i) for target in TARGETS for i in HALVES.get(target, range(PARTS))]
-
-# Bytes of shared memory that one program may have.
-SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
 
 # Spilled bytes per thread that a prefill variant may have: none on sm90, the one target that tiles were chosen on, and
 # today's worst elsewhere, where operands take registers too.
@@ -49,9 +42,6 @@ WIDE_DECODE = {"decode group 64"} | {name for name in variants.ATTENTION if name
 # A branch between the two products serialises them; the query-query bias is such a branch, and only few tiles take it.
 # The other has one for its window.
 MAY_SERIALISE = {"prefill features", "prefill invariant features"}
-
-# What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
-ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
 
 
 def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
@@ -88,16 +78,6 @@ def _loop_complaints(facts: dict[str, Any], prefill: bool) -> Iterator[str]:
             yield f"has a loop without two K and two V tiles in flight, but {buffers}"
 
 
-def compiled(target: str, *args: str, **environment: str) -> list[dict[str, Any]]:
-    """The reports of tests.machine_code, from a process in which kernels are compiled."""
-    command = [sys.executable, "-m", "tests.machine_code", target, *args]
-    environment = os.environ | {"TRITON_INTERPRET": "0"} | environment
-    root = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 @pytest.mark.parametrize(("target", "part"), SLICES)
 def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, part: int) -> None:
     needs = "nvidia" if target.startswith("sm") else "amd"
@@ -108,210 +88,6 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, par
     assert {x["variant"] for x in found} == {name for name, _ in variants.calls()[part::PARTS]}
     wrong = [f"{x['variant']}: {x['kernel']} {text}" for x in found for text in complaints(target, x)]
     assert not wrong, f"{target}:\n" + "\n".join(dict.fromkeys(wrong))
-
-
-# Of the Hopper dialect: every shape of pipe, and every feature.
-HOPPER = (
-    "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
-    "speculate 32", "speculate 64", "draft 16", "decode features", "decode head_dim 192",
-    "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
-    "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
-)  # fmt: skip
-# Loops over keys of 64 rows, two where two consumers have one each, and of few rows.
-ROWS = {
-    "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2, "draft of 12": 1, "invariant 1": 1,
-    "invariant 32": 2,
-}  # fmt: skip
-COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
-# Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
-HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 64": 232, "invariant 32": 288}
-# Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
-SHARES_CODE, BLOCKS_CODE = 44, 170
-MORE_CODE = {
-    "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 148, "mixed": 176, "mixed new": 196,
-    "mixed softcap": 168, "draft of 12": 68, "invariant 1": 86, "invariant 32": 162,
-}  # fmt: skip
-SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
-SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division or what saves one multiplies, too
-# Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
-# results of 256 dims and the scores of a tile.
-HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1}
-
-
-@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
-@pytest.mark.parametrize("part", range(2))
-def test_hopper_kernels_keep_their_loops_lean(part: int) -> None:
-    words = HOPPER[part::2]
-    found = compiled("sm90", *words)
-    assert {x["kernel"] for x in found} <= {"blocks_kernel", "shares_kernel"}
-    assert {x["variant"] for x in found} >= set(words)
-    wrong = [f"{x['variant']}: {text}" for x in found for text in _hopper_complaints(x)]
-    assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
-def test_hopper_kernels_of_invariant_calls_do_the_same_arithmetic() -> None:
-    """Decodes and prefills, in shares of one consumer and of two, and in whole blocks."""
-    found = [
-        {name: loop.get(name, 0) for name in ARITHMETIC}
-        for facts in compiled("sm90", "invariant 32", "invariant 4096", "invariant 1")
-        for loop in facts["innermost"]
-        if _products(loop) >= 8 and loop.get("MUFU", 0) >= 32
-    ]
-    assert len(found) == 5
-    assert all(loop == found[0] for loop in found), found
-
-
-def _hopper_complaints(facts: dict[str, Any]) -> Iterator[str]:
-    variant = facts["variant"]
-    if facts["shared"] > SHARED["sm90"]:
-        yield f"takes {facts['shared']} bytes of shared memory, there are {SHARED['sm90']}"
-    if facts["spilled"] > HOPPER_MAY_SPILL.get(variant, 128):
-        yield f"spills {facts['spilled']} bytes"
-    code = MORE_CODE.get(variant, SHARES_CODE if facts["kernel"] == "shares_kernel" else BLOCKS_CODE)
-    if facts["code_bytes"] > code << 10:
-        yield f"has {facts['code_bytes'] / 1024:.0f} KB of machine code"
-    if facts["advice"]:
-        yield f"is told {facts['advice']}"
-    if facts["overtaken_readers"]:
-        yield "stores arguments of partitions where a warp may still read something else"
-    if facts["reused_barriers"]:
-        yield "uses memory of barriers that were not invalidated"
-    if not facts["operations"].get("UTMALDG"):
-        yield "does not use the copy engine"
-    if facts["boxes_in_loops_of_their_own"]:
-        yield "sends each box in a loop: ptxas doubts that its operands are uniform"
-    # rows: each thread has many scores, and results are stored outside
-    many = [x for x in facts["innermost"] if _products(x) >= 8]
-    rows = [x for x in many if (x.get("MUFU", 0) >= 32 or x.get("QGMMA")) and not x.get("STG")]
-    # columns: few scores each, whose maxima and sums go through shared memory
-    columns = [x for x in many if x.get("HGMMA") and x.get("MUFU", 0) < 16 and x.get("BAR", 0) <= 9]
-    blocks = facts["kernel"] == "blocks_kernel"
-    if len(rows) != ROWS.get(variant, 2 if blocks else 0):
-        yield f"has {len(rows)} loops over keys of 64 rows"
-    if len(columns) != COLUMNS.get(variant, 0 if blocks or variant in ROWS else 1):
-        yield f"has {len(columns)} loops over keys of few rows"
-    for loop in rows + columns:
-        if max(loop.get("LDL", 0), loop.get("STL", 0)) > HOPPER_MAY_RELOAD.get(variant, 0):
-            yield f"spills in a loop over keys: {loop}"
-    yield from _weighing_complaints(variant, len(rows), facts["under_products"])
-    for loop in rows:
-        if not loop.get("VOTE") and "head_dim 256" not in variant:
-            yield f"rescales without a vote: {loop}"
-        if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
-            yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
-    if "fp8" in variant or "e4m3" in variant:
-        yield from _fp8_complaints(facts, rows, columns)
-
-
-def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) -> Iterator[str]:
-    """What loops over keys of 64 rows do while values are multiplied."""
-    found = [under for under in found if under["maxima"] >= 32]  # no others are of many rows
-    if len(found) < loops:
-        yield f"waits for results before it looks for maxima: {found}"
-    functions = max((under["functions_always"] for under in found), default=0)
-    if "softcap" in variant and functions > SOFTCAP_FUNCTIONS:
-        yield f"takes {functions} special functions for 32 scores of a thread"
-    at_once = not any(word in variant for word in ("mixed", "fp8", "e4m3", "invariant"))
-    if at_once and any(under["maxima_always"] or under["exponentials"] < 32 for under in found):
-        yield f"looks for maxima before it weighs: {found}"
-
-
-def _products(loop: dict[str, int]) -> int:
-    return loop.get("HGMMA", 0) + loop.get("QGMMA", 0)
-
-
-def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: list[dict[str, int]]) -> Iterator[str]:
-    """What should have become of fp8 numbers: two at a time in float16, or operands as they are."""
-    if facts["operations"].get("F2F"):
-        yield "converts numbers one by one"
-    line = "no lse" in facts["variant"]  # bits of float16 instead of exponentials, two to a word
-    for loop in rows if "all fp8" in facts["variant"] else []:
-        if loop.get("HGMMA") or loop.get("PRMT", 0) > 32 * line:
-            yield f"does not multiply fp8 as it is: {loop}"
-        if line and loop.get("MUFU", 0) > 4:
-            yield f"takes {loop['MUFU']} special functions for weights without any"
-    for loop in columns:  # of 64 keys a thread has as many pairs of keys and values as it multiplies
-        if loop["F2FP"] > 4 * loop["HGMMA"] + 4 or loop.get("LDS", 0) > 3 * loop["HGMMA"]:
-            yield f"reads or converts more than it multiplies: {loop}"
-
-
-@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
-def test_hopper_kernels_fit_with_the_largest_heads_and_boxes() -> None:
-    found = compiled("sm90", "large boxes", "--no-sass")
-    shared = {x["variant"]: x["shared"] for x in found if x["kernel"] == "shares_kernel"}
-    assert len(shared) == 3
-    assert max(shared.values()) <= SHARED["sm90"], shared
-
-
-def test_code_that_comes_back_from_behind_the_rest_makes_no_loop() -> None:
-    code = [
-        ".L_x_0:", "HGMMA.64x128x16 R24", "@P0 BRA `(.L_x_2)", ".L_x_1:", "FADD R0, R0, R1", "@P1 BRA `(.L_x_0)",
-        "HGMMA.64x64x16 R24", "EXIT", ".L_x_2:", "LDS R0, [R2]", "BRA `(.L_x_1)", ".L_x_3:", "BRA `(.L_x_3)",
-    ]  # fmt: skip
-    inside = [*code[:6], *code[8:11]]
-    assert machine_code.natural_loops(code) == [inside]
-    assert machine_code.natural_loops([x.replace("@P0 BRA", "BRA.DIV UR4,") for x in code[:-2]])
-    assert machine_code.innermost(code) == [inside]
-    # all of it comes around again: another loop, and not the innermost
-    whole = [".L_x_4:", *code[:7], "@P2 BRA `(.L_x_4)", "EXIT", *code[8:11]]
-    assert [len(loop) for loop in machine_code.natural_loops(whole)] == [9, 12]
-    assert machine_code.innermost(whole) == [inside]
-
-
-def test_what_loops_do_under_products_is_told() -> None:
-    weigh, look = ["MUFU.EX2 R1, R1"] * 3, ["FMNMX R2, R2, R3", "MUFU.EX2 R4, R4"]
-    vote, wait = ["VOTE.ANY P0, P0", "@!P0 BRA `(.L_x_1)"], "WARPGROUP.DEPBAR.LE gsb0, 0x"
-    loop = [
-        ".L_x_0:",
-        "HGMMA.64x128x16 R24",
-        wait + "1",
-        *weigh,
-        *vote,
-        *look,
-        ".L_x_1:",
-        wait + "0",
-        "MUFU.RCP R5, R5",
-    ]
-    at_once = machine_code.under_products([*loop, "@P1 BRA `(.L_x_0)", "EXIT"])
-    assert at_once == [dict(maxima=1, maxima_always=0, exponentials=4, functions_always=4)]
-    loop[3:3] = look[:1]
-    (looking,) = machine_code.under_products([*loop, "@P1 BRA `(.L_x_0)", "EXIT"])
-    assert (looking["maxima"], looking["maxima_always"]) == (2, 1)
-
-
-def test_partitions_that_start_before_everybody_has_read_are_found() -> None:
-    start = ["STS [R4], R5", "BAR.SYNC.DEFER_BLOCKING 0x1"]
-    assert machine_code.overtaken_readers(["BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", "LDS R0, [R2]", *start]) == 1
-    assert machine_code.overtaken_readers(["LDS R0, [R2]", "BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", *start]) == 0
-    # a consumer's own barrier starts nobody
-    assert machine_code.overtaken_readers(["LDS R0, [R2]", "STS [R2], R0", "BAR.SYNC.DEFER_BLOCKING 0x2, 0x80"]) == 0
-
-
-def test_memory_of_barriers_that_is_used_again_is_found() -> None:
-    made = ["SYNCS.EXCH.64 URZ, [UR21+0x18000], UR4", "SYNCS.EXCH.64 URZ, [UR21+0x19c00], UR4"]
-    used = ["STS [R91+0x18000], R8", "LDS.128 R12, [R9+0x400]", "SYNCS.PHASECHK.TRANS64.TRYWAIT P2, [UR48+0x19c00], R8"]
-    assert machine_code.reused_barriers(made + used) == 1
-    assert machine_code.reused_barriers([*made, "@!P4 SYNCS.CCTL.IV [UR5+0x18000]", *used]) == 0
-    assert machine_code.reused_barriers(made + used[1:]) == 0
-
-
-@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
-def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
-    loop = dict(HGMMA=16, MUFU=64, LDL=3)
-    facts = dict(
-        variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
-        overtaken_readers=1, reused_barriers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
-        under_products=[], code_bytes=171 << 10,
-    )  # fmt: skip
-    found = " ".join(text.split()[0] for text in _hopper_complaints(facts))
-    assert found == "takes spills has is stores uses does sends has spills waits rescales converts does"
-    divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1)] * 2)
-    under = dict(maxima=38, maxima_always=38, exponentials=2, functions_always=101)
-    found = " ".join(_hopper_complaints(divided | dict(under_products=[under] * 2)))
-    assert "looks for maxima before it weighs" in found
-    assert "takes 101 special functions for 32 scores of a thread" in found
-    assert "multiplies 196 times for 32 scores of a thread" in found
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")

@@ -129,14 +129,13 @@ def attend_fp8(
     operand = as_operand(words, dtype, S)
     if P.COARSE:
         added = sum_up(operand, rings.ones)
-        acc = multiply_values(operand, values, v_turn, acc, count > 1, S, P)
+    acc = multiply_values(operand, values, v_turn, acc, count > 1, S, P)
+    if P.COARSE:
         acc, added = warpgroup_mma_wait(0, deps=(acc, added))
-        row_sum = gl.convert_layout(gl.sum(sums + added, axis=1), state.max.type.layout)
-        row_max = gl.convert_layout(gl.max(row_max, axis=1), state.max.type.layout)
+        sums += added
     else:
-        acc = multiply_values(operand, values, v_turn, acc, count > 1, S, P)
         acc = warpgroup_mma_wait(0, deps=(acc,))
-        row_max, row_sum = of_rows(row_max, sums, state.max)
+    row_max, row_sum = of_rows(row_max, sums, state.max)
     v_turn = leave(values, v_turn, P.VALUE_STAGES)
     if count > TILES:
         acc = withdraw(rings.room, acc, decays, NUMBER)

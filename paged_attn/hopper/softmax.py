@@ -47,7 +47,7 @@ def spread(x, ROWS: gl.constexpr):
 
 @gluon.jit
 def of_rows(row_max, sums, like):
-    """(maximum, sum) [R], placed like another, of those by thread [R, 4]: the end of what `spread` began."""
+    """(maximum, sum) [R], placed like another, of those by thread [R, 4]; sums may be [R, N]."""
     LAYOUT: gl.constexpr = like.type.layout
     return gl.convert_layout(gl.max(row_max, axis=1), LAYOUT), gl.convert_layout(gl.sum(sums, axis=1), LAYOUT)
 
