@@ -32,7 +32,8 @@ TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
 # Where queries and keys are fp8, Hopper's prefill rounds the weights to e4m3 as well: half an ulp is 2^-4.
 FP8_WEIGHTS = 2**-4 + 2**-7
 # Without log-sum-exps these come from a line through each octave: -8.0% to +6.5% with the rounding, of their sum as
-# well, so at worst 7.3% of the values' magnitude, or 8.0% beside a sink, which is exact.
+# well: 7.3% of the magnitudes of values that are equally large, 8.0% beside a sink, which is exact.  No proof for any
+# values: sum_j p_j e_j (v_j - out) / (1 + e) is at most 8.7% of the magnitudes and the result together.
 LINE_WEIGHTS = 0.073 + 2**-7
 # Of many results the errors' norm as a share of the results' (root mean squares of one weight: 2.7%, 3.1%): a tile that
 # is lost, or a sum that is off, hides in bounds of single elements.
