@@ -45,10 +45,10 @@ _ASM_64, _IN_64 = gl.constexpr(_scale_unless_one(64)), gl.constexpr(_constraints
 @gluon.jit
 def rescale(acc, factor, DIM: gl.constexpr):
     """acc * factor, seen `by_thread`: without the vote every tile pays for it, though the maximum rarely moves."""
-    if DIM == 64:
-        return gl.inline_asm_elementwise(_ASM_32, _IN_32, [acc, factor], dtype=gl.float32, is_pure=False, pack=32)
-    elif DIM == 128:
+    if DIM % 128 == 0:
         return gl.inline_asm_elementwise(_ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64)
+    elif DIM % 64 == 0:
+        return gl.inline_asm_elementwise(_ASM_32, _IN_32, [acc, factor], dtype=gl.float32, is_pure=False, pack=32)
     else:
         return acc * factor
 
