@@ -315,4 +315,11 @@ RISING: dict[str, dict[str, Any]] = {
     "chunks of 64": ragged(*[(64, 5000)] * 12) | dict(bounds=True),
     "chunks of 64, float16": ragged(*[(64, 5000)] * 12) | dict(bounds=True, dtype=torch.float16),
     "invariant": ragged((300, 3000), (1, 4000)) | dict(batch_invariant=True),
+    "decodes": DECODES | dict(bounds=True),
+    "decodes, float16": DECODES | dict(bounds=True, dtype=torch.float16),
+    "decodes, softcap, alibi, sinks": DECODES | dict(bounds=True, softcap=50.0, alibi=True, sinks=True),
+    "decodes over e4m3": DECODES | dict(bounds=True, cache_dtype=E4M3),
+    "drafts of 2": ragged(*[(2, 3000)] * 5, (1, 1000)) | dict(bounds=True),
+    "drafts of 4 over e4m3": ragged(*[(4, 3000)] * 5, (2, 1000)) | dict(bounds=True, cache_dtype=E4M3),
+    "drafts of 8 over e4m3": ragged(*[(8, 3000)] * 5, (2, 1000)) | dict(bounds=True, cache_dtype=E4M3),
 }

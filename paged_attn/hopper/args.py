@@ -60,7 +60,7 @@ class Rings(NamedTuple):
     value: Any
     queries: Any
     room: Any  # sums of fp8 products or of pieces, or weights of few rows; otherwise never used
-    ones: Any  # an operand that adds up coarse weights; otherwise never used
+    extra: Any  # an operand that adds up coarse weights, or flags of columns; otherwise never used
 
 
 class Turns(NamedTuple):

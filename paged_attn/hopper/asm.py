@@ -187,6 +187,18 @@ def weigh_again(words, even, odd, sums, row_max, unit, shift, dtype: gl.constexp
     )
 
 
+_BEYOND = gl.constexpr(
+    f"{{ .reg .pred p; setp.gtu.f32 p, $1, {_number(LIMIT)};"
+    " vote.sync.any.pred p, p, 0xffffffff; selp.u32 $0, 1, 0, p; }"
+)
+
+
+@gluon.jit
+def any_beyond(sums):
+    """1 where one of a warp's numbers, one a thread, is beyond the limit of a thread's sum or no number, else 0."""
+    return gl.inline_asm_elementwise(_BEYOND, "=r,f", [sums], dtype=gl.int32, is_pure=False, pack=1)
+
+
 _LOGISTIC = gl.constexpr("ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0;")
 
 

@@ -9,6 +9,7 @@ from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import visible_range
 from .args import Jobs, Results, Rings, Turn, Turns
+from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
 from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
@@ -127,9 +128,11 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
     readers: gl.constexpr = P.CONSUMERS * WARPGROUP
     room = queries.slots  # never used: a record with a None cannot be returned
-    ones = room
+    extra = room
     if P.COARSE:
-        ones = make_ones(dtype, S)
+        extra = make_ones(dtype, S)
+    elif P.COLUMNS > 0:
+        extra = make_flags()
     if P.FP8_PRODUCTS or S.PIECE is not None:
         room = make_bank(S, P)
     elif P.COLUMNS > 0:
@@ -137,19 +140,19 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     if P.CONVERT == NONE:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
-        rings = Rings(keys, values, queries, room, ones)
+        rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers)
         values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        return Rings(keys, values, queries, room, ones), Rings(raw_keys, raw_values, queries, room, ones)
+        return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
         values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        return Rings(keys, values, queries, room, ones), Rings(keys, raw_values, queries, room, ones)
+        return Rings(keys, values, queries, room, extra), Rings(keys, raw_values, queries, room, extra)
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])

@@ -14,12 +14,13 @@ from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Results, Turns
 from .asm import widen_bytes_apart, widen_pairs_apart
+from .column_softmax import judge_columns, sums_apart, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import rows_of, take_queries
 from .ring import tile_of, wait_full, words_of
-from .shim import fence_async_shared, gl, gluon, thread_barrier, tma, warpgroup_mma, warpgroup_mma_wait
-from .tiles import clear_dead, judge, leave, score_scale
+from .shim import gl, gluon, mbarrier, thread_barrier, tma, warpgroup_mma, warpgroup_mma_wait
+from .tiles import clear_dead, leave, score_scale
 
 
 @gluon.jit
@@ -77,57 +78,75 @@ def gather(acc, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def multiply_keys_by_columns(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
-    """Start <k, q> of the next tile, [TILE, N]."""
-    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False))
-    wait_full(keys, turn)
+def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
+    """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
+    mbarrier.wait(keys.full.index(turn.stage), turn.phase, pred=there)
     if keys.slots.dtype.primitive_bitwidth == 8:
-        k = widened_keys(keys, turn, S, P)
+        return widened_keys(keys, turn, S, P)
     else:
-        k = tile_of(keys, turn, S)
+        return tile_of(keys, turn, S)
+
+
+@gluon.jit
+def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
+    """Start <k, q>, [TILE, N]."""
+    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False))
     return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
-def multiply_values_by_columns(room, values, turn, tile, lo, end, context_len, acc, S: gl.constexpr, P: gl.constexpr):
-    """Start acc [DIM, N] + v @ weights of the next tile."""
+def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
+    """Values of the next tile as a left operand [DIM, TILE]."""
     wait_full(values, turn)
     if values.slots.dtype.primitive_bitwidth == 8:
-        v = widened_values(values, turn, tile, lo, end, S, P)
+        return widened_values(values, turn, tile, lo, end, S, P)
     else:
         clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S, P)
-        v = tile_of(values, turn, S).permute((1, 0))
-    return warpgroup_mma(v, room.permute((1, 0)), acc, is_async=True)
+        return tile_of(values, turn, S).permute((1, 0))
 
 
 @gluon.jit
-def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
+def attend_columns(
+    q, rings, turns, item, lo, rows, span, state, scale, mods, AT_ONCE: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N].
+
+    AT_ONCE: few enough for weights by the maximum so far, and for fp8 keys and values that are on their way into
+    registers while others are multiplied.
+    """
     keys, values, room = rings.key, rings.value, rings.room
     k_turn, v_turn = turns.key, turns.value
-    acc, row_max, row_sum = state.acc, state.max, state.sum
-    LAYOUT: gl.constexpr = product_layout(P.COLUMNS, False)
-    ROWS: gl.constexpr = row_max.type.layout
+    ROWS: gl.constexpr = state.max.type.layout
+    EARLY: gl.constexpr = AT_ONCE and P.FP8 > 0
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
+    if AT_ONCE:
+        state, sums = sums_apart(state, rows, S, P)
+    if EARLY:
+        k = take_keys(keys, k_turn, True, S, P)
     for i in range(item.end - item.begin):
         tile = item.end - 1 - i
-        scores = multiply_keys_by_columns(q, keys, k_turn, S, P)
+        if not EARLY:
+            k = take_keys(keys, k_turn, True, S, P)
+        scores = multiply_keys_by_columns(k, q, S, P)
+        if EARLY:
+            v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
-        weights, decay, row_max, added = judge(
-            scores.permute((1, 0)), row_max, rows, span, key, tile, scale, 0.0, mods, False, S, P
-        )
-        row_sum = row_sum * decay + added
-        room.store(weights.to(room.dtype))
-        fence_async_shared()
-        thread_barrier()
-        acc *= gl.expand_dims(gl.convert_layout(decay, gl.SliceLayout(0, LAYOUT)), 0)
-        acc = multiply_values_by_columns(
-            room, values, v_turn, tile, lo, item.block.seq_len, rows.context_len, acc, S, P
-        )  # fmt: skip
-        acc = warpgroup_mma_wait(0, deps=(acc,))
+        scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
+        if AT_ONCE:
+            state, sums = weigh_columns_at_once(scores, unit, state, sums, i == 0, rows, room, rings.extra, S, P)
+        else:
+            state = weigh_columns(scores, unit, state, room, S, P)
+        if not EARLY:
+            v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
+        acc = warpgroup_mma(v, room.permute((1, 0)), state.acc, is_async=True)
+        if EARLY:
+            k = take_keys(keys, k_turn, tile > item.begin, S, P)
+        state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
         v_turn = leave(values, v_turn, P.VALUE_STAGES)
-    return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)
+    if AT_ONCE:
+        state = sums_together(state, sums)
+    return Turns(k_turn, v_turn, turns.query), state
 
 
 @gluon.jit
@@ -151,7 +170,8 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         span = visible_range(block, mods, TOKENS)
         q = rows_of(queries, 0, S).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
-        turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        AT_ONCE: gl.constexpr = P.AT_ONCE or P.MIXED
+        turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, AT_ONCE, S, P)
         phase ^= 1
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum

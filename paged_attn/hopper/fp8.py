@@ -103,7 +103,7 @@ def attend_fp8(
         operand = as_operand(words, dtype, S)
         scores = multiply_keys(q, keys, k_turn, S, P)
         if P.COARSE:
-            added = sum_up(operand, rings.ones)
+            added = sum_up(operand, rings.extra)
         acc = multiply_values(operand, values, v_turn, acc, i > 1, S, P)
         scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
@@ -128,7 +128,7 @@ def attend_fp8(
 
     operand = as_operand(words, dtype, S)
     if P.COARSE:
-        added = sum_up(operand, rings.ones)
+        added = sum_up(operand, rings.extra)
     acc = multiply_values(operand, values, v_turn, acc, count > 1, S, P)
     if P.COARSE:
         acc, added = warpgroup_mma_wait(0, deps=(acc, added))

@@ -26,12 +26,6 @@ def threads_layout(rows):
 
 
 @triton.constexpr_function
-def is_product(layout, columns, fp8, rows):
-    """Whether scores are a product as it comes, of rows of queries; those of columns are its view from the side."""
-    return layout == product_layout(columns, fp8, rows)
-
-
-@triton.constexpr_function
 def key_words_layout(rows, columns):
     """[rows, columns] of 32-bit words: four neighbours with each thread, and the rows of a left operand."""
     more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [

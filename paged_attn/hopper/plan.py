@@ -236,7 +236,7 @@ def _share_pipe(p: Problem, s: Shares, programs: int) -> Pipe:
     long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,
-        AT_ONCE=s.columns == 0,
+        AT_ONCE=s.columns <= FEW_COLUMNS,
         CONSUMERS=consumers,
         ROWS=64 * s.warpgroups // consumers,
         KEY_STAGES=3 if consumers == 2 and s.tile == 128 and dim == 128 else s.stages,
@@ -279,6 +279,7 @@ LEAST_FEW = 4
 LITTLE = 16  # tiles of 64 keys and rows of a program up to which blocks have 64 rows
 MUCH = 32  # tiles of a program from which on blocks side by side are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
+FEW_COLUMNS = 16  # that are weighed at once: beyond, registers are few
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {

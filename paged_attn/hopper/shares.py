@@ -9,6 +9,7 @@ from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import find_share, room_of, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
+from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
 from .consumer import consume
 from .fold import make_bank, tiles_of
@@ -96,7 +97,7 @@ def shares_kernel(
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, S, P)
     if P.COLUMNS > 0:
-        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), queries.slots)
+        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags())
     elif S.PIECE is not None:
         rings = Rings(keys, values, queries, make_bank(S, P), queries.slots)
     else:

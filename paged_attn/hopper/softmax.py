@@ -6,7 +6,7 @@ from ..kernels.numerics import rounded_product
 from ..kernels.softmax import base_of
 from . import asm
 from .asm import exp2_words, line_words, raise_max, rescale, weigh_again, weigh_pairs
-from .layouts import is_product, threads_layout
+from .layouts import threads_layout
 from .shim import gl, gluon
 
 SLACK = gl.constexpr(asm.SLACK)
@@ -62,13 +62,10 @@ def beside_pairs(rows, x):
 
 @gluon.jit
 def beside(rows, x):
-    """[R, 4], by the threads of a row, beside what `by_thread` returns; [R] beside [R, N]."""
-    if len(x.shape) == 4:
-        LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
-        rows = gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
-        return gl.expand_dims(rows, 3)
-    else:
-        return gl.expand_dims(rows, 1)
+    """[R, 4], by the threads of a row, beside what `by_thread` returns."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
+    rows = gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
+    return gl.expand_dims(rows, 3)
 
 
 @gluon.jit
@@ -87,7 +84,8 @@ def first_of_thread(x, ROWS: gl.constexpr):
 
 
 @gluon.jit
-def _larger(x, y):
+def larger(x, y):
+    """Of two numbers; NaN if one is."""
     return gl.maximum(x, y, propagate_nan=ALL)
 
 
@@ -95,7 +93,7 @@ def _larger(x, y):
 def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
     """[R, 4], likewise; NAN: of rows that are not numbers NaN."""
     if NAN:
-        top = gl.reduce(gl.reduce(scores, 1, _larger), 2, _larger)
+        top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
     else:
         top = gl.max(gl.max(scores, axis=1), axis=2)
     return gl.convert_layout(top, threads_layout(ROWS), assert_trivial=True)
@@ -131,34 +129,24 @@ def scale_rows(acc, factor, S: gl.constexpr):
 
 @gluon.jit
 def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
-    """(weights [R, N], factor of what was there before, maximum, sums of the weights), base 2.
+    """(weights of a product [R, N], factor of what was there before, maximum, sums of the weights), base 2.
 
-    What weighs is scores * unit, plus a shift if there is one.  Of rows of a product all but the weights is [R, 4]: the
-    factors and maxima that a row's four threads agree about, and the sums that each has of its own; weights have 16
-    bits, or of fp8 products are words of four, [R, N / 4].  Coarse weights have no sums: 0.
+    What weighs is scores * unit, plus a shift if there is one.  All but the weights is [R, 4]: the factors and maxima
+    that a row's four threads agree about, and the sums that each has of its own; weights have 16 bits, or of fp8
+    products are words of four, [R, N / 4].  Coarse weights have no sums: 0.
     """
-    PRODUCT: gl.constexpr = is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS)
     BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
-    if PRODUCT:
-        x = by_thread(scores)
-        top = thread_maxima(x, P.ROWS, P.COARSE)
-        if BY_ROW:
-            unit = spread(unit, P.ROWS)
-    else:
-        x = scores
-        top = gl.max(scores, axis=1)
+    x = by_thread(scores)
+    top = thread_maxima(x, P.ROWS, P.COARSE)
+    if BY_ROW:
+        unit = spread(unit, P.ROWS)
     top *= unit
     if shift is not None:
         top += shift
     if P.FP8_PRODUCTS:
         top -= FP8_OFFSET
-    if PRODUCT:
-        row_max, decay = raise_max(top, row_max, P.FP8_PRODUCTS)
-        base = base_of(row_max)
-    else:
-        top = gl.where(top > row_max + SLACK, top, row_max)
-        base = base_of(top)
-        row_max, decay = top, gl.exp2(row_max - base)
+    row_max, decay = raise_max(top, row_max, P.FP8_PRODUCTS)
+    base = base_of(row_max)
     if shift is not None:
         base -= shift
     if P.FP8_PRODUCTS:
@@ -170,11 +158,8 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
             weights = gl.exp2(rounded_product(x, factor) - beside(base, x))
         else:
             weights = gl.exp2(gl.fma(x, unit, -beside(base, x)))
-        if PRODUCT:
-            sums = thread_sums(weights, P.ROWS)
-            weights = as_product(weights, scores).to(S.COMPUTE)
-        else:
-            sums = gl.sum(weights, axis=1)
+        sums = thread_sums(weights, P.ROWS)
+        weights = as_product(weights, scores).to(S.COMPUTE)
     return weights, decay, row_max, sums
 
 

@@ -2,9 +2,9 @@
 
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
-from ..kernels.scores import add_qq_bias, load_slopes, mask, modify
+from ..kernels.scores import add_qq_bias, load_slopes, mask
 from .asm import logistic
-from .layouts import is_product, product_layout
+from .layouts import product_layout
 from .ring import advance, release, tile_of, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .softmax import as_product, by_thread, times, weigh, weigh_at_once
@@ -108,38 +108,40 @@ def _by_row(x, L: gl.constexpr):
 
 
 @gluon.jit
+def mask_edges(scores, rows, span, key, tile, mods, S: gl.constexpr):
+    """Minus infinity where a row must not look, in tiles that have such keys."""
+    first = tile * S.TILE - gap_before(tile, rows.context_len, S)
+    if (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S)):
+        scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
+    return scores
+
+
+@gluon.jit
 def judge(
     scores, row_max, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """Weights of a tile's scores, after modifiers and masks; slopes: of rows of a product, if mods have any.
+    """What `weigh` returns of a tile's scores, a product of rows of queries, after modifiers and masks.
 
-    AT_ONCE: rows of a product are weighed by their maximum so far; in an item's first tile most have none.
+    slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.
     """
-    first = tile * S.TILE - gap_before(tile, rows.context_len, S)
-    partial = (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
-    end = end_in(tile, span.hi, rows.context_len, S)
     unit, shift = scale * LOG2E, None
     if S.SCALE_FIRST:
-        unit = LOG2E
-        if not is_product(scores.type.layout, S.TILE, P.FP8_PRODUCTS, P.ROWS):
-            scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
+        unit, factor = LOG2E, scale
+        first = tile * S.TILE - gap_before(tile, rows.context_len, S)
+        BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
+        if mods.softcap is not None:
+            # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
+            scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED))
+            factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
+        if mods.alibi_slopes is not None:
+            scores = add_alibi(scores, factor, rows, slopes, first, BY_ROW, S, P)
+        elif mods.softcap is not None and mods.qq_bias is None:
+            unit = factor * LOG2E
         else:
-            factor = scale
-            BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
-            if mods.softcap is not None:
-                # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
-                scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED))
-                factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
-            if mods.alibi_slopes is not None:
-                scores = add_alibi(scores, factor, rows, slopes, first, BY_ROW, S, P)
-            elif mods.softcap is not None and mods.qq_bias is None:
-                unit = factor * LOG2E
-            else:
-                scores = times(scores, factor, BY_ROW)
-            scores = add_qq_bias(scores, rows, key, first, mods, S)
-    if partial:
-        scores = mask(scores, rows, key, first, end, mods)
+            scores = times(scores, factor, BY_ROW)
+        scores = add_qq_bias(scores, rows, key, first, mods, S)
+    scores = mask_edges(scores, rows, span, key, tile, mods, S)
     if AT_ONCE:
         return weigh_at_once(scores, row_max, unit, shift, S, P)
     else:

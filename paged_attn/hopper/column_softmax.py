@@ -1,0 +1,150 @@
+"""The online softmax of rows of queries that are columns of products, whose keys all four warps share.
+
+A maximum or a sum over keys goes through shared memory, and so does what is multiplied by it next: seven barriers a
+tile.  Of few rows weights are those by the maximum so far, and made again where one is too large: two barriers, of
+which one tells all warps both that weights are there and whether they will do.
+"""
+
+from ..kernels.args import State
+from ..kernels.numerics import LOG2E, rounded_product
+from ..kernels.schedule import gap_before
+from ..kernels.scores import modify
+from ..kernels.softmax import base_of
+from . import asm
+from .asm import any_beyond
+from .shim import fence_async_shared, gl, gluon, thread_barrier
+from .softmax import SLACK, larger, times
+from .tiles import mask_edges
+
+LIMIT = gl.constexpr(asm.LIMIT)
+
+
+@gluon.jit
+def make_flags():
+    """A word of each thread [lane, warp]; those of a warp are the same."""
+    return gl.allocate_shared_memory(gl.int32, [32, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
+def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
+    """(scores [N, TILE] after modifiers and masks, what they are multiplied by)."""
+    unit = scale * LOG2E
+    if S.SCALE_FIRST:
+        unit = LOG2E
+        first = tile * S.TILE - gap_before(tile, rows.context_len, S)
+        scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
+    return mask_edges(scores, rows, span, key, tile, mods, S), unit
+
+
+@gluon.jit
+def exp2_columns(scores, unit, base, S: gl.constexpr):
+    """2^(scores * unit - base)."""
+    BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
+    if S.NORMALIZED:
+        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+        factor = gl.expand_dims(unit, 1) if BY_ROW else unit
+        return gl.exp2(rounded_product(scores, factor) - gl.expand_dims(base, 1))
+    else:
+        return gl.exp2(gl.fma(scores, unit, -gl.expand_dims(base, 1)))
+
+
+@gluon.jit
+def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
+    """(weights [N, TILE], factor of what was there before, maximum), which rises by the slack at least; over: rows."""
+    top = gl.where(over, gl.max(scores, axis=1) * unit, row_max)
+    top = gl.where(top > row_max + SLACK, top, row_max)
+    base = base_of(top)
+    return exp2_columns(scores, unit, base, S), gl.exp2(row_max - base), top
+
+
+@gluon.jit
+def scale_columns(acc, factor):
+    """Results [DIM, N], each column times its factor [N]."""
+    return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(0, acc.type.layout)), 0)
+
+
+@gluon.jit
+def weigh_columns(scores, unit, state, room, S: gl.constexpr, P: gl.constexpr):
+    """The state before a tile's values are multiplied by its weights, which are in their room."""
+    weights, decay, row_max = raise_columns(scores, unit, state.max, True, S)
+    room.store(weights.to(room.dtype))
+    fence_async_shared()
+    thread_barrier()
+    return State(scale_columns(state.acc, decay), row_max, state.sum * decay + gl.sum(weights, axis=1))
+
+
+@gluon.jit
+def by_lane(x, S: gl.constexpr, P: gl.constexpr):
+    """Sums [N, 4 warps, 8 lanes] of a view [N, TILE] of a product from the side: over a thread's registers."""
+    x = x.reshape([P.COLUMNS, S.TILE // 64, 4, 2, 8])
+    return gl.sum(gl.sum(x, axis=3), axis=1)
+
+
+@gluon.jit
+def beside_lanes(x, like):
+    """[N] beside [N, 4, 8]."""
+    L: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, like.type.layout))
+    return gl.expand_dims(gl.expand_dims(gl.convert_layout(x, L), 1), 2)
+
+
+@gluon.jit
+def sums_apart(state, rows, S: gl.constexpr, P: gl.constexpr):
+    """(state, sums of weights by thread, none so far); rows of nothing get a maximum, for theirs never moves."""
+    ROWS: gl.constexpr = state.max.type.layout
+    sums = by_lane(gl.full([P.COLUMNS, S.TILE], 0.0, gl.float32, ROWS.parent), S, P)
+    return State(state.acc, gl.where(rows.valid, state.max, 0.0), state.sum), sums
+
+
+@gluon.jit
+def sums_together(state, sums):
+    """The state with the sums of all threads in it."""
+    added = gl.sum(gl.sum(sums, axis=2), axis=1)
+    return State(state.acc, state.max, state.sum + gl.convert_layout(added, state.sum.type.layout))
+
+
+@gluon.jit
+def raise_flags(flags, sums, P: gl.constexpr):
+    """Tell whether a warp has sums beyond the limit."""
+    sums = gl.reduce(sums.reshape([P.COLUMNS // 8, 4, 2, 4, 8]), 2, larger)
+    flags.store(any_beyond(gl.reduce(sums, 0, larger)).permute((2, 0, 1)).reshape([32, 4]))
+
+
+@gluon.jit
+def any_flag(flags):
+    """Whether one is raised: each warp's first lane tells."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
+    return gl.max(gl.max(flags.slice(0, 1, dim=0).load(LAYOUT), axis=1), axis=0)
+
+
+@gluon.jit
+def weigh_columns_at_once(scores, unit, state, sums, first, rows, room, flags, S: gl.constexpr, P: gl.constexpr):
+    """(state, sums) as `weigh_columns`, by the maxima so far if their weights will do; an item's first tile has none.
+
+    A row without a maximum has infinite weights, which will not do.  Rows that share a block with one that is beyond
+    the limit keep their maxima, and so their bits.
+    """
+    acc, row_max, row_sum = state.acc, state.max, state.sum
+    ROWS: gl.constexpr = row_max.type.layout
+    added, too_large = sums, 1
+    if not first:
+        weights = exp2_columns(scores, unit, gl.maximum(row_max, -3.4028234e38), S)
+        added = by_lane(weights, S, P)
+        room.store(weights.to(room.dtype))
+        raise_flags(flags, added, P)
+        fence_async_shared()
+        thread_barrier()
+        too_large = any_flag(flags)
+    if too_large > 0:
+        over = rows.valid
+        if not first:
+            over = gl.convert_layout(gl.max(gl.max(added, axis=2), axis=1), ROWS) > LIMIT
+        weights, decay, row_max = raise_columns(scores, unit, row_max, over, S)
+        room.store(weights.to(room.dtype))
+        added = by_lane(weights, S, P)
+        row_sum *= decay
+        if not first:
+            sums *= beside_lanes(decay, sums)
+            acc = scale_columns(acc, decay)
+        fence_async_shared()
+        thread_barrier()
+    return State(acc, row_max, row_sum), sums + added
