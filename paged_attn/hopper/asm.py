@@ -78,7 +78,7 @@ def _raise(slack: float, nan: bool) -> str:
     )
 
 
-SLACK, FP8_SLACK = 8.0, 2.75  # how much too small a maximum may be, base 2
+SLACK, FP8_SLACK = 8.0, 3.75  # how much too small a maximum may be, base 2
 _RAISE = gl.constexpr(_raise(SLACK, False))
 _RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK, True))
 _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))

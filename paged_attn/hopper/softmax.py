@@ -12,9 +12,9 @@ from .shim import gl, gluon
 SLACK = gl.constexpr(asm.SLACK)
 ALL = gl.constexpr(tl.PropagateNan.ALL)
 
-# fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(6 + FP8_SLACK).  A whole
+# fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(5 + FP8_SLACK).  A whole
 # number, so that the weight of a new maximum is exact: rows of few keys would show it.
-FP8_OFFSET = gl.constexpr(6.0)
+FP8_OFFSET = gl.constexpr(5.0)
 
 
 @gluon.jit
