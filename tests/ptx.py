@@ -38,11 +38,27 @@ def _e4m3(x: Register) -> Register:
     return numbers.to(torch.float8_e4m3fn).view(torch.uint8).numpy().copy().view(np.uint16)[:, 0]
 
 
+def _bits(x: Register) -> Register:
+    return x.view(np.uint32) if x.dtype == np.float32 else x
+
+
+def _any_bit(a: Register, b: Register, c: Register, table: int) -> Register:
+    if table != 0xFE:
+        raise ValueError(f"of three words only their union is known, not {table:#x}")
+    return _bits(a) | _bits(b) | _bits(c)
+
+
 OPERATIONS: dict[str, Callable[..., Register]] = {
     "mov": lambda a: a,
     "add.f32": lambda a, b: a + b,
     "sub.f32": lambda a, b: a - b,
     "max.f32": np.fmax,  # of a number and none the number
+    "mul.f32": lambda a, b: a * b,
+    "rcp.approx.ftz.f32": lambda a: (1 / a).astype(np.float32),
+    "lop3.b32": _any_bit,
+    "or.b32": lambda a, b: _bits(a) | _bits(b),
+    "and.b32": lambda a, b: _bits(a) & np.uint32(b),
+    "setp.ne.u32": lambda a, b: a != b,
     "fma.rn.f32": _fma,
     "fma.rn.sat.f32": _saturated,
     "prmt.b32": _pick,

@@ -176,6 +176,31 @@ def test_lines_are_right_on_average_and_at_powers_of_two() -> None:
     assert total / 13 == pytest.approx(1, abs=0.005)
 
 
+def logistic(x: np.ndarray) -> np.ndarray:
+    """Of [32 of a thread, 32 lanes]."""
+    return np.stack(ptx.run(asm._logistic(32), list(x)))
+
+
+@pytest.mark.parametrize("largest", [0.3, 1.9999, 2.0, 5.0, 300.0])
+def test_logistic_numbers_are_near_the_true_ones(largest: float) -> None:
+    x = np.random.default_rng(0).uniform(-largest, largest, (32, 32)).astype(np.float32)
+    x[7, 3], x[31, 31], x[0, 0] = largest, -largest, 0
+    want = 1 / (1 + np.exp2(x.astype(np.float64)))
+    np.testing.assert_allclose(logistic(x), want, rtol=0, atol=1.1e-6 if largest < 2 else 1e-7)
+
+
+@pytest.mark.parametrize("place", range(32))
+@pytest.mark.parametrize("number", [2.0, -2.5, 64.0, np.inf, -np.inf, np.nan])
+def test_one_large_number_of_a_warp_is_enough_for_exponentials(place: int, number: float) -> None:
+    x = np.full((32, 32), 0.5, np.float32)
+    x[place, 9] = number
+    got = logistic(x)
+    want = np.float32(1 / (1 + np.exp2(np.float64(number))))
+    np.testing.assert_allclose(got[place, 9], want, atol=1e-7)
+    others = np.delete(got.ravel(), place * 32 + 9)
+    assert (others == np.float32(1) / (1 + np.exp2(np.float32(0.5)))).all()
+
+
 def test_reading_what_is_not_written_and_warps_that_divide_are_errors() -> None:
     with pytest.raises(ValueError, match="before it is written"):
         ptx.run("{ mov.f32 $0, $1; }", [None, None])

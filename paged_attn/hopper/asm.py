@@ -199,13 +199,38 @@ def any_beyond(sums):
     return gl.inline_asm_elementwise(_BEYOND, "=r,f", [sums], dtype=gl.int32, is_pure=False, pack=1)
 
 
-_LOGISTIC = gl.constexpr("ex2.approx.ftz.f32 $0, $1; add.f32 $0, $0, 0f3F800000; rcp.approx.ftz.f32 $0, $0;")
+# 1 / (1 + 2^x) - 1/2 over x, by x^2, where |x| < 2: off by 1e-6 at most.
+LOGISTIC = (-0.17328238487243652, 0.006922668777406216, -0.00031871660030446947, 1.0807104445120785e-05)
+
+
+def _logistic(numbers: int) -> str:
+    """1 / (1 + 2^x) of so many numbers of a thread, of which one of 2 or more has a bit that the others have not."""
+    text = "{ .reg .pred large; .reg .b32 bits; .reg .f32 w, p; mov.b32 bits, $0;"
+    for i in range(1, numbers - 1, 2):
+        text += f" lop3.b32 bits, bits, ${i}, ${i + 1}, 0xfe;"
+    text += f" or.b32 bits, bits, ${numbers - 1}; and.b32 bits, bits, 0x40000000; setp.ne.u32 large, bits, 0;"
+    text += " vote.sync.any.pred large, large, 0xffffffff; @large bra EXACT;"
+    for x in (f"${i}" for i in range(numbers)):
+        text += f" mul.f32 w, {x}, {x}; mov.f32 p, {_number(LOGISTIC[-1])};"
+        text += "".join(f" fma.rn.f32 p, p, w, {_number(c)};" for c in reversed(LOGISTIC[:-1]))
+        text += f" fma.rn.f32 {x}, {x}, p, {_number(0.5)};"
+    text += " bra DONE; EXACT: mov.pred large, large;"
+    for x in (f"${i}" for i in range(numbers)):
+        text += f" ex2.approx.ftz.f32 {x}, {x}; add.f32 {x}, {x}, {_number(1.0)}; rcp.approx.ftz.f32 {x}, {x};"
+    return text + " DONE: mov.pred large, large; }"
+
+
+_LOGISTIC = gl.constexpr(_logistic(32))
+_LOGISTIC_IN = gl.constexpr(",".join(["=f"] * 32 + [str(i) for i in range(32)]))
 
 
 @gluon.jit
 def logistic(power):
-    """1 / (1 + 2^power) in three instructions, where a division would check its operands' range, too."""
-    return gl.inline_asm_elementwise(_LOGISTIC, "=f,f", [power], dtype=gl.float32, is_pure=True, pack=1)
+    """1 / (1 + 2^power): by a polynomial where all of a warp are between -2 and 2, as scores far below a softcap are.
+
+    An exponential and a reciprocal take as long as eight multiplications each.
+    """
+    return gl.inline_asm_elementwise(_LOGISTIC, _LOGISTIC_IN, [power], dtype=gl.float32, is_pure=False, pack=32)
 
 
 _E4M3 = gl.constexpr(
