@@ -302,6 +302,37 @@ CASES |= {
 }
 
 # In which each tile's maxima are above those of the tiles before.
+# which the planner takes for even, for there are rows enough
+ALL_LENGTHS = MIXED | dict(bounds=True, padding=6400)
+# in blocks of 192 rows, for three consumers
+LONG: dict[str, dict[str, Any]] = {
+    "prefills": PREFILLS,
+    "prefills, hnd, page 544": PREFILLS | dict(layout="HND", page_size=544),
+    "prefills, page 8, float16": PREFILLS | dict(page_size=8, dtype=torch.float16),
+    "prefills, page 24": PREFILLS | dict(page_size=24),
+    "prefills, page 128, padding": PREFILLS | dict(page_size=128, padding=300),
+    "prefills, alibi, sinks": PREFILLS | dict(alibi=True, sinks=True),
+    "prefills, alibi, trees": PREFILLS | dict(alibi=True, qq_bias=64, tree=True),
+    "prefills, window to both sides": PREFILLS | dict(window_size=(100, 50), causal=False),
+    "prefills, head_dim 64, sinks": PREFILLS | dict(head_dim=64, sinks=True),
+    "prefills, head_dim 64, alibi, window": PREFILLS | dict(head_dim=64, alibi=True, window_size=(300, -1)),
+    "prefills, head_dim 80": PREFILLS | dict(head_dim=80),
+    "prefills, group 1": PREFILLS | dict(kv_heads=32),
+    "prefills, group 3": PREFILLS | dict(heads=24),
+    "prefills, group 24": PREFILLS | dict(heads=48, kv_heads=2),
+    "prefills, group 64": PREFILLS | dict(heads=64, kv_heads=1),
+    "prefills, fp8 out": PREFILLS | dict(out_dtype=E4M3),
+    "prefills, shared buffer, strided": PREFILLS | dict(shared_buffer=True, strided=True),
+    "prefills, new": PREFILLS | NEW,
+    "prefills, new, head_dim 64, window": PREFILLS | NEW | dict(head_dim=64, window_size=(255, -1)),
+    "a chunk": ragged((700, 3000)),
+    "a chunk, large scale": ragged((700, 3000)) | dict(softmax_scale=3.0),
+    "all lengths": ALL_LENGTHS,
+    "all lengths, window, sinks, alibi": ALL_LENGTHS | dict(window_size=(255, -1), sinks=True, alibi=True),
+    "all lengths, not causal": ALL_LENGTHS | dict(causal=False),
+    "all lengths, new": ALL_LENGTHS | NEW,
+    "all lengths, prefills only": ALL_LENGTHS | dict(only="prefill"),
+}
 RISING: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,
     "prefills, float16": PREFILLS | dict(dtype=torch.float16),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -12,7 +13,7 @@ import paged_attn
 from paged_attn import backend, calls, plan, reference
 from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, build, compare, problem_of, run
-from tests.hopper_cases import CASES, RISING, SIZES
+from tests.hopper_cases import CASES, LONG, RISING, SIZES
 
 pytestmark = pytest.mark.gpu
 
@@ -43,17 +44,32 @@ def test_results_are_those_of_the_reference(name: str) -> None:
 SHARES = {"64 rows": (1 << 40, 1 << 40), "one consumer": (0, 1 << 40), "two consumers": (0, 0)}
 
 
+@contextmanager
+def planned(**numbers: int) -> Iterator[None]:
+    """The planner with other numbers of its own."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plan.plan.cache_clear()
+        calls.clear()
+        for name, value in numbers.items():
+            monkeypatch.setattr(hopper, name, value)
+        yield
+    plan.plan.cache_clear()
+    calls.clear()
+
+
 @pytest.fixture(params=SHARES)
-def shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def shares(request: pytest.FixtureRequest) -> Iterator[str]:
     """Blocks of 64 rows, or of 128 for one consumer or for two, in even shares of many rows."""
-    plan.plan.cache_clear()
-    calls.clear()
-    for name, value in zip(("LITTLE", "MUCH"), SHARES[request.param]):
-        monkeypatch.setattr(hopper, name, value)
-    yield request.param
-    monkeypatch.undo()
-    plan.plan.cache_clear()
-    calls.clear()
+    little, much = SHARES[request.param]
+    with planned(LITTLE=little, MUCH=much):
+        yield request.param
+
+
+@pytest.fixture
+def three() -> Iterator[None]:
+    """Blocks of 192 rows for three consumers, however few they are."""
+    with planned(MOST_ROWS=0, UNCUT=0, MOST_ROWS_OF_TWO=0):
+        yield
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("even", "a chunk"))])
@@ -75,13 +91,33 @@ def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:
     inputs["v_cache"] = torch.where(v.abs() < 0.1, 0.1, v).to(inputs["v_cache"].dtype)
 
 
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.usefixtures("three")
+def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
+    case = Case(name, **(SIZES | LONG[name]))
+    (launch,) = plan.plan(problem_of(build(case, "cuda"))).launches
+    assert launch.pipe.CONSUMERS == 3
+    run(case, "cuda")
+    run(case, "cuda")  # with counters as the first run left them
+
+
 @pytest.mark.parametrize("name", RISING)
 def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
-    """The last keys come first, so keys grow towards the first one: scores up to some 30, and some jumps of 100."""
     case = Case(name, **(SIZES | RISING[name]))
-    inputs = build(case, "cuda")
     at_once = not name.startswith(("mixed", "invariant", "drafts of 8"))
-    assert all(at_once == launch.pipe.AT_ONCE for launch in plan.plan(problem_of(inputs)).launches)
+    assert all(at_once == launch.pipe.AT_ONCE for launch in plan.plan(problem_of(build(case, "cuda"))).launches)
+    check_rising(case)
+
+
+@pytest.mark.parametrize("name", [name for name in RISING if name.startswith("prefills") and "256" not in name])
+@pytest.mark.usefixtures("three")
+def test_maxima_may_rise_of_three_consumers(name: str) -> None:
+    check_rising(Case(name, **(SIZES | RISING[name])))
+
+
+def check_rising(case: Case) -> None:
+    """The last keys come first, so keys grow towards the first one: scores up to some 30, and some jumps of 100."""
+    inputs = build(case, "cuda")
     grown = inputs["k_cache"].float()
     for pages, seq_len in zip(inputs["page_table"].tolist(), case.seq_lens):
         for column, page in enumerate(pages[: -(-seq_len // case.page_size)]):

@@ -21,11 +21,12 @@ HOPPER = (
     "speculate 32", "speculate 64", "draft 16", "decode features", "decode head_dim 192",
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
+    "long", "long head_dim 64", "long fp16", "long new",
 )  # fmt: skip
-# Loops over keys of 64 rows, two where two consumers have one each, and of few rows.
+# Loops over keys of 64 rows, as many as consumers, and of few rows.
 ROWS = {
     "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2, "draft of 12": 1, "invariant 1": 1,
-    "invariant 32": 2,
+    "invariant 32": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long new": 3,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
@@ -36,11 +37,13 @@ MORE_CODE = {
     "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 148, "mixed": 176, "mixed new": 196,
     "mixed softcap": 168, "draft of 12": 68, "invariant 1": 86, "invariant 32": 162,
 }  # fmt: skip
-SOFTCAP_FUNCTIONS = 3 * 32 + 4  # two exponentials and a reciprocal a score, and what rows need
-SOFTCAP_MULTIPLIES = 32 + 64 + 4  # the power of a score, and results; a division or what saves one multiplies, too
+SOFTCAP_FUNCTIONS = 32 + 4  # an exponential a score, and what rows need; more only for scores near the cap
+SOFTCAP_MULTIPLIES = 32 + 32 + 64 + 4  # the power of a score and its square, and results
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
 # results of 256 dims and the scores of a tile.
-HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1}
+HOPPER_MAY_RELOAD = {
+    "mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1, "long new": 4,
+}  # fmt: skip
 
 
 @FOR_NVIDIA

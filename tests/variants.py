@@ -99,6 +99,7 @@ ATTENTION = {
 }
 
 
+LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 LARGE = DECODE | dict(head_dim=256, page_size=64)
 # What only the Hopper kernels do in a way of its own; compiled where asked for by name.
 HOPPER = {
@@ -114,6 +115,10 @@ HOPPER = {
     "prefill new": PREFILL | dict(new=True),
     "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
+    "long": LONG_PREFILL,
+    "long head_dim 64": LONG_PREFILL | dict(head_dim=64, window_size=(127, -1), sinks=True),
+    "long fp16": LONG_PREFILL | dict(page_size=544, dtype=torch.float16),
+    "long new": LONG_PREFILL | dict(new=True, alibi=True),
     "decode of 12": DECODE | dict(query_lens=(1,) * 12, seq_lens=(512,) * 12),
     "draft of 12": DECODE | dict(query_lens=(16,) * 12, seq_lens=(512,) * 12, decode_form=False, bounds=True),
     "invariant 1": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,

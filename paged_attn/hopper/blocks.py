@@ -199,6 +199,24 @@ def blocks_kernel(
                 (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 4, 1, 1, 1, 1], [208, 56, 40, 40, 40, 40])  # fmt: skip
+    elif P.CONSUMERS == 3 and P.LOADERS == 1:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 2, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 4, 1, 1], [152, 152, 40, 40])  # fmt: skip
+    elif P.CONSUMERS == 3:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+            (consume_items, (out, results, query, rings, jobs, 2, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 4, 1, 1, 1, 1], [152, 152, 40, 40, 40, 40])  # fmt: skip
     elif P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),

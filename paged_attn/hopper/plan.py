@@ -100,22 +100,39 @@ def need_of(launch: Launch) -> Need:
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
-    """Blocks of 128 rows, two consumers, items from a counter; mixed: some sequences may have few queries."""
-    convert = _conversion(p)
-    pipe, tile = _block_pipe(p, convert, mixed)
-    tokens = 2 * (64 // (p.heads // p.kv_heads))
-    blocks = p.tokens // tokens + p.seqs
+    """Blocks of 128 rows or 192, items from a counter; mixed: some sequences may have few queries."""
+    pipe, tile = _block_pipe(p, _conversion(p), mixed)
+    tokens = pipe.CONSUMERS * (64 // (p.heads // p.kv_heads))
+    blocks = _blocks(p, pipe.CONSUMERS)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
-    split = tiles > LEAST and (mixed or blocks * p.kv_heads < 4 * p.device.multiprocessors)
-    shape = shape_of(p, tile, tokens, 128, split)._replace(CLEAR=p.ragged and p.only is None)
+    split = tiles > LEAST and (mixed or blocks * p.kv_heads < UNCUT * p.device.multiprocessors)
+    shape = shape_of(p, tile, tokens, 64 * pipe.CONSUMERS, split)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
 
 
-def _block_rings(p: Problem, convert: int) -> tuple[int, int, int, int]:
-    """As in STAGES; of a softcap a loop of half the code: see DESIGN.md."""
+def _blocks(p: Problem, consumers: int) -> int:
+    """The most that a batch has for a KV head."""
+    return p.tokens // (consumers * (64 // (p.heads // p.kv_heads))) + p.seqs
+
+
+def _is_for_three(p: Problem, convert: int, mixed: bool) -> bool:
+    """Whether three consumers suit blocks: long queries, and so many blocks that none needs to be cut.
+
+    They have 152 registers each, and three loops that have to stay close to the multiprocessor: 16-bit keys, no code
+    for few rows beside it, no softcap.
+    """
+    if convert != NONE or mixed or p.softcap or dim_of(p) > 128 or _rows(p, UNBOUNDED) <= MOST_ROWS_OF_TWO:
+        return False
+    return _blocks(p, 3) * p.kv_heads >= UNCUT * p.device.multiprocessors
+
+
+def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, int, int]:
+    """As in STAGES; of a softcap a loop of half the code, see DESIGN.md, and for three consumers half the registers."""
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
+    if consumers == 3:
+        return (8, 8, 0, 64) if dim_of(p) == 64 else (4, 4, 0, 64)
     if p.softcap and convert == NONE and tile == 128:
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
@@ -123,7 +140,8 @@ def _block_rings(p: Problem, convert: int) -> tuple[int, int, int, int]:
 
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
-    keys, values, raw, tile = _block_rings(p, convert)
+    consumers = 3 if _is_for_three(p, convert, mixed) else 2
+    keys, values, raw, tile = _block_rings(p, convert, consumers)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
     pipe = Pipe(
@@ -132,7 +150,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         AT_ONCE=convert == NONE and not mixed,
         MIXED=mixed,
         COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
-        CONSUMERS=2,
+        CONSUMERS=consumers,
         KEY_STAGES=keys,
         VALUE_STAGES=values,
         CONVERT=convert,
@@ -145,8 +163,8 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
         OUT_BOX=boxed and p.out_box and dim_of(p) <= 128 and convert == NONE,
-        SKIP=128,
-        STRIDE=128,
+        SKIP=64 * consumers,
+        STRIDE=64 * consumers,
     )
     return pipe, tile
 
@@ -294,6 +312,8 @@ STAGES = {
 # Up to where even shares are better than a counter: rows of a sequence and KV head, blocks for each multiprocessor.
 MOST_ROWS = 512
 FEW = 3
+UNCUT = 4  # blocks for each multiprocessor from which on none is cut
+MOST_ROWS_OF_TWO = 1024  # rows of a sequence and KV head up to which blocks of 192 would be cut to waste
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 
