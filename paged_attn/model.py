@@ -48,7 +48,7 @@ def batches_up_to(max_seqs: int, max_tokens: int, max_seqlen: int) -> Iterator[L
     """Batches of every kind: decodes, speculation, prefills, and mixtures of them, with few keys and with many."""
     for seqs, keys in itertools.product(_spread(max_seqs, past=max_seqs), _spread(max_seqlen)):
         yield Lengths(False, seqs, seqs, 1, keys)
-        for longest in _spread(max_tokens, past=64):
+        for longest in {*_spread(max_tokens, past=64), max(1, max_tokens // seqs)}:
             least, most = longest + seqs - 1, min(seqs * longest, max_tokens)
             between = int((least * most) ** 0.5)
             for tokens in {longest, least, between, most}:

@@ -301,7 +301,6 @@ CASES |= {
     if fields.get("dtype") == E4M3 and not any(word in name for word in ("decodes", "trees, ", "group 3"))
 }
 
-# In which each tile's maxima are above those of the tiles before.
 # which the planner takes for even, for there are rows enough
 ALL_LENGTHS = MIXED | dict(bounds=True, padding=6400)
 # in blocks of 192 rows, for three consumers
@@ -317,9 +316,12 @@ LONG: dict[str, dict[str, Any]] = {
     "prefills, head_dim 64, sinks": PREFILLS | dict(head_dim=64, sinks=True),
     "prefills, head_dim 64, alibi, window": PREFILLS | dict(head_dim=64, alibi=True, window_size=(300, -1)),
     "prefills, head_dim 80": PREFILLS | dict(head_dim=80),
+    "prefills, head_dim 96, fp32 out": PREFILLS | dict(head_dim=96, out_dtype=torch.float32),
+    "prefills of 40": ragged(*[(100, 100 + 30 * i) for i in range(40)]) | dict(bounds=True),
     "prefills, group 1": PREFILLS | dict(kv_heads=32),
     "prefills, group 3": PREFILLS | dict(heads=24),
     "prefills, group 24": PREFILLS | dict(heads=48, kv_heads=2),
+    "prefills, group 48, no lse": PREFILLS | dict(heads=48, kv_heads=1, lse=False),
     "prefills, group 64": PREFILLS | dict(heads=64, kv_heads=1),
     "prefills, fp8 out": PREFILLS | dict(out_dtype=E4M3),
     "prefills, shared buffer, strided": PREFILLS | dict(shared_buffer=True, strided=True),
@@ -333,6 +335,7 @@ LONG: dict[str, dict[str, Any]] = {
     "all lengths, new": ALL_LENGTHS | NEW,
     "all lengths, prefills only": ALL_LENGTHS | dict(only="prefill"),
 }
+# In which each tile's maxima are above those of the tiles before.
 RISING: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,
     "prefills, float16": PREFILLS | dict(dtype=torch.float16),

@@ -178,7 +178,15 @@ def test_lines_are_right_on_average_and_at_powers_of_two() -> None:
 
 def logistic(x: np.ndarray) -> np.ndarray:
     """Of [32 of a thread, 32 lanes]."""
-    return np.stack(ptx.run(asm._logistic(32), list(x)))
+    return np.stack(ptx.run(asm._logistic(32)[0], [*x, *x, *unsure(None)])[:32])
+
+
+def unsure(row: int | None) -> np.ndarray:
+    """For [32, 32 lanes]; row: of a thread's two, that of lane 17 may have no polynomial."""
+    found = np.zeros((32, 32), np.uint32)
+    if row is not None:
+        found[np.arange(32) // 2 % 2 == row, 17] = 0x40000000
+    return found
 
 
 @pytest.mark.parametrize("largest", [0.3, 1.9999, 2.0, 5.0, 300.0])
@@ -199,6 +207,15 @@ def test_one_large_number_of_a_warp_is_enough_for_exponentials(place: int, numbe
     np.testing.assert_allclose(got[place, 9], want, atol=1e-7)
     others = np.delete(got.ravel(), place * 32 + 9)
     assert (others == np.float32(1) / (1 + np.exp2(np.float32(0.5)))).all()
+
+
+@pytest.mark.parametrize("row", [0, 1])
+def test_one_row_that_is_unsure_is_enough_for_exponentials(row: int) -> None:
+    x = np.random.default_rng(0).uniform(-1.9, 1.9, (32, 32)).astype(np.float32)
+    got = np.stack(ptx.run(asm._logistic(32)[0], [*x, *x, *unsure(row)])[:32])
+    want = (1 / (np.exp2(x.astype(np.float64)).astype(np.float32) + np.float32(1))).astype(np.float32)
+    np.testing.assert_array_equal(got, want)
+    assert (logistic(x) != want).any()
 
 
 def test_reading_what_is_not_written_and_warps_that_divide_are_errors() -> None:

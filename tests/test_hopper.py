@@ -104,15 +104,21 @@ def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", RISING)
 def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
     case = Case(name, **(SIZES | RISING[name]))
-    at_once = not name.startswith(("mixed", "invariant", "drafts of 8"))
-    assert all(at_once == launch.pipe.AT_ONCE for launch in plan.plan(problem_of(build(case, "cuda"))).launches)
+    columns = {"decodes": 8, "drafts of 2": 8, "drafts of 4": 16, "drafts of 8": 32}
+    for launch in plan.plan(problem_of(build(case, "cuda"))).launches:
+        if name.startswith(("decodes", "drafts")):
+            assert next(n for word, n in columns.items() if name.startswith(word)) == launch.pipe.COLUMNS
+        else:
+            assert (not name.startswith(("mixed", "invariant"))) == launch.pipe.AT_ONCE
     check_rising(case)
 
 
 @pytest.mark.parametrize("name", [name for name in RISING if name.startswith("prefills") and "256" not in name])
 @pytest.mark.usefixtures("three")
 def test_maxima_may_rise_of_three_consumers(name: str) -> None:
-    check_rising(Case(name, **(SIZES | RISING[name])))
+    case = Case(name, **(SIZES | RISING[name]))
+    assert [x.pipe.CONSUMERS for x in plan.plan(problem_of(build(case, "cuda"))).launches] == [3]
+    check_rising(case)
 
 
 def check_rising(case: Case) -> None:
@@ -141,6 +147,30 @@ def test_a_row_whose_maximum_rises_leaves_the_others_alone(cache_dtype: torch.dt
     compare(case, out, lse, inputs)
     kept = [head for head in range(case.heads) if head % 4 != 2]
     assert torch.equal(out[:, kept], before[:, kept])
+
+
+def test_scores_near_the_cap_leave_other_rows_of_invariant_calls_alone() -> None:
+    """What is far below a cap could be had by a polynomial, but whether a row's are is its own affair."""
+    case = Case("capped", (300,), (700,), softcap=20.0, batch_invariant=True, **SIZES)
+    inputs = build(case, "cuda")
+    before = paged_attn.paged_attention(**inputs)[0].clone()
+    inputs["q"][7::16] *= 30
+    out, lse = paged_attn.paged_attention(**inputs)
+    compare(case, out, lse, inputs)
+    kept = [token for token in range(300) if token % 16 != 7]
+    assert torch.equal(out[kept], before[kept])
+
+
+@pytest.mark.parametrize("queries", [70, 700])
+def test_what_nobody_uses_does_not_decide_how_a_cap_is_made(queries: int) -> None:
+    """Padding and slots without a key: numbers that are none beside zeros."""
+    case = Case("capped", (queries, 33), (1500, 40), softcap=20.0, padding=9, **SIZES)
+    inputs = build(case, "cuda")
+    before = paged_attn.paged_attention(**inputs)[0].clone()
+    for name in ("q", "k_cache", "v_cache"):
+        inputs[name] = inputs[name].nan_to_num(0.0)
+    after, _ = paged_attn.paged_attention(**inputs)
+    assert torch.equal(after[: queries + 33], before[: queries + 33])
 
 
 @pytest.mark.parametrize("return_lse", [False, True])

@@ -248,6 +248,39 @@ def test_much_to_do_is_for_two_consumers(call: Problem, consumers: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("call", "consumers"),
+    [
+        (even(4, 4096, 4096), 3),
+        (even(8, 1024, 1024), 3),
+        (even(1, 16384, 16384)._replace(modified=True), 3),  # ALiBi
+        (even(1, 16384, 16384)._replace(window_left=1000), 3),
+        (even(1, 4096, 4096), 3),
+        (even(8, 8192, 8192)._replace(head_dim=64), 3),
+        (even(2, 1024, 1024), 2),  # 352 blocks of 192 rows
+        (even(1, 2048, 16384), 2),
+        (even(1, 4096, 131072), 2),  # alike: 6 rounds of 192 rows against 8 of 128
+        (even(1, 8192, 131072), 2),  # 11 against 16
+        (even(1, 7000, 131072), 3),  # 9 against 14
+        (even(64, 200, 200), 2),  # blocks of 192 rows, four of them with few
+        (even(4, 4096, 4096)._replace(softcap=True, modified=True), 2),
+        (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 2),
+        (even(4, 4096, 4096)._replace(head_dim=256), 2),
+        (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 2),
+        (even(4, 4096, 4096)._replace(tokens=9000), 2),  # mixed
+    ],
+)
+def test_many_long_blocks_are_for_three_consumers(call: Problem, consumers: int) -> None:
+    (launch,) = hopper.launches(call)
+    shape, pipe = launch.shape, launch.pipe
+    assert not pipe.SHARES
+    assert consumers == pipe.CONSUMERS
+    assert shape.ROWS == pipe.SKIP == pipe.STRIDE == 64 * consumers
+    if consumers == 3:
+        assert shape.TILE == 64
+        assert not shape.SPLIT
+
+
+@pytest.mark.parametrize(
     ("call", "side", "programs"),
     [
         (even(16, 32, 8192), 1, 128),

@@ -67,8 +67,8 @@ def lengths_of(shares: list[Share]) -> list[Lengths]:
     return found + ([Lengths(False, len(decodes), len(decodes), 1, max(decodes))] if decodes else [])
 
 
-def prepared(model: Model) -> set[Any]:
-    batches = distinct(model, batches_up_to(SEQS, TOKENS, KEYS), H200)
+def prepared(model: Model, tokens: int = TOKENS) -> set[Any]:
+    batches = distinct(model, batches_up_to(SEQS, tokens, KEYS), H200)
     return set().union(*(variants_of(model, batch, H200) for batch in batches))
 
 
@@ -95,6 +95,18 @@ def test_the_planner_is_told_of_a_model_what_it_is_told_of_its_calls(
     # the interpreter computes in float32, and the page table has room for whole pages
     got = planned.value.args[0]._replace(compute=want.compute, max_seqlen_k=want.max_seqlen_k)
     assert got == want
+
+
+@pytest.mark.parametrize("tokens", [3000, 4096, 10000])
+@pytest.mark.parametrize("name", ["llama", "window and sinks"])
+def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(name: str, tokens: int) -> None:
+    model, seen, rng = Model(**MODELS[name]), set(), random.Random(0)
+    for _ in range(1500):
+        queries = rng.randint(16, tokens)
+        seqs = rng.randint(1, min(SEQS, tokens // queries))
+        context = rng.choice([0, rng.randint(0, KEYS - queries)])
+        seen |= variants_of(model, Lengths(True, seqs, seqs * queries, queries, queries + context), H200)
+    assert seen <= prepared(model, tokens)
 
 
 @pytest.mark.parametrize("name", MODELS)

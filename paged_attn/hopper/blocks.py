@@ -1,7 +1,7 @@
-"""The kernel for many rows: blocks of 128 rows, two consumer warpgroups, items from one counter.
+"""The kernel for many rows: blocks of 64 rows for each of two or three consumer warpgroups, items from one counter.
 
-Two warpgroups multiply; two to four single warps load, the last of which also hands out the work.  Tiles of an fp8
-cache pass a third warpgroup in between.
+Two or three warpgroups multiply; two to four single warps load, the last of which also hands out the work.  Tiles of an
+fp8 cache pass one more warpgroup in between.
 """
 
 from ..kernels.args import Batch

@@ -17,6 +17,7 @@ from .softmax import SLACK, larger, times
 from .tiles import mask_edges
 
 LIMIT = gl.constexpr(asm.LIMIT)
+LOWEST = gl.constexpr(-3.4028234e38)  # of float32
 
 
 @gluon.jit
@@ -64,7 +65,7 @@ def scale_columns(acc, factor):
 
 
 @gluon.jit
-def weigh_columns(scores, unit, state, room, S: gl.constexpr, P: gl.constexpr):
+def weigh_columns(scores, unit, state, room, S: gl.constexpr):
     """The state before a tile's values are multiplied by its weights, which are in their room."""
     weights, decay, row_max = raise_columns(scores, unit, state.max, True, S)
     room.store(weights.to(room.dtype))
@@ -88,11 +89,10 @@ def beside_lanes(x, like):
 
 
 @gluon.jit
-def sums_apart(state, rows, S: gl.constexpr, P: gl.constexpr):
-    """(state, sums of weights by thread, none so far); rows of nothing get a maximum, for theirs never moves."""
+def no_sums(state, S: gl.constexpr, P: gl.constexpr):
+    """Sums of weights by thread, before the first."""
     ROWS: gl.constexpr = state.max.type.layout
-    sums = by_lane(gl.full([P.COLUMNS, S.TILE], 0.0, gl.float32, ROWS.parent), S, P)
-    return State(state.acc, gl.where(rows.valid, state.max, 0.0), state.sum), sums
+    return by_lane(gl.full([P.COLUMNS, S.TILE], 0.0, gl.float32, ROWS.parent), S, P)
 
 
 @gluon.jit
@@ -103,8 +103,10 @@ def sums_together(state, sums):
 
 
 @gluon.jit
-def raise_flags(flags, sums, P: gl.constexpr):
-    """Tell whether a warp has sums beyond the limit."""
+def raise_flags(flags, sums, count, P: gl.constexpr):
+    """Tell whether a warp has sums beyond the limit, of the first `count` rows: others are nobody's."""
+    row = gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
+    sums = gl.where(gl.expand_dims(gl.expand_dims(row < count, 1), 2), sums, 0.0)
     sums = gl.reduce(sums.reshape([P.COLUMNS // 8, 4, 2, 4, 8]), 2, larger)
     flags.store(any_beyond(gl.reduce(sums, 0, larger)).permute((2, 0, 1)).reshape([32, 4]))
 
@@ -117,25 +119,25 @@ def any_flag(flags):
 
 
 @gluon.jit
-def weigh_columns_at_once(scores, unit, state, sums, first, rows, room, flags, S: gl.constexpr, P: gl.constexpr):
-    """(state, sums) as `weigh_columns`, by the maxima so far if their weights will do; an item's first tile has none.
+def weigh_columns_at_once(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr):
+    """(state, sums) as `weigh_columns`, of `count` rows, by the maxima so far if their weights will do.
 
-    A row without a maximum has infinite weights, which will not do.  Rows that share a block with one that is beyond
-    the limit keep their maxima, and so their bits.
+    An item's first tile looks for maxima, since most rows have none.  A row without one has infinite weights, which
+    will not do.  Rows that share a block with one that is beyond the limit keep their maxima, and so their bits.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout
     added, too_large = sums, 1
     if not first:
-        weights = exp2_columns(scores, unit, gl.maximum(row_max, -3.4028234e38), S)
+        weights = exp2_columns(scores, unit, gl.maximum(row_max, LOWEST), S)
         added = by_lane(weights, S, P)
         room.store(weights.to(room.dtype))
-        raise_flags(flags, added, P)
+        raise_flags(flags, added, count, P)
         fence_async_shared()
         thread_barrier()
         too_large = any_flag(flags)
     if too_large > 0:
-        over = rows.valid
+        over = gl.full([P.COLUMNS], True, gl.int1, ROWS)
         if not first:
             over = gl.convert_layout(gl.max(gl.max(added, axis=2), axis=1), ROWS) > LIMIT
         weights, decay, row_max = raise_columns(scores, unit, row_max, over, S)

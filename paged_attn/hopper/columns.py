@@ -2,11 +2,13 @@
 
 A product has 64 rows at least, but any 8 columns: what few queries want of a tile takes a fraction of the time that 64
 rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
-other way around, so that all that happens to scores is as for rows.
+other way around, so that masks and modifiers are those of rows.
 
 Keys and values of 16 bits are multiplied from shared memory as they came; fp8 ones are widened to float16 on their way
 into registers.
 """
+
+import triton
 
 from ..kernels.args import State
 from ..kernels.numerics import scale_of
@@ -14,20 +16,35 @@ from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Results, Turns
 from .asm import widen_bytes_apart, widen_pairs_apart
-from .column_softmax import judge_columns, sums_apart, sums_together, weigh_columns, weigh_columns_at_once
+from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import rows_of, take_queries
 from .ring import tile_of, wait_full, words_of
-from .shim import gl, gluon, mbarrier, thread_barrier, tma, warpgroup_mma, warpgroup_mma_wait
+from .shim import gl, gluon, thread_barrier, tma, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, leave, score_scale
+
+FEW = gl.constexpr(16)  # columns that are weighed at once: beyond, registers are few
+
+
+@triton.constexpr_function
+def is_early(P):
+    """Whether keys and values are on their way into registers while others are multiplied: fp8 ones, of few columns."""
+    return P.FP8 > 0 and FEW.value >= P.COLUMNS
 
 
 @gluon.jit
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the weights of a tile, which are a right operand: where results of many rows leave from."""
+    """Room for the weights of a tile, which are a right operand: where results of many rows leave from.
+
+    Two of them where the next keys are loaded between a product and its end: Triton's barrier comes before that load,
+    and a warp's weights must not meet what another's product still reads.
+    """
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
-    if P.OUT_BOX and S.DIM == S.TILE:
+    if is_early(P):
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+        return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
+    elif P.OUT_BOX and S.DIM == S.TILE:
         return queries.out.index(0).reshape([P.ROWS, S.DIM]).slice(0, P.COLUMNS, dim=0)
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
@@ -80,7 +97,7 @@ def gather(acc, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
-    mbarrier.wait(keys.full.index(turn.stage), turn.phase, pred=there)
+    wait_full(keys, turn, there)
     if keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
     else:
@@ -106,21 +123,17 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
 
 
 @gluon.jit
-def attend_columns(
-    q, rings, turns, item, lo, rows, span, state, scale, mods, AT_ONCE: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
-    """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N].
-
-    AT_ONCE: few enough for weights by the maximum so far, and for fp8 keys and values that are on their way into
-    registers while others are multiplied.
-    """
-    keys, values, room = rings.key, rings.value, rings.room
+def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+    """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
+    AT_ONCE: gl.constexpr = P.COLUMNS <= FEW
+    EARLY: gl.constexpr = is_early(P)
+    keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     ROWS: gl.constexpr = state.max.type.layout
-    EARLY: gl.constexpr = AT_ONCE and P.FP8 > 0
+    count = (item.block.query_len - item.block.first) * S.GROUP
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
     if AT_ONCE:
-        state, sums = sums_apart(state, rows, S, P)
+        sums = no_sums(state, S, P)
     if EARLY:
         k = take_keys(keys, k_turn, True, S, P)
     for i in range(item.end - item.begin):
@@ -133,10 +146,11 @@ def attend_columns(
         scores = warpgroup_mma_wait(0, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
+        room = rings.room.index(i % 2) if EARLY else rings.room
         if AT_ONCE:
-            state, sums = weigh_columns_at_once(scores, unit, state, sums, i == 0, rows, room, rings.extra, S, P)
+            state, sums = weigh_columns_at_once(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
         else:
-            state = weigh_columns(scores, unit, state, room, S, P)
+            state = weigh_columns(scores, unit, state, room, S)
         if not EARLY:
             v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
         acc = warpgroup_mma(v, room.permute((1, 0)), state.acc, is_async=True)
@@ -170,8 +184,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         span = visible_range(block, mods, TOKENS)
         q = rows_of(queries, 0, S).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
-        AT_ONCE: gl.constexpr = P.AT_ONCE or P.MIXED
-        turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, AT_ONCE, S, P)
+        turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         phase ^= 1
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum

@@ -1,6 +1,6 @@
 """A consumer: 64 rows of queries for each of its warpgroups against the tiles in the rings, one item after another.
 
-Of two consumers, one's products run under the other's softmax.
+Of several consumers, one's products run under another's softmax.
 """
 
 from ..kernels.args import Block, State
@@ -50,7 +50,7 @@ def attend_item(
         LAYOUT: gl.constexpr = row_max.type.layout
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         span = visible_range(block, mods, TOKENS)
-        first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # the other consumer's keys live too
+        first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # other consumers' keys live too
         q = queries.slots.index(NUMBER).reshape([P.ROWS, S.DIM])
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:

@@ -67,7 +67,7 @@ def attend_pieces(
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
     q = queries.slots.index(NUMBER).reshape([P.ROWS, S.DIM])
     span = visible_range(block, mods, P.ROWS // S.GROUP)
-    first_key = visible_range(item.block, mods, S.BLOCK_Q).lo  # the other consumer's keys live too
+    first_key = visible_range(item.block, mods, S.BLOCK_Q).lo  # other consumers' keys live too
     begin_all = item.begin // PIECE
     last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # a block that sees nothing may have sinks
     bank = rings.room.index(NUMBER)

@@ -120,12 +120,18 @@ def _blocks(p: Problem, consumers: int) -> int:
 def _is_for_three(p: Problem, convert: int, mixed: bool) -> bool:
     """Whether three consumers suit blocks: long queries, and so many blocks that none needs to be cut.
 
-    They have 152 registers each, and three loops that have to stay close to the multiprocessor: 16-bit keys, no code
-    for few rows beside it, no softcap.
+    Registers are few, and three loops have to stay close to the multiprocessor: 16-bit keys, no code for few rows
+    beside it, no softcap or bias.
     """
-    if convert != NONE or mixed or p.softcap or dim_of(p) > 128 or _rows(p, UNBOUNDED) <= MOST_ROWS_OF_TWO:
+    modified = p.softcap or p.qq_bias or (p.modified and p.window_left >= 0)
+    if convert != NONE or mixed or modified or dim_of(p) > 128 or _rows(p, UNBOUNDED) < LEAST_ROWS_OF_THREE:
         return False
-    return _blocks(p, 3) * p.kv_heads >= UNCUT * p.device.multiprocessors
+    of_two, of_three = (_blocks(p, n) * p.kv_heads for n in (2, 3))
+    multiprocessors = p.device.multiprocessors
+    # behind a context, or in a window, blocks are equally long: what counts is how many a program takes
+    alike = p.window_left >= 0 or p.max_seqlen_k > 2 * p.max_seqlen_q
+    fewer = 3 * triton.cdiv(of_three, multiprocessors) <= 2 * triton.cdiv(of_two, multiprocessors)
+    return of_three >= UNCUT * multiprocessors and (fewer or not alike)
 
 
 def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, int, int]:
@@ -254,7 +260,7 @@ def _share_pipe(p: Problem, s: Shares, programs: int) -> Pipe:
     long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,
-        AT_ONCE=s.columns <= FEW_COLUMNS,
+        AT_ONCE=s.columns == 0,
         CONSUMERS=consumers,
         ROWS=64 * s.warpgroups // consumers,
         KEY_STAGES=3 if consumers == 2 and s.tile == 128 and dim == 128 else s.stages,
@@ -297,7 +303,6 @@ LEAST_FEW = 4
 LITTLE = 16  # tiles of 64 keys and rows of a program up to which blocks have 64 rows
 MUCH = 32  # tiles of a program from which on blocks side by side are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
-FEW_COLUMNS = 16  # that are weighed at once: beyond, registers are few
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {
@@ -313,7 +318,7 @@ STAGES = {
 MOST_ROWS = 512
 FEW = 3
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
-MOST_ROWS_OF_TWO = 1024  # rows of a sequence and KV head up to which blocks of 192 would be cut to waste
+LEAST_ROWS_OF_THREE = 1024  # rows of a sequence and KV head: of fewer, too many of a block of 192 may be none
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 

@@ -65,9 +65,9 @@ def advance(turn, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def wait_full(ring, turn):
-    """Until the slot's tile has arrived."""
-    mbarrier.wait(ring.full.index(turn.stage), turn.phase)
+def wait_full(ring, turn, there=True):
+    """Until the slot's tile has arrived, if there is one to come."""
+    mbarrier.wait(ring.full.index(turn.stage), turn.phase, pred=there)
 
 
 @gluon.jit

@@ -108,12 +108,28 @@ def _by_row(x, L: gl.constexpr):
 
 
 @gluon.jit
-def mask_edges(scores, rows, span, key, tile, mods, S: gl.constexpr):
-    """Minus infinity where a row must not look, in tiles that have such keys."""
+def has_edges(rows, span, tile, S: gl.constexpr):
+    """Whether a tile has keys at which some row must not look."""
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
-    if (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S)):
+    return (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
+
+
+@gluon.jit
+def mask_edges(scores, rows, span, key, tile, mods, S: gl.constexpr):
+    """Minus infinity where a row must not look."""
+    if has_edges(rows, span, tile, S):
+        first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
     return scores
+
+
+@gluon.jit
+def capped(x, rows, span, tile, S: gl.constexpr):
+    """1 / (1 + e^-2x) of scores of a product, given as powers of two."""
+    # which of two ways is taken must not depend on keys and rows that nobody uses, nor here on other rows at all
+    INVARIANT: gl.constexpr = S.PIECE is not None
+    unsure = gl.where(has_edges(rows, span, tile, S) | (rows.valid == 0), 0x40000000, 0)
+    return logistic(x, gl.expand_dims(unsure, 1), INVARIANT)
 
 
 @gluon.jit
@@ -132,7 +148,8 @@ def judge(
         BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
         if mods.softcap is not None:
             # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
-            scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED))
+            power = times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED)
+            scores = capped(power, rows, span, tile, S)
             factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
         if mods.alibi_slopes is not None:
             scores = add_alibi(scores, factor, rows, slopes, first, BY_ROW, S, P)

@@ -126,7 +126,7 @@ class Shape(NamedTuple):
     DIM: int  # HEAD_DIM rounded up to a power of two
     PAGE: int
     BLOCK_Q: int  # query tokens of a block
-    ROWS: int  # BLOCK_Q * GROUP rounded up to a power of two
+    ROWS: int  # BLOCK_Q * GROUP rounded up to a power of two, or of Hopper's blocks to 64 for each consumer
     LIVE: int  # rows of a state in scratch
     TILE: int  # keys per step
     CHUNK: int  # keys of a tile that are sure to lie in one page: the largest power of two that divides both
