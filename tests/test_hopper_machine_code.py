@@ -21,12 +21,12 @@ HOPPER = (
     "speculate 32", "speculate 64", "draft 16", "decode features", "decode head_dim 192",
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
-    "long", "long head_dim 64", "long fp16", "long new",
+    "long", "long head_dim 64", "long fp16", "long alibi",
 )  # fmt: skip
 # Loops over keys of 64 rows, as many as consumers, and of few rows.
 ROWS = {
     "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2, "draft of 12": 1, "invariant 1": 1,
-    "invariant 32": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long new": 3,
+    "invariant 32": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long alibi": 3,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
@@ -41,9 +41,7 @@ SOFTCAP_FUNCTIONS = 32 + 4  # an exponential a score, and what rows need; more o
 SOFTCAP_MULTIPLIES = 32 + 32 + 64 + 4  # the power of a score and its square, and results
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
 # results of 256 dims and the scores of a tile.
-HOPPER_MAY_RELOAD = {
-    "mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1, "long new": 4,
-}  # fmt: skip
+HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1}
 
 
 @FOR_NVIDIA

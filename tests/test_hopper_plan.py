@@ -264,6 +264,7 @@ def test_much_to_do_is_for_two_consumers(call: Problem, consumers: int) -> None:
         (even(64, 200, 200), 2),  # blocks of 192 rows, four of them with few
         (even(4, 4096, 4096)._replace(softcap=True, modified=True), 2),
         (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 2),
+        (even(4, 4096, 4096)._replace(new=True, new_box=True), 2),
         (even(4, 4096, 4096)._replace(head_dim=256), 2),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 2),
         (even(4, 4096, 4096)._replace(tokens=9000), 2),  # mixed

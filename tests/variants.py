@@ -116,9 +116,10 @@ HOPPER = {
     "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
     "long": LONG_PREFILL,
-    "long head_dim 64": LONG_PREFILL | dict(head_dim=64, window_size=(127, -1), sinks=True),
+    "long head_dim 64": PREFILL
+    | dict(query_lens=(16384,), seq_lens=(16384,), head_dim=64, window_size=(127, -1), sinks=True),
     "long fp16": LONG_PREFILL | dict(page_size=544, dtype=torch.float16),
-    "long new": LONG_PREFILL | dict(new=True, alibi=True),
+    "long alibi": LONG_PREFILL | dict(alibi=True),
     "decode of 12": DECODE | dict(query_lens=(1,) * 12, seq_lens=(512,) * 12),
     "draft of 12": DECODE | dict(query_lens=(16,) * 12, seq_lens=(512,) * 12, decode_form=False, bounds=True),
     "invariant 1": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,

@@ -121,10 +121,10 @@ def _is_for_three(p: Problem, convert: int, mixed: bool) -> bool:
     """Whether three consumers suit blocks: long queries, and so many blocks that none needs to be cut.
 
     Registers are few, and three loops have to stay close to the multiprocessor: 16-bit keys, no code for few rows
-    beside it, no softcap or bias.
+    beside it, no softcap, bias or new keys.
     """
-    modified = p.softcap or p.qq_bias or (p.modified and p.window_left >= 0)
-    if convert != NONE or mixed or modified or dim_of(p) > 128 or _rows(p, UNBOUNDED) < LEAST_ROWS_OF_THREE:
+    large = p.softcap or p.qq_bias or p.new or (p.modified and p.window_left >= 0)
+    if convert != NONE or mixed or large or dim_of(p) > 128 or _rows(p, UNBOUNDED) < LEAST_ROWS_OF_THREE:
         return False
     of_two, of_three = (_blocks(p, n) * p.kv_heads for n in (2, 3))
     multiprocessors = p.device.multiprocessors
