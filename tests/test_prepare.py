@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -67,7 +68,9 @@ def lengths_of(shares: list[Share]) -> list[Lengths]:
     return found + ([Lengths(False, len(decodes), len(decodes), 1, max(decodes))] if decodes else [])
 
 
-def prepared(model: Model, tokens: int = TOKENS) -> set[Any]:
+@functools.cache
+def prepared(name: str, tokens: int = TOKENS) -> set[Any]:
+    model = Model(**MODELS[name])
     batches = distinct(model, batches_up_to(SEQS, tokens, KEYS), H200)
     return set().union(*(variants_of(model, batch, H200) for batch in batches))
 
@@ -106,13 +109,13 @@ def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(name: st
         seqs = rng.randint(1, min(SEQS, tokens // queries))
         context = rng.choice([0, rng.randint(0, KEYS - queries)])
         seen |= variants_of(model, Lengths(True, seqs, seqs * queries, queries, queries + context), H200)
-    assert seen <= prepared(model, tokens)
+    assert seen <= prepared(name, tokens)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_step_of_a_trace_needs_a_kernel_that_was_not_prepared(name: str) -> None:
     model, seen = Model(**MODELS[name]), set()
-    ready = prepared(model)
+    ready = prepared(name)
     for shares in steps(requests=400):
         for lengths in lengths_of(shares):
             seen |= variants_of(model, lengths, H200)
@@ -123,7 +126,7 @@ def test_no_step_of_a_trace_needs_a_kernel_that_was_not_prepared(name: str) -> N
 @pytest.mark.parametrize("name", MODELS)
 def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(name: str) -> None:
     model, rng = Model(**MODELS[name]), random.Random(0)
-    ready = prepared(model)
+    ready = prepared(name)
     for _ in range(4000):
         seqs, keys = (round(most ** rng.random()) for most in (SEQS, KEYS))
         longest = round((TOKENS - seqs + 1) ** rng.random())
