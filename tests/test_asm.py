@@ -194,6 +194,7 @@ def test_logistic_numbers_are_near_the_true_ones(largest: float) -> None:
     x = np.random.default_rng(0).uniform(-largest, largest, (32, 32)).astype(np.float32)
     x[7, 3], x[31, 31], x[0, 0] = largest, -largest, 0
     want = 1 / (1 + np.exp2(x.astype(np.float64)))
+    # the polynomial's largest error and rounding to float32, or rounding alone
     np.testing.assert_allclose(logistic(x), want, rtol=0, atol=1.1e-6 if largest < 2 else 1e-7)
 
 
@@ -204,7 +205,7 @@ def test_one_large_number_of_a_warp_is_enough_for_exponentials(place: int, numbe
     x[place, 9] = number
     got = logistic(x)
     want = np.float32(1 / (1 + np.exp2(np.float64(number))))
-    np.testing.assert_allclose(got[place, 9], want, atol=1e-7)
+    np.testing.assert_allclose(got[place, 9], want, atol=1e-7)  # roundings to float32
     others = np.delete(got.ravel(), place * 32 + 9)
     assert (others == np.float32(1) / (1 + np.exp2(np.float32(0.5)))).all()
 

@@ -201,8 +201,6 @@ def any_beyond(sums):
 
 # 1 / (1 + 2^x) - 1/2 over x, by x^2, where |x| < 2: off by 1e-6 at most.
 LOGISTIC = (-0.17328238487243652, 0.006922668777406216, -0.00031871660030446947, 1.0807104445120785e-05)
-
-
 _EXACT_LOGISTIC = "ex2.approx.ftz.f32 {0}, {0}; add.f32 {0}, {0}, 0f3F800000; rcp.approx.ftz.f32 {0}, {0};"
 
 

@@ -4,6 +4,8 @@ Two or three warpgroups multiply; two to four single warps load, the last of whi
 fp8 cache pass one more warpgroup in between.
 """
 
+import triton
+
 from ..kernels.args import Batch
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
@@ -124,6 +126,25 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
+def third_warpgroup(out, results, query, raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
+    """What a third one does: convert for two consumers, or be one."""
+    if P.CONVERT != NONE:
+        convert_items(raw, rings, jobs, S, P)
+    else:
+        consume_items(out, results, query, rings, jobs, 2, S, P)
+
+
+@triton.constexpr_function
+def registers_of(P):
+    """Of a thread of each partition but the first, which gets what is left."""
+    if P.CONVERT != NONE:
+        warpgroups = [208, 56]
+    else:
+        warpgroups = [152, 152] if P.CONSUMERS == 3 else [232]
+    return warpgroups + [40] * (2 * P.LOADERS)
+
+
+@gluon.jit
 def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
     readers: gl.constexpr = P.CONSUMERS * WARPGROUP
@@ -180,50 +201,32 @@ def blocks_kernel(
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
     LAST: gl.constexpr = P.LOADERS - 1
     start_together()
-    if P.CONVERT != NONE:
+    if P.CONSUMERS + (P.CONVERT != NONE) == 3:
         if P.LOADERS == 1:
             gl.warp_specialize([
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-                (convert_items, (raw, rings, jobs, S, P)),
+                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
                 (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [4, 4, 1, 1], [208, 56, 40, 40])  # fmt: skip
+            ], [4, 4, 1, 1], registers_of(P))  # fmt: skip
         else:
             gl.warp_specialize([
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-                (convert_items, (raw, rings, jobs, S, P)),
+                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
                 (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
                 (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
                 (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [4, 4, 1, 1, 1, 1], [208, 56, 40, 40, 40, 40])  # fmt: skip
-    elif P.CONSUMERS == 3 and P.LOADERS == 1:
-        gl.warp_specialize([
-            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-            (consume_items, (out, results, query, rings, jobs, 2, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-        ], [4, 4, 1, 1], [152, 152, 40, 40])  # fmt: skip
-    elif P.CONSUMERS == 3:
-        gl.warp_specialize([
-            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-            (consume_items, (out, results, query, rings, jobs, 2, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-        ], [4, 4, 1, 1, 1, 1], [152, 152, 40, 40, 40, 40])  # fmt: skip
+            ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, 1, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-        ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+        ], [4, 1, 1], registers_of(P))  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
@@ -232,4 +235,4 @@ def blocks_kernel(
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
             (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-        ], [4, 1, 1, 1, 1], [232, 40, 40, 40, 40])  # fmt: skip
+        ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip

@@ -6,14 +6,14 @@ which one tells all warps both that weights are there and whether they will do.
 """
 
 from ..kernels.args import State
-from ..kernels.numerics import LOG2E, rounded_product
+from ..kernels.numerics import LOG2E
 from ..kernels.schedule import gap_before
 from ..kernels.scores import modify
 from ..kernels.softmax import base_of
 from . import asm
 from .asm import any_beyond
 from .shim import fence_async_shared, gl, gluon, thread_barrier
-from .softmax import SLACK, larger, times
+from .softmax import SLACK, exp2_below, larger, times
 from .tiles import mask_edges
 
 LIMIT = gl.constexpr(asm.LIMIT)
@@ -39,19 +39,18 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 @gluon.jit
 def exp2_columns(scores, unit, base, S: gl.constexpr):
-    """2^(scores * unit - base)."""
+    """2^(scores * unit - base) of a base, and maybe a unit, for each row."""
     BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
-    if S.NORMALIZED:
-        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
-        factor = gl.expand_dims(unit, 1) if BY_ROW else unit
-        return gl.exp2(rounded_product(scores, factor) - gl.expand_dims(base, 1))
-    else:
-        return gl.exp2(gl.fma(scores, unit, -gl.expand_dims(base, 1)))
+    factor = gl.expand_dims(unit, 1) if BY_ROW else unit
+    return exp2_below(scores, factor, gl.expand_dims(base, 1), S)
 
 
 @gluon.jit
 def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
-    """(weights [N, TILE], factor of what was there before, maximum), which rises by the slack at least; over: rows."""
+    """(weights [N, TILE], factor of what was there before, maximum), which rises by more than the slack or not at all.
+
+    over: the rows of which it may; True: all.
+    """
     top = gl.where(over, gl.max(scores, axis=1) * unit, row_max)
     top = gl.where(top > row_max + SLACK, top, row_max)
     base = base_of(top)

@@ -135,10 +135,10 @@ def _is_for_three(p: Problem, convert: int, mixed: bool) -> bool:
 
 
 def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, int, int]:
-    """As in STAGES; of a softcap a loop of half the code, see DESIGN.md, and for three consumers half the registers."""
-    keys, values, raw, tile = STAGES[convert, dim_of(p)]
+    """As in STAGES; of a softcap a loop of half the code: see DESIGN.md."""
     if consumers == 3:
-        return (8, 8, 0, 64) if dim_of(p) == 64 else (4, 4, 0, 64)
+        return STAGES_OF_THREE[dim_of(p)]
+    keys, values, raw, tile = STAGES[convert, dim_of(p)]
     if p.softcap and convert == NONE and tile == 128:
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
@@ -314,6 +314,7 @@ STAGES = {
     (TRANSPOSE, 64): (4, 4, 4, 128),
     (TRANSPOSE, 128): (3, 3, 2, 128),
 }
+STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (4, 4, 0, 64)}  # likewise, by head_dim; tiles for fewer registers
 # Up to where even shares are better than a counter: rows of a sequence and KV head, blocks for each multiprocessor.
 MOST_ROWS = 512
 FEW = 3

@@ -128,6 +128,16 @@ def scale_rows(acc, factor, S: gl.constexpr):
 
 
 @gluon.jit
+def exp2_below(scores, factor, base, S: gl.constexpr):
+    """2^(scores * factor - base), whose operands are of one shape."""
+    if S.NORMALIZED:
+        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+        return gl.exp2(rounded_product(scores, factor) - base)
+    else:
+        return gl.exp2(gl.fma(scores, factor, -base))
+
+
+@gluon.jit
 def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     """(weights of a product [R, N], factor of what was there before, maximum, sums of the weights), base 2.
 
@@ -152,12 +162,8 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     if P.FP8_PRODUCTS:
         weights, sums = exp2_by_word(scores, unit, -base, S, P)
     else:
-        if S.NORMALIZED:
-            # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
-            factor = beside(unit, x) if BY_ROW else unit
-            weights = gl.exp2(rounded_product(x, factor) - beside(base, x))
-        else:
-            weights = gl.exp2(gl.fma(x, unit, -beside(base, x)))
+        factor = beside(unit, x) if BY_ROW else unit
+        weights = exp2_below(x, factor, beside(base, x), S)
         sums = thread_sums(weights, P.ROWS)
         weights = as_product(weights, scores).to(S.COMPUTE)
     return weights, decay, row_max, sums
