@@ -14,7 +14,7 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter_ns
 from types import SimpleNamespace
@@ -25,19 +25,22 @@ BETWEEN = 100  # calls between two waits: the launch queue holds some 1000
 TARGETS = {"eager": 10.0, "operator": 5.0}  # us
 
 
-def measure(call: Callable[[], object], calls: int, wait: Callable[[], None]) -> float:
-    """Median microseconds of a call."""
-    for _ in range(10):
-        call()
+def measure(calls: Mapping[str, Callable[[], object]], count: int, wait: Callable[[], None]) -> dict[str, float]:
+    """Median microseconds of each call, so many of each, in turns: hosts are not equally fast all the time."""
+    for call in calls.values():
+        for _ in range(10):
+            call()
     wait()
-    nanoseconds = []
-    for i in range(calls):
-        started = perf_counter_ns()
-        call()
-        nanoseconds.append(perf_counter_ns() - started)
-        if i % BETWEEN == BETWEEN - 1:
+    nanoseconds: dict[str, list[int]] = {name: [] for name in calls}
+    for _ in range(-(-count // BETWEEN)):
+        for name, call in calls.items():
+            taken = nanoseconds[name]
+            for _ in range(BETWEEN):
+                started = perf_counter_ns()
+                call()
+                taken.append(perf_counter_ns() - started)
             wait()
-    return statistics.median(nanoseconds) / 1e3
+    return {name: statistics.median(taken) / 1e3 for name, taken in nanoseconds.items()}
 
 
 def calls_of(device: str) -> dict[str, Callable[[], object]]:
@@ -122,7 +125,7 @@ def report(calls: int, stub: bool) -> dict[str, Any]:
         pretend()
     device = "cpu" if stub else "cuda"
     wait = (lambda: None) if stub else torch.cuda.synchronize
-    found = {name: measure(call, calls, wait) for name, call in calls_of(device).items()}
+    found = measure(calls_of(device), calls, wait)
     return {
         "device": "no device, launches are stubs" if stub else torch.cuda.get_device_name(),
         "torch": torch.__version__,

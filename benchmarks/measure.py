@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import TypeVar
 
@@ -11,6 +12,9 @@ import torch
 
 Name = TypeVar("Name", bound=Hashable)
 FLUSH_BYTES = 256 << 20  # several times the largest L2
+# Seconds after which the device has cleared memory that was freed: a capture frees what is cached, and what clears
+# gigabytes of it takes 12% of the memory's rate for some milliseconds.
+SETTLED = 0.1
 
 
 def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -49,6 +53,7 @@ def replay(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int =
     seconds: dict[Name, list[float]] = {name: [] for name in graphs}
     order, shuffle = list(graphs), random.Random(seed).shuffle
     warm_up = 3
+    time.sleep(SETTLED)
     for i in range(warm_up + rounds):
         shuffle(order)
         for name in order:
