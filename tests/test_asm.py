@@ -36,7 +36,7 @@ def of_rows(values: np.ndarray) -> np.ndarray:
     return values.reshape(2, 8, 4).reshape(ROWS, 4)
 
 
-def weigh(scores: np.ndarray, maxima: np.ndarray, shift: float) -> tuple[np.ndarray, ...]:
+def weigh(scores: np.ndarray, maxima: np.ndarray, shift: float, relative: bool) -> tuple[np.ndarray, ...]:
     """(weights [ROWS, N], sums by lane, maxima, decays [ROWS, 4]) after `weigh_pairs` and `weigh_again`."""
     pairs = scores.shape[1] // 4
     x, shifts = by_lane(scores), np.full(32, shift, np.float32)
@@ -44,14 +44,19 @@ def weigh(scores: np.ndarray, maxima: np.ndarray, shift: float) -> tuple[np.ndar
     tops = maxima[row]
     base = np.where(tops > NOTHING, tops, 0).astype(np.float32) - shifts
     units = np.full(32, UNIT)
+    offsets = [shifts] * pairs
+    if relative:
+        x, units = (x * UNIT - base[:, None]).astype(np.float32), np.ones(32, np.float32)
+        offsets = [y + shifts for y in base]
     words, sums = [], np.zeros((2, 32), np.float32)
     for k in range(pairs):
-        word, added, *_ = ptx.run(asm._PAIRS["bf16"], [None, None, x[k, 0], x[k, 1], units, -base[k]])
+        more = [] if relative else [units, -base[k]]
+        word, added, *_ = ptx.run(asm._PAIRS["bf16", relative], [None, None, x[k, 0], x[k, 1], *more])
         words.append(word)
         sums[k % 2] += added
     unwritten = [None] * (3 * pairs)
     many = [sums[k % 2] for k in range(pairs)]
-    inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *[shifts] * pairs]
+    inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *offsets]
     text, constraints = asm._AGAIN["bf16", pairs]
     assert len(constraints.split(",")) == len(words) + len(unwritten) + len(inputs)
     found = ptx.run(text, [*words, *unwritten, *inputs])
@@ -79,10 +84,13 @@ def rows_of_scores(columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("columns", [64, 128])
 @pytest.mark.parametrize("shift", [0.0, -7.5])
+@pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_are_weighed_again_where_their_maximum_was_too_small(columns: int, shift: float, seed: int) -> None:
+def test_rows_are_weighed_again_where_their_maximum_was_too_small(
+    columns: int, shift: float, relative: bool, seed: int
+) -> None:
     scores, maxima = rows_of_scores(columns, seed)
-    weights, sums, tops, decays = weigh(scores, maxima, shift)
+    weights, sums, tops, decays = weigh(scores, maxima, shift, relative)
     exact = scores.astype(np.float64) * UNIT + shift
     for row in range(ROWS):
         top = tops[row, 0]
@@ -104,14 +112,15 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(columns: int, 
         assert weights[row].max() <= asm.LIMIT
 
 
-def test_a_row_gets_what_it_gets_alone() -> None:
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_row_gets_what_it_gets_alone(relative: bool) -> None:
     scores, maxima = rows_of_scores(128, 0)
-    together = weigh(scores, maxima, 0.0)
+    together = weigh(scores, maxima, 0.0, relative)
     for row in range(ROWS):
         others = np.delete(np.arange(ROWS), row)
         alone, before = scores.copy(), maxima.copy()
         alone[others], before[others] = 0.0, 0.0  # of which none is weighed again
-        for got, want in zip(weigh(alone, before, 0.0), together):
+        for got, want in zip(weigh(alone, before, 0.0, relative), together):
             np.testing.assert_array_equal(got[row], want[row])
 
 

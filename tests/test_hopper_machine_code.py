@@ -39,6 +39,7 @@ MORE_CODE = {
 }  # fmt: skip
 SOFTCAP_FUNCTIONS = 32 + 4  # an exponential a score, and what rows need; more only for scores near the cap
 SOFTCAP_MULTIPLIES = 32 + 32 + 64 + 4  # the power of a score and its square, and results
+ALIBI_FUSED = 32 + 32 + 32 + 8  # a bias a score, what weighs, and that again where maxima rise; rows
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
 # results of 256 dims and the scores of a tile.
 HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1}
@@ -106,6 +107,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"rescales without a vote: {loop}"
         if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
+        if "alibi" in variant and loop["FFMA"] > ALIBI_FUSED:
+            yield f"adds {loop['FFMA']} products for 32 scores of a thread"
     if "fp8" in variant or "e4m3" in variant:
         yield from _fp8_complaints(facts, rows, columns)
 

@@ -102,11 +102,16 @@ _WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
 _WORD_AND_THREE = gl.constexpr((gl.int32, gl.float32, gl.float32, gl.float32))
 LIMIT = 8192.0  # of a thread's sum of weights: below it none is larger, and float16 has room for all of them
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
-_PAIRS = {
-    dtype: "{ .reg .f32 a, b; fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;"
-    f" ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; {cvt} $0, b, a; add.f32 $1, a, b; }}"
-    for dtype, cvt in _ROUND.items()
-}
+
+
+def _weigh_pair(dtype: str, relative: bool) -> str:
+    even, odd = ("$2", "$3") if relative else ("a", "b")
+    text = "" if relative else " fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;"
+    text += f" ex2.approx.ftz.f32 a, {even}; ex2.approx.ftz.f32 b, {odd};"
+    return f"{{ .reg .f32 a, b;{text} {_ROUND[dtype]} $0, b, a; add.f32 $1, a, b; }}"
+
+
+_PAIRS = {(dtype, relative): _weigh_pair(dtype, relative) for dtype in _ROUND for relative in (False, True)}
 
 
 def _weigh_again(dtype: str, pairs: int) -> tuple[str, str]:
@@ -155,8 +160,8 @@ _AGAIN = {(dtype, pairs): _weigh_again(dtype, pairs) for dtype in _ROUND for pai
 
 
 @triton.constexpr_function
-def _pairs(dtype):
-    return _PAIRS[str(dtype)]
+def _pairs(dtype, relative):
+    return _PAIRS[str(dtype), relative]
 
 
 @triton.constexpr_function
@@ -165,12 +170,18 @@ def _again(dtype, pairs):
 
 
 @gluon.jit
-def weigh_pairs(even, odd, unit, shift, dtype: gl.constexpr):
-    """(words of exp2(x * unit + shift) of two scores x in a 16-bit type, even's the lower, and their sums)."""
-    ASM: gl.constexpr = _pairs(dtype)
-    return gl.inline_asm_elementwise(
-        ASM, "=&r,=&f,f,f,f,f", [even, odd, unit, shift], dtype=_WORD_AND_SUM, is_pure=True, pack=1
-    )
+def weigh_pairs(even, odd, unit, shift, RELATIVE: gl.constexpr, dtype: gl.constexpr):
+    """(words of exp2(x * unit + shift) of two scores x in a 16-bit type, even's the lower, and their sums).
+
+    RELATIVE: exp2(x).
+    """
+    ASM: gl.constexpr = _pairs(dtype, RELATIVE)
+    if RELATIVE:
+        return gl.inline_asm_elementwise(ASM, "=&r,=&f,f,f", [even, odd], dtype=_WORD_AND_SUM, is_pure=True, pack=1)
+    else:
+        return gl.inline_asm_elementwise(
+            ASM, "=&r,=&f,f,f,f,f", [even, odd, unit, shift], dtype=_WORD_AND_SUM, is_pure=True, pack=1
+        )
 
 
 @gluon.jit

@@ -170,20 +170,22 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def weigh_at_once(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
+def weigh_at_once(scores, row_max, unit, shift, RELATIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """As `weigh`, of rows of a product, in words [R, N / 8, 4] of two weights of 16 bits: no maximum is looked for.
 
     The weights are those by the maximum so far; only where a thread's sum of them tells that it is too small by far,
-    they are made again.
+    they are made again.  RELATIVE: scores are what the weights are powers of, less the base of that maximum already.
     """
     dtype: gl.constexpr = S.COMPUTE
     even, odd = gl.split(by_thread(scores))
     base = base_of(row_max)
-    if shift is None:
+    if RELATIVE:
+        unit, shift = 1.0, beside_pairs(base, even)
+    elif shift is None:
         shift = 0.0
     else:
         base -= shift
-    words, sums = weigh_pairs(even, odd, unit, beside_pairs(-base, even), dtype)
+    words, sums = weigh_pairs(even, odd, unit, beside_pairs(-base, even), RELATIVE, dtype)
     sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
     words, sums, row_max, decay = weigh_again(
         words, even, odd, beside_pairs(sums, even), beside_pairs(row_max, even), unit, shift, dtype

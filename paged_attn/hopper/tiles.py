@@ -3,11 +3,12 @@
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
 from ..kernels.scores import add_qq_bias, load_slopes, mask
+from ..kernels.softmax import base_of
 from .asm import logistic
 from .layouts import product_layout
 from .ring import advance, release, tile_of, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
-from .softmax import as_product, by_thread, times, weigh, weigh_at_once
+from .softmax import as_product, beside, by_thread, times, weigh, weigh_at_once
 
 
 @gluon.jit
@@ -67,8 +68,8 @@ def clear_dead(
 
 
 @gluon.jit
-def add_alibi(scores, factor, rows, slopes, first, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """scores [R, N] of a product * factor + slope * (key - query), two operations for a score.
+def add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """scores [R, N] of a product * factor + slope * (key - query), two operations for a score; plus an offset [R, 4].
 
     Keys are numbers of the tile plus what a thread's register adds to them, which is known when this is compiled: a
     conversion from an integer for each would take as long as its exponential.
@@ -83,7 +84,10 @@ def add_alibi(scores, factor, rows, slopes, first, BY_ROW: gl.constexpr, S: gl.c
     one = gl.expand_dims(gl.expand_dims(gl.expand_dims(one, 0), 1), 2)
     slope = _by_row(slopes, L)
     distance = _by_row(first - rows.pos, L) + 2 * pair
-    bias = gl.fma(slope, (8 * eight + one).to(gl.float32), slope * distance.to(gl.float32))
+    bias = slope * distance.to(gl.float32)
+    if offset is not None:
+        bias += beside(offset, x)
+    bias = gl.fma(slope, (8 * eight + one).to(gl.float32), bias)
     if BY_ROW:
         x = gl.fma(x, _by_row(factor, L), bias)
     else:
@@ -141,9 +145,11 @@ def judge(
 
     slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.
     """
+    # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score
+    RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and mods.qq_bias is None
     unit, shift = scale * LOG2E, None
     if S.SCALE_FIRST:
-        unit, factor = LOG2E, scale
+        unit, factor, offset = LOG2E, scale, None
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
         if mods.softcap is not None:
@@ -151,8 +157,12 @@ def judge(
             power = times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED)
             scores = capped(power, rows, span, tile, S)
             factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
+        if RELATIVE:
+            factor, slopes, offset = factor * LOG2E, slopes * LOG2E, -base_of(row_max)
+            if shift is not None:
+                offset += shift
         if mods.alibi_slopes is not None:
-            scores = add_alibi(scores, factor, rows, slopes, first, BY_ROW, S, P)
+            scores = add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW, S, P)
         elif mods.softcap is not None and mods.qq_bias is None:
             unit = factor * LOG2E
         else:
@@ -160,7 +170,7 @@ def judge(
         scores = add_qq_bias(scores, rows, key, first, mods, S)
     scores = mask_edges(scores, rows, span, key, tile, mods, S)
     if AT_ONCE:
-        return weigh_at_once(scores, row_max, unit, shift, S, P)
+        return weigh_at_once(scores, row_max, unit, shift, RELATIVE, S, P)
     else:
         return weigh(scores, row_max, unit, shift, S, P)
 
