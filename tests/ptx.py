@@ -58,6 +58,7 @@ OPERATIONS: dict[str, Callable[..., Register]] = {
     "lop3.b32": _any_bit,
     "or.b32": lambda a, b: _bits(a) | _bits(b),
     "and.b32": lambda a, b: _bits(a) & np.uint32(b),
+    "sub.u32": lambda a, b: np.uint32(a) - _bits(b),
     "setp.ne.u32": lambda a, b: a != b,
     "fma.rn.f32": _fma,
     "fma.rn.sat.f32": _saturated,

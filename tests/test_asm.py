@@ -151,15 +151,21 @@ def test_maxima_are_raised_by_the_row_and_by_more_than_the_slack(fp8: bool) -> N
     np.testing.assert_array_equal(decays, fall)  # powers of two
 
 
+def line(scores: np.ndarray, unit: float, shift: float) -> np.ndarray:
+    """Weights of [4, 32 lanes], as numbers."""
+    added = (shift + asm.LINE_SHIFT) * asm.LINE_UNIT + 1
+    inputs = [*scores, *(np.full(32, number, np.float32) for number in (unit * asm.LINE_UNIT, added))]
+    word, *_ = ptx.run(asm._LINE_WORDS.value, [None, *inputs])
+    return torch.from_numpy(word.copy().view(np.uint8)).view(torch.float8_e4m3fn).float().numpy().reshape(32, 4).T
+
+
 def test_weights_of_a_line_are_near_exponentials() -> None:
     """Four scores to a word, in order; zero from 2^-10 on, as rounded to e4m3."""
     x = np.linspace(-40, 8.7, 128).astype(np.float32).reshape(4, 32)
     x[:, 0], x[:, 1], x[2, 2] = -np.inf, np.nan, -1e30
     unit, shift = np.float32(1.4), np.float32(3.0)
     scores = (x - shift) / unit
-    inputs = [np.full(32, unit / asm.OCTAVES), np.full(32, (shift + asm.BIAS - asm.LOWERED) / asm.OCTAVES)]
-    word, *_ = ptx.run(asm._LINE_WORDS.value, [None, *scores, *(number.astype(np.float32) for number in inputs)])
-    weights = torch.from_numpy(word.copy().view(np.uint8)).view(torch.float8_e4m3fn).float().numpy().reshape(32, 4).T
+    weights = line(scores, unit, shift)
     assert (weights[:, :2] == 0).all()
     assert weights[2, 2] == 0
     x[:, 1] = -np.inf
@@ -172,14 +178,9 @@ def test_weights_of_a_line_are_near_exponentials() -> None:
 def test_lines_are_right_on_average_and_at_powers_of_two() -> None:
     """So that sums have no bias, and the largest key of a row weighs what it should."""
     x = np.arange(128).reshape(32, 4).T / 128
-    unit, shift = np.full(32, 1 / asm.OCTAVES), np.full(32, (asm.BIAS - asm.LOWERED) / asm.OCTAVES)
     total = 0.0
     for octave in range(-5, 8):
-        given = [*(x + octave).astype(np.float32), unit.astype(np.float32), shift.astype(np.float32)]
-        word, *_ = ptx.run(asm._LINE_WORDS.value, [None, *given])
-        weights = (
-            torch.from_numpy(word.copy().view(np.uint8)).view(torch.float8_e4m3fn).float().numpy().reshape(32, 4).T
-        )
+        weights = line((x + octave).astype(np.float32), 1, 0)
         assert weights[0, 0] == 2.0**octave
         total += float((weights / np.exp2(x + octave)).mean())
     assert total / 13 == pytest.approx(1, abs=0.005)

@@ -39,6 +39,7 @@ MORE_CODE = {
 }  # fmt: skip
 SOFTCAP_FUNCTIONS = 32 + 4  # an exponential a score, and what rows need; more only for scores near the cap
 SOFTCAP_MULTIPLIES = 32 + 32 + 64 + 4  # the power of a score and its square, and results
+LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
 ALIBI_FUSED = 32 + 32 + 32 + 8  # a bias a score, what weighs, and that again where maxima rise; rows
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
 # results of 256 dims and the scores of a tile.
@@ -138,6 +139,8 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
     for loop in rows if "all fp8" in facts["variant"] else []:
         if loop.get("HGMMA") or loop.get("PRMT", 0) > 32 * line:
             yield f"does not multiply fp8 as it is: {loop}"
+        if line and loop["FFMA"] > LINE_FUSED:
+            yield f"adds {loop['FFMA']} products for 64 scores of a thread"
         if line and loop.get("MUFU", 0) > 4:
             yield f"takes {loop['MUFU']} special functions for weights without any"
     for loop in columns:  # of 64 keys a thread has as many pairs of keys and values as it multiplies

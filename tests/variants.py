@@ -116,7 +116,6 @@ HOPPER = {
     "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
     "long": LONG_PREFILL,
-    "long alibi": LONG_PREFILL | dict(alibi=True),
     "long head_dim 64": PREFILL
     | dict(query_lens=(16384,), seq_lens=(16384,), head_dim=64, window_size=(127, -1), sinks=True),
     "long fp16": LONG_PREFILL | dict(page_size=544, dtype=torch.float16),
