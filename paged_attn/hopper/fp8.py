@@ -55,11 +55,17 @@ def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
 
 @gluon.jit
 def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
-    """Add acc to the bank, or put it there if it is the first; what is left is nothing."""
+    """Add acc to the bank, or put it there if it is the first; the next product begins anew."""
     if not first:
         acc = withdraw(bank, acc, decay, NUMBER)
     bank.index(NUMBER).store(acc)
-    return gl.full(acc.shape, 0.0, gl.float32, acc.type.layout)
+    return acc
+
+
+@gluon.jit
+def adds_up(number):
+    """Whether the product of so many tiles before is added to the last ones: not the first, nor after a deposit."""
+    return (number > 0) & (number % TILES != 0)
 
 
 @gluon.jit
@@ -104,7 +110,7 @@ def attend_fp8(
         scores = multiply_keys(q, keys, k_turn, S, P)
         if P.COARSE:
             added = sum_up(operand, rings.extra)
-        acc = multiply_values(operand, values, v_turn, acc, i > 1, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, adds_up(i - 1), S, P)
         scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES)
         following, decay, row_max, following_sums = judge(
@@ -129,7 +135,7 @@ def attend_fp8(
     operand = as_operand(words, dtype, S)
     if P.COARSE:
         added = sum_up(operand, rings.extra)
-    acc = multiply_values(operand, values, v_turn, acc, count > 1, S, P)
+    acc = multiply_values(operand, values, v_turn, acc, adds_up(count - 1), S, P)
     if P.COARSE:
         acc, added = warpgroup_mma_wait(0, deps=(acc, added))
         sums += added
