@@ -24,6 +24,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick() -> Iterator[pytest.MonkeyPatch]:
+    """What makes the interpreter quick, for the test that it computes the same without."""
+    from paged_attn import backend
+    from tests.interpreter import quicken
+
+    with pytest.MonkeyPatch.context() as patch:
+        if backend.INTERPRET:
+            quicken(patch)
+        yield patch
+
+
 @pytest.fixture(scope="session")
 def device() -> str:
     """A GPU where there is one, else the CPU, where kernels run through Triton's interpreter."""

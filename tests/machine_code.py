@@ -111,6 +111,7 @@ def instructions(kernel: Any) -> list[str]:
     return found
 
 
+@functools.cache
 def operation(instruction: str) -> str:
     """HGMMA of '@P0 HGMMA.64x64x16.F32 ...'; of a label itself."""
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0].split(".")[0]

@@ -1,0 +1,117 @@
+"""Triton's interpreter without what it does again and again: the same operations on the same numbers, in less time.
+
+It asks all of triton.language for its functions at every call of a helper, makes a table of types for every type that
+it looks up and a tuple with a type of its own for every shape, and computes sums of integers again in 64 bits for a
+comparison that only a debug build looks at.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import triton
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+KNOWN = "3.6."  # versions of which all that is said here was read; others are left as they are
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    """From now on, until the patch is undone."""
+    if triton.__version__.startswith(KNOWN):
+        _patch_language_once(patch)
+        _look_types_up(patch)
+        _share_shapes(patch)
+        _leave_out_unread_checks(patch)
+
+
+def _patch_language_once(patch: pytest.MonkeyPatch) -> None:
+    """A launch makes triton.language's functions the interpreter's, and so would every helper: the first one does."""
+    launch = interpreter.GridExecutor.__call__
+    patched: set[tuple[bool, bool]] = set()  # in this launch
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> None:
+        patched.clear()
+        try:
+            launch(self, *args, **kwargs)
+        finally:
+            patched.clear()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        modules = _modules(self.fn)
+        if modules not in patched:
+            interpreter._patch_lang(self.fn)
+            patched.add(modules)
+        try:
+            return self.rewrite()(*args, **kwargs)
+        except Exception as error:
+            raise interpreter.InterpreterError(repr(error)) from error
+
+    patch.setattr(interpreter.GridExecutor, "__call__", run)
+    patch.setattr(interpreter.InterpretedFunction, "__call__", call)
+
+
+@functools.cache
+def _modules(fn: Any) -> tuple[bool, bool]:
+    """Which modules of triton.language a function can name, and so which are patched for it."""
+    named = {id(value) for value in fn.__globals__.values()}
+    return id(tl) in named, id(tl.core) in named
+
+
+def _look_types_up(patch: pytest.MonkeyPatch) -> None:
+    find = interpreter._get_np_dtype
+    found: dict[str, Any] = {}
+
+    def look_up(dtype: Any) -> Any:
+        name = "pointer" if dtype.scalar.is_ptr() else dtype.scalar.name
+        if name not in found:
+            found[name] = find(dtype)
+        return found[name]
+
+    patch.setattr(interpreter, "_get_np_dtype", look_up)
+
+
+def _share_shapes(patch: pytest.MonkeyPatch) -> None:
+    """There are only a few, and nobody changes one."""
+    make_type, make_tensor, equal = tl.block_type.__init__, tl.tensor.__init__, tl.tuple.__eq__
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    shapes: dict[tuple[int, ...], Any] = {}
+
+    def init_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, *(x.value if isinstance(x, tl.constexpr) else x for x in shape))
+        if key not in types:
+            make_type(self, element_ty, shape)
+            types[key] = dict(vars(self))
+        vars(self).update(types[key], element_ty=element_ty)
+
+    def init_tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape.values) if type.is_block() else ()
+        if key not in shapes:
+            make_tensor(self, handle, type)
+            shapes[key] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[key]
+
+    def same(self: Any, other: Any) -> Any:
+        values = other.values if isinstance(other, tl.tuple) else other
+        if isinstance(values, list) and all(isinstance(x, int) for x in values):
+            return tl.constexpr(self.values == values)
+        return equal(self, other)
+
+    patch.setattr(tl.block_type, "__init__", init_type)
+    patch.setattr(tl.tensor, "__init__", init_tensor)
+    patch.setattr(tl.tuple, "__eq__", same)
+
+
+def _leave_out_unread_checks(patch: pytest.MonkeyPatch) -> None:
+    """Of overflow: device_assert, which would read the result, returns at once unless the options say debug."""
+    check = TritonSemantic.binary_op_sanitize_overflow_impl
+
+    def sanitize(self: Any, *args: Any) -> None:
+        if self.builder.options.debug:
+            check(self, *args)
+
+    patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", sanitize)

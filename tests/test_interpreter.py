@@ -1,0 +1,119 @@
+"""The quickened interpreter computes what Triton's own does, and fails where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import paged_attn
+from paged_attn import backend
+from tests.cases import E4M3, Case, bits, build
+from tests.interpreter import KNOWN, quicken
+from tests.test_paged_attention import EVERYTHING, FEW, Cut
+
+Both = Callable[[Callable[[], Any]], tuple[Any, Any]]
+
+pytestmark = pytest.mark.skipif(
+    not backend.INTERPRET or not triton.__version__.startswith(KNOWN), reason="needs the interpreter that is quickened"
+)
+
+INVARIANT = Case("invariant", (9, 1), (75, 40), heads=4, head_dim=24, window_size=(37, -1), batch_invariant=True)
+CASES = {
+    "everything": EVERYTHING,
+    "everything, packed, new": replace(EVERYTHING, layout="x", new=True),
+    "bf16, fp8 cache": Case("bf16", **FEW, dtype=torch.bfloat16, cache_dtype=E4M3, scales="per_head"),
+    "all fp8": Case("fp8", **FEW, dtype=E4M3, cache_dtype=E4M3, out_dtype=E4M3, scales="tensor"),
+    "invariant": INVARIANT,
+}
+
+
+@pytest.fixture
+def both(quick: pytest.MonkeyPatch) -> Both:
+    """What a function returns in Triton's interpreter as it comes, and quickened."""
+
+    def both(compute: Callable[[], Any]) -> tuple[Any, Any]:
+        quick.undo()
+        try:
+            plain = compute()
+        finally:
+            quicken(quick)
+        return plain, compute()
+
+    return both
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Bit by bit, what is not a number too."""
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_calls_give_the_same_bits(case: Case, segments: int, both: Both, cut: Cut) -> None:
+    cut(segments, tile=16)
+    plain, quick = both(lambda: paged_attn.paged_attention(**build(case)))
+    assert all(same(one, other) for one, other in zip(plain, quick, strict=True))
+
+
+def test_writing_gives_the_same_bits(both: Both) -> None:
+    case = Case("write", (3,), (20,), dtype=torch.float16, cache_dtype=E4M3, scales="per_head")
+
+    def written() -> list[Tensor]:
+        inputs = build(case)
+        k = torch.randn(3, 1, 32, generator=torch.Generator().manual_seed(0))
+        scales = {name: inputs[name] for name in ("k_scale", "v_scale")}
+        paged_attn.write_kv(k, k + 1, inputs["k_cache"], inputs["v_cache"], torch.tensor([5, -1, 8]), **scales)
+        return [bits(inputs["k_cache"]), bits(inputs["v_cache"])]
+
+    assert all(same(*caches) for caches in zip(*both(written), strict=True))
+
+
+def test_merging_gives_the_same_bits(both: Both) -> None:
+    rng = torch.Generator().manual_seed(0)
+    outs, lses = torch.randn(3, 5, 2, 24, generator=rng), torch.randn(3, 5, 2, generator=rng)
+    lses[1, 2] = -torch.inf
+    plain, quick = both(lambda: paged_attn.merge_states(outs, lses))
+    assert all(same(one, other) for one, other in zip(plain, quick, strict=True))
+
+
+@triton.jit
+def halve(x, EVEN: tl.constexpr):
+    tl.static_assert(EVEN, "odd")
+    return x // 2
+
+
+@triton.jit
+def kernel(out, first, EVEN: tl.constexpr):
+    at = tl.arange(0, 4)
+    tl.store(out + at, halve(first + at, EVEN))
+
+
+def launched(first: int, even: bool = True) -> list[int] | str:
+    """What the kernel stores, or its error."""
+    out = torch.zeros(4, dtype=torch.int32)
+    try:
+        kernel[(1,)](out, first, even)
+    except Exception as error:
+        return repr(error)
+    return out.tolist()
+
+
+def test_a_helper_that_fails_fails_the_launch_and_no_later_one(both: Both) -> None:
+    plain, quick = both(lambda: [launched(2), launched(2, even=False), launched(6)])
+    assert plain == quick
+    assert "odd" in quick[1]
+    assert [quick[0], quick[2]] == [[1, 1, 2, 2], [3, 3, 4, 4]]
+    assert all(tl.core.is_builtin(x) for x in (tl.arange, tl.store, tl.tensor.__add__))  # the language is back
+
+
+def test_nobody_reads_whether_integers_overflow(both: Both) -> None:
+    """Sums wrap in either, so nothing is lost where they are not computed twice."""
+    plain, quick = both(lambda: launched(2**31 - 2))
+    assert plain == quick == [2**30 - 1, 2**30 - 1, -(2**30), -(2**30) + 1]
