@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import triton
 
-from tests import machine_code
+from tests import machine_code, variants
 from tests.machine_code import ARITHMETIC, SHARED, compiled
 
 FOR_NVIDIA = pytest.mark.skipif(
@@ -223,3 +223,9 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     assert "looks for maxima before it weighs" in found
     assert "takes 101 special functions for 32 scores of a thread" in found
     assert "multiplies 196 times for 32 scores of a thread" in found
+    biased = facts | dict(variant="long alibi", innermost=[dict(HGMMA=12, MUFU=66, FFMA=132, FMUL=64, VOTE=1)] * 3)
+    assert "adds 132 products for 32 scores of a thread" in " ".join(complaints(biased))
+    coarse = facts | dict(innermost=[dict(QGMMA=12, MUFU=2, FFMA=196, FMUL=64, VOTE=1)] * 2)
+    coarse |= dict(variant="mixed all fp8, no lse")
+    assert "adds 196 products for 64 scores of a thread" in " ".join(complaints(coarse))
+    assert {biased["variant"], coarse["variant"]} <= set(variants.HOPPER | variants.ATTENTION)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:Deprec
 
 # A call takes the interpreter a tenth of a second and more: few examples of a few dozen keys, and no shrinking.
 few = settings(
-    max_examples=12,
+    max_examples=8,
     derandomize=True,
     deadline=None,
     database=None,

@@ -348,7 +348,7 @@ OCTAVES, BIAS, LOWERED = 32.0, 15.0, 0.0573
 
 
 def _line_words() -> str:
-    """Four floats in [1/2, 1], held below 1 by their addition: 2^8 times the bits of a float16 below 2^24 * 1.
+    """Four floats in [1/2, 1], times 2^24: 2^24 less 2^8 times the bits of a weight in float16.
 
     Numbers in that range are 2^-24 apart.  The larger a weight, the smaller they are, for saturation has to make
     zeros of what is far below.
@@ -363,16 +363,16 @@ def _line_words() -> str:
 
 
 _LINE_WORDS = gl.constexpr(_line_words())
-# what is added to a power of two, and what the sum is multiplied by, before 1 is added
+# what is added to an exponent, and what the sum is multiplied by, before 1 is added
 LINE_SHIFT, LINE_UNIT = BIAS - LOWERED, -0.5 / OCTAVES
 _LINE_SHIFT, _LINE_UNIT = gl.constexpr(LINE_SHIFT), gl.constexpr(LINE_UNIT)
 
 
 @gluon.jit
 def line_words(a, b, c, d, unit, shift):
-    """`exp2_words` without exponentials (Schraudolph 1999), up to 4% off: 2.5 instructions for an x below 16.
+    """`exp2_words` without exponentials (Schraudolph 1999), up to 4% off: 2.5 instructions a weight.
 
-    NaN becomes 0, as what is below -15.
+    Exponents below -15 and NaN become 0.  None may be above 16, and none is, that far below what a maximum may lag.
     """
     unit, shift = unit * _LINE_UNIT, (shift + _LINE_SHIFT) * _LINE_UNIT + 1.0
     return gl.inline_asm_elementwise(

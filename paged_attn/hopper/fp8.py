@@ -55,7 +55,7 @@ def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
 
 @gluon.jit
 def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
-    """Add acc to the bank, or put it there if it is the first; the next product begins anew."""
+    """Add acc to the bank, or put it there if it is the first; what it is then is of no meaning (`adds_up`)."""
     if not first:
         acc = withdraw(bank, acc, decay, NUMBER)
     bank.index(NUMBER).store(acc)
@@ -64,7 +64,7 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
 
 @gluon.jit
 def adds_up(number):
-    """Whether the product of so many tiles before is added to the last ones: not the first, nor after a deposit."""
+    """Whether the product with so many before it in the item is added to those: not the first, nor after a deposit."""
     return (number > 0) & (number % TILES != 0)
 
 

@@ -145,7 +145,7 @@ def judge(
 
     slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.
     """
-    # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score
+    # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and mods.qq_bias is None
     unit, shift = scale * LOG2E, None
     if S.SCALE_FIRST:
