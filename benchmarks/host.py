@@ -32,10 +32,10 @@ def measure(calls: Mapping[str, Callable[[], object]], count: int, wait: Callabl
             call()
     wait()
     nanoseconds: dict[str, list[int]] = {name: [] for name in calls}
-    for _ in range(-(-count // BETWEEN)):
+    for done in range(0, count, BETWEEN):
         for name, call in calls.items():
             taken = nanoseconds[name]
-            for _ in range(BETWEEN):
+            for _ in range(min(BETWEEN, count - done)):
                 started = perf_counter_ns()
                 call()
                 taken.append(perf_counter_ns() - started)

@@ -12,8 +12,8 @@ import torch
 
 Name = TypeVar("Name", bound=Hashable)
 FLUSH_BYTES = 256 << 20  # several times the largest L2
-# Seconds after which the device has cleared memory that was freed: a capture frees what is cached, and what clears
-# gigabytes of it takes 12% of the memory's rate for some milliseconds.
+# Seconds to wait after captures, which free what is cached: for some milliseconds kernels may run 12% slower, as if
+# what was freed were being cleared.
 SETTLED = 0.1
 
 

@@ -47,7 +47,7 @@ def _patch_language_once(patch: pytest.MonkeyPatch) -> None:
             patched.add(modules)
         try:
             return self.rewrite()(*args, **kwargs)
-        except Exception as error:
+        except Exception as error:  # whatever a kernel raises, as Triton's own does
             raise interpreter.InterpreterError(repr(error)) from error
 
     patch.setattr(interpreter.GridExecutor, "__call__", run)

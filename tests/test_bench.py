@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from torch.nn.attention import SDPBackend
 
 import paged_attn
 from benchmarks import __main__ as bench
-from benchmarks import cliffs, measure, plots, report, runner, traces
+from benchmarks import cliffs, host, measure, plots, report, runner, traces
 from benchmarks.inputs import inputs_of, tree
 from benchmarks.peers import OURS, PEERS, Call, flashinfer, sdpa
 from benchmarks.peers.cannot import Cannot, allow, features
@@ -107,6 +108,15 @@ def test_a_call_that_cannot_be_captured_is_named(monkeypatch: pytest.MonkeyPatch
     calls: dict[str, Any] = {"good": lambda: 1, "bad": lambda: None}
     assert runner.captured(SMALL, calls, skipped) == {"good": "graph"}
     assert skipped == {"bad": "not captured: RuntimeError: a host sync"}
+
+
+def test_host_calls_are_timed_in_turns_and_as_often_as_asked() -> None:
+    made: list[str] = []
+    calls = {"one": lambda: made.append("1"), "other": lambda: made.append("2")}
+    assert set(host.measure(calls, 150, lambda: made.append("wait"))) == set(calls)
+    runs = [(x, len(list(run))) for x, run in itertools.groupby(made)]
+    waited = [run for pair in [("1", 100), ("2", 100), ("1", 50), ("2", 50)] for run in (pair, ("wait", 1))]
+    assert runs == [("1", 10), ("2", 10), ("wait", 1), *waited]
 
 
 def test_peers_that_need_no_package_decline_or_agree_here() -> None:

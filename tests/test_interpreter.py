@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterError
 
 import paged_attn
 from paged_attn import backend
@@ -100,7 +101,7 @@ def launched(first: int, even: bool = True) -> list[int] | str:
     out = torch.zeros(4, dtype=torch.int32)
     try:
         kernel[(1,)](out, first, even)
-    except Exception as error:
+    except InterpreterError as error:
         return repr(error)
     return out.tolist()
 

@@ -55,7 +55,10 @@ def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
 
 @gluon.jit
 def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
-    """Add acc to the bank, or put it there if it is the first; what it is then is of no meaning (`adds_up`)."""
+    """Add acc to the bank, or put it there if it is the first; what comes back is of no meaning (`adds_up`).
+
+    It is not the acc before, which would keep its registers.
+    """
     if not first:
         acc = withdraw(bank, acc, decay, NUMBER)
     bank.index(NUMBER).store(acc)
