@@ -36,6 +36,8 @@ class Ring(NamedTuple):
     slots: Any  # [STAGES, TILE, 1, DIM]; transposed values [STAGES, DIM, 1, TILE]
     full: Any  # [STAGES, 1]
     empty: Any
+    full_at: Any  # their addresses, where consumers wait without each other
+    empty_at: Any
 
 
 class Turn(NamedTuple):

@@ -29,7 +29,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     tile = end - 1
     scores = multiply_keys(q, keys, k_turn, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    k_turn = leave(keys, k_turn, P.KEY_STAGES)
+    k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
     weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, False, S, P)
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
@@ -43,7 +43,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, True, S, P)
         scores = warpgroup_mma_wait(1, deps=(scores,))
-        k_turn = leave(keys, k_turn, P.KEY_STAGES)
+        k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         following, decay, row_max, added = judge(
             scores, row_max, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
         )
@@ -52,7 +52,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
-        v_turn = leave(values, v_turn, P.VALUE_STAGES)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
         acc = scale_rows(acc, decay, S)
         operand = gl.convert_layout(unpacked(following, scores, S), P_LAYOUT)
         if S.APART:  # noqa: SIM102 (one is decided at compile time)
@@ -65,6 +65,6 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
             zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), ROWS_AT_ONCE, S, P)
     acc = multiply_values(operand, values, v_turn, acc, True, S, P)
     acc = warpgroup_mma_wait(0, deps=(acc,))
-    v_turn = leave(values, v_turn, P.VALUE_STAGES)
+    v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
     row_max, row_sum = of_rows(row_max, sums, state.max)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

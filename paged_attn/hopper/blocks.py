@@ -94,7 +94,7 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
     """One warpgroup: 64 rows of every item, from the first key to the stored result."""
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
-    item = read(jobs.mail, number, 4)
+    item = read(jobs.mail, number, P.ROWS // 16)
     while item.kv_head >= 0:
         if NUMBER == 0 and P.COLUMNS > 0:
             if item.block.query_len * S.GROUP <= P.COLUMNS:
@@ -104,7 +104,7 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
         else:
             turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
         number += 1
-        item = read(jobs.mail, number, 4)
+        item = read(jobs.mail, number, P.ROWS // 16)
     if P.OUT_BOX:
         tma.store_wait(0)
 
@@ -140,14 +140,14 @@ def registers_of(P):
     if P.CONVERT != NONE:
         warpgroups = [208, 56]
     else:
-        warpgroups = [152, 152] if P.CONSUMERS == 3 else [232]
+        warpgroups = [152, 152] if P.CONSUMERS == 3 else [232] if P.CONSUMERS == 2 else []
     return warpgroups + [40] * (2 * P.LOADERS)
 
 
 @gluon.jit
 def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
-    readers: gl.constexpr = P.CONSUMERS * WARPGROUP
+    readers: gl.constexpr = P.CONSUMERS * 2 * P.ROWS
     room = queries.slots  # never used: a record with a None cannot be returned
     extra = room
     if P.COARSE:
@@ -159,8 +159,8 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     elif P.COLUMNS > 0:
         room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
-        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
-        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers)
+        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
+        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers, P.ROWS // 16)
         rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
@@ -187,7 +187,7 @@ def blocks_kernel(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )
     if S.CLEAR:
-        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [4], [0])), S)
+        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
     queries = make_queries(dtype, S, P)
     rings, raw = make_rings(dtype, queries, key_box.dtype, S, P)
@@ -220,6 +220,21 @@ def blocks_kernel(
                 (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
+    elif P.CONSUMERS == 1:
+        if P.LOADERS == 1:
+            gl.warp_specialize([
+                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            ], [1, 1], registers_of(P))  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            ], [1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),

@@ -144,7 +144,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         if EARLY:
             v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        k_turn = leave(keys, k_turn, P.KEY_STAGES)
+        k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
         room = rings.room.index(i % 2) if EARLY else rings.room
         if AT_ONCE:
@@ -157,7 +157,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         if EARLY:
             k = take_keys(keys, k_turn, tile > item.begin, S, P)
         state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
-        v_turn = leave(values, v_turn, P.VALUE_STAGES)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
     if AT_ONCE:
         state = sums_together(state, sums)
     return Turns(k_turn, v_turn, turns.query), state

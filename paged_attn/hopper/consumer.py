@@ -14,7 +14,7 @@ from .fold import attend_pieces, tiles_of
 from .fp8 import attend_fp8
 from .layouts import product_layout
 from .queries import take_queries
-from .ring import wait_full
+from .ring import wait_tile
 from .shim import gl, gluon, mbarrier
 from .tiles import leave, score_scale
 
@@ -25,13 +25,13 @@ def drain(rings, turns, count, P: gl.constexpr):
     k_turn, v_turn = turns.key, turns.value
     if P.FP8_PRODUCTS:  # noqa: SIM102 (one is decided at compile time)
         if count > 0:  # values of no tile come first
-            wait_full(rings.value, v_turn)
-            v_turn = leave(rings.value, v_turn, P.VALUE_STAGES)
+            wait_tile(rings.value, v_turn, P)
+            v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
     for _ in range(count):
-        wait_full(rings.key, k_turn)  # released before it came, it would count for the one before
-        k_turn = leave(rings.key, k_turn, P.KEY_STAGES)
-        wait_full(rings.value, v_turn)
-        v_turn = leave(rings.value, v_turn, P.VALUE_STAGES)
+        wait_tile(rings.key, k_turn, P)  # released before it came, it would count for the one before
+        k_turn = leave(rings.key, k_turn, P.KEY_STAGES, P)
+        wait_tile(rings.value, v_turn, P)
+        v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
     return Turns(k_turn, v_turn, turns.query)
 
 

@@ -115,7 +115,7 @@ def attend_fp8(
             added = sum_up(operand, rings.extra)
         acc = multiply_values(operand, values, v_turn, acc, adds_up(i - 1), S, P)
         scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
-        k_turn = leave(keys, k_turn, P.KEY_STAGES)
+        k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         following, decay, row_max, following_sums = judge(
             scores, row_max, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, S, P
         )
@@ -127,7 +127,7 @@ def attend_fp8(
             sums = sums * decay + following_sums
             acc = warpgroup_mma_wait(0, deps=(acc,))
         words = pin(words)
-        v_turn = leave(values, v_turn, P.VALUE_STAGES)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
         if (i % TILES == 0) & (i > 0):
             acc = deposit(rings.room, acc, decays, i == TILES, NUMBER)
             decays = gl.full([64, 4], 1.0, gl.float32, row_max.type.layout)
@@ -145,7 +145,7 @@ def attend_fp8(
     else:
         acc = warpgroup_mma_wait(0, deps=(acc,))
     row_max, row_sum = of_rows(row_max, sums, state.max)
-    v_turn = leave(values, v_turn, P.VALUE_STAGES)
+    v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
     if count > TILES:
         acc = withdraw(rings.room, acc, decays, NUMBER)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

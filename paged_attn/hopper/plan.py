@@ -102,11 +102,12 @@ def need_of(launch: Launch) -> Need:
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows or 192, items from a counter; mixed: some sequences may have few queries."""
     pipe, tile = _block_pipe(p, _conversion(p), mixed)
-    tokens = pipe.CONSUMERS * (64 // (p.heads // p.kv_heads))
-    blocks = _blocks(p, pipe.CONSUMERS)
+    consumers = pipe.CONSUMERS * pipe.ROWS // 64
+    tokens = consumers * (64 // (p.heads // p.kv_heads))
+    blocks = _blocks(p, consumers)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < UNCUT * p.device.multiprocessors)
-    shape = shape_of(p, tile, tokens, 64 * pipe.CONSUMERS, split)._replace(CLEAR=p.ragged and p.only is None)
+    shape = shape_of(p, tile, tokens, 64 * consumers, split)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
@@ -147,6 +148,7 @@ def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, in
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers = 3 if _is_for_three(p, convert, mixed) else 2
+    one = consumers == 2 and convert == NONE and not mixed and dim_of(p) <= 128 and ONE
     keys, values, raw, tile = _block_rings(p, convert, consumers)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
@@ -156,7 +158,8 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         AT_ONCE=convert == NONE and not mixed,
         MIXED=mixed,
         COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
-        CONSUMERS=consumers,
+        CONSUMERS=1 if one else consumers,
+        ROWS=128 if one else 64,
         KEY_STAGES=keys,
         VALUE_STAGES=values,
         CONVERT=convert,
@@ -303,6 +306,7 @@ LEAST_FEW = 4
 LITTLE = 16  # tiles of 64 keys and rows of a program up to which blocks have 64 rows
 MUCH = 32  # tiles of a program from which on blocks side by side are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
+ONE = True
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {

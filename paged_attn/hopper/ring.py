@@ -3,6 +3,7 @@
 import triton
 
 from .args import Ring, Turn
+from .asm import TAG, arrive_at, await_at, find_tag
 from .shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
 WARPGROUP = gl.constexpr(128)  # threads
@@ -38,13 +39,29 @@ def make_ring(
     STAGES: gl.constexpr,
     FILLERS: gl.constexpr,
     READERS: gl.constexpr,
+    WARPS: gl.constexpr = 4,
 ):
     """An empty ring of tiles in the layout that a box arrives in: so many arrivals fill and empty a slot."""
     SHAPE: gl.constexpr = [ROWS, 1, COLUMNS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     slots = gl.allocate_shared_memory(dtype, [STAGES, ROWS, 1, COLUMNS], layout)
-    full, empty = make_barriers(STAGES, FILLERS, READERS)
-    return Ring(slots, full, empty)
+    if WARPS == 8:
+        barriers: gl.constexpr = mbarrier.MBarrierLayout()
+        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
+        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+        full.index(0).store(gl.full([1], TAG, gl.int64, one))
+        empty.index(0).store(gl.full([1], TAG + 2, gl.int64, one))
+        thread_barrier()
+        full_at, empty_at = find_tag(gl.to_tensor(TAG)), find_tag(gl.to_tensor(TAG + 2))
+        thread_barrier()
+        for i in gl.static_range(STAGES):
+            mbarrier.init(full.index(i), count=FILLERS)
+            mbarrier.init(empty.index(i), count=READERS)
+        return Ring(slots, full, empty, full_at, empty_at)
+    else:
+        full, empty = make_barriers(STAGES, FILLERS, READERS)
+        return Ring(slots, full, empty, 0, 0)
 
 
 @gluon.jit
@@ -68,6 +85,24 @@ def advance(turn, STAGES: gl.constexpr):
 def wait_full(ring, turn, there=True):
     """Until the slot's tile has arrived, if there is one to come."""
     mbarrier.wait(ring.full.index(turn.stage), turn.phase, pred=there)
+
+
+@gluon.jit
+def wait_tile(ring, turn, P: gl.constexpr):
+    """`wait_full` of consumers of rows."""
+    if P.ROWS == 128:
+        await_at(ring.full_at + turn.stage * 8, turn.phase)
+    else:
+        wait_full(ring, turn)
+
+
+@gluon.jit
+def release_tile(ring, turn, P: gl.constexpr):
+    """`release` of the turn's slot by a consumer."""
+    if P.ROWS == 128:
+        arrive_at(ring.empty_at + turn.stage * 8)
+    else:
+        release(ring.empty.index(turn.stage))
 
 
 @gluon.jit

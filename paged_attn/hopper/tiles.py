@@ -6,7 +6,7 @@ from ..kernels.scores import add_qq_bias, load_slopes, mask
 from ..kernels.softmax import base_of
 from .asm import logistic
 from .layouts import product_layout
-from .ring import advance, release, tile_of, wait_full, words_of
+from .ring import advance, release_tile, tile_of, wait_tile, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .softmax import as_product, beside, by_thread, times, weigh, weigh_at_once
 
@@ -22,14 +22,14 @@ def score_scale(scales, kv_head):
 def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
     """Start <q, k> of the next tile; its result is there after a wait."""
     zero = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
-    wait_full(keys, turn)
+    wait_tile(keys, turn, P)
     return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.constexpr):
     """Start acc + weights @ v of the next tile; unless use_acc without acc, whatever it holds."""
-    wait_full(values, turn)
+    wait_tile(values, turn, P)
     if P.FP8_PRODUCTS:
         v = values.slots.index(turn.stage).reshape([S.DIM, S.TILE]).permute((1, 0))
     else:
@@ -44,7 +44,7 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
     As words: 16 bits at a time would be five times the machine code.
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
-    wait_full(values, turn)
+    wait_tile(values, turn, P)
     words = words_of(values, turn, S.TILE, S.DIM * 2)
     for i in gl.static_range(S.TILE // ROWS):
         pos = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
@@ -176,7 +176,7 @@ def judge(
 
 
 @gluon.jit
-def leave(ring, turn, STAGES: gl.constexpr):
+def leave(ring, turn, STAGES: gl.constexpr, P: gl.constexpr):
     """Done with a tile."""
-    release(ring.empty.index(turn.stage))
+    release_tile(ring, turn, P)
     return advance(turn, STAGES)
