@@ -409,7 +409,7 @@ def find_tag(tag):
 
 @gluon.jit
 def await_at(address, phase):
-    """mbarrier.wait, of each thread for itself: Triton has all threads of a partition wait for each other between two."""
+    """mbarrier.wait, of each thread for itself: between two of Triton's all threads of a partition meet."""
     gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
 
 

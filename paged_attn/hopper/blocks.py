@@ -138,7 +138,7 @@ def third_warpgroup(out, results, query, raw, rings, jobs, S: gl.constexpr, P: g
 def registers_of(P):
     """Of a thread of each partition but the first, which gets what is left."""
     if P.CONVERT != NONE:
-        warpgroups = [208, 56]
+        warpgroups = [56] if P.CONSUMERS == 1 else [208, 56]
     else:
         warpgroups = [152, 152] if P.CONSUMERS == 3 else [232] if P.CONSUMERS == 2 else []
     return warpgroups + [40] * (2 * P.LOADERS)
@@ -151,7 +151,7 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     room = queries.slots  # never used: a record with a None cannot be returned
     extra = room
     if P.COARSE:
-        extra = make_ones(dtype, S)
+        extra = make_ones(dtype, S, P)
     elif P.COLUMNS > 0:
         extra = make_flags()
     if P.FP8_PRODUCTS or S.PIECE is not None:
@@ -164,14 +164,14 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
         rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
-        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers)
-        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers)
+        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers, P.ROWS // 16)
+        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers, P.ROWS // 16)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
-        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers)
-        values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers)
+        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
+        values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers, P.ROWS // 16)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(keys, raw_values, queries, room, extra)
 
@@ -220,6 +220,23 @@ def blocks_kernel(
                 (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
+    elif P.CONSUMERS == 1 and P.CONVERT != NONE:
+        if P.LOADERS == 1:
+            gl.warp_specialize([
+                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            ], [4, 1, 1], registers_of(P))  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif P.CONSUMERS == 1:
         if P.LOADERS == 1:
             gl.warp_specialize([

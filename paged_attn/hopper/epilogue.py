@@ -15,7 +15,7 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
     """(rows, state) of an item as results leave: in the layout of the last product, dims in order, with the sink."""
     acc = state.acc
     if P.FP8_PRODUCTS:
-        acc = in_order(acc, room, NUMBER, S)
+        acc = in_order(acc, room, NUMBER, S, P)
     ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=ROWS), mods, P.ROWS // S.GROUP, S)
     state = State(acc, gl.convert_layout(state.max, ROWS), gl.convert_layout(state.sum, ROWS))

@@ -16,10 +16,10 @@ TILES = gl.constexpr(16)  # whose products the tensor cores add up
 
 
 @gluon.jit
-def make_ones(dtype: gl.constexpr, S: gl.constexpr):
+def make_ones(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """[8, TILE] in shared memory, ones in the first row: as a right operand it adds up weights as they were rounded."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, S.TILE], dtype)
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [P.ROWS // 16, 1], [1, 0])
     row = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT)), 1)
     one = gl.where(row == 0, gl.full([8, S.TILE], 0x38, gl.int32, LAYOUT), 0)  # of e4m3
     ones = gl.allocate_shared_memory(dtype, [8, S.TILE], layout)
@@ -28,22 +28,22 @@ def make_ones(dtype: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def as_operand(words, dtype: gl.constexpr, S: gl.constexpr):
+def as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Packed weights as what the tensor cores take; moves nothing between threads, nor within them."""
     even = gl.join(words.to(gl.int8), (words >> 16).to(gl.int8))
     odd = gl.join((words >> 8).to(gl.int8), (words >> 24).to(gl.int8))
-    x = gl.join(even, odd).reshape([64, S.TILE]).to(dtype, bitcast=True)
-    return gl.convert_layout(x, operand_layout(S.DIM, True), assert_trivial=True)
+    x = gl.join(even, odd).reshape([P.ROWS, S.TILE]).to(dtype, bitcast=True)
+    return gl.convert_layout(x, operand_layout(S.DIM, True, P.ROWS), assert_trivial=True)
 
 
 @gluon.jit
-def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr):
+def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Results [64, DIM] of transposed values, their dims in order again, and neighbours with one thread."""
     room = bank.index(NUMBER)
     room.store(acc)
     thread_barrier()
-    acc = room.load(in_order_layout(S.DIM))
-    return acc.reshape([64, 4, S.DIM // 4]).permute((0, 2, 1)).reshape([64, S.DIM])
+    acc = room.load(in_order_layout(S.DIM, P.ROWS))
+    return acc.reshape([P.ROWS, 4, S.DIM // 4]).permute((0, 2, 1)).reshape([P.ROWS, S.DIM])
 
 
 @gluon.jit
@@ -79,12 +79,12 @@ def beside_sums(x, sums):
 
 
 @gluon.jit
-def sum_up(weights, ones):
+def sum_up(weights, ones, P: gl.constexpr):
     """Start the sums of a tile's weights [64, 8], in the first column.
 
     Each tile has its own: many numbers of one sign that the tensor cores add up lose more than their values do.
     """
-    zero = gl.full([64, 8], 0.0, gl.float32, product_layout(8, True))
+    zero = gl.full([P.ROWS, 8], 0.0, gl.float32, product_layout(8, True, P.ROWS))
     return warpgroup_mma(weights, ones.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
@@ -98,21 +98,21 @@ def attend_fp8(
     acc, row_max = state.acc, spread(state.max, P.ROWS)
     dtype: gl.constexpr = keys.slots.dtype
     slopes = slopes_of(rows, mods, S)
-    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, True)))
-    decays = gl.full([64, 4], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, True, P.ROWS)))
+    decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
     count = item.end - item.begin
 
     # The first product is of no weights, and its result is forgotten: a tile of its own would be more code to fetch.
-    words = gl.full([64, S.TILE // 4], 0, gl.int32, words_layout(S.TILE))
+    words = gl.full([P.ROWS, S.TILE // 4], 0, gl.int32, words_layout(S.TILE, P.ROWS))
     if P.COARSE:
-        sums = gl.full([64, 8], 0.0, gl.float32, product_layout(8, True))
+        sums = gl.full([P.ROWS, 8], 0.0, gl.float32, product_layout(8, True, P.ROWS))
     else:
-        sums = gl.full([64, 4], 0.0, gl.float32, row_max.type.layout)
+        sums = gl.full([P.ROWS, 4], 0.0, gl.float32, row_max.type.layout)
     for i in range(count):
-        operand = as_operand(words, dtype, S)
+        operand = as_operand(words, dtype, S, P)
         scores = multiply_keys(q, keys, k_turn, S, P)
         if P.COARSE:
-            added = sum_up(operand, rings.extra)
+            added = sum_up(operand, rings.extra, P)
         acc = multiply_values(operand, values, v_turn, acc, adds_up(i - 1), S, P)
         scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
@@ -130,14 +130,14 @@ def attend_fp8(
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
         if (i % TILES == 0) & (i > 0):
             acc = deposit(rings.room, acc, decays, i == TILES, NUMBER)
-            decays = gl.full([64, 4], 1.0, gl.float32, row_max.type.layout)
+            decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)
         words = following
         decays *= decay
         acc = scale_rows(acc, decay, S)
 
-    operand = as_operand(words, dtype, S)
+    operand = as_operand(words, dtype, S, P)
     if P.COARSE:
-        added = sum_up(operand, rings.extra)
+        added = sum_up(operand, rings.extra, P)
     acc = multiply_values(operand, values, v_turn, acc, adds_up(count - 1), S, P)
     if P.COARSE:
         acc, added = warpgroup_mma_wait(0, deps=(acc, added))

@@ -56,22 +56,24 @@ def transposing_layout(rows, columns):
 
 
 @triton.constexpr_function
-def in_order_layout(columns):
-    """[64, columns] of a product of transposed values: with each thread eight dims that are neighbours, in order."""
+def in_order_layout(columns, size=64):
+    """[size, columns] of a product of transposed values: with each thread eight dims that are neighbours, in order."""
     quarter = columns // 4
     lanes = [[0, 1 << i] for i in range(1, quarter.bit_length() - 1)]
-    rows = [[1 << i, 0] for i in range(6)]
+    rows = [[1 << i, 0] for i in range(size.bit_length() - 1)]
     lanes, rows = lanes + rows[: 5 - len(lanes)], rows[5 - len(lanes) :]
-    registers = [[0, quarter], [0, 2 * quarter], [0, 1]] + rows[2:]
-    return gl.DistributedLinearLayout(registers, lanes, rows[:2], [], [64, columns])
+    warps = size.bit_length() - 5
+    registers = [[0, quarter], [0, 2 * quarter], [0, 1]] + rows[warps:]
+    return gl.DistributedLinearLayout(registers, lanes, rows[:warps], [], [size, columns])
 
 
 @triton.constexpr_function
-def words_layout(columns):
-    """[64, columns / 4]: scores of fp8 products, packed into words where they lie."""
+def words_layout(columns, rows=64):
+    """[rows, columns / 4]: scores of fp8 products, packed into words where they lie."""
     registers = [[8, 0]] + [[0, 1 << i] for i in range(2, columns.bit_length() - 3)]
     lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(registers, lanes, [[16, 0], [32, 0]], [], [64, columns // 4])
+    warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [rows, columns // 4])
 
 
 @triton.constexpr_function

@@ -148,7 +148,7 @@ def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, in
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers = 3 if _is_for_three(p, convert, mixed) else 2
-    one = consumers == 2 and convert == NONE and not mixed and dim_of(p) <= 128 and ONE
+    one = consumers == 2 and not mixed and dim_of(p) <= 128 and ONE
     keys, values, raw, tile = _block_rings(p, convert, consumers)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way

@@ -106,18 +106,18 @@ def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
     Keys change places as in `convert.transpose`.  As words they go from one round of the loop to the next, for 8-bit
     numbers ptxas would unpack.
     """
-    x = scores.reshape([64, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+    x = scores.reshape([P.ROWS, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
     even, odd = gl.split(x)
     lower_even, upper_even = gl.split(even)
     lower_odd, upper_odd = gl.split(odd)
     shift = beside_pairs(shift, lower_even)
     if P.COARSE:
         words = line_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
-        return words.reshape([64, S.TILE // 4]), 0.0
+        return words.reshape([P.ROWS, S.TILE // 4]), 0.0
     else:
         words, sums = exp2_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
-        sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(64), assert_trivial=True)
-        return words.reshape([64, S.TILE // 4]), sums
+        sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
+        return words.reshape([P.ROWS, S.TILE // 4]), sums
 
 
 @gluon.jit
