@@ -160,18 +160,18 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
         room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
-        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers, P.ROWS // 16)
+        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers, P.ROWS // 16, 4)
         rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers, P.ROWS // 16)
-        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers, P.ROWS // 16)
+        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers, P.ROWS // 16, 4)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
         keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
-        values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers, P.ROWS // 16)
+        values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers, P.ROWS // 16, 4)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(keys, raw_values, queries, room, extra)
 

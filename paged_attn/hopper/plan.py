@@ -103,7 +103,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows or 192, items from a counter; mixed: some sequences may have few queries."""
     pipe, tile = _block_pipe(p, _conversion(p), mixed)
     consumers = pipe.CONSUMERS * pipe.ROWS // 64
-    tokens = consumers * (64 // (p.heads // p.kv_heads))
+    tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, consumers)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < UNCUT * p.device.multiprocessors)

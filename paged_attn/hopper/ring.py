@@ -40,6 +40,7 @@ def make_ring(
     FILLERS: gl.constexpr,
     READERS: gl.constexpr,
     WARPS: gl.constexpr = 4,
+    NUMBER: gl.constexpr = 0,
 ):
     """An empty ring of tiles in the layout that a box arrives in: so many arrivals fill and empty a slot."""
     SHAPE: gl.constexpr = [ROWS, 1, COLUMNS]
@@ -50,10 +51,14 @@ def make_ring(
         full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
         empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
         one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-        full.index(0).store(gl.full([1], TAG, gl.int64, one))
-        empty.index(0).store(gl.full([1], TAG + 2, gl.int64, one))
+        full.index(0).store(gl.full([1], TAG + NUMBER, gl.int64, one))
+        empty.index(0).store(gl.full([1], TAG + NUMBER + 2, gl.int64, one))
         thread_barrier()
-        full_at, empty_at = find_tag(gl.to_tensor(TAG)), find_tag(gl.to_tensor(TAG + 2))
+        full_at, empty_at = find_tag(gl.to_tensor(TAG + NUMBER)), find_tag(gl.to_tensor(TAG + NUMBER + 2))
+        thread_barrier()
+        # barriers are kept apart from this memory: a tag would stay in it for the next program to find
+        full.index(0).store(gl.full([1], 0, gl.int64, one))
+        empty.index(0).store(gl.full([1], 0, gl.int64, one))
         thread_barrier()
         for i in gl.static_range(STAGES):
             mbarrier.init(full.index(i), count=FILLERS)

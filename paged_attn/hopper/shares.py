@@ -93,7 +93,7 @@ def shares_kernel(
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     readers: gl.constexpr = P.CONSUMERS * threads_of(P.ROWS)
     keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
-    values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers, P.ROWS // 16)
+    values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers, P.ROWS // 16, 4)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, S, P)
     if P.COLUMNS > 0:
