@@ -36,8 +36,15 @@ class Ring(NamedTuple):
     slots: Any  # [STAGES, TILE, 1, DIM]; transposed values [STAGES, DIM, 1, TILE]
     full: Any  # [STAGES, 1]
     empty: Any
-    full_at: Any  # their addresses, where consumers wait without each other
+    full_at: Any  # their addresses, where the consumer's warpgroups wait each for itself; otherwise never used
     empty_at: Any
+
+
+class Gates(NamedTuple):
+    """All barriers that a consumer of two warpgroups meets: rows of an array, and where it lies."""
+
+    barriers: Any  # int64 [kinds, DEPTH]
+    at: Any  # address in shared memory
 
 
 class Turn(NamedTuple):
@@ -50,9 +57,12 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory, and the results on their way out."""
 
-    slots: Any  # [CONSUMERS, tokens, GROUP, DIM]
+    slots: Any  # [CONSUMERS, tokens, GROUP, DIM]; [2, ...] that a consumer of two warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
     out: Any  # like slots, if results leave as boxes
+    empty: Any  # [2, 1] of two slots, and addresses of both: as in Ring
+    full_at: Any
+    empty_at: Any
 
 
 class Rings(NamedTuple):
@@ -70,7 +80,7 @@ class Turns(NamedTuple):
 
     key: Any  # Turn
     value: Any
-    query: Any  # parity of the blocks done
+    query: Any  # blocks done
 
 
 class Mail(NamedTuple):
@@ -79,6 +89,8 @@ class Mail(NamedTuple):
     letters: Any  # int32 [2 * FIELDS, 1]
     full: Any  # [2, 1]
     empty: Any
+    full_at: Any  # as in Ring
+    empty_at: Any
 
 
 class Item(NamedTuple):

@@ -386,6 +386,30 @@ def transpose_bytes(a, b, c, d):
     return gl.inline_asm_elementwise(_TRANSPOSE, "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=_FOUR, is_pure=True, pack=1)
 
 
+def _beside(type: str) -> str:
+    """Two words of 16-bit pairs: an even lane's first one and its neighbour's, or that one's second and its own."""
+    return (
+        "{ .reg .pred p; .reg .b32 l, a, b, x, y; "
+        f"cvt.rn.{type}.f32 a, $3, $2; cvt.rn.{type}.f32 b, $5, $4; "
+        "mov.u32 l, %laneid; and.b32 l, l, 1; setp.ne.u32 p, l, 0; selp.b32 x, a, b, p; "
+        "shfl.sync.bfly.b32 y, x, 1, 31, 0xffffffff; selp.b32 $0, y, a, p; selp.b32 $1, b, y, p; }"
+    )
+
+
+_BESIDE_BF16 = gl.constexpr(_beside("bf16x2"))
+_BESIDE_F16 = gl.constexpr(_beside("f16x2"))
+
+
+@gluon.jit
+def words_beside(a, b, c, d, DTYPE: gl.constexpr):
+    """(lower, upper) of two words that are neighbours in a row, of pairs (a, b) and (c, d) that are four words apart.
+
+    With a word of four lanes each they would lie; even lanes get those of the first pair, odd ones the others.
+    """
+    ASM: gl.constexpr = _BESIDE_BF16 if DTYPE == gl.bfloat16 else _BESIDE_F16
+    return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=_TWO, is_pure=False, pack=1)
+
+
 # What lies in an array of barriers before they are made, so that its address can be found.
 TAG = gl.constexpr(0x0B5E55EDBA221E25)
 _FIND = gl.constexpr(
@@ -398,6 +422,9 @@ _FIND = gl.constexpr(
 _AWAIT = gl.constexpr(
     "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }"
 )
+_INIT = gl.constexpr(
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p mbarrier.init.shared::cta.b64 [$1], $2; mov.u32 $0, $2; }"
+)
 _ARRIVE = gl.constexpr("mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1;")
 
 
@@ -405,6 +432,12 @@ _ARRIVE = gl.constexpr("mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1;
 def find_tag(tag):
     """Address in shared memory of the last TAG, which all threads have seen written."""
     return gl.inline_asm_elementwise(_FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def init_at(address, arrivals):
+    """mbarrier.init of one barrier with each thread, unless it is complete after no arrivals."""
+    gl.inline_asm_elementwise(_INIT, "=r,r,r,~{memory}", [address, arrivals], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

@@ -21,7 +21,7 @@ from .layouts import lanes_layout
 from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
-from .ring import WARPGROUP, make_ring, start_together
+from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_together
 from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gl, gluon, tma
 
@@ -43,14 +43,15 @@ def load_items(
     """One warp: its part of the tiles of every item; FIRST: the queries too."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
-    number = 0
+    number, done = 0, 0
     item = read(mail, number, 1)
     while item.kv_head >= 0:
         if item.begin < item.end:
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             if FIRST and P.QUERY_BOX:
-                load_queries(query_box, queries, ring, turn, item, S, P)
+                load_queries(query_box, queries, done, ring, turn, item, S, P)
+                done += 1
             turn = load_tiles(
                 box, new_box, ring, turn, table, item.block, item.kv_head, item.begin, item.end, lo, PART, STAGES, S, P
             )
@@ -145,9 +146,8 @@ def registers_of(P):
 
 
 @gluon.jit
-def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
-    readers: gl.constexpr = P.CONSUMERS * 2 * P.ROWS
     room = queries.slots  # never used: a record with a None cannot be returned
     extra = room
     if P.COARSE:
@@ -159,19 +159,19 @@ def make_rings(dtype: gl.constexpr, queries, stored: gl.constexpr, S: gl.constex
     elif P.COLUMNS > 0:
         room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
-        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
-        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers, P.ROWS // 16, 4)
+        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
         rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
-        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, readers, P.ROWS // 16)
-        values = make_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, readers, P.ROWS // 16, 4)
+        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, gates, KEYS, P)
+        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, gates, VALUES, P)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
-        keys = make_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
-        values = make_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, readers, P.ROWS // 16, 4)
+        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+        values = make_read_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(keys, raw_values, queries, room, extra)
 
@@ -189,9 +189,12 @@ def blocks_kernel(
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
-    queries = make_queries(dtype, S, P)
-    rings, raw = make_rings(dtype, queries, key_box.dtype, S, P)
-    mail = make_mail(P.CONSUMERS + 2 * P.LOADERS - 1 + (P.CONVERT != NONE))
+    gates = 0
+    if P.ROWS == 128:
+        gates = make_gates(P)
+    queries = make_queries(dtype, gates, S, P)
+    rings, raw = make_rings(dtype, queries, gates, key_box.dtype, S, P)
+    mail = make_mail(gates, P)
     fence_async_shared()  # what the barriers start with
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     lists = make_lists(batch, lane, mods, S, P)

@@ -169,7 +169,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = N // S.GROUP
     LAYOUT: gl.constexpr = product_layout(N, False)
-    queries, scales, phase = rings.queries, results.scales, turns.query
+    queries, scales, done = rings.queries, results.scales, turns.query
     block, kv_head = item.block, item.kv_head
     acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
@@ -180,12 +180,12 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         thread_barrier()
     if item.begin < item.end:
         scale = score_scale(scales, kv_head)
-        scale = take_queries(query, queries, block, kv_head, scale, phase, mods, 0, N, S, P, S_ROWS)
+        scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
         span = visible_range(block, mods, TOKENS)
-        q = rows_of(queries, 0, S).slice(0, N, dim=0)
+        q = rows_of(queries, done, 0, S, P).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
-        phase ^= 1
+        done += 1
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum
     if rings.value.slots.dtype.primitive_bitwidth == 8:
@@ -199,4 +199,4 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     count = gl.minimum(block.query_len - block.first, TOKENS) * S.GROUP
     no_box = Results(results.lse, results.partial, results.counters, None, scales)
     store(out, no_box, queries.out, item, out_rows, count, state, 0, S, P)
-    return Turns(turns.key, turns.value, phase)
+    return Turns(turns.key, turns.value, done)

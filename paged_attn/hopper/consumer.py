@@ -13,9 +13,9 @@ from .epilogue import leaving, store
 from .fold import attend_pieces, tiles_of
 from .fp8 import attend_fp8
 from .layouts import product_layout
-from .queries import take_queries
+from .queries import leave_queries, rows_of, take_queries, wait_queries
 from .ring import wait_tile
-from .shim import gl, gluon, mbarrier
+from .shim import gl, gluon
 from .tiles import leave, score_scale
 
 
@@ -51,12 +51,13 @@ def attend_item(
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         span = visible_range(block, mods, TOKENS)
         first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # other consumers' keys live too
-        q = queries.slots.index(NUMBER).reshape([P.ROWS, S.DIM])
+        q = rows_of(queries, turns.query, NUMBER, S, P)
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
             turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+        leave_queries(queries, turns.query, P)
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
@@ -67,7 +68,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     """A consumer's rows of an item, from the first key to the stored result; returns the turns."""
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
-    queries, phase = rings.queries, turns.query
+    queries, done = rings.queries, turns.query
     whole = item.block
     begin, end = tiles_of(item, mods, S)
     tiles = end - begin
@@ -84,8 +85,8 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
             if tiles > 0:  # before the keys are released, or those of the next block might have come, too
-                mbarrier.wait(queries.full.index(NUMBER), phase)
+                wait_queries(queries, done, NUMBER, P)
         turns = drain(rings, turns, tiles, P)
     if tiles > 0:
-        phase ^= 1
-    return Turns(turns.key, turns.value, phase)
+        done += 1
+    return Turns(turns.key, turns.value, done)

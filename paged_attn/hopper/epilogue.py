@@ -5,8 +5,9 @@ from ..kernels.merge import join
 from ..kernels.output import rows_from, store_lse, store_partial, store_results, store_rows
 from ..kernels.schedule import row_tile
 from ..kernels.softmax import finish, merge, start
+from .asm import words_beside
 from .fp8 import in_order
-from .layouts import pieces_at_once, rows_at_once, states_layout
+from .layouts import pieces_at_once, result_layout, rows_at_once, states_layout
 from .shim import fence_async_shared, gl, gluon, store_box, thread_barrier, tma
 
 
@@ -37,15 +38,41 @@ def store_through(out, room, rows, count, x, scales, S: gl.constexpr, P: gl.cons
 
 
 @gluon.jit
+def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
+    """Results of 16 bits with four neighbours in each thread: for these, no warp waits for another."""
+    LAYOUT: gl.constexpr = result_layout(S.DIM, P.ROWS)
+    dtype: gl.constexpr = out.ptr.dtype.element_ty
+    # dim = 16 g + 8 j + 4 t1 + 2 t0 + b, of lane 2 t1 + t0
+    x = x.reshape([P.ROWS, S.DIM // 16, 2, 2, 2, 2]).permute((0, 1, 3, 4, 2, 5))
+    first, second = gl.split(x.permute((0, 1, 2, 3, 5, 4)))
+    a, b = gl.split(first)
+    c, d = gl.split(second)
+    lower, upper = words_beside(a, b, c, d, dtype)
+    words = gl.join(lower, upper).permute((0, 1, 3, 2, 4)).reshape([P.ROWS, S.DIM // 2])
+    low, high = words.to(gl.int16).to(dtype, bitcast=True), (words >> 16).to(gl.int16).to(dtype, bitcast=True)
+    x = gl.convert_layout(gl.join(low, high).reshape([P.ROWS, S.DIM]), LAYOUT, assert_trivial=True)
+    row = gl.arange(0, P.ROWS, layout=gl.SliceLayout(1, LAYOUT))
+    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
+    store_results(out, rows_from(rows.token, rows.kv_head, row, row < count, S), dim, x, scales, S)
+
+
+@gluon.jit
 def store_block(out, results, staging, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Finished rows; a full block of 16-bit results as one message of the copy engine."""
     lse, out_box, scales = results.lse, results.box, results.scales
     full = count == P.ROWS // S.GROUP * S.GROUP
     # wider rows would spill
     THROUGH: gl.constexpr = P.SHARES and P.COLUMNS == 0 and S.DIM <= 128 and out.ptr.dtype.element_ty == staging.dtype
+    SIXTEEN: gl.constexpr = out.ptr.dtype.element_ty.primitive_bitwidth == 16
+    SHUFFLED: gl.constexpr = P.ROWS == 128 and S.DIM <= 128 and SIXTEEN and not P.FP8_PRODUCTS
     LAYOUT: gl.constexpr = state.acc.type.layout
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    if out_box is not None:
+    if SHUFFLED:
+        x = finish(state.acc, gl.expand_dims(state.sum, 1))
+        store_shuffled(out, rows, count, x, scales, S, P)
+        if lse is not None:
+            store_lse(lse, rows, state, S)
+    elif out_box is not None:
         # the last block's results have to be out of the way
         tma.store_wait(0)
         thread_barrier()

@@ -12,7 +12,7 @@ from .args import Item
 from .attend import attend
 from .epilogue import keep, leaving
 from .layouts import bank_layout, product_layout
-from .queries import take_queries
+from .queries import rows_of, take_queries
 from .shim import gl, gluon
 from .tiles import score_scale
 
@@ -65,7 +65,7 @@ def attend_pieces(
     scale = score_scale(scales, kv_head)
     if begin < end:
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
-    q = queries.slots.index(NUMBER).reshape([P.ROWS, S.DIM])
+    q = rows_of(queries, turns.query, NUMBER, S, P)
     span = visible_range(block, mods, P.ROWS // S.GROUP)
     first_key = visible_range(item.block, mods, S.BLOCK_Q).lo  # other consumers' keys live too
     begin_all = item.begin // PIECE

@@ -68,6 +68,14 @@ def in_order_layout(columns, size=64):
 
 
 @triton.constexpr_function
+def result_layout(columns, rows):
+    """[rows, columns] of a product's results: four neighbours with each thread, of rows that its warp has."""
+    registers = [[0, 1], [0, 2], [8, 0]] + [[0, 1 << i] for i in range(4, columns.bit_length() - 1)]
+    warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], warps, [], [rows, columns])
+
+
+@triton.constexpr_function
 def words_layout(columns, rows=64):
     """[rows, columns / 4]: scores of fp8 products, packed into words where they lie."""
     registers = [[8, 0]] + [[0, 1 << i] for i in range(2, columns.bit_length() - 3)]

@@ -2,18 +2,24 @@
 
 from ..kernels.args import Block
 from .args import Item, Mail
-from .ring import make_barriers
+from .asm import arrive_at, await_at
+from .ring import MAIL, gate, make_barriers
 from .shim import gl, gluon, mbarrier
 
 FIELDS = gl.constexpr(16)  # the next power of two
 
 
 @gluon.jit
-def make_mail(READERS: gl.constexpr):
-    """Empty letters; READERS partitions read each."""
+def make_mail(gates, P: gl.constexpr):
+    """Empty letters, which all partitions but the one that writes them read."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full, empty = make_barriers(2, 1, READERS)
-    return Mail(letters, full, empty)
+    if P.ROWS == 128:
+        full, full_at = gate(gates, MAIL)
+        empty, empty_at = gate(gates, MAIL + 1)
+        return Mail(letters, full, empty, full_at, empty_at)
+    else:
+        full, empty = make_barriers(2, 1, P.CONSUMERS + 2 * P.LOADERS - 1 + (P.CONVERT != 0))
+        return Mail(letters, full, empty, 0, 0)
 
 
 @gluon.jit
@@ -53,10 +59,16 @@ def publish(mail, number, item):
 def read(mail, number, WARPS: gl.constexpr):
     """Letter `number`, once it is written."""
     at = number & 1
-    mbarrier.wait(mail.full.index(at), (number >> 1) & 1)
+    if WARPS == 8:
+        await_at(mail.full_at + at * 8, (number >> 1) & 1)
+    else:
+        mbarrier.wait(mail.full.index(at), (number >> 1) & 1)
     x = ()
     for field in gl.static_range(13):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
     item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[9], x[10], x[11], x[12])  # type: ignore[misc]
-    mbarrier.arrive(mail.empty.index(at), count=1)
+    if WARPS == 8:
+        arrive_at(mail.empty_at + at * 8)
+    else:
+        mbarrier.arrive(mail.empty.index(at), count=1)
     return item

@@ -148,7 +148,7 @@ def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, in
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers = 3 if _is_for_three(p, convert, mixed) else 2
-    one = consumers == 2 and not mixed and dim_of(p) <= 128 and ONE
+    one = consumers == 2 and not mixed and dim_of(p) <= 128 and not (p.softcap and convert == NONE)
     keys, values, raw, tile = _block_rings(p, convert, consumers)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
@@ -171,7 +171,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
-        OUT_BOX=boxed and p.out_box and dim_of(p) <= 128 and convert == NONE,
+        OUT_BOX=boxed and p.out_box and dim_of(p) <= 128 and convert == NONE and not one,
         SKIP=64 * consumers,
         STRIDE=64 * consumers,
     )
@@ -306,7 +306,6 @@ LEAST_FEW = 4
 LITTLE = 16  # tiles of 64 keys and rows of a program up to which blocks have 64 rows
 MUCH = 32  # tiles of a program from which on blocks side by side are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
-ONE = True
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {

@@ -3,48 +3,83 @@
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
 from .args import Queries
-from .ring import wait_released
+from .asm import arrive_at, await_at
+from .ring import QUERIES, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
 @gluon.jit
-def make_queries(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the rows of queries of each consumer, all or few, and for as many results if they leave as boxes."""
+def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
+    """Room for the rows of queries of each consumer, all or few, and for as many results if they leave as boxes.
+
+    Of a consumer of two warpgroups one may have the next block's queries while the other is not done with the last.
+    """
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
     TOKENS: gl.constexpr = P.ROWS // S.GROUP if P.QUERY_BOX else ROWS
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    slots = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
+    IN_TURN: gl.constexpr = P.ROWS == 128 and P.QUERY_BOX
+    slots = gl.allocate_shared_memory(dtype, [2 if IN_TURN else P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
-    full, out = slots, slots
-    if P.QUERY_BOX or P.PREFETCH:
+    full, empty, out, full_at, empty_at = slots, slots, slots, 0, 0
+    if IN_TURN:
+        full, full_at = gate(gates, QUERIES)
+        empty, empty_at = gate(gates, QUERIES + 1)
+    elif P.QUERY_BOX or P.PREFETCH:
         CONSUMERS: gl.constexpr = P.CONSUMERS
         full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(full.index(i), count=1)
     if P.OUT_BOX:
         out = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
-    return Queries(slots, full, out)
+    return Queries(slots, full, out, empty, full_at, empty_at)
 
 
 @gluon.jit
-def load_queries(box, queries, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
-    """The queries of a block, the rows of each consumer, once all keys so far have been multiplied by the last ones."""
-    wait_released(keys, turn, P.KEY_STAGES)
-    CONSUMERS: gl.constexpr = P.CONSUMERS
-    TOKENS: gl.constexpr = P.ROWS // S.GROUP
-    for w in gl.static_range(CONSUMERS):
-        mbarrier.expect(queries.full.index(w), P.ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
-        token = item.block.first_token + item.block.first + w * TOKENS
-        load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(w), queries.slots.index(w))
+def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr):
+    mbarrier.expect(queries.full.index(slot), P.ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
+    load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(slot), queries.slots.index(slot))
 
 
 @gluon.jit
-def rows_of(queries, NUMBER: gl.constexpr, S: gl.constexpr):
+def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
+    """The queries of a block, after so many others, once no consumer needs those that they replace."""
+    token = item.block.first_token + item.block.first
+    if P.ROWS == 128:
+        mbarrier.wait(queries.empty.index(done & 1), (done >> 1 & 1) ^ 1)
+        _load_rows(box, queries, done & 1, token, item, S, P)
+    else:
+        wait_released(keys, turn, P.KEY_STAGES)
+        CONSUMERS: gl.constexpr = P.CONSUMERS
+        for w in gl.static_range(CONSUMERS):
+            _load_rows(box, queries, w, token + w * (P.ROWS // S.GROUP), item, S, P)
+
+
+@gluon.jit
+def wait_queries(queries, done, NUMBER: gl.constexpr, P: gl.constexpr):
+    """Until a consumer's rows have come in a box, after those of so many blocks."""
+    if P.ROWS == 128:
+        await_at(queries.full_at + (done & 1) * 8, done >> 1 & 1)
+    else:
+        mbarrier.wait(queries.full.index(NUMBER), done & 1)
+
+
+@gluon.jit
+def leave_queries(queries, done, P: gl.constexpr):
+    """No more keys will be multiplied by them."""
+    if P.ROWS == 128 and P.QUERY_BOX:
+        arrive_at(queries.empty_at + (done & 1) * 8)
+
+
+@gluon.jit
+def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries as a matrix [R, D]."""
-    slot = queries.slots.index(NUMBER)
+    if P.ROWS == 128 and P.QUERY_BOX:
+        slot = queries.slots.index(done & 1)
+    else:
+        slot = queries.slots.index(NUMBER)
     return slot.reshape([slot.shape[0] * slot.shape[1], S.DIM])
 
 
@@ -57,7 +92,7 @@ def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def take_queries(
-    query, queries, block, kv_head, scale, phase, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
+    query, queries, block, kv_head, scale, done, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Until a consumer's rows are in shared memory; returns the scale of their scores, of each row if rows differ.
@@ -65,7 +100,7 @@ def take_queries(
     Groups and strides that make no box go through the consumer's registers, and few rows, and queries that change type.
     """
     if P.QUERY_BOX:
-        mbarrier.wait(queries.full.index(NUMBER), phase)
+        wait_queries(queries, done, NUMBER, P)
         return scale
     else:
         READ: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
@@ -77,7 +112,7 @@ def take_queries(
         x = loaded.parts[0]
         if P.SHARES and P.FP8 > 0:
             x = scatter(x, ROWS, S)
-        rows_of(queries, NUMBER, S).slice(0, ROWS, dim=0).store(x)
+        rows_of(queries, done, NUMBER, S, P).slice(0, ROWS, dim=0).store(x)
         fence_async_shared()
         thread_barrier()
         if S.NORMALIZED:

@@ -2,8 +2,8 @@
 
 import triton
 
-from .args import Ring, Turn
-from .asm import TAG, arrive_at, await_at, find_tag
+from .args import Gates, Ring, Turn
+from .asm import TAG, arrive_at, await_at, find_tag, init_at
 from .shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
 WARPGROUP = gl.constexpr(128)  # threads
@@ -31,6 +31,60 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
     return full, empty
 
 
+# Rows of the array of barriers: full, and empty one further.
+KEYS, VALUES, QUERIES, MAIL = gl.constexpr(0), gl.constexpr(2), gl.constexpr(4), gl.constexpr(6)
+KINDS = gl.constexpr(8)
+DEPTH = gl.constexpr(8)  # slots of a ring at most
+
+
+@triton.constexpr_function
+def arrivals_of(P):
+    """That complete the barriers of each kind, of a consumer of two warpgroups; 0: there are none."""
+    readers, convert = threads_of(P.ROWS), int(P.CONVERT != 0)
+    keys = 1 if P.CONVERT == 1 else P.LOADERS
+    values = 1 if convert else P.LOADERS
+    queries = (1, readers) if P.QUERY_BOX else (0, 0)
+    mail = (0, 0) if P.SHARES else (1, readers + 2 * P.LOADERS - 1 + convert)
+    return keys, readers, values, readers, *queries, *mail
+
+
+@gluon.jit
+def make_gates(P: gl.constexpr):
+    """Barriers whose addresses are known: the kernel finds a tag that it has left there."""
+    ARRIVALS: gl.constexpr = arrivals_of(P)
+    warps: gl.constexpr = P.ROWS // 16
+    barriers = gl.allocate_shared_memory(gl.int64, [KINDS, DEPTH], mbarrier.MBarrierLayout())
+    first = gl.arange(0, DEPTH, layout=gl.BlockedLayout([1], [32], [warps], [0])) == 0
+    barriers.index(0).store(gl.where(first, TAG, 0).to(gl.int64))
+    thread_barrier()
+    at = find_tag(gl.to_tensor(TAG))
+    thread_barrier()
+    # barriers are kept apart from this memory: a tag would stay in it for the next program to find
+    barriers.index(0).store(gl.where(first, 0, 0).to(gl.int64))
+    thread_barrier()
+    number = gl.arange(0, 32 * warps, layout=gl.BlockedLayout([1], [32], [warps], [0]))
+    arrivals = number * 0
+    for kind in gl.static_range(KINDS):
+        arrivals = gl.where(number // DEPTH == kind, ARRIVALS[kind], arrivals)
+    init_at(at + number * 8, arrivals)
+    return Gates(barriers, at)
+
+
+@gluon.jit
+def gate(gates, KIND: gl.constexpr):
+    """(barriers [DEPTH, 1] of one kind, the address of the first)."""
+    row = gates.barriers.index(KIND)
+    return reinterpret(row, gl.int64, [DEPTH, 1], mbarrier.MBarrierLayout()), gates.at + KIND * DEPTH * 8
+
+
+@gluon.jit
+def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
+    """Tiles in the layout that a box arrives in."""
+    SHAPE: gl.constexpr = [ROWS, 1, COLUMNS]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+    return gl.allocate_shared_memory(dtype, [STAGES, ROWS, 1, COLUMNS], layout)
+
+
 @gluon.jit
 def make_ring(
     dtype: gl.constexpr,
@@ -39,34 +93,31 @@ def make_ring(
     STAGES: gl.constexpr,
     FILLERS: gl.constexpr,
     READERS: gl.constexpr,
-    WARPS: gl.constexpr = 4,
-    NUMBER: gl.constexpr = 0,
 ):
-    """An empty ring of tiles in the layout that a box arrives in: so many arrivals fill and empty a slot."""
-    SHAPE: gl.constexpr = [ROWS, 1, COLUMNS]
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    slots = gl.allocate_shared_memory(dtype, [STAGES, ROWS, 1, COLUMNS], layout)
-    if WARPS == 8:
-        barriers: gl.constexpr = mbarrier.MBarrierLayout()
-        full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
-        empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], barriers)
-        one: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
-        full.index(0).store(gl.full([1], TAG + NUMBER, gl.int64, one))
-        empty.index(0).store(gl.full([1], TAG + NUMBER + 2, gl.int64, one))
-        thread_barrier()
-        full_at, empty_at = find_tag(gl.to_tensor(TAG + NUMBER)), find_tag(gl.to_tensor(TAG + NUMBER + 2))
-        thread_barrier()
-        # barriers are kept apart from this memory: a tag would stay in it for the next program to find
-        full.index(0).store(gl.full([1], 0, gl.int64, one))
-        empty.index(0).store(gl.full([1], 0, gl.int64, one))
-        thread_barrier()
-        for i in gl.static_range(STAGES):
-            mbarrier.init(full.index(i), count=FILLERS)
-            mbarrier.init(empty.index(i), count=READERS)
-        return Ring(slots, full, empty, full_at, empty_at)
+    """An empty ring of tiles: so many arrivals fill and empty a slot."""
+    slots = make_slots(dtype, ROWS, COLUMNS, STAGES)
+    full, empty = make_barriers(STAGES, FILLERS, READERS)
+    return Ring(slots, full, empty, 0, 0)
+
+
+@gluon.jit
+def make_read_ring(
+    dtype: gl.constexpr,
+    ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+    STAGES: gl.constexpr,
+    FILLERS: gl.constexpr,
+    gates,
+    KIND: gl.constexpr,
+    P: gl.constexpr,
+):
+    """One that consumers empty."""
+    if P.ROWS == 128:
+        full, full_at = gate(gates, KIND)
+        empty, empty_at = gate(gates, KIND + 1)
+        return Ring(make_slots(dtype, ROWS, COLUMNS, STAGES), full, empty, full_at, empty_at)
     else:
-        full, empty = make_barriers(STAGES, FILLERS, READERS)
-        return Ring(slots, full, empty, 0, 0)
+        return make_ring(dtype, ROWS, COLUMNS, STAGES, FILLERS, P.CONSUMERS * threads_of(P.ROWS))
 
 
 @gluon.jit

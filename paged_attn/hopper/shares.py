@@ -16,7 +16,7 @@ from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import make_ring, start_together, threads_of
+from .ring import KEYS, VALUES, make_gates, make_read_ring, start_together
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, item_at
@@ -91,11 +91,13 @@ def shares_kernel(
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
-    readers: gl.constexpr = P.CONSUMERS * threads_of(P.ROWS)
-    keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, readers, P.ROWS // 16)
-    values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, readers, P.ROWS // 16, 4)
+    gates = 0
+    if P.ROWS == 128:
+        gates = make_gates(P)
+    keys = make_read_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+    values = make_read_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
-    queries = make_queries(dtype, S, P)
+    queries = make_queries(dtype, gates, S, P)
     if P.COLUMNS > 0:
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags())
     elif S.PIECE is not None:
