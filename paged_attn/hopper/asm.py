@@ -410,11 +410,11 @@ def words_beside(a, b, c, d, DTYPE: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=_TWO, is_pure=False, pack=1)
 
 
-# What lies in an array of barriers before they are made, so that its address can be found.
+# What lies behind an array of barriers, so that its address can be found.
 TAG = gl.constexpr(0x0B5E55EDBA221E25)
 _FIND = gl.constexpr(
     "{ .reg .pred p, q; .reg .b32 a, b, l; .reg .b64 v; mov.u32 b, global_smem; mov.u32 a, %dynamic_smem_size;"
-    " and.b32 a, a, 0xfffffff8; add.u32 a, a, b; mov.u32 l, %laneid; shl.b32 l, l, 3; sub.u32 a, a, l; sub.u32 a, a, 8;"
+    " bar.warp.sync 0xffffffff; and.b32 a, a, 0xfffffff8; add.u32 a, a, b; mov.u32 l, %laneid; shl.b32 l, l, 3; sub.u32 a, a, l; sub.u32 a, a, 8;"
     " mov.u32 $0, 0; NEXT: setp.ge.u32 q, a, b; setp.ne.u32 p, b, b; @q ld.shared.b64 v, [a]; @q setp.eq.b64 p, v, $1;"
     " @p mov.u32 $0, a; vote.sync.any.pred p, p, 0xffffffff; @p bra FOUND; vote.sync.any.pred q, q, 0xffffffff;"
     " sub.u32 a, a, 256; @q bra NEXT; trap; FOUND: redux.sync.max.u32 $0, $0, 0xffffffff; }"
@@ -430,7 +430,7 @@ _ARRIVE = gl.constexpr("mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1;
 
 @gluon.jit
 def find_tag(tag):
-    """Address in shared memory of the last TAG, which all threads have seen written."""
+    """Address in shared memory of the last tag, of which the warp has written one."""
     return gl.inline_asm_elementwise(_FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
 
 

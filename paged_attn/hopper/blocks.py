@@ -21,7 +21,7 @@ from .layouts import lanes_layout
 from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
-from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_together
+from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gl, gluon, tma
 
@@ -203,7 +203,7 @@ def blocks_kernel(
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
     LAST: gl.constexpr = P.LOADERS - 1
-    start_together()
+    start_with(gates, P)
     if P.CONSUMERS + (P.CONVERT != NONE) == 3:
         if P.LOADERS == 1:
             gl.warp_specialize([

@@ -125,7 +125,7 @@ def _is_for_three(p: Problem, convert: int, mixed: bool) -> bool:
     beside it, no softcap, bias or new keys.
     """
     large = p.softcap or p.qq_bias or p.new or (p.modified and p.window_left >= 0)
-    if convert != NONE or mixed or large or dim_of(p) > 128 or _rows(p, UNBOUNDED) < LEAST_ROWS_OF_THREE:
+    if convert != NONE or mixed or large or dim_of(p) > 128 or _rows(p, UNBOUNDED) < LONG:
         return False
     of_two, of_three = (_blocks(p, n) * p.kv_heads for n in (2, 3))
     multiprocessors = p.device.multiprocessors
@@ -148,7 +148,7 @@ def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, in
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers = 3 if _is_for_three(p, convert, mixed) else 2
-    one = consumers == 2 and not mixed and dim_of(p) <= 128 and not (p.softcap and convert == NONE)
+    one = consumers == 2 and not mixed and dim_of(p) <= 128 and not (p.softcap and convert == NONE and _rows(p, UNBOUNDED) >= LONG)
     keys, values, raw, tile = _block_rings(p, convert, consumers)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
@@ -322,7 +322,7 @@ STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (4, 4, 0, 64)}  # likewise, by head_d
 MOST_ROWS = 512
 FEW = 3
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
-LEAST_ROWS_OF_THREE = 1024  # rows of a sequence and KV head: of fewer, too many of a block of 192 may be none
+LONG = 16384  # rows of a sequence and KV head from which on copies of a consumer's code pay: they are read once
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 

@@ -50,24 +50,27 @@ def arrivals_of(P):
 
 @gluon.jit
 def make_gates(P: gl.constexpr):
-    """Barriers whose addresses are known: the kernel finds a tag that it has left there."""
+    """Barriers whose addresses are known: each warp leaves a tag in the row behind them, and finds it."""
     ARRIVALS: gl.constexpr = arrivals_of(P)
-    warps: gl.constexpr = P.ROWS // 16
-    barriers = gl.allocate_shared_memory(gl.int64, [KINDS, DEPTH], mbarrier.MBarrierLayout())
-    first = gl.arange(0, DEPTH, layout=gl.BlockedLayout([1], [32], [warps], [0])) == 0
-    barriers.index(0).store(gl.where(first, TAG, 0).to(gl.int64))
-    thread_barrier()
-    at = find_tag(gl.to_tensor(TAG))
-    thread_barrier()
-    # barriers are kept apart from this memory: a tag would stay in it for the next program to find
-    barriers.index(0).store(gl.where(first, 0, 0).to(gl.int64))
-    thread_barrier()
-    number = gl.arange(0, 32 * warps, layout=gl.BlockedLayout([1], [32], [warps], [0]))
+    THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+    barriers = gl.allocate_shared_memory(gl.int64, [KINDS + 1, DEPTH], mbarrier.MBarrierLayout())
+    barriers.index(KINDS).store(gl.full([DEPTH], TAG, gl.int64, THREADS))
+    at = find_tag(gl.to_tensor(TAG)) - (KINDS + 1) * DEPTH * 8 + 8  # the last one
+    number = gl.arange(0, 2 * P.ROWS, layout=THREADS)
     arrivals = number * 0
     for kind in gl.static_range(KINDS):
         arrivals = gl.where(number // DEPTH == kind, ARRIVALS[kind], arrivals)
     init_at(at + number * 8, arrivals)
     return Gates(barriers, at)
+
+
+@gluon.jit
+def start_with(gates, P: gl.constexpr):
+    """`start_together`, of whatever consumers."""
+    start_together()
+    if P.ROWS == 128:  # all have found the tag, which no other program must
+        THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+        gates.barriers.index(KINDS).store(gl.full([DEPTH], 0, gl.int64, THREADS))
 
 
 @gluon.jit

@@ -16,7 +16,7 @@ from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import KEYS, VALUES, make_gates, make_read_ring, start_together
+from .ring import KEYS, VALUES, make_gates, make_read_ring, start_with
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, item_at
@@ -112,7 +112,7 @@ def shares_kernel(
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader, which eight warps leave less
-    start_together()
+    start_with(gates, P)
     if P.CONSUMERS == 2:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
