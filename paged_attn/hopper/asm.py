@@ -425,7 +425,18 @@ _AWAIT = gl.constexpr(
 _INIT = gl.constexpr(
     "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p mbarrier.init.shared::cta.b64 [$1], $2; mov.u32 $0, $2; }"
 )
-_ARRIVE = gl.constexpr("mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1;")
+_ARRIVE = gl.constexpr(
+    "{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1; }"
+)
+_PREFETCH = gl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }")
+
+
+@gluon.jit
+def prefetch(pointers, there):
+    """Have the L2 fetch lines, where there are any; nobody waits."""
+    gl.inline_asm_elementwise(
+        _PREFETCH, "=r,l,r", [pointers.to(gl.int64), there.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
@@ -448,5 +459,5 @@ def await_at(address, phase):
 
 @gluon.jit
 def arrive_at(address):
-    """mbarrier.arrive, likewise."""
+    """mbarrier.arrive of one lane for its warp, whose lanes have come this far."""
     gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)

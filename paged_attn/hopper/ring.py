@@ -39,8 +39,8 @@ DEPTH = gl.constexpr(8)  # slots of a ring at most
 
 @triton.constexpr_function
 def arrivals_of(P):
-    """That complete the barriers of each kind, of a consumer of two warpgroups; 0: there are none."""
-    readers, convert = threads_of(P.ROWS), int(P.CONVERT != 0)
+    """That complete the barriers of each kind, one of each warp of a consumer of two warpgroups; 0: there are none."""
+    readers, convert = P.ROWS // 16, int(P.CONVERT != 0)
     keys = 1 if P.CONVERT == 1 else P.LOADERS
     values = 1 if convert else P.LOADERS
     queries = (1, readers) if P.QUERY_BOX else (0, 0)
