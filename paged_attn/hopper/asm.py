@@ -428,15 +428,6 @@ _INIT = gl.constexpr(
 _ARRIVE = gl.constexpr(
     "{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1; }"
 )
-_PREFETCH = gl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }")
-
-
-@gluon.jit
-def prefetch(pointers, there):
-    """Have the L2 fetch lines, where there are any; nobody waits."""
-    gl.inline_asm_elementwise(
-        _PREFETCH, "=r,l,r", [pointers.to(gl.int64), there.to(gl.int32)], dtype=gl.int32, is_pure=False, pack=1
-    )
 
 
 @gluon.jit

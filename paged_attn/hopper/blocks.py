@@ -18,7 +18,7 @@ from .convert import NONE, WIDEN, convert_tiles
 from .fold import make_bank
 from .fp8 import make_ones
 from .layouts import lanes_layout
-from .loader import fetch_tables, load_tile, load_tiles
+from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
@@ -28,8 +28,6 @@ from .shim import fence_async_shared, gl, gluon, tma
 
 @gluon.jit
 def load_items(
-    out,
-    lse,
     box,
     new_box,
     query_box,
@@ -42,7 +40,7 @@ def load_items(
     S: gl.constexpr,
     P: gl.constexpr,
 ):
-    """One warp: its part of the tiles of every item; FIRST: the queries and the padding, too."""
+    """One warp: its part of the tiles of every item; FIRST: the queries too."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number, done = 0, 0
@@ -59,8 +57,6 @@ def load_items(
             )
         number += 1
         item = read(mail, number, 1)
-    if FIRST and S.CLEAR:  # nobody waits for this warp now
-        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [1], [0])), S)
 
 
 @gluon.jit
@@ -190,7 +186,8 @@ def blocks_kernel(
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )
-    fetch_tables(batch, P.ROWS // 16)
+    if S.CLEAR:
+        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
     gates = 0
     if P.ROWS == 128:
@@ -213,7 +210,7 @@ def blocks_kernel(
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (consume_items, (out, results, query, rings, jobs, 1, S, P)),
                 (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 4, 1, 1], registers_of(P))  # fmt: skip
         else:
@@ -221,9 +218,9 @@ def blocks_kernel(
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (consume_items, (out, results, query, rings, jobs, 1, S, P)),
                 (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-                (load_items, (out, lse, value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif P.CONSUMERS == 1 and P.CONVERT != NONE:
@@ -231,46 +228,46 @@ def blocks_kernel(
             gl.warp_specialize([
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 1, 1], registers_of(P))  # fmt: skip
         else:
             gl.warp_specialize([
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
                 (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-                (load_items, (out, lse, value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif P.CONSUMERS == 1:
         if P.LOADERS == 1:
             gl.warp_specialize([
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [1, 1], registers_of(P))  # fmt: skip
         else:
             gl.warp_specialize([
                 (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-                (load_items, (out, lse, value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
                 (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
             ], [1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-            (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], registers_of(P))  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-            (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (load_items, (out, lse, key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-            (load_items, (out, lse, value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip

@@ -1,27 +1,10 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
 from ..kernels.schedule import gap_before, in_cache
-from .asm import prefetch
 from .ring import advance, wait_empty
 from .shim import gl, gluon, load_box, mbarrier
 
-LINE = gl.constexpr(32)  # of memory, in numbers of 32 bits
 NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any tensor: the copy engine writes zeros
-
-
-@gluon.jit
-def fetch_tables(batch, WARPS: gl.constexpr):
-    """Have the L2 fetch lengths and the first lines of page tables, of which each program asks for some."""
-    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-    seq = lane * LINE
-    prefetch(batch.seq_lens + seq, seq < batch.num_seqs)
-    if batch.query_starts is not None:
-        prefetch(batch.query_starts + seq, seq <= batch.num_seqs)
-    lines = gl.maximum(gl.num_programs(0) * 32 // gl.maximum(batch.num_seqs, 1), 1)  # of each sequence
-    at = gl.program_id(0) * 32 + lane
-    row, page = at // lines, at % lines * LINE
-    there = (row < batch.num_seqs) & (page < batch.page_table_stride)
-    prefetch(batch.page_table + row.to(gl.int64) * batch.page_table_stride + page, there)
 
 
 @gluon.jit

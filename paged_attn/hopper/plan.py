@@ -249,24 +249,21 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups * s.side else 1
-    pipe = _share_pipe(p, s, programs)
+    pipe = _share_pipe(p, s)
     launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
     return launch._replace(side=s.side)
 
 
-def _share_pipe(p: Problem, s: Shares, programs: int) -> Pipe:
+def _share_pipe(p: Problem, s: Shares) -> Pipe:
     """Of even shares."""
-    group, dim, box = p.heads // p.kv_heads, dim_of(p), math.gcd(p.page_size, s.tile)
-    # a second consumer is another copy of the code: it pays where memory is not what decides, and there is much to do
-    much = s.side > 1 and p.seqs * s.blocks * s.tiles * p.kv_heads >= MUCH * programs
-    consumers = 2 if much and 128 // group == 2 * (64 // group) else 1
+    dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
     long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,
         AT_ONCE=s.columns == 0,
-        CONSUMERS=consumers,
-        ROWS=64 * s.warpgroups // consumers,
-        KEY_STAGES=3 if consumers == 2 and s.tile == 128 and dim == 128 else s.stages,
+        CONSUMERS=1,
+        ROWS=64 * s.warpgroups,
+        KEY_STAGES=3 if s.warpgroups == 2 and s.tile == 128 and dim == 128 else s.stages,
         VALUE_STAGES=s.stages,
         COLUMNS=s.columns,
         # boxes of nothing go where queries will, and large heads leave room for few of those
@@ -304,7 +301,6 @@ def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
 # fewer, or there are blocks for all programs, shares of as many would leave some without any.
 LEAST_FEW = 4
 LITTLE = 16  # tiles of 64 keys and rows of a program up to which blocks have 64 rows
-MUCH = 32  # tiles of a program from which on blocks side by side are for two consumers
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim

@@ -14,7 +14,7 @@ from .columns import consume_columns, make_weights
 from .consumer import consume
 from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
-from .loader import fetch_descriptors, fetch_tables, load_tiles
+from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
 from .ring import KEYS, VALUES, make_gates, make_read_ring, start_with
 from .schedule import TAKEN
@@ -24,10 +24,9 @@ from .walk import Walk, item_at
 
 @gluon.jit
 def load_share(
-    out, lse, box, new_box, ring, batch, share, walk, kv_head, mods, FIRST: gl.constexpr, STAGES: gl.constexpr,
-    S: gl.constexpr, P: gl.constexpr,
-):  # fmt: skip
-    """One warp: the tiles of a share; FIRST: the padding, too."""
+    box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """One warp: the tiles of a share."""
     turn = Turn(0, 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
@@ -42,8 +41,6 @@ def load_share(
             begin, end = tiles_of(item, mods, S)
             turn = load_tiles(box, new_box, ring, turn, table, item.block, kv_head, begin, end, lo, 0, STAGES, S, P)
             unit += count
-    if FIRST and S.CLEAR:  # nobody waits for this warp now
-        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [1], [0])), S)
 
 
 @gluon.jit
@@ -90,7 +87,8 @@ def shares_kernel(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
         block, side,
     )  # fmt: skip
-    fetch_tables(batch, P.ROWS // 16)
+    if S.CLEAR:
+        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     gates = 0
@@ -119,12 +117,12 @@ def shares_kernel(
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
-            (load_share, (out, lse, key_box, new_key_box, keys, batch, share, walk, kv_head, mods, True, K, S, P)),
-            (load_share, (out, lse, value_box, new_value_box, values, batch, share, walk, kv_head, mods, False, V, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-            (load_share, (out, lse, key_box, new_key_box, keys, batch, share, walk, kv_head, mods, True, K, S, P)),
-            (load_share, (out, lse, value_box, new_value_box, values, batch, share, walk, kv_head, mods, False, V, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
         ], [1, 1], [REGISTERS, REGISTERS])  # fmt: skip
