@@ -172,7 +172,6 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         boxable=layout.boxable(given.k_cache, given.v_cache),
         rows_per_page=layout.rows_per_page(given.k_cache, given.v_cache, options.kv_layout),
         query_box=layout.aligned(given.q),
-        out_box=layout.aligned(out) and out.dtype == given.q.dtype,
         new=new,
         new_box=new and layout.rows_boxable(given.k_new, given.v_new, given.k_cache.dtype),
         lse=bool(options.return_lse),

@@ -108,7 +108,6 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
         boxable=layout.boxable(k_cache, v_cache),
         rows_per_page=layout.rows_per_page(k_cache, v_cache, kv_layout),
         query_box=aligned,
-        out_box=aligned and model.out_dtype == model.dtype,
         new=model.new,
         new_box=model.new and new_aligned and new_dtype(model) == model.cache_dtype,
         lse=model.return_lse,

@@ -41,7 +41,6 @@ class Problem(NamedTuple):
     boxable: bool  # the copy engine can read the caches
     rows_per_page: int  # slot strides from page to page, if boxes of several slots can be cut out; else 0
     query_box: bool  # the copy engine can read the queries, and write results like them
-    out_box: bool
     new: bool  # keys outside the cache
     new_box: bool  # the copy engine can read them, and they are of the cache's type
     lse: bool  # log-sum-exps are asked for

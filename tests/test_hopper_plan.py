@@ -17,7 +17,7 @@ CALL = Problem(
     tokens=4096, seqs=8, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=2048, max_seqlen_k=8192,
     window_left=-1, ragged=True, modified=False, softcap=False, qq_bias=False, only=None, compute=torch.bfloat16,
     query=torch.bfloat16, cache=torch.bfloat16, packed=False, pairable=False, boxable=True, rows_per_page=16,
-    query_box=True, out_box=True, new=False, new_box=False, lse=False, batch_invariant=False, device=H200,
+    query_box=True, new=False, new_box=False, lse=False, batch_invariant=False, device=H200,
 )  # fmt: skip
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [
@@ -80,11 +80,9 @@ def test_boxes_of_new_keys_want_the_type_of_the_cache_and_steps_of_16_bytes(
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 64])
 @pytest.mark.parametrize("query_box", [True, False])
-@pytest.mark.parametrize("out_box", [True, False])
-def test_results_leave_as_boxes_only_where_queries_come_as_boxes(group: int, query_box: bool, out_box: bool) -> None:
-    (launch,) = hopper.launches(CALL._replace(heads=8 * group, query_box=query_box, out_box=out_box))
+def test_queries_come_as_boxes_only_of_whole_groups(group: int, query_box: bool) -> None:
+    (launch,) = hopper.launches(CALL._replace(heads=8 * group, query_box=query_box))
     assert (query_box and 64 % group == 0) == launch.pipe.QUERY_BOX
-    assert (launch.pipe.QUERY_BOX and out_box) == launch.pipe.OUT_BOX
 
 
 @pytest.mark.parametrize("page_size", [8, 24, 16, 128, 256, 544])

@@ -27,7 +27,6 @@ class Pipe(NamedTuple):
     FP8_PRODUCTS: bool = False  # queries and weights are fp8, too
     COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
     QUERY_BOX: bool = False  # queries come through the copy engine
-    OUT_BOX: bool = False  # full blocks leave through shared memory and the copy engine
 
 
 class Ring(NamedTuple):
@@ -55,11 +54,10 @@ class Turn(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """A block's queries in shared memory, and the results on their way out."""
+    """A block's queries in shared memory."""
 
     slots: Any  # [CONSUMERS, tokens, GROUP, DIM]; [2, ...] that a consumer of two warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
-    out: Any  # like slots, if results leave as boxes
     empty: Any  # [2, 1] of two slots, and addresses of both: as in Ring
     full_at: Any
     empty_at: Any
@@ -123,6 +121,5 @@ class Results(NamedTuple):
     lse: Any
     partial: Any  # Partial
     counters: Any  # int32, holders that are done; zero before and after every launch
-    box: Any  # the output as the copy engine sees it; None: registers write it
     scales: Any  # Scales
     side: Any = None  # Shape.SIDE: as Batch.side

@@ -22,7 +22,6 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
         numbers += (launch.side,)
     else:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
-        boxes.append(rows_box(call.out, shape, pipe) if pipe.OUT_BOX else None)
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *numbers, call.mods, call.scales, shape, pipe)
     kernel = shares_kernel if pipe.SHARES else blocks_kernel

@@ -406,7 +406,7 @@ def words_beside(a, b, c, d, DTYPE: gl.constexpr):
 
     With a word of four lanes each they would lie; even lanes get those of the first pair, odd ones the others.
     """
-    ASM: gl.constexpr = _BESIDE_BF16 if DTYPE == gl.bfloat16 else _BESIDE_F16
+    ASM: gl.constexpr = _BESIDE_BF16 if gl.bfloat16 == DTYPE else _BESIDE_F16
     return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=_TWO, is_pure=False, pack=1)
 
 

@@ -23,7 +23,7 @@ from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
-from .shim import fence_async_shared, gl, gluon, tma
+from .shim import fence_async_shared, gl, gluon
 
 
 @gluon.jit
@@ -106,8 +106,6 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
             turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
         number += 1
         item = read(jobs.mail, number, P.ROWS // 16)
-    if P.OUT_BOX:
-        tma.store_wait(0)
 
 
 @gluon.jit
@@ -157,7 +155,7 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
     if P.FP8_PRODUCTS or S.PIECE is not None:
         room = make_bank(S, P)
     elif P.COLUMNS > 0:
-        room = make_weights(queries, dtype, S, P)
+        room = make_weights(dtype, S, P)
     if P.CONVERT == NONE:
         keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
         values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
@@ -178,7 +176,7 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
 def blocks_kernel(
-    out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, out_box, query_starts,
+    out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, query_starts,
     seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
@@ -198,7 +196,7 @@ def blocks_kernel(
     fence_async_shared()  # what the barriers start with
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     lists = make_lists(batch, lane, mods, S, P)
-    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, out_box, scales)
+    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES

@@ -46,7 +46,7 @@ def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
 
 
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Queries or results: a consumer's tokens x the heads of a group."""
+    """Queries: a consumer's tokens x the heads of a group."""
     tokens, heads, head_dim = rows.ptr.shape
     box = (shape.BLOCK_Q // pipe.CONSUMERS, shape.GROUP, shape.DIM)
     return _box(rows, [tokens, heads, head_dim], [rows.stride_token, rows.stride_head, 1], box)

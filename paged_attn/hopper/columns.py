@@ -14,14 +14,14 @@ from ..kernels.args import State
 from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
-from .args import Results, Turns
+from .args import Turns
 from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import rows_of, take_queries
 from .ring import tile_of, wait_full, words_of
-from .shim import gl, gluon, thread_barrier, tma, warpgroup_mma, warpgroup_mma_wait
+from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, leave, score_scale
 
 FEW = gl.constexpr(16)  # columns that are weighed at once: beyond, registers are few
@@ -34,8 +34,8 @@ def is_early(P):
 
 
 @gluon.jit
-def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the weights of a tile, which are a right operand: where results of many rows leave from.
+def make_weights(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Room for the weights of a tile, which are a right operand.
 
     Two of them where the next keys are loaded between a product and its end: Triton's barrier comes before that load,
     and a warp's weights must not meet what another's product still reads.
@@ -44,8 +44,6 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
     if is_early(P):
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
         return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
-    elif P.OUT_BOX and S.DIM == S.TILE:
-        return queries.out.index(0).reshape([P.ROWS, S.DIM]).slice(0, P.COLUMNS, dim=0)
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
 
@@ -175,9 +173,6 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
     rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
-    if P.OUT_BOX:  # weights will lie where the last block's results may still be read from
-        tma.store_wait(0)
-        thread_barrier()
     if item.begin < item.end:
         scale = score_scale(scales, kv_head)
         scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
@@ -197,6 +192,5 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)
     state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
     count = gl.minimum(block.query_len - block.first, TOKENS) * S.GROUP
-    no_box = Results(results.lse, results.partial, results.counters, None, scales)
-    store(out, no_box, queries.out, item, out_rows, count, state, 0, S, P)
+    store(out, results, item, out_rows, count, state, 0, S, P)
     return Turns(turns.key, turns.value, done)

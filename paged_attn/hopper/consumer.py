@@ -81,7 +81,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
             rows, state = leaving(state, item, block, mods, rings.room, NUMBER, S, P)
         else:
             turns, rows, state = attend_pieces(query, rings, turns, item, block, rows, results, mods, NUMBER, S, P)
-        store(out, results, queries.out, item, rows, count, state, NUMBER, S, P)
+        store(out, results, item, rows, count, state, NUMBER, S, P)
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
             if tiles > 0:  # before the keys are released, or those of the next block might have come, too

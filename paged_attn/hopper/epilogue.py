@@ -1,4 +1,4 @@
-"""How a block's rows leave: through shared memory, from registers, or as a state for the last piece's program."""
+"""How a block's rows leave: as results, or as a state for the last piece's program."""
 
 from ..kernels.args import State
 from ..kernels.merge import join
@@ -8,7 +8,7 @@ from ..kernels.softmax import finish, merge, start
 from .asm import words_beside
 from .fp8 import in_order
 from .layouts import pieces_at_once, result_layout, rows_at_once, states_layout
-from .shim import fence_async_shared, gl, gluon, store_box, thread_barrier, tma
+from .shim import gl, gluon, thread_barrier
 
 
 @gluon.jit
@@ -27,24 +27,13 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
 
 
 @gluon.jit
-def store_through(out, room, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
-    """Results by way of shared memory, so that neighbouring threads write neighbouring bytes."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
-    thread_barrier()  # queries lay there, and another warpgroup may still multiply by them
-    room.store(x.to(room.dtype))
-    row = gl.arange(0, P.ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    store_results(out, rows_from(rows.token, rows.kv_head, row, row < count, S), dim, room.load(LAYOUT), scales, S)
-
-
-@gluon.jit
 def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
-    """Results of 16 bits with four neighbours in each thread: for these, no warp waits for another."""
+    """Results of 16 bits with four neighbours in each thread, whole sectors of memory at a time; no warp waits."""
     LAYOUT: gl.constexpr = result_layout(S.DIM, P.ROWS)
     dtype: gl.constexpr = out.ptr.dtype.element_ty
     # dim = 16 g + 8 j + 4 t1 + 2 t0 + b, of lane 2 t1 + t0
-    x = x.reshape([P.ROWS, S.DIM // 16, 2, 2, 2, 2]).permute((0, 1, 3, 4, 2, 5))
-    first, second = gl.split(x.permute((0, 1, 2, 3, 5, 4)))
+    x = x.reshape([P.ROWS, S.DIM // 16, 2, 2, 2, 2]).permute((0, 1, 3, 4, 5, 2))
+    first, second = gl.split(x)
     a, b = gl.split(first)
     c, d = gl.split(second)
     lower, upper = words_beside(a, b, c, d, dtype)
@@ -57,43 +46,18 @@ def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr
 
 
 @gluon.jit
-def store_block(out, results, staging, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Finished rows; a full block of 16-bit results as one message of the copy engine."""
-    lse, out_box, scales = results.lse, results.box, results.scales
-    full = count == P.ROWS // S.GROUP * S.GROUP
+def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Finished rows, those of 16 bits so that memory gets whole sectors."""
+    IN_ROWS: gl.constexpr = state.acc.shape[0] == P.ROWS and P.COLUMNS < P.ROWS and not P.FP8_PRODUCTS
     # wider rows would spill
-    THROUGH: gl.constexpr = P.SHARES and P.COLUMNS == 0 and S.DIM <= 128 and out.ptr.dtype.element_ty == staging.dtype
-    SIXTEEN: gl.constexpr = out.ptr.dtype.element_ty.primitive_bitwidth == 16
-    SHUFFLED: gl.constexpr = P.ROWS == 128 and S.DIM <= 128 and SIXTEEN and not P.FP8_PRODUCTS
-    LAYOUT: gl.constexpr = state.acc.type.layout
-    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
-    if SHUFFLED:
+    if IN_ROWS and S.DIM <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
-        store_shuffled(out, rows, count, x, scales, S, P)
-        if lse is not None:
-            store_lse(lse, rows, state, S)
-    elif out_box is not None:
-        # the last block's results have to be out of the way
-        tma.store_wait(0)
-        thread_barrier()
-        x = finish(state.acc, gl.expand_dims(state.sum, 1))
-        if full:
-            smem = staging.index(NUMBER)
-            smem.reshape([P.ROWS, S.DIM]).store(x.to(smem.dtype))
-            fence_async_shared()
-            thread_barrier()
-            store_box(out_box, [rows.token.to(gl.int32), rows.kv_head * S.GROUP, 0], smem)
-        else:
-            store_results(out, rows, dim, x, scales, S)
-        if lse is not None:
-            store_lse(lse, rows, state, S)
-    elif THROUGH:
-        x = finish(state.acc, gl.expand_dims(state.sum, 1))
-        store_through(out, staging.index(NUMBER).reshape([P.ROWS, S.DIM]), rows, count, x, scales, S, P)
-        if lse is not None:
-            store_lse(lse, rows, state, S)
+        store_shuffled(out, rows, count, x, results.scales, S, P)
+        if results.lse is not None:
+            store_lse(results.lse, rows, state, S)
     else:
-        store_rows(out, lse, rows, dim, state, scales, S)
+        dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, state.acc.type.layout))
+        store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 
 @gluon.jit
@@ -150,7 +114,7 @@ def join_if_last(
 
 
 @gluon.jit
-def store(out, results, staging, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`count` rows of an item: finished, or the state of a piece; those of pieces of a fixed size are kept already."""
     if S.SPLIT:
         if item.pieces > 1:
@@ -158,6 +122,6 @@ def store(out, results, staging, item, rows, count, state, NUMBER: gl.constexpr,
                 keep(results, item, 0, rows, state, NUMBER, S, P)
             join_if_last(out, results, item, rows.token, count, state.max.shape[0], NUMBER, S, P)
         else:
-            store_block(out, results, staging, rows, count, state, NUMBER, S, P)
+            store_block(out, results, rows, count, state, NUMBER, S, P)
     else:
-        store_block(out, results, staging, rows, count, state, NUMBER, S, P)
+        store_block(out, results, rows, count, state, NUMBER, S, P)

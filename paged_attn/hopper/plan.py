@@ -102,32 +102,38 @@ def need_of(launch: Launch) -> Need:
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128 rows or 192, items from a counter; mixed: some sequences may have few queries."""
     pipe, tile = _block_pipe(p, _conversion(p), mixed)
-    consumers = pipe.CONSUMERS * pipe.ROWS // 64
+    rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
-    blocks = _blocks(p, consumers)
+    blocks = p.tokens // tokens + p.seqs  # the most that a batch has for a KV head
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < UNCUT * p.device.multiprocessors)
-    shape = shape_of(p, tile, tokens, 64 * consumers, split)._replace(CLEAR=p.ragged and p.only is None)
+    shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
 
 
-def _blocks(p: Problem, consumers: int) -> int:
-    """The most that a batch has for a KV head."""
-    return p.tokens // (consumers * (64 // (p.heads // p.kv_heads))) + p.seqs
+def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
+    """(consumers of blocks, rows of each): two warpgroups that share one code, unless copies of it are better.
 
-
-def _is_for_three(p: Problem, convert: int, mixed: bool) -> bool:
-    """Whether three consumers suit blocks: long queries, and so many blocks that none needs to be cut.
-
-    Registers are few, and three loops have to stay close to the multiprocessor: 16-bit keys, no code for few rows
-    beside it, no softcap, bias or new keys.
+    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart; code for
+    few rows is one consumer's only, and for large heads one code of eight warps was not tried on a device.
     """
-    large = p.softcap or p.qq_bias or p.new or (p.modified and p.window_left >= 0)
-    if convert != NONE or mixed or large or dim_of(p) > 128 or _rows(p, UNBOUNDED) < LONG:
+    is_long = convert == NONE and _rows(p, UNBOUNDED) >= LONG
+    if mixed or dim_of(p) > 128 or (is_long and p.softcap):
+        return 2, 64
+    return (3, 64) if is_long and _is_for_three(p) else (1, 128)
+
+
+def _is_for_three(p: Problem) -> bool:
+    """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
+
+    Registers are few, and three loops have to stay close to the multiprocessor: no softcap, bias or new keys.
+    """
+    if p.softcap or p.qq_bias or p.new or (p.modified and p.window_left >= 0):
         return False
-    of_two, of_three = (_blocks(p, n) * p.kv_heads for n in (2, 3))
+    group = p.heads // p.kv_heads
+    of_two, of_three = ((p.tokens // (n * (64 // group)) + p.seqs) * p.kv_heads for n in (2, 3))
     multiprocessors = p.device.multiprocessors
     # behind a context, or in a window, blocks are equally long: what counts is how many a program takes
     alike = p.window_left >= 0 or p.max_seqlen_k > 2 * p.max_seqlen_q
@@ -147,8 +153,7 @@ def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, in
 
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
-    consumers = 3 if _is_for_three(p, convert, mixed) else 2
-    one = consumers == 2 and not mixed and dim_of(p) <= 128 and not (p.softcap and convert == NONE and _rows(p, UNBOUNDED) >= LONG)
+    consumers, rows = _consumers(p, convert, mixed)
     keys, values, raw, tile = _block_rings(p, convert, consumers)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
@@ -158,8 +163,8 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         AT_ONCE=convert == NONE and not mixed,
         MIXED=mixed,
         COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
-        CONSUMERS=1 if one else consumers,
-        ROWS=128 if one else 64,
+        CONSUMERS=consumers,
+        ROWS=rows,
         KEY_STAGES=keys,
         VALUE_STAGES=values,
         CONVERT=convert,
@@ -171,9 +176,8 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
-        OUT_BOX=boxed and p.out_box and dim_of(p) <= 128 and convert == NONE and not one,
-        SKIP=64 * consumers,
-        STRIDE=64 * consumers,
+        SKIP=rows * consumers,
+        STRIDE=rows * consumers,
     )
     return pipe, tile
 
@@ -313,7 +317,7 @@ STAGES = {
     (TRANSPOSE, 64): (4, 4, 4, 128),
     (TRANSPOSE, 128): (3, 3, 2, 128),
 }
-STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (4, 4, 0, 64)}  # likewise, by head_dim; tiles for fewer registers
+STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (6, 5, 0, 64)}  # likewise, by head_dim; tiles for fewer registers
 # Up to where even shares are better than a counter: rows of a sequence and KV head, blocks for each multiprocessor.
 MOST_ROWS = 512
 FEW = 3

@@ -10,7 +10,7 @@ from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barr
 
 @gluon.jit
 def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
-    """Room for the rows of queries of each consumer, all or few, and for as many results if they leave as boxes.
+    """Room for the rows of queries of each consumer, all or few.
 
     Of a consumer of two warpgroups one may have the next block's queries while the other is not done with the last.
     """
@@ -23,7 +23,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     IN_TURN: gl.constexpr = P.ROWS == 128 and P.QUERY_BOX
     slots = gl.allocate_shared_memory(dtype, [2 if IN_TURN else P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
-    full, empty, out, full_at, empty_at = slots, slots, slots, 0, 0
+    full, empty, full_at, empty_at = slots, slots, 0, 0
     if IN_TURN:
         full, full_at = gate(gates, QUERIES)
         empty, empty_at = gate(gates, QUERIES + 1)
@@ -32,9 +32,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
         full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(full.index(i), count=1)
-    if P.OUT_BOX:
-        out = gl.allocate_shared_memory(dtype, [P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
-    return Queries(slots, full, out, empty, full_at, empty_at)
+    return Queries(slots, full, empty, full_at, empty_at)
 
 
 @gluon.jit

@@ -99,7 +99,7 @@ def shares_kernel(
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, gates, S, P)
     if P.COLUMNS > 0:
-        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags())
+        rings = Rings(keys, values, queries, make_weights(dtype, S, P), make_flags())
     elif S.PIECE is not None:
         rings = Rings(keys, values, queries, make_bank(S, P), queries.slots)
     else:
@@ -108,7 +108,7 @@ def shares_kernel(
     fetch_descriptors(key_box, value_box, queries, S, P)
     share, seq, before = find_share(batch, first, index, shares, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, None, scales, side)
+    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, scales, side)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader, which eight warps leave less

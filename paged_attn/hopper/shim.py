@@ -29,7 +29,6 @@ def first_of(module: Any, *names: str) -> Any:
 # New names first: an old one may stay for a while as something that only raises.
 thread_barrier = first_of(gl, "barrier", "thread_barrier")  # 3.7
 load_box = first_of(tma, "async_load", "async_copy_global_to_shared")  # 3.8
-store_box = first_of(tma, "async_store", "async_copy_shared_to_global")  # 3.8
 reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # 3.9
 
 __all__ = [
@@ -41,7 +40,6 @@ __all__ = [
     "load_box",
     "mbarrier",
     "reinterpret",
-    "store_box",
     "thread_barrier",
     "tma",
     "warpgroup_mma",
