@@ -56,7 +56,7 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory."""
 
-    slots: Any  # [CONSUMERS, tokens, GROUP, DIM]; [2, ...] that a consumer of two warpgroups takes in turn
+    slots: Any  # [CONSUMERS, tokens, GROUP, DIM], or slots that a consumer of two warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
     empty: Any  # [2, 1] of two slots, and addresses of both: as in Ring
     full_at: Any

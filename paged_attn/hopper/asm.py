@@ -412,12 +412,17 @@ def words_beside(a, b, c, d, DTYPE: gl.constexpr):
 
 # What lies behind an array of barriers, so that its address can be found.
 TAG = gl.constexpr(0x0B5E55EDBA221E25)
+# From the end of shared memory downwards, 32 words of 64 bits at a time; a tag that is nowhere stops the program.
 _FIND = gl.constexpr(
-    "{ .reg .pred p, q; .reg .b32 a, b, l; .reg .b64 v; mov.u32 b, global_smem; mov.u32 a, %dynamic_smem_size;"
-    " bar.warp.sync 0xffffffff; and.b32 a, a, 0xfffffff8; add.u32 a, a, b; mov.u32 l, %laneid; shl.b32 l, l, 3; sub.u32 a, a, l; sub.u32 a, a, 8;"
-    " mov.u32 $0, 0; NEXT: setp.ge.u32 q, a, b; setp.ne.u32 p, b, b; @q ld.shared.b64 v, [a]; @q setp.eq.b64 p, v, $1;"
-    " @p mov.u32 $0, a; vote.sync.any.pred p, p, 0xffffffff; @p bra FOUND; vote.sync.any.pred q, q, 0xffffffff;"
-    " sub.u32 a, a, 256; @q bra NEXT; trap; FOUND: redux.sync.max.u32 $0, $0, 0xffffffff; }"
+    "{ .reg .pred found, inside; .reg .b32 base, at, lane; .reg .b64 word; "
+    "bar.warp.sync 0xffffffff; mov.u32 base, global_smem; mov.u32 at, %dynamic_smem_size; "
+    "and.b32 at, at, 0xfffffff8; add.u32 at, at, base; "
+    "mov.u32 lane, %laneid; shl.b32 lane, lane, 3; sub.u32 at, at, lane; sub.u32 at, at, 8; mov.u32 $0, 0; "
+    "NEXT: setp.ge.u32 inside, at, base; setp.ne.u32 found, base, base; "
+    "@inside ld.shared.b64 word, [at]; @inside setp.eq.b64 found, word, $1; @found mov.u32 $0, at; "
+    "vote.sync.any.pred found, found, 0xffffffff; @found bra FOUND; "
+    "vote.sync.any.pred inside, inside, 0xffffffff; sub.u32 at, at, 256; @inside bra NEXT; trap; "
+    "FOUND: redux.sync.max.u32 $0, $0, 0xffffffff; }"
 )
 _AWAIT = gl.constexpr(
     "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }"

@@ -57,7 +57,7 @@ def attend_item(
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
             turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        leave_queries(queries, turns.query, P)
+        leave_queries(queries, turns.query, S, P)
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
@@ -85,7 +85,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
             if tiles > 0:  # before the keys are released, or those of the next block might have come, too
-                wait_queries(queries, done, NUMBER, P)
+                wait_queries(queries, done, NUMBER, S, P)
         turns = drain(rings, turns, tiles, P)
     if tiles > 0:
         done += 1

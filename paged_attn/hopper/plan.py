@@ -116,11 +116,11 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     """(consumers of blocks, rows of each): two warpgroups that share one code, unless copies of it are better.
 
-    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart; code for
-    few rows is one consumer's only, and for large heads one code of eight warps was not tried on a device.
+    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart, and code
+    for few rows is one consumer's only.
     """
     is_long = convert == NONE and _rows(p, UNBOUNDED) >= LONG
-    if mixed or dim_of(p) > 128 or (is_long and p.softcap):
+    if mixed or (is_long and p.softcap):
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
 
@@ -128,9 +128,9 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
 def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
-    Registers are few, and three loops have to stay close to the multiprocessor: no softcap, bias or new keys.
+    Registers are few, and three loops have to stay close to the multiprocessor: no softcap, bias, new keys, large heads.
     """
-    if p.softcap or p.qq_bias or p.new or (p.modified and p.window_left >= 0):
+    if p.softcap or p.qq_bias or p.new or dim_of(p) > 128 or (p.modified and p.window_left >= 0):
         return False
     group = p.heads // p.kv_heads
     of_two, of_three = ((p.tokens // (n * (64 // group)) + p.seqs) * p.kv_heads for n in (2, 3))

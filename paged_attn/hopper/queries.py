@@ -1,19 +1,31 @@
 """Queries on their way into shared memory: a box by a loader, or through the consumer's registers."""
 
+import triton
+
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
-from .args import Queries
+from .args import Queries, Turn
 from .asm import arrive_at, await_at
 from .ring import QUERIES, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
+@triton.constexpr_function
+def slots_of(dim):
+    """For the queries of a consumer of two warpgroups, of which one may be a block ahead; large heads leave no room."""
+    return 2 if dim <= 128 else 1
+
+
+@gluon.jit
+def turn_of(done, S: gl.constexpr):
+    """Where they are, after so many blocks."""
+    SLOTS: gl.constexpr = slots_of(S.DIM)
+    return Turn(done % SLOTS, done // SLOTS & 1)
+
+
 @gluon.jit
 def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
-    """Room for the rows of queries of each consumer, all or few.
-
-    Of a consumer of two warpgroups one may have the next block's queries while the other is not done with the last.
-    """
+    """Room for the rows of queries of each consumer, all or few."""
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
@@ -21,7 +33,8 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = P.ROWS == 128 and P.QUERY_BOX
-    slots = gl.allocate_shared_memory(dtype, [2 if IN_TURN else P.CONSUMERS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
+    SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS
+    slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
     if IN_TURN:
@@ -46,8 +59,9 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
     """The queries of a block, after so many others, once no consumer needs those that they replace."""
     token = item.block.first_token + item.block.first
     if P.ROWS == 128:
-        mbarrier.wait(queries.empty.index(done & 1), (done >> 1 & 1) ^ 1)
-        _load_rows(box, queries, done & 1, token, item, S, P)
+        at = turn_of(done, S)
+        mbarrier.wait(queries.empty.index(at.stage), at.phase ^ 1)
+        _load_rows(box, queries, at.stage, token, item, S, P)
     else:
         wait_released(keys, turn, P.KEY_STAGES)
         CONSUMERS: gl.constexpr = P.CONSUMERS
@@ -56,26 +70,27 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 
 
 @gluon.jit
-def wait_queries(queries, done, NUMBER: gl.constexpr, P: gl.constexpr):
+def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Until a consumer's rows have come in a box, after those of so many blocks."""
     if P.ROWS == 128:
-        await_at(queries.full_at + (done & 1) * 8, done >> 1 & 1)
+        at = turn_of(done, S)
+        await_at(queries.full_at + at.stage * 8, at.phase)
     else:
         mbarrier.wait(queries.full.index(NUMBER), done & 1)
 
 
 @gluon.jit
-def leave_queries(queries, done, P: gl.constexpr):
+def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
     """No more keys will be multiplied by them."""
     if P.ROWS == 128 and P.QUERY_BOX:
-        arrive_at(queries.empty_at + (done & 1) * 8)
+        arrive_at(queries.empty_at + turn_of(done, S).stage * 8)
 
 
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries as a matrix [R, D]."""
     if P.ROWS == 128 and P.QUERY_BOX:
-        slot = queries.slots.index(done & 1)
+        slot = queries.slots.index(turn_of(done, S).stage)
     else:
         slot = queries.slots.index(NUMBER)
     return slot.reshape([slot.shape[0] * slot.shape[1], S.DIM])
@@ -98,7 +113,7 @@ def take_queries(
     Groups and strides that make no box go through the consumer's registers, and few rows, and queries that change type.
     """
     if P.QUERY_BOX:
-        wait_queries(queries, done, NUMBER, P)
+        wait_queries(queries, done, NUMBER, S, P)
         return scale
     else:
         READ: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
