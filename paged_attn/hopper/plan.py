@@ -128,7 +128,8 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
 def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
-    Registers are few, and three loops have to stay close to the multiprocessor: no softcap, bias, new keys, large heads.
+    Registers are few, and three loops have to stay close to the multiprocessor:
+    no softcap, bias or new keys, no large heads.
     """
     if p.softcap or p.qq_bias or p.new or dim_of(p) > 128 or (p.modified and p.window_left >= 0):
         return False
