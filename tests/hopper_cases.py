@@ -306,7 +306,7 @@ CASES |= {
 
 # which the planner takes for even, for there are rows enough
 ALL_LENGTHS = MIXED | dict(bounds=True, padding=6400)
-# in blocks of 192 rows, for three consumers
+# as long queries: in blocks of 192 rows, for three consumers, or with a softcap for two
 LONG: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,
     "prefills, hnd, page 544": PREFILLS | dict(layout="HND", page_size=544),
@@ -328,6 +328,7 @@ LONG: dict[str, dict[str, Any]] = {
     "prefills, group 64": PREFILLS | dict(heads=64, kv_heads=1),
     "prefills, fp8 out": PREFILLS | dict(out_dtype=E4M3),
     "prefills, shared buffer, strided": PREFILLS | dict(shared_buffer=True, strided=True),
+    "prefills, softcap, alibi, sinks": PREFILLS | dict(softcap=20.0, alibi=True, sinks=True),
     "prefills, new": PREFILLS | NEW,
     "prefills, new, head_dim 64, window": PREFILLS | NEW | dict(head_dim=64, window_size=(255, -1)),
     "a chunk": ragged((700, 3000)),

@@ -23,19 +23,21 @@ HOPPER = (
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
     "long", "long head_dim 64", "long fp16", "long alibi",
 )  # fmt: skip
-# Loops over keys of 64 rows, as many as consumers, and of few rows.
+# Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
-    "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 2, "draft of 12": 1, "invariant 1": 1,
-    "invariant 32": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long alibi": 3,
+    "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 1, "draft of 12": 1, "invariant 1": 1,
+    "invariant 32": 2, "invariant 4096": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long alibi": 3,
+    "mixed": 2, "mixed new": 2, "mixed softcap": 2, "mixed e4m3": 2, "mixed all fp8": 2, "mixed all fp8, no lse": 2,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
-HOPPER_MAY_SPILL = {"mixed": 160, "mixed new": 160, "mixed e4m3": 184, "speculate 64": 232, "invariant 32": 288}
+HOPPER_MAY_SPILL = {"mixed e4m3": 192, "invariant 32": 216}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
-SHARES_CODE, BLOCKS_CODE = 45, 170
+SHARES_CODE, BLOCKS_CODE = 45, 114
 MORE_CODE = {
-    "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 148, "mixed": 176, "mixed new": 196,
-    "mixed softcap": 168, "draft of 12": 68, "invariant 1": 86, "invariant 32": 162,
+    "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 82, "mixed": 176, "mixed new": 196,
+    "mixed softcap": 168, "mixed e4m3": 156, "mixed all fp8": 142, "mixed all fp8, no lse": 128, "draft of 12": 67,
+    "invariant 1": 82, "invariant 32": 158,
 }  # fmt: skip
 SOFTCAP_FUNCTIONS = 32 + 4  # an exponential a score, and what rows need; more only for scores near the cap
 SOFTCAP_MULTIPLIES = 32 + 32 + 64 + 4  # the power of a score and its square, and results
@@ -43,7 +45,7 @@ LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared m
 ALIBI_FUSED = 32 + 32 + 32 + 8  # a bias a score, what weighs, and that again where maxima rise; rows
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
 # results of 256 dims and the scores of a tile.
-HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "speculate 64": 2, "prefill head_dim 256": 1}
+HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "mixed softcap": 2}
 
 
 @FOR_NVIDIA
@@ -60,14 +62,24 @@ def test_hopper_kernels_keep_their_loops_lean(part: int) -> None:
 @FOR_NVIDIA
 def test_hopper_kernels_of_invariant_calls_do_the_same_arithmetic() -> None:
     """Decodes and prefills, in shares of one consumer and of two, and in whole blocks."""
-    found = [
-        {name: loop.get(name, 0) for name in ARITHMETIC}
+    found = {
+        facts["variant"]: [
+            {name: loop.get(name, 0) for name in ARITHMETIC}
+            for loop in facts["innermost"]
+            if _products(loop) >= 8 and loop.get("MUFU", 0) >= 32
+        ]
         for facts in compiled("sm90", "invariant 32", "invariant 4096", "invariant 1")
-        for loop in facts["innermost"]
-        if _products(loop) >= 8 and loop.get("MUFU", 0) >= 32
-    ]
-    assert len(found) == 5
-    assert all(loop == found[0] for loop in found), found
+    }
+    assert {name: len(loops) for name, loops in found.items()} == {
+        "invariant 32": 2,
+        "invariant 4096": 2,
+        "invariant 1": 1,
+    }
+    loop = found["invariant 32"][0]
+    # of the two rows of a thread, one has no query in a decode, and nobody wants its sum
+    found["invariant 1"][0]["FADD"] += 32
+    found["invariant 1"][0]["FMUL"] += 1
+    assert all(loop == other for loops in found.values() for other in loops), found
 
 
 def complaints(facts: dict[str, Any]) -> Iterator[str]:
@@ -95,7 +107,7 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     # columns: few scores each, whose maxima and sums go through shared memory
     columns = [x for x in many if x.get("HGMMA") and x.get("MUFU", 0) < 32 and x.get("BAR", 0) <= 11]
     blocks = facts["kernel"] == "blocks_kernel"
-    if len(rows) != ROWS.get(variant, 2 if blocks else 0):
+    if len(rows) != ROWS.get(variant, 1 if blocks else 0):
         yield f"has {len(rows)} loops over keys of 64 rows"
     if len(columns) != COLUMNS.get(variant, 0 if blocks or variant in ROWS else 1):
         yield f"has {len(columns)} loops over keys of few rows"
@@ -213,10 +225,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
         overtaken_readers=1, reused_barriers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
-        under_products=[], code_bytes=171 << 10,
+        under_products=[], code_bytes=115 << 10,
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in complaints(facts))
-    assert found == "takes spills has is stores uses does sends has spills waits rescales converts does"
+    assert found == "takes spills has is stores uses does sends spills waits rescales converts does"
     divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1)] * 2)
     under = dict(maxima=38, maxima_always=38, exponentials=2, functions_always=101)
     found = " ".join(complaints(divided | dict(under_products=[under] * 2)))

@@ -226,57 +226,46 @@ def test_blocks_have_64_rows_where_all_programs_are_done_soon(call: Problem, row
 @pytest.mark.parametrize(
     ("call", "consumers"),
     [
-        (even(96, 16, 32768), 1),  # one block of 64 rows
-        (even(16, 32, 32768), 1),  # one block, and memory decides
-        (even(16, 64, 1024), 1),  # 16 tiles for each program
-        (even(16, 64, 8192), 2),  # 128
-        (even(1, 64, 2**20), 2),
-        (even(1, 64, 2**20)._replace(window_left=1000), 1),
-        (even(16, 21, 32768)._replace(heads=24 * 8), 1),  # groups of 24: 5 tokens in 128 rows, 4 in twice 64
-    ],
-    ids=[
-        "64 rows", "128 rows", "little to do", "much to do", "one long sequence", "a window",
-        "a group that 64 rows do not hold",
-    ],
-)  # fmt: skip
-def test_much_to_do_is_for_two_consumers(call: Problem, consumers: int) -> None:
-    launch = hopper.few(call, 0, 1 << 30)
-    assert consumers == launch.pipe.CONSUMERS
-    assert launch.pipe.CONSUMERS * launch.pipe.ROWS == launch.shape.ROWS
-
-
-@pytest.mark.parametrize(
-    ("call", "consumers"),
-    [
         (even(4, 4096, 4096), 3),
-        (even(8, 1024, 1024), 3),
+        (even(8, 1024, 1024), 1),  # 4096 rows a KV head: fetching the code counts
+        (even(8, 4095, 4095), 1),
         (even(1, 16384, 16384)._replace(modified=True), 3),  # ALiBi
         (even(1, 16384, 16384)._replace(window_left=1000), 3),
         (even(1, 4096, 4096), 3),
         (even(8, 8192, 8192)._replace(head_dim=64), 3),
-        (even(2, 1024, 1024), 2),  # 352 blocks of 192 rows
-        (even(1, 2048, 16384), 2),
-        (even(1, 4096, 131072), 2),  # alike: 6 rounds of 192 rows against 8 of 128
-        (even(1, 8192, 131072), 2),  # 11 against 16
+        (even(2, 1024, 1024), 1),
+        (even(1, 2048, 16384), 1),
+        (even(1, 4096, 131072), 1),  # alike: 6 rounds of 192 rows against 8 of 128
+        (even(1, 8192, 131072), 1),  # 11 against 16
         (even(1, 7000, 131072), 3),  # 9 against 14
-        (even(64, 200, 200), 2),  # blocks of 192 rows, four of them with few
+        (even(64, 200, 200), 1),
         (even(4, 4096, 4096)._replace(softcap=True, modified=True), 2),
-        (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 2),
-        (even(4, 4096, 4096)._replace(new=True, new_box=True), 2),
-        (even(4, 4096, 4096)._replace(head_dim=256), 2),
-        (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 2),
+        (even(8, 1024, 1024)._replace(softcap=True, modified=True), 1),
+        (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 1),
+        (even(4, 4096, 4096)._replace(new=True, new_box=True), 1),
+        (even(4, 4096, 4096)._replace(head_dim=256), 1),
+        (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 1),
+        (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn, softcap=True, modified=True), 1),
         (even(4, 4096, 4096)._replace(tokens=9000), 2),  # mixed
     ],
 )
-def test_many_long_blocks_are_for_three_consumers(call: Problem, consumers: int) -> None:
+def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: Problem, consumers: int) -> None:
     (launch,) = hopper.launches(call)
     shape, pipe = launch.shape, launch.pipe
     assert not pipe.SHARES
-    assert consumers == pipe.CONSUMERS
-    assert shape.ROWS == pipe.SKIP == pipe.STRIDE == 64 * consumers
+    assert (consumers, 128 if consumers == 1 else 64) == (pipe.CONSUMERS, pipe.ROWS)
+    assert shape.ROWS == pipe.SKIP == pipe.STRIDE == pipe.ROWS * consumers
     if consumers == 3:
         assert shape.TILE == 64
         assert not shape.SPLIT
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5, 12])
+def test_blocks_have_whole_groups(heads: int) -> None:
+    """A consumer of 128 rows may have more of them than two of 64 would."""
+    (launch,) = hopper.launches(even(8, 1024, 1024)._replace(heads=8 * heads))
+    assert launch.pipe.ROWS == 128
+    assert 128 // heads == launch.shape.BLOCK_Q
 
 
 @pytest.mark.parametrize(

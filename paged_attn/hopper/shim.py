@@ -41,7 +41,6 @@ __all__ = [
     "mbarrier",
     "reinterpret",
     "thread_barrier",
-    "tma",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
