@@ -455,5 +455,13 @@ def await_at(address, phase):
 
 @gluon.jit
 def arrive_at(address):
-    """mbarrier.arrive of one lane for its warp, whose lanes have come this far."""
+    """mbarrier.arrive of one lane for its warp, after products that are done; what lanes read comes before `meet`."""
     gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def meet(x):
+    """x, after a barrier of the warp: its lanes have read what it depends on."""
+    return gl.inline_asm_elementwise(
+        "bar.warp.sync 0xffffffff;", "=r,0,~{memory}", [x], dtype=gl.int32, is_pure=False, pack=1
+    )

@@ -1,7 +1,7 @@
-"""The kernel for many rows: blocks of 64 rows for each of two or three consumer warpgroups, items from one counter.
+"""The kernel for many rows: blocks of 64 rows for each of two or three warpgroups, items from one counter.
 
-Two or three warpgroups multiply; two to four single warps load, the last of which also hands out the work.  Tiles of an
-fp8 cache pass one more warpgroup in between.
+Two warpgroups multiply that share one code, or two or three that have copies of it; two to four single warps load, the
+last of which also hands out the work.  Tiles of an fp8 cache pass one more warpgroup in between.
 """
 
 import triton
@@ -28,18 +28,9 @@ from .shim import fence_async_shared, gl, gluon
 
 @gluon.jit
 def load_items(
-    box,
-    new_box,
-    query_box,
-    ring,
-    queries,
-    jobs,
-    FIRST: gl.constexpr,
-    PART: gl.constexpr,
-    STAGES: gl.constexpr,
-    S: gl.constexpr,
-    P: gl.constexpr,
-):
+    box, new_box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
     """One warp: its part of the tiles of every item; FIRST: the queries too."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
@@ -92,7 +83,7 @@ def hand_out_items(
 
 @gluon.jit
 def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """One warpgroup: 64 rows of every item, from the first key to the stored result."""
+    """A consumer: its rows of every item, from the first key to the stored result."""
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
     item = read(jobs.mail, number, P.ROWS // 16)
@@ -125,22 +116,19 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def third_warpgroup(out, results, query, raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """What a third one does: convert for two consumers, or be one."""
-    if P.CONVERT != NONE:
-        convert_items(raw, rings, jobs, S, P)
+def beside(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A warpgroup beside the first consumer: another one, or the converter, which comes last."""
+    if NUMBER < P.CONSUMERS:
+        consume_items(out, results, query, rings, jobs, NUMBER, S, P)
     else:
-        consume_items(out, results, query, rings, jobs, 2, S, P)
+        convert_items(raw, rings, jobs, S, P)
 
 
 @triton.constexpr_function
 def registers_of(P):
     """Of a thread of each partition but the first, which gets what is left."""
-    if P.CONVERT != NONE:
-        warpgroups = [56] if P.CONSUMERS == 1 else [208, 56]
-    else:
-        warpgroups = [152, 152] if P.CONSUMERS == 3 else [232] if P.CONSUMERS == 2 else []
-    return warpgroups + [40] * (2 * P.LOADERS)
+    consumers = {1: [], 2: [208 if P.CONVERT else 232], 3: [152, 152]}[P.CONSUMERS]
+    return consumers + [56] * (P.CONVERT != 0) + [40] * (2 * P.LOADERS)
 
 
 @gluon.jit
@@ -200,72 +188,54 @@ def blocks_kernel(
     jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
-    LAST: gl.constexpr = P.LOADERS - 1
     start_with(gates, P)
-    if P.CONSUMERS + (P.CONVERT != NONE) == 3:
-        if P.LOADERS == 1:
-            gl.warp_specialize([
-                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [4, 4, 1, 1], registers_of(P))  # fmt: skip
-        else:
-            gl.warp_specialize([
-                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (consume_items, (out, results, query, rings, jobs, 1, S, P)),
-                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
-    elif P.CONSUMERS == 1 and P.CONVERT != NONE:
-        if P.LOADERS == 1:
-            gl.warp_specialize([
-                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [4, 1, 1], registers_of(P))  # fmt: skip
-        else:
-            gl.warp_specialize([
-                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (third_warpgroup, (out, results, query, raw, rings, jobs, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
-    elif P.CONSUMERS == 1:
-        if P.LOADERS == 1:
-            gl.warp_specialize([
-                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [1, 1], registers_of(P))  # fmt: skip
-        else:
-            gl.warp_specialize([
-                (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-                (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-                (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-                (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
-            ], [1, 1, 1, 1], registers_of(P))  # fmt: skip
-    elif P.LOADERS == 1:
+    LAST: gl.constexpr = P.LOADERS - 1
+    BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups
+    if BESIDE == 0 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [1, 1], registers_of(P))  # fmt: skip
+    elif BESIDE == 0 and P.LOADERS == 2:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [1, 1, 1, 1], registers_of(P))  # fmt: skip
+    elif BESIDE == 1 and P.LOADERS == 1:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], registers_of(P))  # fmt: skip
-    else:
+    elif BESIDE == 1 and P.LOADERS == 2:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (consume_items, (out, results, query, rings, jobs, 1, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
             (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
+    elif BESIDE == 2 and P.LOADERS == 1:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 2, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 4, 1, 1], registers_of(P))  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 2, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip

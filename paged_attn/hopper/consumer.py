@@ -74,7 +74,8 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     tiles = end - begin
     block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
-    if count > 0:
+    some = True if P.CONSUMERS == 1 else count > 0  # a block has rows, for one consumer of several it may have none
+    if some:
         rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S)
         if S.PIECE is None:
             turns, state = attend_item(query, rings, turns, item, block, rows, results.scales, mods, NUMBER, S, P)

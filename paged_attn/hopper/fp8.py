@@ -38,7 +38,7 @@ def as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Results [64, DIM] of transposed values, their dims in order again, and neighbours with one thread."""
+    """Results [R, DIM] of transposed values, their dims in order again, and neighbours with one thread."""
     room = bank.index(NUMBER)
     room.store(acc)
     thread_barrier()
@@ -73,14 +73,14 @@ def adds_up(number):
 
 @gluon.jit
 def beside_sums(x, sums):
-    """[64, 4] by thread beside sums by product [64, 8]."""
+    """[R, 4] by thread beside sums by product [R, 8]."""
     like = by_thread(sums)
     return as_product(beside(x, like) + gl.full(like.shape, 0.0, gl.float32, like.type.layout), sums)
 
 
 @gluon.jit
 def sum_up(weights, ones, P: gl.constexpr):
-    """Start the sums of a tile's weights [64, 8], in the first column.
+    """Start the sums of a tile's weights [R, 8], in the first column.
 
     Each tile has its own: many numbers of one sign that the tensor cores add up lose more than their values do.
     """

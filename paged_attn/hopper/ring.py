@@ -116,6 +116,7 @@ def make_read_ring(
 ):
     """One that consumers empty."""
     if P.ROWS == 128:
+        gl.static_assert(STAGES <= DEPTH)
         full, full_at = gate(gates, KIND)
         empty, empty_at = gate(gates, KIND + 1)
         return Ring(make_slots(dtype, ROWS, COLUMNS, STAGES), full, empty, full_at, empty_at)

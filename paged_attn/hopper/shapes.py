@@ -26,7 +26,7 @@ def loaders_of(p: Problem, tile: int) -> int:
 
 
 def is_boxed(p: Problem) -> bool:
-    """Whether a consumer's queries of a block are a box: results leave in boxes of the form that queries came in."""
+    """Whether a consumer's queries of a block are a box."""
     return 64 % (p.heads // p.kv_heads) == 0 and p.query_box
 
 
