@@ -227,7 +227,7 @@ def test_blocks_have_64_rows_where_all_programs_are_done_soon(call: Problem, row
     ("call", "consumers"),
     [
         (even(4, 4096, 4096), 3),
-        (even(8, 1024, 1024), 1),  # 4096 rows a KV head: fetching the code counts
+        (even(8, 1024, 1024), 1),  # fetching the code counts
         (even(8, 4095, 4095), 1),
         (even(1, 16384, 16384)._replace(modified=True), 3),  # ALiBi
         (even(1, 16384, 16384)._replace(window_left=1000), 3),
@@ -235,6 +235,8 @@ def test_blocks_have_64_rows_where_all_programs_are_done_soon(call: Problem, row
         (even(8, 8192, 8192)._replace(head_dim=64), 3),
         (even(2, 1024, 1024), 1),
         (even(1, 2048, 16384), 1),
+        (even(2, 8192, 8192)._replace(heads=32, kv_heads=32), 3),
+        (even(8, 2048, 2048)._replace(heads=64), 1),
         (even(1, 4096, 131072), 1),  # alike: 6 rounds of 192 rows against 8 of 128
         (even(1, 8192, 131072), 1),  # 11 against 16
         (even(1, 7000, 131072), 3),  # 9 against 14
@@ -260,7 +262,7 @@ def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: P
         assert not shape.SPLIT
 
 
-@pytest.mark.parametrize("heads", [1, 3, 5, 12])
+@pytest.mark.parametrize("heads", [1, 3, 5, 12, 40, 64])
 def test_blocks_have_whole_groups(heads: int) -> None:
     """A consumer of 128 rows may have more of them than two of 64 would."""
     (launch,) = hopper.launches(even(8, 1024, 1024)._replace(heads=8 * heads))

@@ -119,7 +119,7 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart, and code
     for few rows is one consumer's only.
     """
-    is_long = convert == NONE and _rows(p, UNBOUNDED) >= LONG
+    is_long = convert == NONE and p.max_seqlen_q >= LONG
     if mixed or (is_long and p.softcap):
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
@@ -323,7 +323,7 @@ STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (6, 5, 0, 64)}  # likewise, by head_d
 MOST_ROWS = 512
 FEW = 3
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
-LONG = 16384  # rows of a sequence and KV head from which on copies of a consumer's code pay: they are read once
+LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
 
