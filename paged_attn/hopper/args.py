@@ -58,7 +58,7 @@ class Queries(NamedTuple):
 
     slots: Any  # [CONSUMERS, tokens, GROUP, DIM], or slots that a consumer of two warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
-    empty: Any  # [2, 1] of two slots, and addresses of both: as in Ring
+    empty: Any  # as in Ring, of slots in turn; otherwise never used
     full_at: Any
     empty_at: Any
 

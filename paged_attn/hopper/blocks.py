@@ -175,9 +175,7 @@ def blocks_kernel(
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
-    gates = 0
-    if P.ROWS == 128:
-        gates = make_gates(P)
+    gates = make_gates(P)
     queries = make_queries(dtype, gates, S, P)
     rings, raw = make_rings(dtype, queries, gates, key_box.dtype, S, P)
     mail = make_mail(gates, P)

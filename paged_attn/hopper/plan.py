@@ -104,13 +104,18 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     pipe, tile = _block_pipe(p, _conversion(p), mixed)
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
-    blocks = p.tokens // tokens + p.seqs  # the most that a batch has for a KV head
+    blocks = _blocks(p, tokens)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < UNCUT * p.device.multiprocessors)
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
+
+
+def _blocks(p: Problem, tokens: int) -> int:
+    """The most of so many tokens that a batch has for a KV head."""
+    return p.tokens // tokens + p.seqs
 
 
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
@@ -134,7 +139,7 @@ def _is_for_three(p: Problem) -> bool:
     if p.softcap or p.qq_bias or p.new or dim_of(p) > 128 or (p.modified and p.window_left >= 0):
         return False
     group = p.heads // p.kv_heads
-    of_two, of_three = ((p.tokens // (n * (64 // group)) + p.seqs) * p.kv_heads for n in (2, 3))
+    of_two, of_three = (_blocks(p, n * (64 // group)) * p.kv_heads for n in (2, 3))
     multiprocessors = p.device.multiprocessors
     # behind a context, or in a window, blocks are equally long: what counts is how many a program takes
     alike = p.window_left >= 0 or p.max_seqlen_k > 2 * p.max_seqlen_q

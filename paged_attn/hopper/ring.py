@@ -50,18 +50,24 @@ def arrivals_of(P):
 
 @gluon.jit
 def make_gates(P: gl.constexpr):
-    """Barriers whose addresses are known: each warp leaves a tag in the row behind them, and finds it."""
-    ARRIVALS: gl.constexpr = arrivals_of(P)
-    THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
-    barriers = gl.allocate_shared_memory(gl.int64, [KINDS + 1, DEPTH], mbarrier.MBarrierLayout())
-    barriers.index(KINDS).store(gl.full([DEPTH], TAG, gl.int64, THREADS))
-    at = find_tag(gl.to_tensor(TAG)) - (KINDS + 1) * DEPTH * 8 + 8  # the last one
-    number = gl.arange(0, 2 * P.ROWS, layout=THREADS)
-    arrivals = number * 0
-    for kind in gl.static_range(KINDS):
-        arrivals = gl.where(number // DEPTH == kind, ARRIVALS[kind], arrivals)
-    init_at(at + number * 8, arrivals)
-    return Gates(barriers, at)
+    """Barriers whose addresses are known, if a consumer has two warpgroups.
+
+    Each warp leaves a tag in the row behind them, and finds it.
+    """
+    if P.ROWS == 128:
+        ARRIVALS: gl.constexpr = arrivals_of(P)
+        THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+        barriers = gl.allocate_shared_memory(gl.int64, [KINDS + 1, DEPTH], mbarrier.MBarrierLayout())
+        barriers.index(KINDS).store(gl.full([DEPTH], TAG, gl.int64, THREADS))
+        at = find_tag(gl.to_tensor(TAG)) - (KINDS + 1) * DEPTH * 8 + 8  # the last one
+        number = gl.arange(0, 2 * P.ROWS, layout=THREADS)
+        arrivals = number * 0
+        for kind in gl.static_range(KINDS):
+            arrivals = gl.where(number // DEPTH == kind, ARRIVALS[kind], arrivals)
+        init_at(at + number * 8, arrivals)
+        return Gates(barriers, at)
+    else:
+        return 0
 
 
 @gluon.jit

@@ -91,9 +91,7 @@ def shares_kernel(
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
-    gates = 0
-    if P.ROWS == 128:
-        gates = make_gates(P)
+    gates = make_gates(P)
     keys = make_read_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
     values = make_read_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
