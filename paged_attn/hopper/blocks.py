@@ -139,7 +139,7 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
     if P.COARSE:
         extra = make_ones(dtype, S, P)
     elif P.COLUMNS > 0:
-        extra = make_flags()
+        extra = make_flags(P)
     if P.FP8_PRODUCTS or S.PIECE is not None:
         room = make_bank(S, P)
     elif P.COLUMNS > 0:

@@ -1,4 +1,4 @@
-"""A warpgroup over few rows of queries: they are the columns of its products, and keys the rows.
+"""A consumer over few rows of queries: they are the columns of its products, and keys the rows.
 
 A product has 64 rows at least, but any 8 columns: what few queries want of a tile takes a fraction of the time that 64
 rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
@@ -19,8 +19,8 @@ from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
-from .queries import rows_of, take_queries
-from .ring import tile_of, wait_full, words_of
+from .queries import leave_queries, rows_of, take_queries
+from .ring import tile_of, wait_tile, words_of
 from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, leave, score_scale
 
@@ -95,7 +95,7 @@ def gather(acc, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
-    wait_full(keys, turn, there)
+    wait_tile(keys, turn, P, there)
     if keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
     else:
@@ -105,14 +105,14 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
     """Start <k, q>, [TILE, N]."""
-    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False))
+    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
     return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
     """Values of the next tile as a left operand [DIM, TILE]."""
-    wait_full(values, turn)
+    wait_tile(values, turn, P)
     if values.slots.dtype.primitive_bitwidth == 8:
         return widened_values(values, turn, tile, lo, end, S, P)
     else:
@@ -166,7 +166,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     """All rows of an item, from the first key to the stored result; returns the turns."""
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = N // S.GROUP
-    LAYOUT: gl.constexpr = product_layout(N, False)
+    LAYOUT: gl.constexpr = product_layout(N, False, P.ROWS)
     queries, scales, done = rings.queries, results.scales, turns.query
     block, kv_head = item.block, item.kv_head
     acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)
@@ -180,6 +180,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         q = rows_of(queries, done, 0, S, P).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        leave_queries(queries, done, S, P)
         done += 1
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum

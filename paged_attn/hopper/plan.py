@@ -120,9 +120,16 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     for few rows is one consumer's only.
     """
     is_long = convert == NONE and p.max_seqlen_q >= LONG
-    if mixed or (is_long and p.softcap):
+    # tiles or heads of 64 rows are too few for two warpgroups to share where they are the rows of products
+    columns = mixed and _block_columns(p, convert) > 0 and (p.softcap or dim_of(p) < 128)
+    if columns or (is_long and p.softcap):
         return 2, 64
-    return (3, 64) if is_long and _is_for_three(p) else (1, 128)
+    return (3, 64) if is_long and not mixed and _is_for_three(p) else (1, 128)
+
+
+def _block_columns(p: Problem, convert: int) -> int:
+    """Of blocks of few rows in mixed batches; 0: they are rows."""
+    return COLUMNS if p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0
 
 
 def _is_for_three(p: Problem) -> bool:
@@ -163,7 +170,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         # in mixed batches what is made again would be too much code, and registers are few
         AT_ONCE=convert == NONE and not mixed,
         MIXED=mixed,
-        COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
+        COLUMNS=_block_columns(p, convert) if mixed else 0,
         CONSUMERS=consumers,
         ROWS=rows,
         KEY_STAGES=keys,
