@@ -116,15 +116,14 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     """(consumers of blocks, rows of each): two warpgroups that share one code, unless copies of it are better.
 
-    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart, and code
-    for few rows is one consumer's only.
+    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart.
     """
     is_long = convert == NONE and p.max_seqlen_q >= LONG
-    # tiles or heads of 64 rows are too few for two warpgroups to share where they are the rows of products
-    columns = mixed and _block_columns(p, convert) > 0 and (p.softcap or dim_of(p) < 128)
-    if columns or (is_long and p.softcap):
+    if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
+        return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 and not p.softcap else (2, 64)
+    if is_long and p.softcap:
         return 2, 64
-    return (3, 64) if is_long and not mixed and _is_for_three(p) else (1, 128)
+    return (3, 64) if is_long and _is_for_three(p) else (1, 128)
 
 
 def _block_columns(p: Problem, convert: int) -> int:
