@@ -9,7 +9,9 @@ import torch
 
 from tests.cases import E4M3, Case
 
-SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16, bounds=True)
+SIZES: dict[str, Any] = dict(
+    heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16, bounds=True, lse=False
+)
 FP8: dict[str, Any] = dict(cache_dtype=E4M3)
 TREE: dict[str, Any] = dict(qq_bias=32, tree=True)
 
@@ -54,6 +56,8 @@ FEATURES = (
     uniform("decode b64 x 4096, x-packed", 64, 1, 4096, layout="x"),
     uniform("decode b64 x 4096, hnd", 64, 1, 4096, layout="HND"),
     uniform("prefill b4 x 4096, window 1023, sinks", 4, 4096, 4096, window_size=(1023, -1), sinks=True),
+    uniform("prefill b4 x 4096, sinks", 4, 4096, 4096, sinks=True),
+    uniform("prefill b4 x 4096, lse", 4, 4096, 4096, lse=True),
     uniform("prefill b4 x 4096, softcap", 4, 4096, 4096, softcap=30.0),
     uniform("prefill b4 x 4096, alibi", 4, 4096, 4096, alibi=True),
     uniform("prefill b4 x 4096, x-packed, new", 4, 4096, 4096, layout="x", new=True),

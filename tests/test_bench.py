@@ -26,8 +26,8 @@ from paged_attn import reference
 from paged_attn.cli import main
 from tests.cases import E4M3, Case
 
-SMALL = Case("small", (3, 1), (20, 33), heads=2, kv_heads=1, head_dim=16)
-EVEN = Case("even", (5, 5), (5, 5), heads=4, kv_heads=2, head_dim=16, dtype=torch.bfloat16)
+SMALL = Case("small", (3, 1), (20, 33), heads=2, kv_heads=1, head_dim=16, lse=False)
+EVEN = Case("even", (5, 5), (5, 5), heads=4, kv_heads=2, head_dim=16, dtype=torch.bfloat16, lse=False)
 CEILINGS = {"bytes_per_second": 4.4e12, "operations_per_second": 750e12}
 
 
@@ -138,9 +138,9 @@ def test_sdpa_gathers_the_pages_it_is_a_bound_for(layout: str) -> None:
 
 def test_features_name_what_a_case_asks_for() -> None:
     case = Case("", (1,), (9,), softcap=3.0, sinks=True, cache_dtype=E4M3, dtype=torch.bfloat16)
-    assert features(case) == {"softcap", "sinks", "fp8"}
-    allow(case, "softcap", "sinks", "fp8")
-    with pytest.raises(Cannot, match="no sinks, fp8"):
+    assert features(case) == {"softcap", "sinks", "fp8", "log-sum-exps"}
+    allow(case, "softcap", "sinks", "fp8", "log-sum-exps")
+    with pytest.raises(Cannot, match="no sinks, fp8, log-sum-exps"):
         allow(case, "softcap", "window")
 
 

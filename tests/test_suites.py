@@ -8,14 +8,14 @@ import pytest
 
 from benchmarks import traces
 from benchmarks.inputs import inputs_of, tree
-from benchmarks.peers import PEERS
+from benchmarks.peers import OURS, PEERS
 from benchmarks.peers.cannot import Cannot
 from benchmarks.suites import SUITES, uniform
 from benchmarks.work import operations, traffic
 from paged_attn.serving.trace import Request
 from tests.cases import E4M3, Case
 
-SMALL = Case("small", (3, 1), (20, 33), heads=2, kv_heads=1, head_dim=16)
+SMALL = Case("small", (3, 1), (20, 33), heads=2, kv_heads=1, head_dim=16, lse=False)
 
 # Work, by hand.
 
@@ -84,6 +84,15 @@ def test_batch_invariant_cases_are_held_against_the_default_mode() -> None:
     case = replace(SMALL, batch_invariant=True)
     inputs = inputs_of(case, "cpu")
     assert default(case, inputs)().shape == inputs["out"].shape
+
+
+def test_cases_that_ask_for_log_sum_exps_get_them() -> None:
+    (case,) = (case for cases in SUITES.values() for case in cases if case.lse)
+    assert case.name == "prefill b4 x 4096, lse"
+    small = replace(SMALL, lse=True)
+    inputs = inputs_of(small, "cpu")
+    assert inputs["return_lse"]
+    assert PEERS[OURS](small, inputs)().shape == inputs["out"].shape
 
 
 def test_a_tree_sees_itself_and_its_ancestors() -> None:

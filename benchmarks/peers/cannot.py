@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cases import Case
 
 QUERIES = "32- or 8-bit queries"
-FEATURES = (QUERIES, "window", "softcap", "alibi", "sinks", "tree", "new", "fp8", "x-packed")
+FEATURES = (QUERIES, "window", "softcap", "alibi", "sinks", "tree", "new", "fp8", "x-packed", "log-sum-exps")
 
 
 class Cannot(Exception):
@@ -24,6 +24,7 @@ def features(case: Case) -> set[str]:
         "new": case.new,
         "fp8": case.dtype_of_cache != case.dtype,
         "x-packed": case.layout == "x",
+        "log-sum-exps": case.lse,
     }
     return {name for name in FEATURES if asked[name]}
 
