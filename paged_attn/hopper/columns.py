@@ -34,8 +34,10 @@ def is_early(P):
 
 
 @gluon.jit
-def make_weights(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Room for the weights of a tile, which are a right operand.
+
+    Those of two warpgroups lie among the queries, behind the few rows that there are (`weights_room`): here is none.
 
     Two of them where the next keys are loaded between a product and its end: Triton's barrier comes before that load,
     and a warp's weights must not meet what another's product still reads.
@@ -44,8 +46,22 @@ def make_weights(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     if is_early(P):
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
         return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
+    elif P.ROWS == 128:
+        return queries.slots
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
+
+
+@gluon.jit
+def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
+    """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
+    if P.ROWS == 128:
+        gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
+        return rows_of(rings.queries, done, 0, S, P).slice(64, P.COLUMNS, dim=0)
+    elif is_early(P):
+        return rings.room.index(i % 2)
+    else:
+        return rings.room
 
 
 @gluon.jit
@@ -144,7 +160,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         scores = warpgroup_mma_wait(0, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
-        room = rings.room.index(i % 2) if EARLY else rings.room
+        room = weights_room(rings, turns.query, i, S, P)
         if AT_ONCE:
             state, sums = weigh_columns_at_once(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
         else:

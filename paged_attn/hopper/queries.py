@@ -11,18 +11,15 @@ from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barr
 
 
 @triton.constexpr_function
-def slots_of(dim, P):
-    """For the queries of a consumer of two warpgroups, of which one may be a block ahead.
-
-    Large heads leave no room, nor do weights of few rows.
-    """
-    return 2 if dim <= 128 and P.COLUMNS == 0 else 1
+def slots_of(dim):
+    """For the queries of a consumer of two warpgroups, of which one may be a block ahead; large heads leave no room."""
+    return 2 if dim <= 128 else 1
 
 
 @gluon.jit
-def turn_of(done, S: gl.constexpr, P: gl.constexpr):
+def turn_of(done, S: gl.constexpr):
     """Where they are, after so many blocks."""
-    SLOTS: gl.constexpr = slots_of(S.DIM, P)
+    SLOTS: gl.constexpr = slots_of(S.DIM)
     return Turn(done % SLOTS, done // SLOTS & 1)
 
 
@@ -36,7 +33,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = P.ROWS == 128 and P.QUERY_BOX
-    SLOTS: gl.constexpr = slots_of(S.DIM, P) if IN_TURN else P.CONSUMERS
+    SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
@@ -62,7 +59,7 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
     """The queries of a block, after so many others, once no consumer needs those that they replace."""
     token = item.block.first_token + item.block.first
     if P.ROWS == 128:
-        at = turn_of(done, S, P)
+        at = turn_of(done, S)
         mbarrier.wait(queries.empty.index(at.stage), at.phase ^ 1)
         _load_rows(box, queries, at.stage, token, item, S, P)
     else:
@@ -76,7 +73,7 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Until a consumer's rows have come in a box, after those of so many blocks."""
     if P.ROWS == 128:
-        at = turn_of(done, S, P)
+        at = turn_of(done, S)
         await_at(queries.full_at + at.stage * 8, at.phase)
     else:
         mbarrier.wait(queries.full.index(NUMBER), done & 1)
@@ -86,14 +83,14 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
     """No more keys will be multiplied by them."""
     if P.ROWS == 128 and P.QUERY_BOX:
-        arrive_at(queries.empty_at + turn_of(done, S, P).stage * 8)
+        arrive_at(queries.empty_at + turn_of(done, S).stage * 8)
 
 
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries as a matrix [R, D]."""
     if P.ROWS == 128 and P.QUERY_BOX:
-        slot = queries.slots.index(turn_of(done, S, P).stage)
+        slot = queries.slots.index(turn_of(done, S).stage)
     else:
         slot = queries.slots.index(NUMBER)
     return slot.reshape([slot.shape[0] * slot.shape[1], S.DIM])

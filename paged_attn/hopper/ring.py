@@ -149,7 +149,7 @@ def wait_full(ring, turn, there=True):
 
 @gluon.jit
 def wait_tile(ring, turn, P: gl.constexpr, there=True):
-    """`wait_full` of consumers; one of two warpgroups knows that there is a tile to come."""
+    """`wait_full` of consumers; one of two warpgroups waits only where there is a tile to come."""
     if P.ROWS == 128:
         await_at(ring.full_at + turn.stage * 8, turn.phase)
     else:
