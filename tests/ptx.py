@@ -66,6 +66,7 @@ OPERATIONS: dict[str, Callable[..., Register]] = {
     "cvt.rn.satfinite.e4m3x2.f16x2": _e4m3,
     "joined": lambda lower, upper: lower | upper.astype(np.uint32) << 16,
     "ex2.approx.ftz.f32": _exp2,
+    "selp.b32": lambda a, b, p: np.where(p.reshape(-1, *[1] * (a.ndim - 1)), a, b),
     "setp.gt.f32": lambda a, b: a > b,
     "max.NaN.f32": np.maximum,
     "setp.gtu.f32": lambda a, b: ~(a <= b),
@@ -92,7 +93,7 @@ def run(text: str, operands: Sequence[Register | None]) -> list[Register | None]
             return np.full(32, np.frombuffer(bytes.fromhex(name[2:]), ">f4")[0], np.float32)
         if name.startswith("0x") or name.lstrip("-").isdigit():
             return int(name, 0)
-        found = values[name]
+        found = LANES.astype(np.uint32) if name == "%laneid" else values[name]
         if found is None:
             raise ValueError(f"{name} is read before it is written")
         return found

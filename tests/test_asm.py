@@ -82,6 +82,16 @@ def rows_of_scores(columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return scores, maxima
 
 
+@pytest.mark.parametrize("text", [asm._BESIDE_BF16.value, asm._BESIDE_F16.value])
+def test_results_of_neighbouring_lanes_change_places(text: str) -> None:
+    """Of 16 dims a lane has 2 t, 2 t + 1 and those 8 further, and then four that are neighbours."""
+    row, t = ptx.LANES // 4, ptx.LANES % 4
+    values = (100 * row + 2 * t)[None] + np.array([0, 1, 8, 9])[:, None]
+    lower, upper, *_ = ptx.run(text, [None, None, *values.astype(np.float32)])
+    first = 100 * row + 8 * (t % 2) + 4 * (t // 2)
+    assert (np.concatenate([lower, upper], 1) == first[:, None] + np.arange(4)).all()
+
+
 @pytest.mark.parametrize("columns", [64, 128])
 @pytest.mark.parametrize("shift", [0.0, -7.5])
 @pytest.mark.parametrize("relative", [False, True])

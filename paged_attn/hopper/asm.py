@@ -386,11 +386,11 @@ def transpose_bytes(a, b, c, d):
     return gl.inline_asm_elementwise(_TRANSPOSE, "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=_FOUR, is_pure=True, pack=1)
 
 
-def _beside(type: str) -> str:
+def _beside(pair: str) -> str:
     """Two words of 16-bit pairs: an even lane's first one and its neighbour's, or that one's second and its own."""
     return (
         "{ .reg .pred p; .reg .b32 l, a, b, x, y; "
-        f"cvt.rn.{type}.f32 a, $3, $2; cvt.rn.{type}.f32 b, $5, $4; "
+        f"cvt.rn.{pair}.f32 a, $3, $2; cvt.rn.{pair}.f32 b, $5, $4; "
         "mov.u32 l, %laneid; and.b32 l, l, 1; setp.ne.u32 p, l, 0; selp.b32 x, a, b, p; "
         "shfl.sync.bfly.b32 y, x, 1, 31, 0xffffffff; selp.b32 $0, y, a, p; selp.b32 $1, b, y, p; }"
     )
@@ -402,9 +402,9 @@ _BESIDE_F16 = gl.constexpr(_beside("f16x2"))
 
 @gluon.jit
 def words_beside(a, b, c, d, DTYPE: gl.constexpr):
-    """(lower, upper) of two words that are neighbours in a row, of pairs (a, b) and (c, d) that are four words apart.
+    """Two words that are neighbours in a row, of pairs (a, b) and (c, d) that are four words apart there.
 
-    With a word of four lanes each they would lie; even lanes get those of the first pair, odd ones the others.
+    Four lanes have a word each of both fours; after it even lanes have two words of the first, odd lanes of the second.
     """
     ASM: gl.constexpr = _BESIDE_BF16 if gl.bfloat16 == DTYPE else _BESIDE_F16
     return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=_TWO, is_pure=False, pack=1)
