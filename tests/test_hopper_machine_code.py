@@ -27,7 +27,7 @@ HOPPER = (
 ROWS = {
     "draft 16": 1, "speculate 32": 1, "speculate 32 tree": 1, "speculate 64": 1, "draft of 12": 1, "invariant 1": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long alibi": 3,
-    "mixed": 2, "mixed new": 2, "mixed softcap": 2, "mixed e4m3": 2, "mixed all fp8": 2, "mixed all fp8, no lse": 2,
+    "mixed softcap": 2, "mixed e4m3": 2, "mixed all fp8": 2, "mixed all fp8, no lse": 2,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
@@ -35,7 +35,7 @@ HOPPER_MAY_SPILL = {"mixed e4m3": 192, "invariant 32": 216}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
 SHARES_CODE, BLOCKS_CODE = 45, 114
 MORE_CODE = {
-    "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 82, "mixed": 176, "mixed new": 196,
+    "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 82, "mixed": 116, "mixed new": 132,
     "mixed softcap": 168, "mixed e4m3": 156, "mixed all fp8": 142, "mixed all fp8, no lse": 128, "draft of 12": 67,
     "invariant 1": 82, "invariant 32": 158,
 }  # fmt: skip

@@ -248,7 +248,11 @@ def test_blocks_have_64_rows_where_all_programs_are_done_soon(call: Problem, row
         (even(4, 4096, 4096)._replace(head_dim=256), 1),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 1),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn, softcap=True, modified=True), 1),
-        (even(4, 4096, 4096)._replace(tokens=9000), 2),  # mixed
+        (even(4, 4096, 4096)._replace(tokens=9000), 1),  # mixed
+        (even(4, 4096, 4096)._replace(tokens=9000, head_dim=64), 2),
+        (even(4, 4096, 4096)._replace(tokens=9000, heads=96), 2),  # no columns
+        (even(4, 4096, 4096)._replace(tokens=9000, cache=torch.float8_e4m3fn), 2),
+        (even(4, 4096, 4096)._replace(tokens=9000, softcap=True, modified=True), 2),
     ],
 )
 def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: Problem, consumers: int) -> None:

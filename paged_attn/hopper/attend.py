@@ -6,6 +6,7 @@ from .args import Turns
 from .asm import pin
 from .convert import NONE
 from .layouts import operand_layout, product_layout
+from .queries import leave_queries
 from .shim import gl, gluon, warpgroup_mma_wait
 from .softmax import of_rows, scale_rows, spread, unpacked
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
@@ -59,6 +60,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
             if tile == context_len // S.TILE:  # in which the cache ends
                 clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
+    leave_queries(rings.queries, turns.query, S, P)
     if P.CONVERT == NONE and mods.left is not None:
         first = tile * S.TILE - gap_before(tile, context_len, S)
         if (first < first_key) & (tile < end - 1):

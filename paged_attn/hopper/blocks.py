@@ -139,11 +139,11 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
     if P.COARSE:
         extra = make_ones(dtype, S, P)
     elif P.COLUMNS > 0:
-        extra = make_flags()
+        extra = make_flags(P)
     if P.FP8_PRODUCTS or S.PIECE is not None:
         room = make_bank(S, P)
     elif P.COLUMNS > 0:
-        room = make_weights(dtype, S, P)
+        room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
         keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
         values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)

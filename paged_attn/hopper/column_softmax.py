@@ -1,4 +1,4 @@
-"""The online softmax of rows of queries that are columns of products, whose keys all four warps share.
+"""The online softmax of rows of queries that are columns of products, whose keys all warps share.
 
 A maximum or a sum over keys goes through shared memory, and so does what is multiplied by it next: seven barriers a
 tile.  Of few rows weights are those by the maximum so far, and made again where one is too large: two barriers, of
@@ -21,9 +21,9 @@ LOWEST = gl.constexpr(-3.4028234e38)  # of float32
 
 
 @gluon.jit
-def make_flags():
+def make_flags(P: gl.constexpr):
     """A word of each thread [lane, warp]; those of a warp are the same."""
-    return gl.allocate_shared_memory(gl.int32, [32, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+    return gl.allocate_shared_memory(gl.int32, [32, P.ROWS // 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
@@ -75,14 +75,14 @@ def weigh_columns(scores, unit, state, room, S: gl.constexpr):
 
 @gluon.jit
 def by_lane(x, S: gl.constexpr, P: gl.constexpr):
-    """Sums [N, 4 warps, 8 lanes] of a view [N, TILE] of a product from the side: over a thread's registers."""
-    x = x.reshape([P.COLUMNS, S.TILE // 64, 4, 2, 8])
+    """Sums [N, warps, 8 lanes] of a view [N, TILE] of a product from the side: over a thread's registers."""
+    x = x.reshape([P.COLUMNS, S.TILE // P.ROWS, P.ROWS // 16, 2, 8])
     return gl.sum(gl.sum(x, axis=3), axis=1)
 
 
 @gluon.jit
 def beside_lanes(x, like):
-    """[N] beside [N, 4, 8]."""
+    """[N] beside [N, warps, 8]."""
     L: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, like.type.layout))
     return gl.expand_dims(gl.expand_dims(gl.convert_layout(x, L), 1), 2)
 
@@ -106,14 +106,16 @@ def raise_flags(flags, sums, count, P: gl.constexpr):
     """Tell whether a warp has sums beyond the limit, of the first `count` rows: others are nobody's."""
     row = gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
     sums = gl.where(gl.expand_dims(gl.expand_dims(row < count, 1), 2), sums, 0.0)
-    sums = gl.reduce(sums.reshape([P.COLUMNS // 8, 4, 2, 4, 8]), 2, larger)
-    flags.store(any_beyond(gl.reduce(sums, 0, larger)).permute((2, 0, 1)).reshape([32, 4]))
+    WARPS: gl.constexpr = P.ROWS // 16
+    sums = gl.reduce(sums.reshape([P.COLUMNS // 8, 4, 2, WARPS, 8]), 2, larger)
+    flags.store(any_beyond(gl.reduce(sums, 0, larger)).permute((2, 0, 1)).reshape([32, WARPS]))
 
 
 @gluon.jit
-def any_flag(flags):
+def any_flag(flags, P: gl.constexpr):
     """Whether one is raised: each warp's first lane tells."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0])
+    WARPS: gl.constexpr = P.ROWS // 16
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, WARPS], [32, 1], [WARPS, 1], [1, 0])
     return gl.max(gl.max(flags.slice(0, 1, dim=0).load(LAYOUT), axis=1), axis=0)
 
 
@@ -134,7 +136,7 @@ def weigh_columns_at_once(scores, unit, state, sums, first, count, room, flags, 
         raise_flags(flags, added, count, P)
         fence_async_shared()
         thread_barrier()
-        too_large = any_flag(flags)
+        too_large = any_flag(flags, P)
     if too_large > 0:
         over = gl.full([P.COLUMNS], True, gl.int1, ROWS)
         if not first:

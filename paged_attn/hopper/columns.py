@@ -1,4 +1,4 @@
-"""A warpgroup over few rows of queries: they are the columns of its products, and keys the rows.
+"""A consumer over few rows of queries: they are the columns of its products, and keys the rows.
 
 A product has 64 rows at least, but any 8 columns: what few queries want of a tile takes a fraction of the time that 64
 rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
@@ -19,8 +19,8 @@ from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
-from .queries import rows_of, take_queries
-from .ring import tile_of, wait_full, words_of
+from .queries import leave_queries, rows_of, take_queries
+from .ring import tile_of, wait_tile, words_of
 from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, leave, score_scale
 
@@ -34,8 +34,10 @@ def is_early(P):
 
 
 @gluon.jit
-def make_weights(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Room for the weights of a tile, which are a right operand.
+
+    Those of two warpgroups lie among the queries, behind the few rows that there are (`weights_room`): here is none.
 
     Two of them where the next keys are loaded between a product and its end: Triton's barrier comes before that load,
     and a warp's weights must not meet what another's product still reads.
@@ -44,8 +46,22 @@ def make_weights(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     if is_early(P):
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
         return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
+    elif P.ROWS == 128:
+        return queries.slots
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
+
+
+@gluon.jit
+def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
+    """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
+    if P.ROWS == 128:
+        gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
+        return rows_of(rings.queries, done, 0, S, P).slice(64, P.COLUMNS, dim=0)
+    elif is_early(P):
+        return rings.room.index(i % 2)
+    else:
+        return rings.room
 
 
 @gluon.jit
@@ -95,7 +111,7 @@ def gather(acc, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
-    wait_full(keys, turn, there)
+    wait_tile(keys, turn, P, there)
     if keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
     else:
@@ -105,14 +121,14 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
     """Start <k, q>, [TILE, N]."""
-    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False))
+    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
     return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
     """Values of the next tile as a left operand [DIM, TILE]."""
-    wait_full(values, turn)
+    wait_tile(values, turn, P)
     if values.slots.dtype.primitive_bitwidth == 8:
         return widened_values(values, turn, tile, lo, end, S, P)
     else:
@@ -144,7 +160,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         scores = warpgroup_mma_wait(0, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
-        room = rings.room.index(i % 2) if EARLY else rings.room
+        room = weights_room(rings, turns.query, i, S, P)
         if AT_ONCE:
             state, sums = weigh_columns_at_once(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
         else:
@@ -166,7 +182,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     """All rows of an item, from the first key to the stored result; returns the turns."""
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = N // S.GROUP
-    LAYOUT: gl.constexpr = product_layout(N, False)
+    LAYOUT: gl.constexpr = product_layout(N, False, P.ROWS)
     queries, scales, done = rings.queries, results.scales, turns.query
     block, kv_head = item.block, item.kv_head
     acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)
@@ -180,6 +196,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         q = rows_of(queries, done, 0, S, P).slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        leave_queries(queries, done, S, P)
         done += 1
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum

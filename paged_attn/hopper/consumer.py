@@ -13,7 +13,7 @@ from .epilogue import leaving, store
 from .fold import attend_pieces, tiles_of
 from .fp8 import attend_fp8
 from .layouts import product_layout
-from .queries import leave_queries, rows_of, take_queries, wait_queries
+from .queries import rows_of, take_queries, wait_queries
 from .ring import wait_tile
 from .shim import gl, gluon
 from .tiles import leave, score_scale
@@ -57,7 +57,6 @@ def attend_item(
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
             turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        leave_queries(queries, turns.query, S, P)
         acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)

@@ -8,6 +8,7 @@ from ..kernels.args import State
 from .args import Turns
 from .asm import pin
 from .layouts import in_order_layout, operand_layout, product_layout, words_layout
+from .queries import leave_queries
 from .shim import gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .softmax import as_product, beside, by_thread, of_rows, scale_rows, spread
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
@@ -144,6 +145,7 @@ def attend_fp8(
         sums += added
     else:
         acc = warpgroup_mma_wait(0, deps=(acc,))
+    leave_queries(rings.queries, turns.query, S, P)
     row_max, row_sum = of_rows(row_max, sums, state.max)
     v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
     if count > TILES:

@@ -121,13 +121,19 @@ def _blocks(p: Problem, tokens: int) -> int:
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     """(consumers of blocks, rows of each): two warpgroups that share one code, unless copies of it are better.
 
-    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart, and code
-    for few rows is one consumer's only.
+    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart.
     """
     is_long = convert == NONE and p.max_seqlen_q >= LONG
-    if mixed or (is_long and p.softcap):
+    if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
+        return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 and not p.softcap else (2, 64)
+    if is_long and p.softcap:
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
+
+
+def _block_columns(p: Problem, convert: int) -> int:
+    """Of blocks of few rows in mixed batches; 0: they are rows."""
+    return COLUMNS if p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0
 
 
 def _is_for_three(p: Problem) -> bool:
@@ -168,7 +174,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         # in mixed batches what is made again would be too much code, and registers are few
         AT_ONCE=convert == NONE and not mixed,
         MIXED=mixed,
-        COLUMNS=COLUMNS if mixed and p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0,
+        COLUMNS=_block_columns(p, convert) if mixed else 0,
         CONSUMERS=consumers,
         ROWS=rows,
         KEY_STAGES=keys,

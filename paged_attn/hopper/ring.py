@@ -154,12 +154,12 @@ def wait_full(ring, turn, there=True):
 
 
 @gluon.jit
-def wait_tile(ring, turn, P: gl.constexpr):
-    """`wait_full` of consumers of rows."""
+def wait_tile(ring, turn, P: gl.constexpr, there=True):
+    """`wait_full` of consumers; one of two warpgroups waits only where there is a tile to come."""
     if P.ROWS == 128:
         await_at(ring.full_at + turn.stage * 8, turn.phase)
     else:
-        wait_full(ring, turn)
+        wait_full(ring, turn, there)
 
 
 @gluon.jit

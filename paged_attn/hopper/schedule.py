@@ -49,7 +49,7 @@ class Taken(NamedTuple):
 
 @gluon.jit
 def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
-    """The sequences whose queries fill more than one consumer, or the others."""
+    """The sequences of more than 64 rows, or the others."""
     FEW: gl.constexpr = 64 // S.GROUP
     shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
     longest = batch.longest if MANY else gl.minimum(batch.longest, FEW)

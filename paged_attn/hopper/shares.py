@@ -97,7 +97,7 @@ def shares_kernel(
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, gates, S, P)
     if P.COLUMNS > 0:
-        rings = Rings(keys, values, queries, make_weights(dtype, S, P), make_flags())
+        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
     elif S.PIECE is not None:
         rings = Rings(keys, values, queries, make_bank(S, P), queries.slots)
     else:
