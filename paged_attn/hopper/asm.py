@@ -427,6 +427,10 @@ _FIND = gl.constexpr(
 _AWAIT = gl.constexpr(
     "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }"
 )
+_AWAIT_IF = gl.constexpr(
+    "{ .reg .pred p; setp.eq.u32 p, $3, 0; @p bra DONE;"
+    " WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; DONE: mov.u32 $0, $2; }"
+)
 _INIT = gl.constexpr(
     "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p mbarrier.init.shared::cta.b64 [$1], $2; mov.u32 $0, $2; }"
 )
@@ -451,6 +455,14 @@ def init_at(address, arrivals):
 def await_at(address, phase):
     """mbarrier.wait, of each thread for itself: between two of Triton's all threads of a partition meet."""
     gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_at_if(address, phase, there):
+    """`await_at`, unless `there` is 0."""
+    gl.inline_asm_elementwise(
+        _AWAIT_IF, "=r,r,r,r,~{memory}", [address, phase, there], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit

@@ -18,6 +18,25 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
 
     No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
     """
+    scores = multiply_keys(q, rings.key, turns.key, S, P)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    turns, sent = send_tiles(q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+    return receive(sent, rings, turns, state, P)
+
+
+@gluon.jit
+def receive(sent, rings, turns, state, P: gl.constexpr):
+    """(turns, state) once the last values are multiplied."""
+    acc = warpgroup_mma_wait(0, deps=(sent.acc,))
+    row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
+    return Turns(turns.key, leave(rings.value, turns.value, P.VALUE_STAGES, P), turns.query), State(acc, row_max, row_sum)
+
+
+@gluon.jit
+def send_tiles(
+    q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, state by thread) when the last values of an item are sent to be multiplied, after scores of a first tile."""
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
@@ -28,8 +47,6 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS)))
 
     tile = end - 1
-    scores = multiply_keys(q, keys, k_turn, S, P)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
     weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, False, S, P)
     # all of a row's sum so far with the first of its four threads
@@ -66,7 +83,4 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         if (first < first_key) & (tile < end - 1):
             zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), ROWS_AT_ONCE, S, P)
     acc = multiply_values(operand, values, v_turn, acc, True, S, P)
-    acc = warpgroup_mma_wait(0, deps=(acc,))
-    v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
-    row_max, row_sum = of_rows(row_max, sums, state.max)
-    return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)
+    return Turns(k_turn, v_turn, turns.query), State(acc, row_max, sums)

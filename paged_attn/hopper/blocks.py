@@ -13,7 +13,7 @@ from ..kernels.schedule import visible_range
 from .args import Jobs, Results, Rings, Turn, Turns
 from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
-from .consumer import consume
+from .consumer import consume, consume_ahead, first_scores, is_ahead
 from .convert import NONE, WIDEN, convert_tiles
 from .fold import make_bank
 from .fp8 import make_ones
@@ -23,7 +23,7 @@ from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
-from .shim import fence_async_shared, gl, gluon
+from .shim import fence_async_shared, gl, gluon, warpgroup_mma_wait
 
 
 @gluon.jit
@@ -87,16 +87,24 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
     item = read(jobs.mail, number, P.ROWS // 16)
-    while item.kv_head >= 0:
-        if NUMBER == 0 and P.COLUMNS > 0:
-            if item.block.query_len * S.GROUP <= P.COLUMNS:
-                turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
+    if is_ahead(S, P):
+        scores = warpgroup_mma_wait(0, deps=(first_scores(rings, turns, item, S, P),))
+        while item.kv_head >= 0:
+            number += 1
+            turns, item, scores = consume_ahead(
+                out, results, jobs.mail, rings, turns, item, number, scores, jobs.mods, S, P
+            )  # fmt: skip
+    else:
+        while item.kv_head >= 0:
+            if NUMBER == 0 and P.COLUMNS > 0:
+                if item.block.query_len * S.GROUP <= P.COLUMNS:
+                    turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
+                else:
+                    turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
             else:
                 turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
-        else:
-            turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
-        number += 1
-        item = read(jobs.mail, number, P.ROWS // 16)
+            number += 1
+            item = read(jobs.mail, number, P.ROWS // 16)
 
 
 @gluon.jit
