@@ -6,7 +6,7 @@ last of which also hands out the work.  Tiles of an fp8 cache pass one more warp
 
 import triton
 
-from ..kernels.args import Batch
+from ..kernels.args import Batch, Block
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import visible_range
@@ -18,7 +18,7 @@ from .convert import NONE, WIDEN, convert_tiles
 from .fold import make_bank
 from .fp8 import make_ones
 from .layouts import lanes_layout
-from .loader import load_tile, load_tiles
+from .loader import load_tiles
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
@@ -54,29 +54,33 @@ def load_items(
 def hand_out_items(
     box, new_box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """One warp: the next item for everybody, taken as late as possible for balance, and its own part of the tiles."""
+    """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
+
+    Not so late that its keys come after the last values of the one before: it is told before these are sent for.
+    """
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
     next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
     taken, from_many = begin_lists(lists)
+    table, first, last, lo, kv_head = batch.page_table, 0, number, number, number  # of the item before: no tile
+    block = Block(number, number, number, number, number)
     working = number == 0
     while working:
         taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
         publish(mail, number, item)
+        turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, first, last, lo, PART, STAGES, S, P)
         number += 1
         working = item.kv_head >= 0
         if working:
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-            block, kv_head = item.block, item.kv_head
-            # all but the last tile
-            turn = load_tiles(
-                box, new_box, ring, turn, table, block, kv_head, item.begin + 1, item.end, lo, PART, STAGES, S, P
-            )
+            block, kv_head, first, end = item.block, item.kv_head, item.begin, item.end
+            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, first + 2, end, lo, PART, STAGES, S, P)
             from_many, answer = ask(counters, taken, lists, P)
-            if item.begin < item.end:
-                turn = load_tile(box, new_box, ring, turn, table, block, kv_head, item.begin, lo, PART, STAGES, S, P)
+            last = gl.minimum(first + 2, end)
+            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, first + 1, last, lo, PART, STAGES, S, P)
+            last = gl.minimum(first + 1, end)
             taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
 
