@@ -18,7 +18,7 @@ from .convert import NONE, WIDEN, convert_tiles
 from .fold import make_bank
 from .fp8 import make_ones
 from .layouts import lanes_layout
-from .loader import load_tiles
+from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
@@ -63,24 +63,27 @@ def hand_out_items(
     number = batch.num_seqs * 0
     next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
     taken, from_many = begin_lists(lists)
-    table, first, last, lo, kv_head = batch.page_table, 0, number, number, number  # of the item before: no tile
+    table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # of no item
     block = Block(number, number, number, number, number)
+    answer = number
     working = number == 0
     while working:
         taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
         publish(mail, number, item)
-        turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, first, last, lo, PART, STAGES, S, P)
+        if tile < end:
+            turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
         number += 1
         working = item.kv_head >= 0
         if working:
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-            block, kv_head, first, end = item.block, item.kv_head, item.begin, item.end
-            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, first + 2, end, lo, PART, STAGES, S, P)
-            from_many, answer = ask(counters, taken, lists, P)
-            last = gl.minimum(first + 2, end)
-            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, first + 1, last, lo, PART, STAGES, S, P)
-            last = gl.minimum(first + 1, end)
+            block, kv_head, tile, end = item.block, item.kv_head, item.begin, item.end
+            for i in range(gl.maximum(end - tile - 1, 1)):
+                at = end - 1 - i
+                if at <= tile + 1:
+                    from_many, answer = ask(counters, taken, lists, P)
+                if at > tile:
+                    turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
             taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
 

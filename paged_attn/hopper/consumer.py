@@ -100,7 +100,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
 def is_ahead(S, P):
     """Whether a consumer multiplies the first keys of the next item while it stores the results of this one."""
     one = P.ROWS == 128 and P.QUERY_BOX and P.CONVERT == 0 and not P.SHARES
-    return one and P.COLUMNS == 0 and S.PIECE is None and S.DIM <= 128
+    return one and not S.SPLIT and S.PIECE is None and S.DIM <= 128
 
 
 @gluon.jit
