@@ -218,6 +218,20 @@ def under_products(code: list[str]) -> list[dict[str, int]]:
     return found
 
 
+def stores_under_products(code: list[str]) -> int:
+    """The most stores to memory between a product and the wait for all that run, as the machine code lies."""
+    most = stores = 0
+    running = False
+    for x in code:
+        if "GMMA" in x and "gsb0" in x:
+            running, stores = True, 0
+        elif running and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in x:
+            running, most = False, max(most, stores)
+        elif operation(x) == "STG":
+            stores += 1
+    return most
+
+
 def boxes_in_loops(code: list[str]) -> int:
     """Boxes that are sent in a loop over the distinct operands of a warp: what should be one instruction."""
     return sum("UTMALDG" in x and any("BRA.U.ANY" in y for y in code[i : i + 6]) for i, x in enumerate(code))
@@ -271,6 +285,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["code_bytes"] = 16 * facts["operations"].total()
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["under_products"] = under_products(code)
+        facts["stores_under_products"] = stores_under_products(code)
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["overtaken_readers"] = overtaken_readers(code)
         facts["reused_barriers"] = reused_barriers(code)

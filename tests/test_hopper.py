@@ -80,6 +80,13 @@ def one() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def uncut() -> Iterator[None]:
+    """`one`, of whole blocks."""
+    with planned(MOST_ROWS=0, LONG=1 << 40, UNCUT=0):
+        yield
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("even", "a chunk"))])
 def test_all_even_shares_give_the_results_of_the_reference(name: str, shares: str) -> None:
     run(Case(name, **(SIZES | CASES[name])), "cuda")
@@ -116,6 +123,16 @@ def test_one_code_for_two_warpgroups_gives_the_results_of_the_reference(name: st
     case = Case(name, **(SIZES | LONG[name]))
     (launch,) = plan.plan(problem_of(build(case, "cuda"))).launches
     assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (1, 128)
+    run(case, "cuda")
+    run(case, "cuda")  # with counters as the first run left them
+
+
+@pytest.mark.parametrize("name", LONG)
+@pytest.mark.usefixtures("uncut")
+def test_a_consumer_that_is_an_item_ahead_gives_the_results_of_the_reference(name: str) -> None:
+    case = Case(name, **(SIZES | LONG[name]))
+    (launch,) = plan.plan(problem_of(build(case, "cuda"))).launches
+    assert (launch.pipe.QUERY_BOX and not launch.pipe.CONVERT and launch.shape.DIM <= 128) == launch.pipe.AHEAD
     run(case, "cuda")
     run(case, "cuda")  # with counters as the first run left them
 

@@ -22,6 +22,7 @@ HOPPER = (
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
     "long", "long head_dim 64", "long fp16", "long alibi",
+    "prompts", "prompts window sinks", "prompts head_dim 64 alibi", "prompts new softcap",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
@@ -37,14 +38,17 @@ SHARES_CODE, BLOCKS_CODE = 45, 114
 MORE_CODE = {
     "draft 16": 64, "speculate 32": 80, "speculate 32 tree": 104, "speculate 64": 82, "mixed": 116, "mixed new": 132,
     "mixed softcap": 168, "mixed e4m3": 156, "mixed all fp8": 142, "mixed all fp8, no lse": 128, "draft of 12": 67,
-    "invariant 1": 82, "invariant 32": 158,
+    "invariant 1": 82, "invariant 32": 158, "prompts": 64, "prompts window sinks": 72, "prompts head_dim 64 alibi": 72,
+    "prompts new softcap": 110,
 }  # fmt: skip
 # Barriers of all threads in a loop over keys, of two warpgroups that share one code: where the cache ends, dead values
 # become zero.  Between two of Triton's waits there would be one, too.
 MEET = {
     "prefill window sinks": 0, "prefill page 128": 0, "prefill head_dim 64": 0, "prefill head_dim 256": 0,
-    "prefill softcap": 0, "prefill new": 8, "speculate 32": 0, "speculate 32 tree": 0, "speculate 64": 0,
+    "prefill softcap": 0, "prefill new": 8, "prompts": 0, "prompts window sinks": 0, "prompts head_dim 64 alibi": 0,
+    "prompts new softcap": 8, "speculate 32": 0, "speculate 32 tree": 0, "speculate 64": 0,
 }  # fmt: skip
+RESULTS = 16  # stores of a thread at least: 64 dims of two rows, four at a time
 SOFTCAP_FUNCTIONS = 32 + 4  # an exponential a score, and what rows need; more only for scores near the cap
 SOFTCAP_MULTIPLIES = 32 + 32 + 64 + 4  # the power of a score and its square, and results
 LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
@@ -120,6 +124,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     for loop in rows + columns:
         if max(loop.get("LDL", 0), loop.get("STL", 0)) > HOPPER_MAY_RELOAD.get(variant, 0):
             yield f"spills in a loop over keys: {loop}"
+    if variant.startswith("prompts") and facts["stores_under_products"] < RESULTS:
+        yield f"has {facts['stores_under_products']} stores under a product"
     yield from _weighing_complaints(variant, len(rows), facts["under_products"])
     for loop in rows:
         if not loop.get("VOTE"):

@@ -266,6 +266,26 @@ def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: P
         assert not shape.SPLIT
 
 
+@pytest.mark.parametrize(
+    ("call", "ahead"),
+    [
+        (even(8, 1024, 1024), True),
+        (even(128, 64, 512), True),
+        (even(8, 1024, 1024)._replace(softcap=True, modified=True), True),
+        (even(1, 2048, 4096), False),  # cut
+        (even(8, 4096, 4096), False),  # three consumers
+        (even(8, 1024, 1024)._replace(head_dim=256), False),
+        (even(8, 1024, 1024)._replace(heads=24), False),  # queries make no box
+        (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn), False),
+        (even(8, 1024, 1024)._replace(tokens=2000), False),  # mixed
+    ],
+)
+def test_a_consumer_alone_is_an_item_ahead(call: Problem, ahead: bool) -> None:
+    (launch,) = hopper.launches(call)
+    assert not launch.pipe.SHARES
+    assert ahead == launch.pipe.AHEAD
+
+
 @pytest.mark.parametrize("heads", [1, 3, 5, 12, 40, 64])
 def test_blocks_have_whole_groups(heads: int) -> None:
     """A consumer of 128 rows may have more of them than two of 64 would."""

@@ -100,6 +100,7 @@ ATTENTION = {
 
 
 LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
+PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
 LARGE = DECODE | dict(head_dim=256, page_size=64)
 # What only the Hopper kernels do in a way of its own; compiled where asked for by name.
 HOPPER = {
@@ -115,6 +116,10 @@ HOPPER = {
     "prefill new": PREFILL | dict(new=True),
     "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
+    "prompts": PROMPTS,
+    "prompts window sinks": PROMPTS | dict(window_size=(127, -1), sinks=True),
+    "prompts head_dim 64 alibi": PROMPTS | dict(head_dim=64, alibi=True),
+    "prompts new softcap": PROMPTS | dict(new=True, softcap=30.0),
     "long": LONG_PREFILL,
     "long head_dim 64": PREFILL
     | dict(query_lens=(16384,), seq_lens=(16384,), head_dim=64, window_size=(127, -1), sinks=True),

@@ -18,6 +18,7 @@ class Pipe(NamedTuple):
     ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
     JOINED: int = 8  # pieces of few rows whose states are loaded together
     AT_ONCE: bool = False  # rows that are no columns are weighed by the maximum so far, again where that was too small
+    AHEAD: bool = False  # an item's first keys are multiplied while the results before it leave
     MIXED: bool = False  # long and short queries may meet: items come from two lists
     COLUMNS: int = 0  # few rows of queries as the columns of products; 0: rows of queries are rows
     PREFETCH: bool = False  # descriptors are fetched while the schedule is made

@@ -10,10 +10,11 @@ from ..kernels.args import Batch, Block
 from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding
 from ..kernels.schedule import visible_range
+from .ahead import consume_items_ahead
 from .args import Jobs, Results, Rings, Turn, Turns
 from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
-from .consumer import consume, consume_ahead, first_scores, is_ahead
+from .consumer import consume
 from .convert import NONE, WIDEN, convert_tiles
 from .fold import make_bank
 from .fp8 import make_ones
@@ -23,7 +24,7 @@ from .mail import make_mail, publish, read
 from .queries import load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
-from .shim import fence_async_shared, gl, gluon, warpgroup_mma_wait
+from .shim import fence_async_shared, gl, gluon
 
 
 @gluon.jit
@@ -56,8 +57,10 @@ def hand_out_items(
 ):
     """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
 
-    Not so late that its keys come after the last values of the one before: it is told before these are sent for.
+    One consumer has nobody else whose products could run while its next keys come: it is told of them before the last
+    values of this item are sent for.
     """
+    KEPT: gl.constexpr = 1 if P.CONSUMERS == 1 else 0  # tiles that are sent for after that
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
@@ -70,19 +73,20 @@ def hand_out_items(
     while working:
         taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
         publish(mail, number, item)
-        if tile < end:
-            turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
+        if KEPT > 0:  # noqa: SIM102 (one is decided at compile time)
+            if tile < end:
+                turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
         number += 1
         working = item.kv_head >= 0
         if working:
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             block, kv_head, tile, end = item.block, item.kv_head, item.begin, item.end
-            for i in range(gl.maximum(end - tile - 1, 1)):
+            for i in range(gl.maximum(end - tile - KEPT, 1)):
                 at = end - 1 - i
-                if at <= tile + 1:
+                if at <= tile + KEPT:
                     from_many, answer = ask(counters, taken, lists, P)
-                if at > tile:
+                if at >= tile + KEPT:
                     turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
             taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
@@ -91,17 +95,12 @@ def hand_out_items(
 @gluon.jit
 def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer: its rows of every item, from the first key to the stored result."""
-    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
-    number = 0
-    item = read(jobs.mail, number, P.ROWS // 16)
-    if is_ahead(S, P):
-        scores = warpgroup_mma_wait(0, deps=(first_scores(rings, turns, item, S, P),))
-        while item.kv_head >= 0:
-            number += 1
-            turns, item, scores = consume_ahead(
-                out, results, jobs.mail, rings, turns, item, number, scores, jobs.mods, S, P
-            )  # fmt: skip
+    if P.AHEAD:
+        consume_items_ahead(out, results, rings, jobs, S, P)
     else:
+        turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+        number = 0
+        item = read(jobs.mail, number, P.ROWS // 16)
         while item.kv_head >= 0:
             if NUMBER == 0 and P.COLUMNS > 0:
                 if item.block.query_len * S.GROUP <= P.COLUMNS:

@@ -3,23 +3,19 @@
 Of several consumers, one's products run under another's softmax.
 """
 
-import triton
-
 from ..kernels.args import Block, State
 from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Turns
-from .asm import await_at_if
-from .attend import attend, receive, send_tiles
+from .attend import attend
 from .epilogue import leaving, store
 from .fold import attend_pieces, tiles_of
 from .fp8 import attend_fp8
 from .layouts import product_layout
-from .mail import read
-from .queries import rows_of, take_queries, turn_of, wait_queries
-from .ring import tile_of, wait_tile
-from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .queries import rows_of, take_queries, wait_queries
+from .ring import wait_tile
+from .shim import gl, gluon
 from .tiles import leave, score_scale
 
 
@@ -94,54 +90,3 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     if tiles > 0:
         done += 1
     return Turns(turns.key, turns.value, done)
-
-
-@triton.constexpr_function
-def is_ahead(S, P):
-    """Whether a consumer multiplies the first keys of the next item while it stores the results of this one."""
-    one = P.ROWS == 128 and P.QUERY_BOX and P.CONVERT == 0 and not P.SHARES
-    return one and not S.SPLIT and S.PIECE is None and S.DIM <= 128
-
-
-@gluon.jit
-def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
-    """Start <q, k> of an item's first tile; where there is none, of whatever lies there, which nobody looks at.
-
-    For a branch around a product that runs on behind it would have to wait for it.
-    """
-    there = ((item.kv_head >= 0) & (item.begin < item.end)).to(gl.int32)
-    at, key = turn_of(turns.query, S), turns.key
-    await_at_if(rings.queries.full_at + at.stage * 8, at.phase, there)
-    await_at_if(rings.key.full_at + key.stage * 8, key.phase, there)
-    q = rows_of(rings.queries, turns.query, 0, S, P)
-    zero = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, False, P.ROWS))
-    return warpgroup_mma(q, tile_of(rings.key, key, S).permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
-def consume_ahead(out, results, mail, rings, turns, item, number, scores, mods, S: gl.constexpr, P: gl.constexpr):
-    """`consume` from the scores of the first tile on; (turns, letter `number`, its first scores)."""
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
-    block, kv_head = item.block, item.kv_head
-    count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
-    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, S.BLOCK_Q, S)
-    row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
-    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
-    state = State(acc, row_max, row_sum)
-    if item.begin < item.end:
-        scale = score_scale(results.scales, kv_head)
-        span = visible_range(block, mods, S.BLOCK_Q)
-        q = rows_of(rings.queries, turns.query, 0, S, P)
-        turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
-        following = read(mail, number, P.ROWS // 16)
-        turns, state = receive(sent, rings, turns, state, P)
-        acc = state.acc * scale_of(results.scales.value, results.scales.value_ptr, results.scales.value_stride, kv_head)
-        state = State(acc, state.max, state.sum)
-        turns = Turns(turns.key, turns.value, turns.query + 1)
-    else:
-        following = read(mail, number, P.ROWS // 16)
-    scores = first_scores(rings, turns, following, S, P)
-    rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
-    store(out, results, item, rows, count, state, 0, S, P)
-    scores = warpgroup_mma_wait(0, deps=(scores,))
-    return turns, following, scores

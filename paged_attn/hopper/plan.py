@@ -108,6 +108,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tiles = triton.cdiv(p.max_seqlen_k, tile)
     split = tiles > LEAST and (mixed or blocks * p.kv_heads < UNCUT * p.device.multiprocessors)
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
+    pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
@@ -129,6 +130,15 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     if is_long and p.softcap:
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
+
+
+def _is_ahead(p: Problem, pipe: Pipe, split: bool) -> bool:
+    """Whether a consumer is an item ahead: one alone, with queries of the next item there and registers for its scores.
+
+    What is kept and joined of blocks that are cut needs too many of these.
+    """
+    alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED
+    return alone and pipe.QUERY_BOX and not split and dim_of(p) <= 128
 
 
 def _block_columns(p: Problem, convert: int) -> int:

@@ -1,0 +1,85 @@
+"""A consumer of two warpgroups that is an item ahead: its first keys are multiplied while the results before it leave.
+
+Alone with the tensor cores, it would leave them idle for the letter, the first product and the stores of every item.
+"""
+
+from ..kernels.args import State
+from ..kernels.numerics import scale_of
+from ..kernels.schedule import row_tile, visible_range
+from ..kernels.softmax import start
+from .args import Turn, Turns
+from .asm import await_at_if
+from .attend import receive, send_tiles
+from .epilogue import leaving, store
+from .layouts import product_layout
+from .mail import read
+from .queries import rows_of, turn_of
+from .ring import tile_of
+from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .tiles import score_scale
+
+
+@gluon.jit
+def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
+    """Start <q, k> of an item's first tile; where there is none, of whatever lies there, which nobody looks at.
+
+    For a product that runs on behind a branch around it would have to be waited for.
+    """
+    there = ((item.kv_head >= 0) & (item.begin < item.end)).to(gl.int32)
+    query, key = turn_of(turns.query, S), turns.key
+    await_at_if(rings.queries.full_at + query.stage * 8, query.phase, there)
+    await_at_if(rings.key.full_at + key.stage * 8, key.phase, there)
+    q = rows_of(rings.queries, turns.query, 0, S, P)
+    zero = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, False, P.ROWS))
+    return warpgroup_mma(q, tile_of(rings.key, key, S).permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def send_away(out, results, item, count, state, mods, room, S: gl.constexpr, P: gl.constexpr):
+    """Scale and store the results of an item."""
+    scales = results.scales
+    acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, item.kv_head)
+    rows, state = leaving(State(acc, state.max, state.sum), item, item.block, mods, room, 0, S, P)
+    store(out, results, item, rows, count, state, 0, S, P)
+
+
+@gluon.jit
+def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, S: gl.constexpr, P: gl.constexpr):
+    """An item from its first scores to the stored result; (turns, letter `number`, the first scores of that)."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
+    block, kv_head = item.block, item.kv_head
+    count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
+    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S)
+    row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
+    state = State(acc, row_max, row_sum)
+    if item.begin < item.end:
+        scale = score_scale(results.scales, kv_head)
+        span = visible_range(block, mods, S.BLOCK_Q)
+        q = rows_of(rings.queries, turns.query, 0, S, P)
+        turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        following = read(mail, number, P.ROWS // 16)  # while values are multiplied
+        turns = Turns(turns.key, turns.value, turns.query + 1)
+        running = first_scores(rings, turns, following, S, P)
+        turns, state = receive(sent, rings, turns, state, 1, P)
+        send_away(out, results, item, count, state, mods, rings.room, S, P)
+        scores = warpgroup_mma_wait(0, deps=(running,))
+    else:
+        send_away(out, results, item, count, state, mods, rings.room, S, P)
+        following = read(mail, number, P.ROWS // 16)
+        scores = warpgroup_mma_wait(0, deps=(first_scores(rings, turns, following, S, P),))
+    return turns, following, scores
+
+
+@gluon.jit
+def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
+    """`blocks.consume_items`."""
+    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    number = 0
+    item = read(jobs.mail, number, P.ROWS // 16)
+    scores = warpgroup_mma_wait(0, deps=(first_scores(rings, turns, item, S, P),))
+    while item.kv_head >= 0:
+        number += 1
+        turns, item, scores = consume_ahead(
+            out, results, jobs.mail, rings, turns, item, scores, number, jobs.mods, S, P
+        )
