@@ -218,17 +218,16 @@ def under_products(code: list[str]) -> list[dict[str, int]]:
     return found
 
 
-def stores_under_products(code: list[str]) -> int:
-    """The most stores to memory between a product and the wait for all that run, as the machine code lies."""
-    most = stores = 0
-    running = False
+def results_under_products(code: list[str]) -> int:
+    """The most results that are rounded and exchanged between a product's beginning and the wait for it."""
+    most, exchanged = 0, None
     for x in code:
-        if "GMMA" in x and "gsb0" in x:
-            running, stores = True, 0
-        elif running and "WARPGROUP.DEPBAR.LE gsb0, 0x0" in x:
-            running, most = False, max(most, stores)
-        elif operation(x) == "STG":
-            stores += 1
+        if "WARPGROUP.ARRIVE" in x:
+            exchanged = 0
+        elif "WARPGROUP.DEPBAR" in x or operation(x) == "VOTE":
+            most, exchanged = max(most, exchanged or 0), None
+        elif operation(x) == "SHFL" and exchanged is not None:
+            exchanged += 1
     return most
 
 
@@ -285,7 +284,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["code_bytes"] = 16 * facts["operations"].total()
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["under_products"] = under_products(code)
-        facts["stores_under_products"] = stores_under_products(code)
+        facts["results_under_products"] = results_under_products(code)
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["overtaken_readers"] = overtaken_readers(code)
         facts["reused_barriers"] = reused_barriers(code)

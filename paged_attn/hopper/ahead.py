@@ -35,40 +35,32 @@ def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def send_away(out, results, item, count, state, mods, room, S: gl.constexpr, P: gl.constexpr):
-    """Scale and store the results of an item."""
-    scales = results.scales
-    acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, item.kv_head)
-    rows, state = leaving(State(acc, state.max, state.sum), item, item.block, mods, room, 0, S, P)
-    store(out, results, item, rows, count, state, 0, S, P)
-
-
-@gluon.jit
 def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, S: gl.constexpr, P: gl.constexpr):
     """An item from its first scores to the stored result; (turns, letter `number`, the first scores of that)."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
-    block, kv_head = item.block, item.kv_head
+    block, kv_head, scales = item.block, item.kv_head, results.scales
     count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
     rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
     state = State(acc, row_max, row_sum)
     if item.begin < item.end:
-        scale = score_scale(results.scales, kv_head)
+        scale = score_scale(scales, kv_head)
         span = visible_range(block, mods, S.BLOCK_Q)
         q = rows_of(rings.queries, turns.query, 0, S, P)
         turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         following = read(mail, number, P.ROWS // 16)  # while values are multiplied
+        turns, state = receive(sent, rings, turns, state, P)
+        acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+        state = State(acc, state.max, state.sum)
         turns = Turns(turns.key, turns.value, turns.query + 1)
-        running = first_scores(rings, turns, following, S, P)
-        turns, state = receive(sent, rings, turns, state, 1, P)
-        send_away(out, results, item, count, state, mods, rings.room, S, P)
-        scores = warpgroup_mma_wait(0, deps=(running,))
     else:
-        send_away(out, results, item, count, state, mods, rings.room, S, P)
         following = read(mail, number, P.ROWS // 16)
-        scores = warpgroup_mma_wait(0, deps=(first_scores(rings, turns, following, S, P),))
-    return turns, following, scores
+    # sent behind the last values, before these are waited for, it would have them wait for keys: 1% slower
+    running = first_scores(rings, turns, following, S, P)
+    rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
+    store(out, results, item, rows, count, state, 0, S, P)
+    return turns, following, warpgroup_mma_wait(0, deps=(running,))
 
 
 @gluon.jit

@@ -21,13 +21,13 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     scores = multiply_keys(q, rings.key, turns.key, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     turns, sent = send_tiles(q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-    return receive(sent, rings, turns, state, 0, P)
+    return receive(sent, rings, turns, state, P)
 
 
 @gluon.jit
-def receive(sent, rings, turns, state, BEHIND: gl.constexpr, P: gl.constexpr):
-    """(turns, state) once the last values are multiplied, before so many products that were sent behind them."""
-    acc = warpgroup_mma_wait(BEHIND, deps=(sent.acc,))
+def receive(sent, rings, turns, state, P: gl.constexpr):
+    """(turns, state) once the last values are multiplied."""
+    acc = warpgroup_mma_wait(0, deps=(sent.acc,))
     row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
     return Turns(turns.key, leave(rings.value, turns.value, P.VALUE_STAGES, P), turns.query), State(
         acc, row_max, row_sum

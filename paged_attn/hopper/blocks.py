@@ -60,7 +60,7 @@ def hand_out_items(
     One consumer has nobody else whose products could run while its next keys come: it is told of them before the last
     values of this item are sent for.
     """
-    KEPT: gl.constexpr = 1 if P.CONSUMERS == 1 else 0  # tiles that are sent for after that
+    ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
@@ -73,7 +73,7 @@ def hand_out_items(
     while working:
         taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
         publish(mail, number, item)
-        if KEPT > 0:  # noqa: SIM102 (one is decided at compile time)
+        if ALONE:  # noqa: SIM102 (one is decided at compile time)
             if tile < end:
                 turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
         number += 1
@@ -82,12 +82,20 @@ def hand_out_items(
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             block, kv_head, tile, end = item.block, item.kv_head, item.begin, item.end
-            for i in range(gl.maximum(end - tile - KEPT, 1)):
-                at = end - 1 - i
-                if at <= tile + KEPT:
-                    from_many, answer = ask(counters, taken, lists, P)
-                if at >= tile + KEPT:
-                    turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
+            if ALONE:
+                for i in range(gl.maximum(end - 1 - tile, 1)):  # all but the last
+                    at = end - 1 - i
+                    if at <= tile + 1:
+                        from_many, answer = ask(counters, taken, lists, P)
+                    if at > tile:
+                        turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
+            else:
+                turn = load_tiles(
+                    box, new_box, ring, turn, table, block, kv_head, tile + 1, end, lo, PART, STAGES, S, P
+                )  # fmt: skip
+                from_many, answer = ask(counters, taken, lists, P)
+                if tile < end:
+                    turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
             taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
 
