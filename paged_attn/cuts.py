@@ -28,7 +28,6 @@ class Block(NamedTuple):
     """Up to BLOCK_Q query tokens of one sequence, for each KV head."""
 
     tokens: int
-    from_end: int  # of its sequence's blocks
     first_tile: int  # of its sequence's line
     tiles: int  # that its sequence's queries see: its length on the line of units, if longer ones give it no room
     visited: int  # that its own queries see
@@ -59,12 +58,12 @@ def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
         gap = -max(context, 0) % shape.TILE if shape.APART else 0  # before new keys, in tiles of their own
         first_tile = 0 if batch.left < 0 else _tile_of(max(context - batch.left, 0), context, gap, shape.TILE)
         tiles = max(1, _tiles_before(seq_len, context, gap, shape.TILE) - first_tile)
-        for from_end, first in enumerate(reversed(range(0, query_len, shape.BLOCK_Q))):
+        for first in reversed(range(0, query_len, shape.BLOCK_Q)):
             tokens = min(query_len - first, shape.BLOCK_Q)
             begin = 0 if batch.left < 0 else max(context + first - batch.left, 0)
             end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
             visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
-            yield Block(tokens, from_end, first_tile, tiles, max(0, visited))
+            yield Block(tokens, first_tile, tiles, max(0, visited))
 
 
 def _tile_of(pos: int, context: int, gap: int, tile: int) -> int:
@@ -107,12 +106,7 @@ def cut(launch: Launch, batch: Batch) -> Cut:
         schedule, parts, least = "counter", sum(count for _, count in counts) * shape.KV_HEADS, 0
         most = max((-(-block.tiles // count) for block, count in counts), default=0)
     elif shape.SPLIT:
-        lines = (
-            [[block for block in blocks if block.from_end == i] for i in range(launch.side)] if shape.SIDE else [blocks]
-        )
-        done = [_even_shares(launch, line) for line in lines]
-        schedule, parts, counts = "shares", sum(x[0] for x in done), [pair for x in done for pair in x[3]]
-        least, most = min(x[1] for x in done), max(x[2] for x in done)
+        schedule, (parts, least, most, counts) = "shares", _even_shares(launch, blocks)
     else:
         schedule, parts, counts = "blocks", len(blocks), [(block, 1) for block in blocks]
         least, most = (f((block.visited for block in blocks), default=0) for f in (min, max))
@@ -132,8 +126,8 @@ def cut(launch: Launch, batch: Batch) -> Cut:
 
 
 def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list[tuple[Block, int]]]:
-    """(shares that have work, tiles of the smallest and of the largest, states of each block) of one line of units."""
-    shares = launch.programs if launch.pipe is None else launch.programs // (launch.shape.KV_HEADS * launch.side)
+    """(shares that have work, tiles of the smallest and of the largest, states of each block) of the line of units."""
+    shares = launch.programs if launch.pipe is None else launch.programs // launch.shape.KV_HEADS
     lengths = [block.tiles for block in line]
     size, room = _whole_size(launch, lengths, shares)
     if size:

@@ -109,8 +109,7 @@ def _work(launch: Launch, done: Cut) -> str:
     text = f"{blocks}, {_some(done.tiles, 'tile', 'tiles')} that somebody sees {heads}; "
     span = _count(done.least, done.most)
     if done.schedule == "shares":
-        side = f", blocks in {launch.side} lines side by side" if launch.side > 1 else ""
-        return f"{text}even shares: {done.parts} of {span} tiles{side}"
+        return f"{text}even shares: {done.parts} of {span} tiles"
     if done.schedule == "counter":
         return f"{text}from a counter: {done.parts} items of up to {done.most} tiles"
     return f"{text}a program per block: {span} tiles"

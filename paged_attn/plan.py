@@ -60,7 +60,6 @@ class Launch(NamedTuple):
     block_tokens: int  # the most query tokens that a block can have
     config: Config
     pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
-    side: int = 1  # blocks of every sequence that have programs of their own
 
     @property
     def grid(self) -> tuple[int]:

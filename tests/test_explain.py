@@ -17,7 +17,6 @@ from click.testing import CliRunner
 import paged_attn
 from paged_attn import arguments, attend, backend, cuts, explain, plan, question
 from paged_attn.cli import main
-from paged_attn.hopper import plan as hopper_plan
 from paged_attn.kernels.args import Batch as DeviceBatch
 from paged_attn.kernels.args import Modifiers
 from paged_attn.kernels.schedule import find_share, share_of, work
@@ -251,41 +250,6 @@ def test_shares_and_pieces_are_those_of_the_device(
             assert before <= begin < before + sum(n for other, n in line if other == seq)
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "whole"),
-    [
-        ("3x64", "5000,90,700", False),
-        ("64,20,64", "5000,90,700", False),
-        ("20,9,64", "5000,90,700", False),
-        ("3x64", "1500,1450,1420", True),  # both lines in shares that begin with blocks
-        ("64,20,64", "1500,1450,1420", True),
-    ],
-)
-def test_lines_of_blocks_side_by_side_are_those_of_the_device(
-    queries: str, keys: str, whole: bool, device: str
-) -> None:
-    asked = ask(queries=queries, keys=keys, max_queries=64, device="sm90")
-    launch = hopper_plan.few(asked.problem, 0, 1 << 30)
-    assert launch.side == 2
-    done = cuts.cut(launch, asked.batch)
-    starts = torch.tensor((0, *asked.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    lens = torch.tensor(asked.seq_lens, dtype=torch.int32, device=device)
-    parts, sizes, pieces = 0, [], []
-    for block in range(2):
-        batch = DeviceBatch(starts, lens, None, 0, 3, 0, launch.shortest, launch.longest, launch.least, 2, block, 2)
-        shares, sequences = (torch.zeros(n, 2, dtype=torch.int32, device=device) for n in (8, 3))
-        ends = torch.full((16 * 3, 2), -1, dtype=torch.int32, device=device)
-        begins = torch.zeros(8, 3, dtype=torch.int32, device=device)
-        shares_of[(1,)](shares, begins, sequences, ends, batch, Modifiers(None, 0, *[None] * 6), launch.shape, 8, 3)
-        sizes += (shares[:, 1] - shares[:, 0]).clamp(min=0).tolist()
-        pieces += [last - first + 1 for first, last in ends.tolist() if first >= 0]
-        parts += int(sequences[:, 0].sum())
-        assert whole == bool(begins[0, 2])
-    assert launch.programs == 8 * 2 * 8
-    assert (done.blocks, done.parts, done.most) == (parts, sum(x > 0 for x in sizes), max(sizes))
-    assert (done.cut, done.pieces) == (sum(x > 1 for x in pieces), sum(x for x in pieces if x > 1))
-
-
 def test_a_block_of_its_own_program_visits_the_triangle() -> None:
     """256 queries in blocks of 32 over tiles of 64: 1, 1, 2, 2, 3, 3, 4, 4."""
     asked = ask(queries="256", keys="256", batch=64, device="sm80")
@@ -323,11 +287,8 @@ def test_a_window_frees_pages_and_new_keys_have_their_own_dtype() -> None:
     assert question.operations(asked) == 4 * 128 * 32 * 4 * 10
 
 
-def test_lines_side_by_side_and_pieces_are_told() -> None:
-    """8 shares of 128 tiles each for two lines; 8 blocks of 128 tiles in halves."""
-    told = printed("--queries 16x64 --keys 16x8192 --device sm90")
-    assert "even shares: 16 of 128 tiles, blocks in 2 lines side by side" in told
-    assert "no block is cut" in told
+def test_pieces_are_told() -> None:
+    """8 blocks of 128 tiles in halves."""
     told = printed("--queries 256 --keys 16384 --device sm90")
     assert "from a counter: 128 items of up to 64 tiles" in told
     assert "8 blocks are cut, into 16 pieces" in told

@@ -42,7 +42,6 @@ def test_results_are_those_of_the_reference(name: str) -> None:
 
 
 # LITTLE of `hopper.plan`: what decides is how much there is to do, more or less than a test affords
-SHARES = {"64 rows": 1 << 40, "128 rows": 0}
 
 
 @contextmanager
@@ -58,11 +57,11 @@ def planned(**changes: Any) -> Iterator[None]:
     calls.clear()
 
 
-@pytest.fixture(params=SHARES)
-def shares(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Blocks of 64 rows, or of 128, in even shares of many rows."""
-    with planned(LITTLE=SHARES[request.param]):
-        yield request.param
+@pytest.fixture
+def shares() -> Iterator[None]:
+    """Even shares of many rows wherever there are few blocks."""
+    with planned(LITTLE=1 << 40):
+        yield
 
 
 @pytest.fixture
@@ -88,15 +87,17 @@ def uncut() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith(("even", "a chunk"))])
-def test_all_even_shares_give_the_results_of_the_reference(name: str, shares: str) -> None:
+@pytest.mark.usefixtures("shares")
+def test_even_shares_of_many_rows_give_the_results_of_the_reference(name: str) -> None:
     run(Case(name, **(SIZES | CASES[name])), "cuda")
 
 
-def test_programs_of_blocks_that_no_sequence_has_do_nothing(shares: str) -> None:
+@pytest.mark.usefixtures("shares")
+def test_blocks_that_no_sequence_has_are_nobodys() -> None:
     """As many tokens as two sequences of 64 queries, which is what the planner knows, but they have fewer."""
     case = Case("one block", (20, 9), (5000, 700), padding=99, **SIZES)
     (launch,) = plan.plan(problem_of(build(case, "cuda") | dict(max_seqlen_q=64))).launches
-    assert launch.side == (1 if shares == "64 rows" else 2)
+    assert launch.pipe.SHARES
     run(case, "cuda", max_seqlen_q=64)
 
 

@@ -28,7 +28,6 @@ class Shape(NamedTuple):
     BLOCK_Q: int = TOKENS
     KV_HEADS: int = HEADS
     SCAN: int = 32
-    SIDE: bool = False
     APART: bool = False
 
 

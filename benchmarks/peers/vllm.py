@@ -15,6 +15,7 @@ from tests.cases import Case
 
 HOMES = ("vllm.v1.attention.ops.triton_unified_attention", "vllm.attention.ops.triton_unified_attention")
 SEGMENTS, MIN_PROGRAMS = 16, 128  # of vLLM's Triton backend
+MOST_QUERIES = 8  # tokens of a sequence up to which it splits, since there is a state for each
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
@@ -24,7 +25,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
         raise Cannot("NHD only")
     q, out, device = inputs["q"].contiguous(), torch.empty_like(inputs["q"]), inputs["q"].device
     threshold = max(1, MIN_PROGRAMS // case.kv_heads)
-    states = (threshold, case.heads, SEGMENTS)
+    states = (threshold * min(max(case.query_lens), MOST_QUERIES), case.heads, SEGMENTS)
     arguments = dict(
         q=q,
         k=inputs["k_cache"],
@@ -47,7 +48,7 @@ def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
         sinks=inputs.get("sinks"),
         seq_threshold_3D=threshold,
         num_par_softmax_segments=SEGMENTS,
-        softmax_segm_output=torch.empty(*states, case.head_dim, device=device),
+        softmax_segm_output=torch.empty(*states, 1 << (case.head_dim - 1).bit_length(), device=device),
         softmax_segm_max=torch.empty(states, device=device),
         softmax_segm_expsum=torch.empty(states, device=device),
     )

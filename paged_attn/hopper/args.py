@@ -123,4 +123,3 @@ class Results(NamedTuple):
     partial: Any  # Partial
     counters: Any  # int32, holders that are done; zero before and after every launch
     scales: Any  # Scales
-    side: Any = None  # Shape.SIDE: as Batch.side

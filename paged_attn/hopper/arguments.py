@@ -18,9 +18,7 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
     shape, pipe = launch.shape, launch.pipe
     boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
     boxes += [new_box(kv, shape, pipe) for kv in call.new or (None, None)]
-    if pipe.SHARES:
-        numbers += (launch.side,)
-    else:
+    if not pipe.SHARES:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *numbers, call.mods, call.scales, shape, pipe)

@@ -72,16 +72,13 @@ def merge_pieces(out, results, item, first_row, token, count, ROWS: gl.constexpr
     AT_ONCE: gl.constexpr = rows_at_once(LIVE, WARPS)
     CHUNK: gl.constexpr = pieces_at_once(AT_ONCE * WIDTH, WARPS, P.JOINED, P.FP8)
     LAYOUT: gl.constexpr = states_layout(AT_ONCE, WARPS)
-    skip, stride = P.SKIP, P.STRIDE
-    if S.SIDE:
-        skip, stride = P.SKIP * results.side, P.STRIDE * results.side
     for first in range(0, count, AT_ONCE):
         row = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, LAYOUT))
         rows = rows_from(token, item.kv_head, row, row < count, S)
         for first_dim in range(0, S.DIM, WIDTH):
             dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
             at = first_row + row
-            state = join(results.partial, at, rows.valid, dim, skip, stride, item.pieces, CHUNK, S.DIM)
+            state = join(results.partial, at, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, CHUNK, S.DIM)
             store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 

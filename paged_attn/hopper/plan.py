@@ -77,7 +77,7 @@ def _rows(p: Problem, longest: int) -> int:
 
 
 def _few_rows(p: Problem) -> bool:
-    """Whether even shares suit a batch: its blocks are few and their keys many, or both are few."""
+    """Whether even shares suit a batch: a block is all that a sequence has, or there is little to do."""
     if p.only == "decode" or not p.ragged:
         return True
     rows = _rows(p, UNBOUNDED)
@@ -85,10 +85,7 @@ def _few_rows(p: Problem) -> bool:
         return True
     if p.cache.itemsize == 1 or not is_even(p) or p.seqs > ONE_WARP:
         return False
-    blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 128 // (p.heads // p.kv_heads))
-    context = p.max_seqlen_k >= 4 * p.max_seqlen_q
-    one_each = blocks <= p.device.multiprocessors
-    return (context or one_each or _has_little(p)) and rows <= MOST_ROWS and blocks <= FEW * p.device.multiprocessors
+    return rows <= MOST_ROWS and _has_little(p)
 
 
 def need_of(launch: Launch) -> Need:
@@ -212,32 +209,24 @@ class Shares(NamedTuple):
     tile: int
     stages: int  # slots of a ring
     resident: int  # programs of a multiprocessor
-    side: int  # blocks of a sequence side by side
-    groups: int  # shares of each line
+    groups: int  # shares of each KV head
     blocks: int  # that a sequence may have
     tiles: int  # that a block may see
 
-    @property
-    def warpgroups(self) -> int:
-        """Of all consumers."""
-        return 2 if self.rows == 128 else 1
-
 
 def _shares(p: Problem, longest: int) -> Shares:
-    """Blocks of few rows as columns, of 64 rows or of 128."""
+    """Blocks of few rows as columns, or of 64 rows."""
     asked, group = _rows(p, longest), p.heads // p.kv_heads
     columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
-    in_rows = 64 if asked <= 64 or _has_little(p) else 128
-    rows = columns or in_rows
-    tile, stages = _share_rings(p, columns, in_rows)
+    rows = columns or 64
+    tile, stages = _share_rings(p, columns)
     keys = _keys(p, tile)
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
     places = resident * p.device.multiprocessors
-    side = _side_by_side(p, rows, places)
-    groups = max(1, places // (p.kv_heads * side))
+    groups = max(1, places // p.kv_heads)
     blocks = triton.cdiv(p.max_seqlen_q, rows // group)
-    return Shares(columns, rows, tile, stages, resident, side, groups, blocks, triton.cdiv(keys, tile))
+    return Shares(columns, rows, tile, stages, resident, groups, blocks, triton.cdiv(keys, tile))
 
 
 def _is_uneven(p: Problem) -> bool:
@@ -254,9 +243,9 @@ def _keys(p: Problem, tile: int) -> int:
 
 
 def _has_little(p: Problem) -> bool:
-    """Whether blocks of 64 rows are better than half as many of 128: all programs are done soon.
+    """Whether even shares of blocks of 64 rows are better than half as many of 128 from a counter: all are done soon.
 
-    What counts then is how few rows of how few pieces one of them has to join, not that keys are read twice.
+    What counts then is how much code a launch has to fetch, and how few rows of how few pieces a program has to join.
     """
     multiprocessors = p.device.multiprocessors
     blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
@@ -266,18 +255,16 @@ def _has_little(p: Problem) -> bool:
 def few(p: Problem, shortest: int, longest: int) -> Launch:
     """Even shares of all tiles."""
     group, s = p.heads // p.kv_heads, _shares(p, longest)
-    programs = s.groups * p.kv_heads * s.side
+    programs = s.groups * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
-        SIDE=s.side > 1,
         WHOLE=shape.ONE_SCAN and _is_uneven(p),
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
-    least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups * s.side else 1
+    least = min(LEAST_FEW, s.tiles) if s.rows >= 64 and p.seqs * s.blocks < s.groups else 1
     pipe = _share_pipe(p, s)
-    launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-    return launch._replace(side=s.side)
+    return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
 
 
 def _share_pipe(p: Problem, s: Shares) -> Pipe:
@@ -288,8 +275,7 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
         SHARES=True,
         AT_ONCE=s.columns == 0,
         CONSUMERS=1,
-        ROWS=64 * s.warpgroups,
-        KEY_STAGES=3 if s.warpgroups == 2 and s.tile == 128 and dim == 128 else s.stages,
+        KEY_STAGES=s.stages,
         VALUE_STAGES=s.stages,
         COLUMNS=s.columns,
         # boxes of nothing go where queries will, and large heads leave room for few of those
@@ -304,18 +290,11 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
     )
 
 
-def _side_by_side(p: Problem, rows: int, places: int) -> int:
-    """Blocks of a sequence that programs walk side by side, since they read the same keys; 1 where many would idle."""
-    blocks = max(1, triton.cdiv(p.max_seqlen_q, rows // (p.heads // p.kv_heads)))
-    working = places // (p.kv_heads * blocks) * p.kv_heads * blocks
-    return blocks if rows == 128 and working >= 0.8 * places else 1
-
-
-def _share_rings(p: Problem, columns: int, rows: int) -> tuple[int, int]:
-    """(tile, slots of each ring) of even shares with so many columns, or rows of a consumer."""
+def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
+    """(tile, slots of each ring) of even shares with so many columns."""
     dim = dim_of(p)
     small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL
-    tile, stages = (64, 2 if rows > 64 else 3) if (small and rows == 64) or dim > 128 else (128, 2)
+    tile, stages = (64, 3) if small or dim > 128 else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
     if dim == 64:
@@ -340,9 +319,7 @@ STAGES = {
     (TRANSPOSE, 128): (3, 3, 2, 128),
 }
 STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (6, 5, 0, 64)}  # likewise, by head_dim; tiles for fewer registers
-# Up to where even shares are better than a counter: rows of a sequence and KV head, blocks for each multiprocessor.
-MOST_ROWS = 512
-FEW = 3
+MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay

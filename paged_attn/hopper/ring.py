@@ -44,8 +44,7 @@ def arrivals_of(P):
     keys = 1 if P.CONVERT == 1 else P.LOADERS
     values = 1 if convert else P.LOADERS
     queries = (1, readers) if P.QUERY_BOX else (0, 0)
-    mail = (0, 0) if P.SHARES else (1, readers + 2 * P.LOADERS - 1 + convert)
-    return keys, readers, values, readers, *queries, *mail
+    return keys, readers, values, readers, *queries, 1, readers + 2 * P.LOADERS - 1 + convert
 
 
 @gluon.jit

@@ -64,8 +64,6 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
         longest,
         batch.least,
         batch.slots,
-        0,  # never read: a record with a None cannot be returned
-        1,
     )
 
 

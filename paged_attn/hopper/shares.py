@@ -1,7 +1,7 @@
-"""The kernel for few blocks: even shares of all tiles, the KV heads in lockstep, and the blocks of a sequence, too.
+"""The kernel for few rows: even shares of all tiles, the KV heads in lockstep.
 
 What a program does follows from the sequences' lengths alone, as in the portable kernel: `kernels/schedule.py` cuts the
-line of units, here loaders and consumers walk along it each for itself: one consumer of four or eight warps, or two.
+line of units, here loaders and consumers walk along it each for itself: one consumer of four warps, or two.
 """
 
 from ..kernels.args import Batch
@@ -16,7 +16,7 @@ from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_tiles
 from .queries import make_queries
-from .ring import KEYS, VALUES, make_gates, make_read_ring, start_with
+from .ring import WARPGROUP, make_ring, start_together
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, item_at
@@ -72,30 +72,26 @@ def consume_share(
         mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
 
 
-@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots", "side"])
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
 def shares_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, side, mods, scales,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Attention of one even share of all tiles, or of those of one block of every sequence, x one KV head."""
+    """Attention of one even share of all tiles x one KV head."""
     index, kv_head = unflatten(S)
-    shares, block = gl.num_programs(0) // S.KV_HEADS, 0
-    if S.SIDE:
-        shares, block, index = shares // side, index % side, index // side
     batch = Batch(
-        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
-        block, side,
-    )  # fmt: skip
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
-    gates = make_gates(P)
-    keys = make_read_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
-    values = make_read_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
+    READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
+    keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, READERS)
+    values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, READERS)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
-    queries = make_queries(dtype, gates, S, P)
+    queries = make_queries(dtype, 0, S, P)
     if P.COLUMNS > 0:
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
     elif S.PIECE is not None:
@@ -104,13 +100,12 @@ def shares_kernel(
         rings = Rings(keys, values, queries, queries.slots, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
-    share, seq, before = find_share(batch, first, index, shares, lane, mods, S)
+    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, scales, side)
+    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
-    REGISTERS: gl.constexpr = 64 if P.ROWS == 64 else 40  # of a loader, which eight warps leave less
-    start_with(gates, P)
+    start_together()
     if P.CONSUMERS == 2:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
@@ -123,4 +118,4 @@ def shares_kernel(
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
             (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
             (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
-        ], [1, 1], [REGISTERS, REGISTERS])  # fmt: skip
+        ], [1, 1], [64, 64])  # fmt: skip

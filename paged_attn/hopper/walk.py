@@ -28,10 +28,7 @@ def item_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
 def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     """What a share has of a block is one piece."""
     at = walk.unit - walk.before
-    index, columns, column = at // tiles, S.KV_HEADS, kv_head
-    if S.SIDE:
-        index, columns, column = batch.block, S.KV_HEADS * batch.side, batch.block * S.KV_HEADS + kv_head
-    block = block_of(batch, walk.seq, index, S)
+    block = block_of(batch, walk.seq, at // tiles, S)
     tile = at % tiles
     count = gl.minimum(tiles - tile, share.end - walk.unit)
     span = visible_range(block, mods, S.BLOCK_Q)
@@ -43,9 +40,9 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
     # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
-    first_row = ((2 * first_share + 1) * columns + column) * S.ROWS
-    row = ((2 * here + gl.where(tile == 0, 1, 0)) * columns + column) * S.ROWS
-    counter = first_share * columns + column
+    first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
+    row = ((2 * here + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
+    counter = first_share * S.KV_HEADS + kv_head
     item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
     return item, count
 

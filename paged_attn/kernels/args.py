@@ -59,8 +59,6 @@ class Batch(NamedTuple):
     longest: Any
     least: Any  # tiles of a share
     slots: Any  # scratch states of a share
-    block: Any = None  # Shape.SIDE: this program's block of every sequence, counted from the end
-    side: Any = None  # and how many there are
 
 
 class Modifiers(NamedTuple):
@@ -145,7 +143,6 @@ class Shape(NamedTuple):
     NATIVE_FP8: bool  # the target converts e4m3 in hardware
     NORMALIZED: bool = False  # queries of any magnitude are brought into float16's range, row by row
     WHOLE: bool = False  # even shares may begin with blocks, where all of these are about as long; wants ONE_SCAN
-    SIDE: bool = False  # the blocks of a sequence lie side by side, programs of their own for each, and not end to end
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
 
 

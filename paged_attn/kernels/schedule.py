@@ -1,8 +1,7 @@
 """Which program does what: blocks of queries, the keys they may see, even shares of all that work.
 
 Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's
-queries see; laid end to end, sequence by sequence, they are one line of units.  Or blocks lie side by side: the last of
-every sequence are one line, those before them another, and so on (Shape.SIDE).  With Shape.WHOLE, where all are about
+queries see; laid end to end, sequence by sequence, they are one line of units.  With Shape.WHOLE, where all are about
 as long, each gets the same room, and shares begin with blocks or cut all alike.
 """
 
@@ -89,8 +88,6 @@ def work(batch, seq, inside, mods, S: tl.constexpr):
     context_len = seq_len - query_len
     tiles = tiles_before(seq_len, context_len, S) - first_tile(context_len, mods, S)
     blocks = tl.cdiv(query_len, S.BLOCK_Q)
-    if S.SIDE:
-        blocks = tl.where(blocks > batch.block, 1, 0)
     # a sequence that sees nothing still has its zeros to write
     return tl.where(served, blocks, 0), tl.maximum(tiles, 1)
 
