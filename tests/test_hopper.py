@@ -183,8 +183,14 @@ def test_maxima_may_rise_of_three_consumers(name: str) -> None:
 
 
 def check_rising(case: Case) -> None:
-    """The last keys come first, so keys grow towards the first one: scores up to some 30, and some jumps of 100."""
     inputs = build(case, "cuda")
+    _let_rise(case, inputs)
+    out, lse = paged_attn.paged_attention(**inputs)
+    compare(case, out, lse, inputs)
+
+
+def _let_rise(case: Case, inputs: dict[str, torch.Tensor]) -> None:
+    """The last keys come first, so keys grow towards the first one: scores up to some 30, and some jumps of 100."""
     grown = inputs["k_cache"].float()
     for pages, seq_len in zip(inputs["page_table"].tolist(), case.seq_lens):
         for column, page in enumerate(pages[: -(-seq_len // case.page_size)]):
@@ -192,8 +198,18 @@ def check_rising(case: Case) -> None:
                 grown[page] *= 1 + 7 * (1 - column * case.page_size / seq_len) + 30 * (column % 37 == 5)
     inputs["k_cache"] = grown.to(case.dtype_of_cache)
     _no_small_values(inputs)
+
+
+@pytest.mark.parametrize("features", [{}, dict(alibi=True), dict(softcap=50.0)], ids=["plain", "alibi", "softcap"])
+def test_a_sink_of_infinity_leaves_nothing_where_other_maxima_rise(features: dict[str, Any]) -> None:
+    """Rows of four heads share a warp, which weighs again for all of them where it does for one."""
+    case = Case("sinks", (700,), (3000,), sinks=True, **(SIZES | features))
+    inputs = build(case, "cuda")
+    _let_rise(case, inputs)
+    inputs["sinks"][1::4] = torch.inf
     out, lse = paged_attn.paged_attention(**inputs)
     compare(case, out, lse, inputs)
+    assert not out[:, 1::4].any()
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])

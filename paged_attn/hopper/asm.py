@@ -140,6 +140,8 @@ def _weigh_again(dtype: str, pairs: int) -> tuple[str, str]:
         text += f" sub.f32 a, {old_tops[i]}, m{i}; @p{i} ex2.approx.ftz.f32 {decays[i]}, a;"
         text += f" setp.eq.f32 any, {tops[i]}, {nothing}; sub.f32 n{i}, {shifts[i]}, {tops[i]};"
         text += f" @any mov.f32 n{i}, {shifts[i]};"
+        # infinity less itself, beside a sink of infinity, is none
+        text += f" setp.eq.f32 any, {shifts[i]}, {tops[i]}; @any mov.f32 n{i}, {_number(0.0)};"
     for k in range(pairs):
         i = k & 1
         text += "".join(
