@@ -29,6 +29,11 @@ class Pipe(NamedTuple):
     COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
     QUERY_BOX: bool = False  # queries come through the copy engine
 
+    @property
+    def PAIR(self) -> bool:
+        """Whether a consumer is two warpgroups that share one code, and wait each for itself (`ring.make_gates`)."""
+        return self.ROWS == 128
+
 
 class Ring(NamedTuple):
     """Slots of shared memory that loaders fill and consumers empty, with a barrier of each kind for every slot."""

@@ -13,7 +13,7 @@ FIELDS = gl.constexpr(16)  # the next power of two
 def make_mail(gates, P: gl.constexpr):
     """Empty letters, which all partitions but the one that writes them read."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    if P.ROWS == 128:
+    if P.PAIR:
         full, full_at = gate(gates, MAIL)
         empty, empty_at = gate(gates, MAIL + 1)
         return Mail(letters, full, empty, full_at, empty_at)
