@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .hopper.pieces import CUT_KEYS, MOST
+from .hopper.pieces import CUT_KEYS, DOUBLED, JOIN_KEYS, MOST, SURE
 from .hopper.plan import PIECES
 from .kernels.schedule import ONE_EACH, OTHERS
 from .plan import Launch
@@ -83,11 +83,14 @@ def piece_size(blocks: Sequence[Block], launch: Launch) -> int:
     longest = max((block.tiles for block in blocks), default=1)
     least = max(launch.least, math.ceil(total / (programs * PIECES)))
     times = {longest: _time(longest, len(blocks) * heads, total, 0, programs)}
-    for pieces in range(2, MOST.value + 1):
-        size = max(math.ceil(longest / pieces), least)
+    filling = [int(0.25 * 2**i * programs * longest / max(total, 1) + SURE.value) for i in range(DOUBLED.value)]
+    for pieces in (*range(2, MOST.value + 1), *filling):
+        size = max(-(-longest // max(pieces, 1)), least)
         if size < longest:
             items = max(len(blocks) * heads, total / size)
-            times.setdefault(size, _time(size, items, total, CUT_KEYS.value / launch.shape.TILE, programs))
+            time = _time(size, items, total, CUT_KEYS.value / launch.shape.TILE, programs)
+            time += JOIN_KEYS.value / launch.shape.TILE * max(longest / size - MOST.value, 0)
+            times.setdefault(size, time)
     return min(times, key=times.__getitem__)
 
 

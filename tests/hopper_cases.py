@@ -21,7 +21,7 @@ MIXED = ragged(
 )  # fmt: skip
 TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | dict(bounds=True, qq_bias=32, tree=True)
 DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
-# as many queries each, in blocks side by side, over more keys and fewer
+# as many queries each, in two blocks, over more keys and fewer
 CHUNKS = ragged((64, 5000), (64, 70), (64, 64), (64, 900), (64, 30), (64, 0)) | dict(bounds=True)
 # blocks of which a consumer has no rows, for groups of 3, 4 and 24, before blocks of others
 PREFILLS = ragged(*[(393, 1500)] * 3, (393, 393), (393, 700)) | dict(bounds=True)
@@ -321,6 +321,8 @@ LONG: dict[str, dict[str, Any]] = {
     "prefills, head_dim 80": PREFILLS | dict(head_dim=80),
     "prefills, head_dim 96, fp32 out": PREFILLS | dict(head_dim=96, out_dtype=torch.float32),
     "prefills of 40": ragged(*[(100, 100 + 30 * i) for i in range(40)]) | dict(bounds=True),
+    "prefills, every other of nothing": ragged(*[(300, 0), (300, 300)] * 30) | dict(bounds=True),
+    "prefills of nothing": ragged(*[(300, 0)] * 3) | dict(bounds=True),
     "prefills, group 1": PREFILLS | dict(kv_heads=32),
     "prefills, group 3": PREFILLS | dict(heads=24),
     "prefills, group 24": PREFILLS | dict(heads=48, kv_heads=2),

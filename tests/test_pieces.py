@@ -61,7 +61,9 @@ BY_HAND = {
     "128 blocks": ([(512, 16384)], 128),
     "a quarter of the programs would idle, but a piece costs more": ([(64, 8192)] * 6, 64),
     "short ones": ([(64, 512)] * 2, 4),
-    "one long among short ones": ([(64, 131072)] + [(64, 512)] * 15, 128),
+    "one long among short ones, in fifteen": ([(64, 131072)] + [(64, 512)] * 15, 69),
+    "8 blocks, a piece for each program": ([(16, 16384)], 8),
+    "8 long ones": ([(16, 131072)], 64),
     "nobody asks": ([(0, 5000), (0, 0)], 1),
 }
 

@@ -10,6 +10,7 @@ from ..kernels.softmax import start
 from .args import Turn, Turns
 from .asm import await_at_if
 from .attend import receive, send_tiles
+from .convert import NONE
 from .epilogue import leaving, store
 from .layouts import product_layout
 from .mail import read
@@ -66,6 +67,8 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
 @gluon.jit
 def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
     """`blocks.consume_items`."""
+    gl.static_assert(P.ROWS == 128 and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
+    gl.static_assert(not S.SPLIT and S.PIECE is None)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
     item = read(jobs.mail, number, P.ROWS // 16)

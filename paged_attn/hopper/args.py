@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import triton
+
 
 class Pipe(NamedTuple):
     """How a kernel's warps share the work: compile-time."""
@@ -29,10 +31,11 @@ class Pipe(NamedTuple):
     COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
     QUERY_BOX: bool = False  # queries come through the copy engine
 
-    @property
-    def PAIR(self) -> bool:
-        """Whether a consumer is two warpgroups that share one code, and wait each for itself (`ring.make_gates`)."""
-        return self.ROWS == 128
+
+@triton.constexpr_function
+def is_pair(P):
+    """Whether a consumer is two warpgroups that share one code, and wait each for itself (`ring.make_gates`)."""
+    return P.ROWS == 128
 
 
 class Ring(NamedTuple):

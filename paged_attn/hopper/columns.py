@@ -14,7 +14,7 @@ from ..kernels.args import State
 from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
-from .args import Turns
+from .args import Turns, is_pair
 from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
@@ -46,7 +46,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
     if is_early(P):
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
         return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
-    elif P.PAIR:
+    elif is_pair(P):
         return queries.slots
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
@@ -55,7 +55,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
 @gluon.jit
 def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
     """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
-    if P.PAIR:
+    if is_pair(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
         return rows_of(rings.queries, done, 0, S, P).slice(64, P.COLUMNS, dim=0)
     elif is_early(P):

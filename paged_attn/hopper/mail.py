@@ -1,7 +1,7 @@
 """How items of work reach loaders and consumers: two letters in shared memory, written in turn by one warp."""
 
 from ..kernels.args import Block
-from .args import Item, Mail
+from .args import Item, Mail, is_pair
 from .asm import arrive_at, await_at, meet
 from .ring import MAIL, gate, make_barriers
 from .shim import gl, gluon, mbarrier
@@ -13,7 +13,7 @@ FIELDS = gl.constexpr(16)  # the next power of two
 def make_mail(gates, P: gl.constexpr):
     """Empty letters, which all partitions but the one that writes them read."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    if P.PAIR:
+    if is_pair(P):
         full, full_at = gate(gates, MAIL)
         empty, empty_at = gate(gates, MAIL + 1)
         return Mail(letters, full, empty, full_at, empty_at)

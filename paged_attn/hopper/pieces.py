@@ -10,7 +10,12 @@ from ..kernels.schedule import work
 
 # Keys whose tiles would take as long as what a piece costs beside its own: its state is written, read and joined.
 CUT_KEYS = tl.constexpr(1280)
-MOST = tl.constexpr(8)  # pieces of the longest block
+MOST = tl.constexpr(8)  # pieces of the longest block; more where blocks are so few that even these leave programs idle
+JOIN_KEYS = tl.constexpr(64)  # as CUT_KEYS: one program joins all pieces of a block, which counts where they are more
+DOUBLED = tl.constexpr(
+    4
+)  # such pieces that are tried: an item for a quarter of the programs, for half, one each, two each
+SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little smaller
 
 
 @triton.jit
@@ -48,11 +53,18 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     programs = num_programs.to(tl.float32)
     least = tl.maximum(batch.least.to(tl.float32), tl.ceil(total / (num_programs * PIECES)))
     cut: tl.constexpr = 1.0 * CUT_KEYS / S.TILE
+    join: tl.constexpr = 1.0 * JOIN_KEYS / S.TILE
     best = most
     time = time_of(most, blocks, total, 0.0, programs)
-    for pieces in tl.static_range(2, MOST + 1):
-        size = tl.maximum(tl.ceil(most / pieces), least)
+    filling = programs * most / tl.maximum(total, 1.0) * 0.125
+    for i in range(2, MOST + 1 + DOUBLED):
+        pieces = i + 0
+        if i > MOST:
+            filling *= 2
+            pieces = tl.maximum((filling + SURE).to(tl.int32), 1)
+        size = tl.maximum(tl.cdiv(most.to(tl.int32), pieces).to(tl.float32), least)
         other = time_of(size, tl.maximum(blocks, total / size), total, cut, programs)
+        other += join * tl.maximum(most / size - MOST, 0.0)
         better = (other < time) & (size < most)
         best = tl.where(better, size, best)
         time = tl.where(better, other, time)

@@ -302,10 +302,10 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     return tile, 5 if columns > 32 and dim > 128 else stages  # as many as the queries leave room for
 
 
-# Tiles of an even share of blocks of 64 rows or more: fewer cost more to join than they balance.  Where a sequence has
+# Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where a sequence has
 # fewer, or there are blocks for all programs, shares of as many would leave some without any.
 LEAST_FEW = 4
-LITTLE = 16  # tiles of 64 keys and rows of a program up to which blocks have 64 rows
+LITTLE = 16  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim

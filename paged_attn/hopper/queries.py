@@ -4,7 +4,7 @@ import triton
 
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
-from .args import Queries, Turn
+from .args import Queries, Turn, is_pair
 from .asm import arrive_at, await_at
 from .ring import QUERIES, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
@@ -32,7 +32,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     TOKENS: gl.constexpr = P.ROWS // S.GROUP if P.QUERY_BOX else ROWS
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    IN_TURN: gl.constexpr = P.PAIR and P.QUERY_BOX
+    IN_TURN: gl.constexpr = is_pair(P) and P.QUERY_BOX
     SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
@@ -58,7 +58,7 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
 def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
     """The queries of a block, after so many others, once no consumer needs those that they replace."""
     token = item.block.first_token + item.block.first
-    if P.PAIR:
+    if is_pair(P):
         at = turn_of(done, S)
         mbarrier.wait(queries.empty.index(at.stage), at.phase ^ 1)
         _load_rows(box, queries, at.stage, token, item, S, P)
@@ -72,7 +72,7 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 @gluon.jit
 def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Until a consumer's rows have come in a box, after those of so many blocks."""
-    if P.PAIR:
+    if is_pair(P):
         at = turn_of(done, S)
         await_at(queries.full_at + at.stage * 8, at.phase)
     else:
@@ -82,14 +82,14 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 @gluon.jit
 def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
     """No more keys will be multiplied by them."""
-    if P.PAIR and P.QUERY_BOX:
+    if is_pair(P) and P.QUERY_BOX:
         arrive_at(queries.empty_at + turn_of(done, S).stage * 8)
 
 
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries as a matrix [R, D]."""
-    if P.PAIR and P.QUERY_BOX:
+    if is_pair(P) and P.QUERY_BOX:
         slot = queries.slots.index(turn_of(done, S).stage)
     else:
         slot = queries.slots.index(NUMBER)

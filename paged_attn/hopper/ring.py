@@ -2,7 +2,7 @@
 
 import triton
 
-from .args import Gates, Ring, Turn
+from .args import Gates, Ring, Turn, is_pair
 from .asm import TAG, arrive_at, await_at, find_tag, init_at
 from .shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
@@ -53,7 +53,7 @@ def make_gates(P: gl.constexpr):
 
     Each warp leaves a tag in the row behind them, and finds it.
     """
-    if P.PAIR:
+    if is_pair(P):
         ARRIVALS: gl.constexpr = arrivals_of(P)
         THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
         barriers = gl.allocate_shared_memory(gl.int64, [KINDS + 1, DEPTH], mbarrier.MBarrierLayout())
@@ -73,7 +73,7 @@ def make_gates(P: gl.constexpr):
 def start_with(gates, P: gl.constexpr):
     """`start_together`, of whatever consumers."""
     start_together()
-    if P.PAIR:  # all have found the tag, which no other program must
+    if is_pair(P):  # all have found the tag, which no other program must
         THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
         gates.barriers.index(KINDS).store(gl.full([DEPTH], 0, gl.int64, THREADS))
 
@@ -120,7 +120,7 @@ def make_read_ring(
     P: gl.constexpr,
 ):
     """One that consumers empty."""
-    if P.PAIR:
+    if is_pair(P):
         gl.static_assert(STAGES <= DEPTH)
         full, full_at = gate(gates, KIND)
         empty, empty_at = gate(gates, KIND + 1)
@@ -155,7 +155,7 @@ def wait_full(ring, turn, there=True):
 @gluon.jit
 def wait_tile(ring, turn, P: gl.constexpr, there=True):
     """`wait_full` of consumers; one of two warpgroups waits only where there is a tile to come."""
-    if P.PAIR:
+    if is_pair(P):
         await_at(ring.full_at + turn.stage * 8, turn.phase)
     else:
         wait_full(ring, turn, there)
@@ -164,7 +164,7 @@ def wait_tile(ring, turn, P: gl.constexpr, there=True):
 @gluon.jit
 def release_tile(ring, turn, P: gl.constexpr):
     """`release` of the turn's slot by a consumer."""
-    if P.PAIR:
+    if is_pair(P):
         arrive_at(ring.empty_at + turn.stage * 8)
     else:
         release(ring.empty.index(turn.stage))
