@@ -78,6 +78,7 @@ def rows_of_scores(columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     maxima[6] = 50  # nothing to speak of
     maxima[7], scores[7] = NOTHING, NOTHING
     scores[7, 9] = -300
+    maxima[10] = np.inf  # beside such a sink nothing counts
     scores[8, 3], scores[9, 1] = np.nan, np.inf
     return scores, maxima
 
