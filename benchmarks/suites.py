@@ -91,7 +91,12 @@ MIXED = (
     ragged("4 x 512 at 8k + 124 decodes at 2048", (512,) * 4 + (1,) * 124, (8192,) * 4 + (2048,) * 124),
     ragged("chunk of 216 at 1024 + 40 decodes at 1500", (216,) + (1,) * 40, (1024,) + (1500,) * 40),
     ragged("1 x 64 at 4096 + 63 decodes at 4096", (64,) + (1,) * 63, (4096,) * 64),
-)
+    ragged(
+        "1 x 2048 + 63 decodes at 4096, heads 64/8 of 64, sinks", (2048,) + (1,) * 63, (2048,) + (4096,) * 63,
+        heads=64, head_dim=64, sinks=True,
+    ),
+    ragged("1 x 2048 + 63 decodes at 4096, heads 128/8", (2048,) + (1,) * 63, (2048,) + (4096,) * 63, heads=128),
+)  # fmt: skip
 RAGGED = (
     ragged("decode b64, 256..32768", (1,) * 64, log_uniform(256, 32768, 64)),
     ragged("decode 1 x 131072 + 63 x 512", (1,) * 64, (131072,) + (512,) * 63),
@@ -106,6 +111,7 @@ SPEC = (
     ragged("speculate b16 x 256..8192, q_len 64", (64,) * 16, log_uniform(256, 8192, 16)),
     uniform("tree of 32, b1 x 8192", 1, 32, 8192, **TREE),
     uniform("tree of 32, b16 x 8192", 16, 32, 8192, **TREE),
+    uniform("tree of 32, b1 x 65536, heads 8/1", 1, 32, 65536, heads=8, kv_heads=1, **TREE),
 )
 # Beside each fp8 case its bfloat16 twin, for their ratio is what counts.
 FP8_CACHES = tuple(
@@ -118,6 +124,7 @@ FP8_CACHES = tuple(
         uniform("speculate b16 x 8192, q_len 8", 16, 8, 8192),
         uniform("prefill b4 x 4096", 4, 4096, 4096),
         uniform("chunk of 2048 at 16384", 1, 2048, 16384),
+        MIXED[0],
     )
     for twin in (case, replace(case, name=f"{case.name}, e4m3 cache", **FP8))
 ) + (uniform("decode b64 x 4096, e4m3 cache, scale per head", 64, 1, 4096, scales="per_head", **FP8),)
