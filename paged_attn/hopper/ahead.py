@@ -24,7 +24,7 @@ from .tiles import score_scale
 def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
     """Start <q, k> of an item's first tile; where there is none, of whatever lies there, which nobody looks at.
 
-    For a product that runs on behind a branch around it would have to be waited for.
+    A branch around the product would have to wait for it, and it is to run on.
     """
     there = ((item.kv_head >= 0) & (item.begin < item.end)).to(gl.int32)
     query, key = turn_of(turns.query, S), turns.key
@@ -57,7 +57,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:
         following = read(mail, number, P.ROWS // 16)
-    # sent behind the last values, before these are waited for, it would have them wait for keys: 1% slower
+    # sent before the last values are waited for, it would have these wait for keys, too: 1% slower
     running = first_scores(rings, turns, following, S, P)
     rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
     store(out, results, item, rows, count, state, 0, S, P)

@@ -29,9 +29,8 @@ def receive(sent, rings, turns, state, P: gl.constexpr):
     """(turns, state) once the last values are multiplied."""
     acc = warpgroup_mma_wait(0, deps=(sent.acc,))
     row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
-    return Turns(turns.key, leave(rings.value, turns.value, P.VALUE_STAGES, P), turns.query), State(
-        acc, row_max, row_sum
-    )
+    v_turn = leave(rings.value, turns.value, P.VALUE_STAGES, P)
+    return Turns(turns.key, v_turn, turns.query), State(acc, row_max, row_sum)
 
 
 @gluon.jit

@@ -12,9 +12,8 @@ from ..kernels.schedule import work
 CUT_KEYS = tl.constexpr(1280)
 MOST = tl.constexpr(8)  # pieces of the longest block; more where blocks are so few that even these leave programs idle
 JOIN_KEYS = tl.constexpr(64)  # as CUT_KEYS: one program joins all pieces of a block, which counts where they are more
-DOUBLED = tl.constexpr(
-    4
-)  # such pieces that are tried: an item for a quarter of the programs, for half, one each, two each
+# Numbers of these that are tried: for an item for a quarter of the programs, for half of them, one each, two each.
+DOUBLED = tl.constexpr(4)
 SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little smaller
 
 
