@@ -73,6 +73,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, group 1": MIXED | dict(kv_heads=32),
     "mixed, group 3": MIXED | dict(heads=24),
     "mixed, group 6": MIXED | dict(heads=48),
+    "more than 8 pieces": ragged((40, 20000)) | dict(heads=8, kv_heads=1),
     "mixed, group 32": MIXED | dict(kv_heads=1),
     "mixed, shared buffer": MIXED | dict(shared_buffer=True),
     "mixed, strided": MIXED | dict(strided=True),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -134,6 +136,16 @@ def test_sdpa_gathers_the_pages_it_is_a_bound_for(layout: str) -> None:
         got = sdpa._call(case, inputs, SDPBackend.MATH)()
         # a step of bfloat16 at 2 is 2^-7; a wrong key is far beyond
         torch.testing.assert_close(got.float(), truth(case, inputs)().float(), atol=2**-6, rtol=0)
+
+
+def test_host_time_is_measured_without_a_device(tmp_path: Path) -> None:
+    """In a process of its own, for it pretends to have one."""
+    output = tmp_path / "host.json"
+    command = [sys.executable, "-m", "benchmarks.host", "--stub", "--calls", "20", "--output", str(output)]
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True, timeout=300)
+    found = json.loads(output.read_text())["host_us"]
+    assert {name.split()[0] for name in found} == {"eager", "launch", "operator", "write_kv"}
+    assert 0 < found["launch decode"] < found["eager decode"] < found["operator decode"]
 
 
 def test_features_name_what_a_case_asks_for() -> None:

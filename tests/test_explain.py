@@ -292,6 +292,8 @@ def test_pieces_are_told() -> None:
     told = printed("--queries 256 --keys 16384 --device sm90")
     assert "from a counter: 128 items of up to 64 tiles" in told
     assert "8 blocks are cut, into 16 pieces" in told
+    told = printed("--queries 16 --keys 131072 --heads 8 --kv-heads 1 --device sm90")  # one block for 132 programs
+    assert "from a counter: 32 items of up to 32 tiles" in told
 
 
 def test_lengths_are_said_in_groups() -> None:

@@ -134,9 +134,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"has warpgroups wait for each other {loop['BAR']} times a tile"
         if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
-        scores = (
-            64 if loop.get("MUFU", 0) >= 2 * 64 else 32
-        )  # of a thread: each has an exponential, and one beyond the limit
+        # of a thread: each has an exponential, and one more where maxima rise
+        scores = 64 if loop.get("MUFU", 0) >= 2 * 64 else 32
         if "alibi" in variant and loop["FFMA"] > ALIBI_FUSED * scores + 8:
             yield f"adds {loop['FFMA']} products for {scores} scores of a thread"
     if "fp8" in variant or "e4m3" in variant:
@@ -255,7 +254,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     assert "has warpgroups wait for each other 1 times a tile" in found
     biased = facts | dict(variant="long alibi", innermost=[dict(HGMMA=12, MUFU=66, FFMA=132, FMUL=64, VOTE=1)] * 3)
     assert "adds 132 products for 32 scores of a thread" in " ".join(complaints(biased))
+    late = facts | dict(variant="prompts", results_under_products=15)
+    assert "exchanges 15 results under a product" in " ".join(complaints(late))
     coarse = facts | dict(innermost=[dict(QGMMA=12, MUFU=2, FFMA=196, FMUL=64, VOTE=1)] * 2)
     coarse |= dict(variant="mixed all fp8, no lse")
     assert "adds 196 products for 64 scores of a thread" in " ".join(complaints(coarse))
-    assert {biased["variant"], coarse["variant"], *MEET} <= set(variants.HOPPER | variants.ATTENTION)
+    named = {*(x["variant"] for x in (biased, late, coarse)), *MEET, *RESULTS}
+    assert named <= set(variants.HOPPER | variants.ATTENTION)

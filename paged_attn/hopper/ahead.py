@@ -4,20 +4,17 @@ Alone with the tensor cores, it would leave them idle for the letter, the first 
 """
 
 from ..kernels.args import State
-from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Turn, Turns
-from .asm import await_at_if
 from .attend import receive, send_tiles
 from .convert import NONE
 from .epilogue import leaving, store
 from .layouts import product_layout
 from .mail import read
-from .queries import rows_of, turn_of
-from .ring import tile_of
-from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .tiles import score_scale
+from .queries import rows_of, wait_queries
+from .shim import gl, gluon, warpgroup_mma_wait
+from .tiles import multiply_keys, score_scale, value_scale
 
 
 @gluon.jit
@@ -26,13 +23,9 @@ def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
 
     A branch around the product would have to wait for it, and it is to run on.
     """
-    there = ((item.kv_head >= 0) & (item.begin < item.end)).to(gl.int32)
-    query, key = turn_of(turns.query, S), turns.key
-    await_at_if(rings.queries.full_at + query.stage * 8, query.phase, there)
-    await_at_if(rings.key.full_at + key.stage * 8, key.phase, there)
-    q = rows_of(rings.queries, turns.query, 0, S, P)
-    zero = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, False, P.ROWS))
-    return warpgroup_mma(q, tile_of(rings.key, key, S).permute((1, 0)), zero, use_acc=False, is_async=True)
+    there = (item.kv_head >= 0) & (item.begin < item.end)
+    wait_queries(rings.queries, turns.query, 0, S, P, there)
+    return multiply_keys(rows_of(rings.queries, turns.query, 0, S, P), rings.key, turns.key, S, P, there)
 
 
 @gluon.jit
@@ -52,7 +45,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
         turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         following = read(mail, number, P.ROWS // 16)  # while values are multiplied
         turns, state = receive(sent, rings, turns, state, P)
-        acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+        acc = state.acc * value_scale(scales, kv_head)
         state = State(acc, state.max, state.sum)
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:

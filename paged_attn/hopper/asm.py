@@ -454,17 +454,16 @@ def init_at(address, arrivals):
 
 
 @gluon.jit
-def await_at(address, phase):
-    """mbarrier.wait, of each thread for itself: between two of Triton's all threads of a partition meet."""
-    gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
+def await_at(address, phase, there=None):
+    """mbarrier.wait, of each thread for itself: between two of Triton's all threads of a partition meet.
 
-
-@gluon.jit
-def await_at_if(address, phase, there):
-    """`await_at`, unless `there` is 0."""
-    gl.inline_asm_elementwise(
-        _AWAIT_IF, "=r,r,r,r,~{memory}", [address, phase, there], dtype=gl.int32, is_pure=False, pack=1
-    )
+    there: whether to wait, if that is not certain.
+    """
+    if there is None:
+        gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
+    else:
+        operands = [address, phase, there.to(gl.int32)]
+        gl.inline_asm_elementwise(_AWAIT_IF, "=r,r,r,r,~{memory}", operands, dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

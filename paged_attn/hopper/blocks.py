@@ -58,7 +58,7 @@ def hand_out_items(
     """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
 
     One consumer has nobody else whose products could run while its next keys come: it is told of them before the last
-    values of this item are sent for.
+    values of this item are sent for.  Copies of a consumer, in windows, take 2-4% longer with either part of that.
     """
     ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods

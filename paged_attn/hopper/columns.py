@@ -11,7 +11,6 @@ into registers.
 import triton
 
 from ..kernels.args import State
-from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Turns, is_pair
@@ -22,7 +21,7 @@ from .layouts import key_words_layout, product_layout, value_words_layout
 from .queries import leave_queries, rows_of, take_queries
 from .ring import tile_of, wait_tile, words_of
 from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
-from .tiles import clear_dead, leave, score_scale
+from .tiles import clear_dead, leave, score_scale, value_scale
 
 FEW = gl.constexpr(16)  # columns that are weighed at once: beyond, registers are few
 
@@ -149,11 +148,11 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
     if AT_ONCE:
         sums = no_sums(state, S, P)
     if EARLY:
-        k = take_keys(keys, k_turn, True, S, P)
+        k = take_keys(keys, k_turn, None, S, P)
     for i in range(item.end - item.begin):
         tile = item.end - 1 - i
         if not EARLY:
-            k = take_keys(keys, k_turn, True, S, P)
+            k = take_keys(keys, k_turn, None, S, P)
         scores = multiply_keys_by_columns(k, q, S, P)
         if EARLY:
             v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
@@ -198,7 +197,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         leave_queries(queries, done, S, P)
         done += 1
-        acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+        acc = state.acc * value_scale(scales, kv_head)
         row_max, row_sum = state.max, state.sum
     if rings.value.slots.dtype.primitive_bitwidth == 8:
         acc = gather(acc, S, P)

@@ -4,7 +4,6 @@ Of several consumers, one's products run under another's softmax.
 """
 
 from ..kernels.args import Block, State
-from ..kernels.numerics import scale_of
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Turns
@@ -16,7 +15,7 @@ from .layouts import product_layout
 from .queries import rows_of, take_queries, wait_queries
 from .ring import wait_tile
 from .shim import gl, gluon
-from .tiles import leave, score_scale
+from .tiles import leave, score_scale, value_scale
 
 
 @gluon.jit
@@ -57,7 +56,7 @@ def attend_item(
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
             turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+        acc = state.acc * value_scale(scales, kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
 

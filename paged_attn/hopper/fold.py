@@ -5,7 +5,6 @@ them, by `epilogue.merge_pieces` where several have kept theirs.
 """
 
 from ..kernels.args import State
-from ..kernels.numerics import scale_of
 from ..kernels.schedule import visible_range
 from ..kernels.softmax import merge, start
 from .args import Item
@@ -14,7 +13,7 @@ from .epilogue import keep, leaving
 from .layouts import bank_layout, product_layout
 from .queries import rows_of, take_queries
 from .shim import gl, gluon
-from .tiles import score_scale
+from .tiles import score_scale, value_scale
 
 
 @gluon.jit
@@ -45,7 +44,7 @@ def attend_piece(
     if item.begin < item.end:
         state = State(acc, row_max, row_sum)
         turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        acc = state.acc * scale_of(scales.value, scales.value_ptr, scales.value_stride, item.kv_head)
+        acc = state.acc * value_scale(scales, item.kv_head)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
 

@@ -70,12 +70,13 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 
 
 @gluon.jit
-def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Until a consumer's rows have come in a box, after those of so many blocks."""
+def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr, there=None):
+    """Until a consumer's rows are here, after those of so many blocks.  there: of a pair, as in `wait_full`."""
     if is_pair(P):
         at = turn_of(done, S)
-        await_at(queries.full_at + at.stage * 8, at.phase)
+        await_at(queries.full_at + at.stage * 8, at.phase, there)
     else:
+        gl.static_assert(there is None)
         mbarrier.wait(queries.full.index(NUMBER), done & 1)
 
 

@@ -147,16 +147,19 @@ def advance(turn, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def wait_full(ring, turn, there=True):
-    """Until the slot's tile has arrived, if there is one to come."""
-    mbarrier.wait(ring.full.index(turn.stage), turn.phase, pred=there)
+def wait_full(ring, turn, there=None):
+    """Until the slot's tile has arrived; there: if one is to come, where that is not certain."""
+    if there is None:
+        mbarrier.wait(ring.full.index(turn.stage), turn.phase)
+    else:
+        mbarrier.wait(ring.full.index(turn.stage), turn.phase, pred=there)
 
 
 @gluon.jit
-def wait_tile(ring, turn, P: gl.constexpr, there=True):
-    """`wait_full` of consumers; one of two warpgroups waits only where there is a tile to come."""
+def wait_tile(ring, turn, P: gl.constexpr, there=None):
+    """`wait_full` of consumers."""
     if is_pair(P):
-        await_at(ring.full_at + turn.stage * 8, turn.phase)
+        await_at(ring.full_at + turn.stage * 8, turn.phase, there)
     else:
         wait_full(ring, turn, there)
 

@@ -19,10 +19,16 @@ def score_scale(scales, kv_head):
 
 
 @gluon.jit
-def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr):
-    """Start <q, k> of the next tile; its result is there after a wait."""
+def value_scale(scales, kv_head):
+    """What a sum of weighted stored values is multiplied by."""
+    return scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+
+
+@gluon.jit
+def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
+    """Start <q, k> of the next tile; its result is there after a wait.  there: as in `ring.wait_full`."""
     zero = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
-    wait_tile(keys, turn, P)
+    wait_tile(keys, turn, P, there)
     return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
