@@ -3,6 +3,7 @@
 #   make demo ARGS="--requests 40"         any option of `paged-attn demo`
 #   make demo TORCH="torch==2.13.0"        which torch the environment gets
 #   make test ARGS="-k window"             any option of pytest
+#   make simulate ARGS="-m hopper"         all there is to simulate: an hour
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 ARGS   ?=
@@ -19,9 +20,10 @@ HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()'
 endif
 RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
 READY := $(if $(HAS_GPU),,$(STAMP))
+SIMULATE := SIMULATE=1 $(VPY) -m pytest tests/test_hopper.py tests/test_simulator.py -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-gpu bench newest check format clean
+.PHONY: help demo test simulate test-gpu bench newest check format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -29,8 +31,12 @@ help:  ## this list
 demo: $(READY)  ## serve a traffic mix over a paged cache, every step checked
 	$(RUN) -m paged_attn demo $(ARGS)
 
-test: $(STAMP)  ## the CPU suite, through Triton's interpreter
+test: $(STAMP)  ## the CPU suite: Triton's interpreter, and small batches for Hopper kernels, simulated
 	$(VPY) -m pytest tests -n 2 --dist worksteal $(ARGS)
+	$(if $(ARGS),,$(SIMULATE) -m quick)
+
+simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
+	$(SIMULATE) $(or $(ARGS),-m quick)
 
 test-gpu: $(READY)  ## the whole suite on this machine's GPU
 	$(RUN) -m pytest tests $(ARGS)

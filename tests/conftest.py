@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests import simulator  # before the package decides whether it is interpreted
+
 pytest.register_assert_rewrite("tests.bad_input")  # its assertions are those of many files
 
 
@@ -16,11 +18,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 
+def pytest_sessionstart() -> None:
+    if simulator.SIMULATES:
+        from tests.simulator import process
+
+        process.simulate()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
     for item in items:
-        if item.get_closest_marker("gpu"):
+        hopper = item.get_closest_marker("hopper")
+        if simulator.SIMULATES and not hopper:
+            item.add_marker(pytest.mark.skip(reason="is not about Hopper kernels"))
+        elif not (torch.cuda.is_available() or simulator.SIMULATES) and (hopper or item.get_closest_marker("gpu")):
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 

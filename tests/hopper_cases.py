@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from tests.cases import E4M3, E5M2
+from tests.cases import E4M3, E5M2, Case
+from tests.simulator import SIMULATES
 
 
 def ragged(*lengths: tuple[int, int]) -> dict[str, Any]:
@@ -14,7 +15,21 @@ def ragged(*lengths: tuple[int, int]) -> dict[str, Any]:
     return dict(query_lens=tuple(q for q, _ in lengths), seq_lens=tuple(k for _, k in lengths))
 
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+
+
+def sized(name: str, **fields: Any) -> Case:
+    """A case of these sizes, but for what the fields say.
+
+    Simulated on a quarter of the multiprocessors, and of the heads where they can be divided: as much falls to each.
+    """
+    all_fields = SIZES | fields
+    if SIMULATES and all_fields["kv_heads"] % 4 == 0:
+        all_fields |= {name: all_fields[name] // 4 for name in ("heads", "kv_heads")}
+    return Case(name, **all_fields)
+
+
 # decodes, speculation, chunks behind contexts, whole prefills, empty sequences, queries that see nothing
 MIXED = ragged(
     (1, 5000), (300, 300), (0, 100), (1, 1), (700, 4000), (17, 33), (1, 0), (2, 130), (128, 128), (129, 1000), (40, 9)
@@ -341,6 +356,23 @@ LONG: dict[str, dict[str, Any]] = {
     "all lengths, not causal": ALL_LENGTHS | dict(causal=False),
     "all lengths, new": ALL_LENGTHS | NEW,
     "all lengths, prefills only": ALL_LENGTHS | dict(only="prefill"),
+}
+FEATURES = dict(window_size=(200, -1), softcap=20.0, alibi=True, sinks=True)
+# Small ones, for each way in which a launch may go.
+SMALL: dict[str, dict[str, Any]] = {
+    "decodes": ragged((1, 300), (1, 0), (1, 2000)) | dict(decode_form=True),
+    "decodes over e4m3, features": ragged((1, 300), (1, 1000)) | E4M3_CACHE | FEATURES | dict(decode_form=True),
+    "drafts, trees": ragged((8, 500), (5, 5), (0, 9)) | dict(bounds=True, qq_bias=8, tree=True),
+    "even drafts": ragged((32, 700), (32, 40)) | dict(bounds=True),
+    "chunk": ragged((100, 700)),
+    "chunk, features": ragged((100, 700)) | FEATURES,
+    "chunk, new": ragged((100, 700)) | NEW,
+    "chunk, head_dim 256, page 24": ragged((40, 200)) | dict(head_dim=256, page_size=24),
+    "chunk over e4m3": ragged((100, 400)) | E4M3_CACHE,
+    "chunk of e4m3": ragged((100, 400)) | ALL_E4M3 | dict(lse=False),
+    "mixed": ragged((1, 500), (70, 300), (1, 0), (9, 9)) | dict(padding=3),
+    "mixed over e4m3, group 3": ragged((1, 500), (70, 300), (9, 9)) | E4M3_CACHE | dict(heads=24),
+    "invariant": ragged((1, 600), (70, 700)) | dict(batch_invariant=True),
 }
 # In which each tile's maxima are above those of the tiles before.
 RISING: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The Hopper kernels against the reference, on the cases of `hopper_cases`."""
+"""The Hopper kernels against the reference, on the cases of `hopper_cases`: on a Hopper GPU, or simulated."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ import paged_attn
 from paged_attn import backend, calls, plan, reference
 from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, build, compare, problem_of, run
-from tests.hopper_cases import CASES, LONG, RISING, SIZES
+from tests.hopper_cases import CASES, DEVICE, LONG, RISING, SMALL, ragged, sized
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.hopper
 
 
 @pytest.fixture(autouse=True)
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every launch of these tests has to be of this dialect."""
-    if backend.device_of(torch.device("cuda", 0)).arch != "sm90":
+    if backend.device_of(torch.device(DEVICE)).arch != "sm90":
         pytest.skip("needs a Hopper GPU")
     made = plan.plan
 
@@ -36,9 +36,15 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_results_are_those_of_the_reference(name: str) -> None:
-    case = Case(name, **(SIZES | CASES[name]))
-    run(case, "cuda")
-    run(case, "cuda")  # with counters as the first run left them
+    case = sized(name, **CASES[name])
+    run(case, DEVICE)
+    run(case, DEVICE)  # with counters as the first run left them
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", SMALL)
+def test_small_batches_give_the_results_of_the_reference(name: str) -> None:
+    run(sized(name, **SMALL[name]), DEVICE)
 
 
 @contextmanager
@@ -89,19 +95,19 @@ EVEN = [name for name in CASES if name.startswith(("even", "a chunk")) and name 
 @pytest.mark.parametrize("name", EVEN)
 @pytest.mark.usefixtures("shares")
 def test_even_shares_of_many_rows_give_the_results_of_the_reference(name: str) -> None:
-    case = Case(name, **(SIZES | CASES[name]))
-    (launch,) = plan.plan(problem_of(build(case, "cuda"))).launches
+    case = sized(name, **CASES[name])
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert launch.pipe.SHARES
-    run(case, "cuda")
+    run(case, DEVICE)
 
 
 @pytest.mark.usefixtures("shares")
 def test_blocks_that_no_sequence_has_are_nobodys() -> None:
     """As many tokens as two sequences of 64 queries, which is what the planner knows, but they have fewer."""
-    case = Case("one block", (20, 9), (5000, 700), padding=99, **SIZES)
-    (launch,) = plan.plan(problem_of(build(case, "cuda") | dict(max_seqlen_q=64))).launches
+    case = sized("one block", **ragged((20, 5000), (9, 700)), padding=99)
+    (launch,) = plan.plan(problem_of(build(case, DEVICE) | dict(max_seqlen_q=64))).launches
     assert launch.pipe.SHARES
-    run(case, "cuda", max_seqlen_q=64)
+    run(case, DEVICE, max_seqlen_q=64)
 
 
 def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:
@@ -111,34 +117,46 @@ def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:
         inputs["v_cache"] = torch.where(v.abs() < 0.1, 0.1, v).to(E4M3)
 
 
+@pytest.mark.quick
+@pytest.mark.usefixtures("three")
+def test_three_consumers_do_a_small_batch() -> None:
+    run(sized("three", **ragged((200, 300), (50, 50))), DEVICE)
+
+
+@pytest.mark.quick
+@pytest.mark.usefixtures("uncut")
+def test_a_consumer_that_is_an_item_ahead_does_a_small_batch() -> None:
+    run(sized("ahead", **ragged((200, 300), (150, 0), (90, 90), (300, 300))), DEVICE)
+
+
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.usefixtures("three")
 def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
-    case = Case(name, **(SIZES | LONG[name]))
-    (launch,) = plan.plan(problem_of(build(case, "cuda"))).launches
+    case = sized(name, **LONG[name])
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert (2 if case.softcap else 3) == launch.pipe.CONSUMERS
-    run(case, "cuda")
-    run(case, "cuda")  # with counters as the first run left them
+    run(case, DEVICE)
+    run(case, DEVICE)  # with counters as the first run left them
 
 
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.usefixtures("one")
 def test_one_code_for_two_warpgroups_gives_the_results_of_the_reference(name: str) -> None:
-    case = Case(name, **(SIZES | LONG[name]))
-    (launch,) = plan.plan(problem_of(build(case, "cuda"))).launches
+    case = sized(name, **LONG[name])
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (1, 128)
-    run(case, "cuda")
-    run(case, "cuda")  # with counters as the first run left them
+    run(case, DEVICE)
+    run(case, DEVICE)  # with counters as the first run left them
 
 
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.usefixtures("uncut")
 def test_a_consumer_that_is_an_item_ahead_gives_the_results_of_the_reference(name: str) -> None:
-    case = Case(name, **(SIZES | LONG[name]))
-    (launch,) = plan.plan(problem_of(build(case, "cuda"))).launches
+    case = sized(name, **LONG[name])
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.pipe.QUERY_BOX and not launch.pipe.CONVERT and launch.shape.DIM <= 128) == launch.pipe.AHEAD
-    run(case, "cuda")
-    run(case, "cuda")  # with counters as the first run left them
+    run(case, DEVICE)
+    run(case, DEVICE)  # with counters as the first run left them
 
 
 TURNS: dict[str, dict[str, Any]] = {
@@ -155,21 +173,21 @@ TURNS: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("one")
 def test_layouts_of_shared_memory_may_take_turns() -> None:
     """A tag that one kernel left behind must not mislead the next."""
-    cases = [Case(name, (300,), (1000,), lse=False, **(SIZES | fields)) for name, fields in TURNS.items()]
-    inputs = [build(case, "cuda") for case in cases]
+    cases = [sized(name, **ragged((300, 1000)), lse=False, **fields) for name, fields in TURNS.items()]
+    inputs = [build(case, DEVICE) for case in cases]
     first = [paged_attn.paged_attention(**x).clone() for x in inputs]
     for case, x, found in zip(cases, inputs, first):
         compare(case, found, None, x)
-    for _ in range(10):
+    for _ in range(10 if DEVICE == "cuda" else 1):
         for case, x, expected in zip(cases, inputs, first):
             assert torch.equal(paged_attn.paged_attention(**x), expected), case.name
 
 
 @pytest.mark.parametrize("name", RISING)
 def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
-    case = Case(name, **(SIZES | RISING[name]))
+    case = sized(name, **RISING[name])
     columns = {"decodes": 8, "drafts of 2": 8, "drafts of 4": 16, "drafts of 8": 32}
-    for launch in plan.plan(problem_of(build(case, "cuda"))).launches:
+    for launch in plan.plan(problem_of(build(case, DEVICE))).launches:
         if name.startswith(("decodes", "drafts")):
             assert next(n for word, n in columns.items() if name.startswith(word)) == launch.pipe.COLUMNS
         else:
@@ -180,13 +198,13 @@ def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in RISING if name.startswith("prefills") and "256" not in name])
 @pytest.mark.usefixtures("three")
 def test_maxima_may_rise_of_three_consumers(name: str) -> None:
-    case = Case(name, **(SIZES | RISING[name]))
-    assert [x.pipe.CONSUMERS for x in plan.plan(problem_of(build(case, "cuda"))).launches] == [3]
+    case = sized(name, **RISING[name])
+    assert [x.pipe.CONSUMERS for x in plan.plan(problem_of(build(case, DEVICE))).launches] == [3]
     check_rising(case)
 
 
 def check_rising(case: Case) -> None:
-    inputs = build(case, "cuda")
+    inputs = build(case, DEVICE)
     _let_rise(case, inputs)
     out, lse = paged_attn.paged_attention(**inputs)
     compare(case, out, lse, inputs)
@@ -206,8 +224,8 @@ def _let_rise(case: Case, inputs: dict[str, torch.Tensor]) -> None:
 @pytest.mark.parametrize("features", [{}, dict(alibi=True), dict(softcap=50.0)], ids=["plain", "alibi", "softcap"])
 def test_a_sink_of_infinity_leaves_nothing_where_other_maxima_rise(features: dict[str, Any]) -> None:
     """Rows of four heads share a warp, which weighs again for all of them where it does for one."""
-    case = Case("sinks", (700,), (3000,), sinks=True, **(SIZES | features))
-    inputs = build(case, "cuda")
+    case = sized("sinks", **ragged((700, 3000)), sinks=True, **features)
+    inputs = build(case, DEVICE)
     _let_rise(case, inputs)
     inputs["sinks"][1::4] = torch.inf
     out, lse = paged_attn.paged_attention(**inputs)
@@ -218,8 +236,8 @@ def test_a_sink_of_infinity_leaves_nothing_where_other_maxima_rise(features: dic
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])
 def test_a_row_whose_maximum_rises_leaves_the_others_alone(cache_dtype: torch.dtype) -> None:
     """Of few rows in columns, which are weighed at once: new weights are for those beyond the limit only."""
-    case = Case("alone", (1,) * 6, (3000,) * 6, cache_dtype=cache_dtype, bounds=True, **SIZES)
-    inputs = build(case, "cuda")
+    case = sized("alone", **ragged(*[(1, 3000)] * 6), cache_dtype=cache_dtype, bounds=True)
+    inputs = build(case, DEVICE)
     _no_small_values(inputs)
     before = paged_attn.paged_attention(**inputs)[0].clone()
     inputs["q"][:, 2::4] *= 30
@@ -231,8 +249,8 @@ def test_a_row_whose_maximum_rises_leaves_the_others_alone(cache_dtype: torch.dt
 
 def test_scores_near_the_cap_leave_other_rows_of_invariant_calls_alone() -> None:
     """What is far below a cap could be had by a polynomial, but whether a row's are is its own affair."""
-    case = Case("capped", (300,), (700,), softcap=20.0, batch_invariant=True, **SIZES)
-    inputs = build(case, "cuda")
+    case = sized("capped", **ragged((300, 700)), softcap=20.0, batch_invariant=True)
+    inputs = build(case, DEVICE)
     before = paged_attn.paged_attention(**inputs)[0].clone()
     inputs["q"][7::16] *= 30
     out, lse = paged_attn.paged_attention(**inputs)
@@ -244,8 +262,8 @@ def test_scores_near_the_cap_leave_other_rows_of_invariant_calls_alone() -> None
 @pytest.mark.parametrize("queries", [(70,), (700,), (700, 33)], ids=["shares", "blocks", "mixed"])
 def test_what_nobody_uses_does_not_decide_how_a_cap_is_made(queries: tuple[int, ...]) -> None:
     """Padding and slots without a key: numbers that are none beside zeros."""
-    case = Case("capped", queries, (1500, 40)[: len(queries)], softcap=20.0, padding=9, **SIZES)
-    inputs = build(case, "cuda")
+    case = sized("capped", **ragged(*zip(queries, (1500, 40))), softcap=20.0, padding=9)
+    inputs = build(case, DEVICE)
     before = paged_attn.paged_attention(**inputs)[0].clone()
     for name in ("q", "k_cache", "v_cache"):
         inputs[name] = inputs[name].nan_to_num(0.0)
@@ -259,8 +277,8 @@ def test_what_nobody_uses_does_not_decide_how_a_cap_is_made(queries: tuple[int, 
 )
 def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it(keys: int, key: int, return_lse: bool) -> None:
     """And in no others, of fp8 products, whose weights saturate, through sums of 16 tiles that are put aside."""
-    case = Case("nan", (700,), (keys,), heads=32, kv_heads=8, head_dim=128, dtype=E4M3, cache_dtype=E4M3)
-    inputs = build(case, "cuda") | dict(return_lse=return_lse)
+    case = sized("nan", **ragged((700, keys)), dtype=E4M3, cache_dtype=E4M3)
+    inputs = build(case, DEVICE) | dict(return_lse=return_lse)
 
     def rows() -> torch.Tensor:
         paged_attn.paged_attention(**inputs)
@@ -279,9 +297,9 @@ def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it(keys: int, key: i
 def test_fp8_maxima_may_rise_from_tile_to_tile(return_lse: bool) -> None:
     """By a few powers of two, past which the first weights would be zero: sums and deposits decay together."""
     # so many heads that no block is cut: of 16 tiles or fewer nothing is put aside
-    case = Case("rising", (700,), (6000,), heads=32, kv_heads=8, head_dim=128, dtype=E4M3, cache_dtype=E4M3)
+    case = sized("rising", **ragged((700, 6000)), dtype=E4M3, cache_dtype=E4M3)
     case = replace(case, lse=return_lse)
-    inputs = build(case, "cuda")
+    inputs = build(case, DEVICE)
     grown = inputs["k_cache"].float()
     for column, page in enumerate(inputs["page_table"][0, : 6000 // case.page_size].tolist()):
         grown[page] *= 2.5 - 1.5 * column * case.page_size / 6000
@@ -298,7 +316,7 @@ def test_errors_do_not_grow_with_the_keys(dtype: torch.dtype, return_lse: bool) 
 
     def error(keys: int) -> float:
         case = Case("keys", (128,), (keys,), heads=4, kv_heads=1, head_dim=128, dtype=dtype, cache_dtype=E4M3)
-        inputs = build(case, "cuda") | dict(return_lse=return_lse)
+        inputs = build(case, DEVICE) | dict(return_lse=return_lse)
         paged_attn.paged_attention(**inputs)
         want = reference.paged_attention(**inputs | dict(out=None, return_lse=False))
         return float((inputs["out"].double() - want).norm() / want.norm())
@@ -312,24 +330,24 @@ def test_errors_do_not_grow_with_the_keys(dtype: torch.dtype, return_lse: bool) 
 @pytest.mark.parametrize("cache_dtype", [E4M3, torch.bfloat16])
 def test_many_runs_give_the_same_bits(keys: int, cache_dtype: torch.dtype) -> None:
     """Partitions that begin, and pieces that arrive, in any order: what goes wrong there goes wrong now and then."""
-    case = Case("runs", (1,), (keys,), decode_form=True, **(SIZES | dict(cache_dtype=cache_dtype)))
-    inputs = build(case, "cuda") | dict(return_lse=False)
+    case = sized("runs", **ragged((1, keys)), decode_form=True, cache_dtype=cache_dtype)
+    inputs = build(case, DEVICE) | dict(return_lse=False)
     first = paged_attn.paged_attention(**inputs).clone()
-    for _ in range(300):
+    for _ in range(300 if DEVICE == "cuda" else 2):
         assert torch.equal(paged_attn.paged_attention(**inputs), first)
 
 
 def test_new_keys_give_what_they_give_from_the_cache_after_they_were_written() -> None:
     """A batch of each kernel, whose keys the cache holds as well: only tiles, and so roundings, differ."""
-    for case in (Case("chunk", (300, 700), (1000, 3000), **SIZES), Case("decodes", (1,) * 8, (999,) * 8, **SIZES)):
-        inputs = build(case, "cuda") | dict(return_lse=False, out=None)
+    for case in (sized("chunk", **ragged((300, 1000), (700, 3000))), sized("decodes", **ragged(*[(1, 999)] * 8))):
+        inputs = build(case, DEVICE) | dict(return_lse=False, out=None)
         held = paged_attn.paged_attention(**inputs)
         slots = [
             (int(inputs["page_table"][seq, pos // case.page_size]), pos % case.page_size)
             for seq, (query_len, seq_len) in enumerate(zip(case.query_lens, case.seq_lens))
             for pos in range(seq_len - query_len, seq_len)
         ]
-        page, slot = torch.tensor(slots, device="cuda").T
+        page, slot = torch.tensor(slots, device=DEVICE).T
         new = {f"{x}_new": inputs[f"{x}_cache"][page, slot].clone() for x in "kv"}
         for x in "kv":
             inputs[f"{x}_cache"][page, slot] = torch.nan

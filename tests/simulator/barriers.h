@@ -1,0 +1,66 @@
+// Where threads meet, and barriers in shared memory.
+#pragma once
+
+#include "machine.h"
+
+static void meet(Warp& w, const s64* o, int count, u32) {  // bar.sync number, threads
+    int number = int(*w.at(o[0]));
+    int threads = count > 1 ? int(*w.at(o[1])) : int(32 * w.program->warps.size());
+    auto& waiting = w.program->waiting.at(number);
+    int& arrived = w.program->arrived.at(number);
+    arrived += 32;
+    if (arrived > threads) fail("more threads than expected meet at barrier " + std::to_string(number));
+    if (arrived == threads) {
+        for (Warp* other : waiting) other->waits = false;
+        waiting.clear();
+        arrived = 0;
+        w.machine->events++;
+    } else {
+        w.waits = true;
+        waiting.push_back(&w);
+    }
+}
+
+template <auto F>
+static void at_barriers(Warp& w, const s64* o, u32 lanes, int place) {
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1) F(w, w.at(o[place])[i] + u32(o[place + 1]), i, o);
+    w.machine->events++;
+}
+static void make_barrier(Warp& w, const s64* o, int, u32 lanes) {
+    at_barriers<[](Warp& w, u32 address, int i, const s64* o) {
+        s32 count = s32(w.at(o[2])[i]);
+        if (count < 1) fail("a barrier of nobody");
+        w.program->memory(address, 8);
+        w.program->barriers[(address - SHARED_BASE) / 8] = {true, 0, count, count, 0};
+    }>(w, o, lanes, 0);
+}
+static void end_barrier(Warp& w, const s64* o, int, u32 lanes) {
+    at_barriers<[](Warp& w, u32 address, int, const s64*) { w.program->barrier(address).alive = false; }>(w, o, lanes, 0);
+}
+static void arrive_at(Warp& w, u32 address) {
+    Barrier& b = w.program->barrier(address);
+    if (b.pending == 0) fail("more arrive at a barrier than it expects");
+    b.pending--;
+    b.settle();
+}
+static void arrive(Warp& w, const s64* o, int, u32 lanes) {  // _, [address]
+    at_barriers<[](Warp& w, u32 address, int, const s64*) { arrive_at(w, address); }>(w, o, lanes, 1);
+}
+static void arrive_without_token(Warp& w, const s64* o, int, u32 lanes) {  // [address]
+    at_barriers<[](Warp& w, u32 address, int, const s64*) { arrive_at(w, address); }>(w, o, lanes, 0);
+}
+static void expect(Warp& w, const s64* o, int, u32 lanes) {  // _, [address], bytes
+    at_barriers<[](Warp& w, u32 address, int i, const s64* o) {
+        w.program->barrier(address).bytes += w.at(o[3])[i];
+        arrive_at(w, address);
+    }>(w, o, lanes, 1);
+}
+static void await(Warp& w, const s64* o, int, u32 lanes) {  // p, [address], parity
+    u32 done = 0;
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1)
+            done |= u32(w.program->barrier(w.at(o[1])[i] + u32(o[2])).phase != (w.at(o[3])[i] & 1)) << i;
+    set_bits(w.at(o[0]), done, lanes);
+    w.yields = (done & lanes) != lanes;
+}

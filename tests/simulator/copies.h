@@ -1,0 +1,59 @@
+// The copy engine: boxes of a tensor into shared memory.
+#pragma once
+
+#include <cstring>
+
+#include "barriers.h"
+
+// All at once; nothing outside of the tensor is read, and what lies there is 0.
+static void complete(Machine& machine, Program& program, const Copy& copy) {
+    const Box& box = copy.box;
+    std::array<s32, 5> at{};
+    u32 row = u32(box.box[0] * box.element), offset = 0;
+    if (row % 16) fail("a box of rows that are not whole words");
+    std::vector<u8> bytes(row);
+    for (bool more = true; more;) {
+        std::fill(bytes.begin(), bytes.end(), 0);
+        bool inside = true;
+        s64 place = 0;
+        for (int d = 1; d < box.rank; d++) {
+            s64 x = s64(copy.at[d]) + at[d];
+            inside &= x >= 0 && x < box.sizes[d];
+            place += x * box.strides[d];
+        }
+        s64 from = std::max<s64>(copy.at[0], 0), to = std::min<s64>(s64(copy.at[0]) + box.box[0], box.sizes[0]);
+        if (inside && from < to) {
+            u64 address = box.base + place + from * box.element;
+            machine.check(address, (to - from) * box.element);
+            const void* source = reinterpret_cast<void*>(address);
+            std::memcpy(bytes.data() + (from - copy.at[0]) * box.element, source, (to - from) * box.element);
+        }
+        for (u32 i = 0; i < row; i += 16)
+            std::memcpy(program.to_copy(swizzled(copy.target + offset + i, box.swizzle), 16), bytes.data() + i, 16);
+        offset += row;
+        more = false;
+        for (int d = 1; d < box.rank && !more; d++) {
+            more = ++at[d] < box.box[d];
+            if (!more) at[d] = 0;
+        }
+    }
+    Barrier& b = program.barrier(copy.barrier);
+    b.bytes -= offset;
+    b.settle();
+    machine.events++;
+}
+
+static void copy_box(Warp& w, const s64* o, int count, u32 lanes) {  // [target], [box, {coordinates}], [barrier]
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1) {
+            Copy copy{};
+            copy.target = w.at(o[0])[i] + u32(o[1]);
+            std::memcpy(&copy.box, reinterpret_cast<void*>(wide(w.at(o[2]), i) + o[3]), sizeof(Box));
+            if (copy.box.rank != count - 6) fail("a descriptor of another rank");
+            if (copy.target % 128) fail("boxes lie at multiples of 128 bytes");
+            for (int d = 0; d < copy.box.rank; d++) copy.at[d] = s32(w.at(o[4 + d])[i]);
+            copy.barrier = w.at(o[count - 2])[i] + u32(o[count - 1]);
+            if (w.machine->random() & 1) complete(*w.machine, *w.program, copy);
+            else w.program->copies.push_back(copy);
+        }
+}

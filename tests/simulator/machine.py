@@ -1,0 +1,100 @@
+"""A kernel's PTX, executed by `machine.cpp`."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .program import offsets, parse
+
+SOURCES = Path(__file__).parent
+FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
+MOST_PARAMETERS = 16384  # bytes
+ROOM = 4096  # bytes of a message
+MOST = 4_000_000_000  # instructions of warps: minutes
+
+
+class Launch(ctypes.Structure):
+    """`Launch` of machine.cpp."""
+
+    _fields_ = (
+        ("names", ctypes.c_char_p),
+        ("ops", ctypes.c_void_p),
+        ("num_ops", ctypes.c_int64),
+        ("operands", ctypes.c_void_p),
+        ("num_operands", ctypes.c_int64),
+        ("constants", ctypes.c_void_p),
+        ("num_constants", ctypes.c_int64),
+        ("words", ctypes.c_int64),
+        ("specials", ctypes.c_int64),
+        ("threads", ctypes.c_int64),
+        ("programs", ctypes.c_int64),
+        ("shared", ctypes.c_int64),
+        ("memory", ctypes.c_void_p),
+        ("num_memory", ctypes.c_int64),
+        ("seed", ctypes.c_uint64),
+        ("most", ctypes.c_int64),
+    )
+
+
+@functools.cache
+def _simulate() -> Any:
+    """The C++ function, compiled once for each version of its sources."""
+    texts = [path.read_bytes() for path in sorted(SOURCES.glob("*.[hc]*"))]
+    digest = hashlib.sha256(b"".join(texts) + repr(FLAGS).encode()).hexdigest()[:16]
+    library = Path(tempfile.gettempdir()) / f"paged_attn_machine_{os.getuid()}_{digest}.so"
+    with library.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            made = library.with_suffix(".made")
+            subprocess.run(["g++", *FLAGS, str(SOURCES / "machine.cpp"), "-o", str(made)], check=True)
+            made.rename(library)
+    return ctypes.CDLL(str(library)).simulate
+
+
+class Kernel:
+    """A kernel that can be run again and again."""
+
+    def __init__(self, ptx: str, shared: int = 0) -> None:
+        """shared: bytes of shared memory of each program."""
+        self.parameters = ctypes.create_string_buffer(MOST_PARAMETERS)
+        self.parsed = parsed = parse(ptx, ctypes.addressof(self.parameters))
+        self.shared = shared
+        self.names = "".join(f"{x}\n" for x in parsed.names).encode()
+        constants = np.array([(at, value & (1 << 64) - 1) for at, value in parsed.constants.items()], np.uint64)
+        self.arrays = np.array(parsed.ops, np.int64), np.array(parsed.operands, np.int64), constants
+
+    def run(self, programs: int, values: Sequence[Any], memory: Sequence[tuple[int, int]], seed: int = 0) -> None:
+        """So many programs with these parameters, ctypes' numbers; memory: ranges of addresses that exist.
+
+        Raises RuntimeError with the line of the source at which something is wrong.
+        """
+        for offset, value in zip(offsets(self.parsed.parameters), values, strict=False):
+            ctypes.memmove(ctypes.addressof(self.parameters) + offset, ctypes.addressof(value), ctypes.sizeof(value))
+        ranges, parsed = np.array(memory, np.uint64), self.parsed
+        pointers = [x for array in self.arrays for x in (array.ctypes.data, len(array))]
+        sizes = (parsed.words, parsed.specials, parsed.threads, programs, self.shared)
+        launch = Launch(self.names, *pointers, *sizes, ranges.ctypes.data, len(ranges), seed, MOST)
+        message, at = ctypes.create_string_buffer(ROOM), ctypes.c_int64()
+        if _simulate()(ctypes.byref(launch), message, ctypes.c_int64(ROOM), ctypes.byref(at)):
+            raise RuntimeError(self._told(message.value.decode(), at.value))
+
+    def _told(self, message: str, at: int) -> str:
+        """Instructions, as @number, with their names and lines of the source."""
+        parsed = self.parsed
+        if at >= 0:
+            message = f"{message}, at @{at}"
+        return re.sub(
+            r"@(\d+)", lambda x: f"{parsed.names[parsed.ops[int(x[1])][0]]} ({parsed.lines[int(x[1])]})", message
+        )

@@ -1,0 +1,58 @@
+"""A process in which the library plans for a Hopper GPU, and its launches are simulated."""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.nvidia.compiler import CUDABackend
+
+from paged_attn import backend, launch, offline, scratch
+
+from .arguments import memory_of, values_of
+from .machine import Kernel
+
+MULTIPROCESSORS = 33  # a quarter of an H200's
+edit: Callable[[str], str] = lambda ptx: ptx  # noqa: E731 (for tests: what is run instead)
+
+
+def simulate() -> None:
+    """From now on, in this process."""
+    device = backend.Device("sm90", MULTIPROCESSORS)
+    kernels: dict[str, Kernel] = {}
+    launches: collections.Counter[str] = collections.Counter()
+
+    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        compiled = kernel.warmup(*args, grid=grid, **options)
+        ptx = edit(compiled.asm["ptx"])
+        if ptx not in kernels:
+            kernels[ptx] = Kernel(ptx, compiled.metadata.shared)
+        # the same turns whenever a test is run, whatever runs beside it
+        test = os.environ.get("PYTEST_CURRENT_TEST", "")
+        launches[test] += 1
+        seed = zlib.crc32(f"{test} {launches[test]}".encode())
+        try:
+            kernels[ptx].run(math.prod(grid), values_of(compiled, args), memory_of(args), seed)
+        except RuntimeError:
+            scratch._rooms.clear()  # counters are as a launch left them that did not end
+            raise
+
+    # PTX is all that is needed; kept apart from kernels with machine code
+    CUDABackend.make_cubin = lambda *_: b""
+    triton.knobs.cache.dir = str(Path(triton.knobs.cache.dir) / "simulated")
+    triton.runtime.driver.set_active(offline.CompileOnly(offline.target_of(device)))
+    backend.pretend(device)
+    launch.run = run
+    scratch._empty = _poisoned
+    torch.set_num_threads(1)
+
+
+def _poisoned(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.full((count,), math.nan if dtype.is_floating_point else 0x7FFFFFFF, dtype=dtype, device=device)
