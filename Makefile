@@ -45,7 +45,7 @@ bench: $(READY)  ## every suite against every peer installed, on this machine's 
 	$(RUN) -m benchmarks $(ARGS)
 
 # Triton alone, in a folder that is looked into before the environment's own; torch stays as it is.
-newest: $(STAMP)  ## what the newest Triton on the index compiles: reported, not required
+newest: $(STAMP)  ## what the newest Triton on the index makes of the kernels: reported, not required
 	@rm -rf $(NEWEST) && mkdir -p $(NEWEST)
 	@if $(PIP) --no-deps --retries 0 --timeout 15 --target $(NEWEST) triton >$(NEWEST)/pip.log 2>&1; then \
 	    PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(VPY) -m tests.newest; \

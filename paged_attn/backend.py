@@ -56,23 +56,26 @@ if INTERPRET:
     triton.knobs.runtime.interpret = True
     _interpret_standard_library()
 
+ASKED = os.environ.get("PAGED_ATTN_HOPPER")  # when the package is imported: a thread may ask first
+
 if not triton.__version__.startswith(TESTED_TRITON):
     warnings.warn(
-        f"paged-attn is tested with Triton {', '.join(TESTED_TRITON)}; this is {triton.__version__}. The portable "
-        "kernels run: results should be right, machine code and speed were not looked at.",
+        f"paged-attn is tested with Triton {', '.join(TESTED_TRITON)}; this is {triton.__version__}. "
+        f"{'All' if ASKED == '1' else 'The portable'} kernels run: results should be right, machine code and speed "
+        "were not looked at.",
         stacklevel=2,
     )
 
 
-ASKED = os.environ.get("PAGED_ATTN_HOPPER")  # when the package is imported: a thread may ask first
-
-
 @functools.cache
 def why_no_gluon() -> str | None:
-    """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know."""
+    """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know.
+
+    PAGED_ATTN_HOPPER=1 takes any Triton in which they can be read.
+    """
     if ASKED == "0":
         return "PAGED_ATTN_HOPPER is 0"
-    if not triton.__version__.startswith(TESTED_TRITON):
+    if ASKED != "1" and not triton.__version__.startswith(TESTED_TRITON):
         return f"they are tested with Triton {', '.join(TESTED_TRITON)}, and this is {triton.__version__}"
     try:
         from .hopper import shim  # noqa: F401

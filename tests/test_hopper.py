@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ import paged_attn
 from paged_attn import backend, calls, plan, reference
 from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, build, compare, problem_of, run
-from tests.hopper_cases import CASES, DEVICE, LONG, RISING, SMALL, ragged, sized
+from tests.hopper_cases import CASES, DEVICE, LONG, RANDOM, RISING, SMALL, ragged, random_lengths, sized
 
 pytestmark = pytest.mark.hopper
 
@@ -45,6 +46,15 @@ def test_results_are_those_of_the_reference(name: str) -> None:
 @pytest.mark.parametrize("name", SMALL)
 def test_small_batches_give_the_results_of_the_reference(name: str) -> None:
     run(sized(name, **SMALL[name]), DEVICE)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("name", RANDOM)
+def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) -> None:
+    rng = random.Random(f"{name} {seed}")
+    for _ in range(4):
+        fields = RANDOM[name] | random_lengths(rng)
+        run(sized(str(fields), seed=seed, **fields), DEVICE)
 
 
 @contextmanager

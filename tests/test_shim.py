@@ -134,3 +134,19 @@ print(backend.why_no_gluon())
 """
     reason = "they need another Triton: triton.experimental.gluon.language has no barrier or thread_barrier"
     assert said(program) == ["False False 1", reason]
+
+
+@pytest.mark.parametrize(("asked", "taken"), [("", False), ("0", False), ("1", True)])
+def test_a_triton_that_is_not_known_runs_the_hopper_kernels_where_asked_to(asked: str, taken: bool) -> None:
+    program = """
+import triton, warnings
+
+triton.__version__ = "9.9.0"
+with warnings.catch_warnings(record=True) as heard:
+    warnings.simplefilter("always")
+    from paged_attn import backend
+print(backend.gluon_available(), *[x.message for x in heard])
+"""
+    (line,) = said(program, PAGED_ATTN_HOPPER=asked)
+    kernels = "All" if taken else "The portable"
+    assert line.startswith(f"{taken} paged-attn is tested with Triton 3.6; this is 9.9.0. {kernels} kernels run: ")

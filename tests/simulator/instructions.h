@@ -107,7 +107,6 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["or.pred"] = predicate<[](u32 a, u32 b) { return a | b; }>;
     t["xor.pred"] = predicate<[](u32 a, u32 b) { return a ^ b; }>;
     t["not.pred"] = predicate<[](u32 a, u32) { return ~a; }>;
-    t["cvta.param.u64"] = t["mov.b64"];
     t["unite.b32"] = unite, t["halve.b32"] = halve, t["unite.b64"] = unite_words, t["halve.b64"] = halve_words;
 
     // float32
@@ -115,7 +114,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["add.f32"] = t["add.rn.f32"] = each<[](float a, float b) { return a + b; }, float, float, float>;
     t["sub.f32"] = t["sub.rn.f32"] = each<[](float a, float b) { return a - b; }, float, float, float>;
     t["mul.f32"] = t["mul.rn.f32"] = each<[](float a, float b) { return a * b; }, float, float, float>;
-    t["div.full.f32"] = t["div.rn.f32"] = each<[](float a, float b) { return a / b; }, float, float, float>;
+    t["div.full.f32"] = t["div.approx.f32"] = t["div.rn.f32"] = each<[](float a, float b) { return a / b; }, float, float, float>;
     t["fma.rn.f32"] = each<[](float a, float b, float c) { return std::fma(a, b, c); }, float, float, float, float>;
     t["fma.rn.ftz.f32"] = each<[](float a, float b, float c) { return flushed(std::fma(flushed(a), flushed(b), flushed(c))); }, float, float, float, float>;
     t["fma.rn.sat.f32"] = each<[](float a, float b, float c) {
@@ -223,6 +222,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     MEMORY("32", u32)
     MEMORY("64", u64)
 #undef MEMORY
+    t["cvta.param.u64"] = parameter_address;
     t["atom.global.gpu.relaxed.add.u32"] = t["atom.global.gpu.acq_rel.add.u32"] = atomic<[](u32 a, u32 b) { return a + b; }>;
 #define MATRICES(N)                                                                         \
     t["ldmatrix.sync.aligned.m8n8.x" #N ".shared.b16"] = load_matrix<N, false>;             \
@@ -248,18 +248,15 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["elect.sync"] = elect;
     t["bar.sync"] = t["barrier.sync"] = meet;
     t["bar.warp.sync"] = t["setmaxnreg.inc.sync.aligned.u32"] = t["setmaxnreg.dec.sync.aligned.u32"] = nothing;
-    t["fence.proxy.async.shared::cta"] = fence;
+    t["fence.proxy.async.shared"] = fence;
     t["trap"] = trap;
-    for (std::string cta : {"", "::cta"}) {
-        t["mbarrier.init.shared" + cta + ".b64"] = make_barrier;
-        t["mbarrier.inval.shared" + cta + ".b64"] = end_barrier;
-        t["mbarrier.arrive.shared" + cta + ".b64"] = arrive;
-        t["mbarrier.arrive.expect_tx.shared" + cta + ".b64"] = expect;
-        t["mbarrier.try_wait.parity.shared" + cta + ".b64"] = await;
-        t["cp.async.mbarrier.arrive.noinc.shared" + cta + ".b64"] = arrive_without_token;
-    }
-    for (int rank = 2; rank <= 5; rank++)
-        t["cp.async.bulk.tensor." + std::to_string(rank) + "d.shared::cluster.global.mbarrier::complete_tx::bytes"] = copy_box;
+    t["mbarrier.init.shared.b64"] = make_barrier, t["mbarrier.inval.shared.b64"] = end_barrier;
+    t["mbarrier.arrive.shared.b64"] = arrive, t["mbarrier.arrive.expect_tx.shared.b64"] = expect;
+    t["cp.async.mbarrier.arrive.noinc.shared.b64"] = arrive_without_token;
+    t["mbarrier.try_wait.parity.shared.b64"] = await;
+    for (std::string rank : {"2d", "3d", "4d", "5d"})
+        for (std::string where : {".shared", ".shared::cluster"})
+            t["cp.async.bulk.tensor." + rank + where + ".global.mbarrier::complete_tx::bytes"] = copy_box;
 #define PRODUCTS(N)                                                                                                  \
     t["wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.bf16.bf16"] = product<Kind::BF16, N>; \
     t["wgmma.mma_async.sync.aligned.m64n" #N "k16.f32.f16.f16"] = product<Kind::FP16, N>; \

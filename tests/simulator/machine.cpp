@@ -88,6 +88,7 @@ struct Launch {  // as the caller passes it
     s64 words;     // of registers of a warp
     s64 specials;  // where thread, program, programs, lane and bytes of shared memory lie
     s64 threads, programs, shared;
+    u64 parameters;     // their address
     const u64* memory;  // (from, to) each
     s64 num_memory;
     u64 seed;
@@ -118,6 +119,7 @@ static void read(const Launch& launch, Machine& machine) {
     for (s64 i = 0; i < launch.num_memory; i++) machine.memory.push_back({launch.memory[2 * i], launch.memory[2 * i + 1]});
     machine.random.seed(launch.seed);
     machine.left = launch.most;
+    machine.parameters = launch.parameters;
 }
 
 static std::unique_ptr<Program> start(const Launch& launch, Machine& machine, int number) {

@@ -162,6 +162,7 @@ struct Machine {
     std::vector<s64> operands;
     std::vector<Run> runs;                    // by name
     std::vector<bool> together;               // whether all lanes of a warp have to be there
+    u64 parameters = 0;                       // their address
     std::vector<std::pair<u64, u64>> memory;  // ranges of addresses that exist
     size_t last = 0;                          // of these, which was asked for
     std::mt19937_64 random;

@@ -41,6 +41,7 @@ class Launch(ctypes.Structure):
         ("threads", ctypes.c_int64),
         ("programs", ctypes.c_int64),
         ("shared", ctypes.c_int64),
+        ("parameters", ctypes.c_void_p),
         ("memory", ctypes.c_void_p),
         ("num_memory", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
@@ -69,7 +70,7 @@ class Kernel:
     def __init__(self, ptx: str, shared: int = 0) -> None:
         """shared: bytes of shared memory of each program."""
         self.parameters = ctypes.create_string_buffer(MOST_PARAMETERS)
-        self.parsed = parsed = parse(ptx, ctypes.addressof(self.parameters))
+        self.parsed = parsed = parse(ptx)
         self.shared = shared
         self.names = "".join(f"{x}\n" for x in parsed.names).encode()
         constants = np.array([(at, value & (1 << 64) - 1) for at, value in parsed.constants.items()], np.uint64)
@@ -80,12 +81,15 @@ class Kernel:
 
         Raises RuntimeError with the line of the source at which something is wrong.
         """
-        for offset, value in zip(offsets(self.parsed.parameters), values, strict=False):
-            ctypes.memmove(ctypes.addressof(self.parameters) + offset, ctypes.addressof(value), ctypes.sizeof(value))
+        sizes, parameters = self.parsed.parameters, ctypes.addressof(self.parameters)
+        found = [ctypes.sizeof(x) for x in values]
+        assert (found, len(sizes) - len(found)) in ((sizes, 0), (sizes[:-2], 2)), f"parameters of {sizes}, not {found}"
+        for offset, value in zip(offsets(sizes), values, strict=False):
+            ctypes.memmove(parameters + offset, ctypes.addressof(value), ctypes.sizeof(value))
         ranges, parsed = np.array(memory, np.uint64), self.parsed
         pointers = [x for array in self.arrays for x in (array.ctypes.data, len(array))]
         sizes = (parsed.words, parsed.specials, parsed.threads, programs, self.shared)
-        launch = Launch(self.names, *pointers, *sizes, ranges.ctypes.data, len(ranges), seed, MOST)
+        launch = Launch(self.names, *pointers, *sizes, parameters, ranges.ctypes.data, len(ranges), seed, MOST)
         message, at = ctypes.create_string_buffer(ROOM), ctypes.c_int64()
         if _simulate()(ctypes.byref(launch), message, ctypes.c_int64(ROOM), ctypes.byref(at)):
             raise RuntimeError(self._told(message.value.decode(), at.value))

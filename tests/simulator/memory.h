@@ -45,14 +45,19 @@ static void store_shared(Warp& w, const s64* o, int, u32 lanes) {
             w.program->write(w, w.at(o[0])[i] + u32(o[1]), values, sizeof values);
         }
 }
+// Parameters have addresses of their own, from 0 on.
 template <class T>
 static void load_parameter(Warp& w, const s64* o, int, u32 lanes) {
     for (int i = 0; i < 32; i++)
         if (lanes >> i & 1) {
             T value;
-            std::memcpy(&value, reinterpret_cast<void*>(wide(w.at(o[1]), i) + o[2]), sizeof value);
+            std::memcpy(&value, reinterpret_cast<void*>(w.machine->parameters + w.at(o[1])[i] + u64(o[2])), sizeof value);
             put<T>(w.at(o[0]), i, value);
         }
+}
+static void parameter_address(Warp& w, const s64* o, int, u32 lanes) {
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1) put<u64>(w.at(o[0]), i, w.machine->parameters + w.at(o[1])[i]);
 }
 template <auto F>
 static void atomic(Warp& w, const s64* o, int, u32 lanes) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import math
 import os
 import zlib
@@ -23,6 +24,7 @@ MULTIPROCESSORS = 33  # a quarter of an H200's
 edit: Callable[[str], str] = lambda ptx: ptx  # noqa: E731 (for tests: what is run instead)
 
 
+@functools.cache
 def simulate() -> None:
     """From now on, in this process."""
     device = backend.Device("sm90", MULTIPROCESSORS)

@@ -28,14 +28,13 @@ class Parsed(NamedTuple):
     lines: list[str]  # of the source, for each instruction
 
 
-def parse(text: str, parameters_at: int) -> Parsed:
-    """The one kernel of a module, whose parameters lie at this address."""
+def parse(text: str) -> Parsed:
+    """The one kernel of a module."""
     head, _, body = text.partition(".entry")[2].partition("\n{")
     sizes = [_size(x) for x in re.findall(r"\.param ([^\n,]*)", head)]
     names = re.findall(r"(\w+_param_\d+)", head)
     threads = int(re.search(r"\.reqntid (\d+)", head)[1])
-    addresses = {name: parameters_at + offset for name, offset in zip(names, offsets(sizes), strict=True)}
-    addresses["global_smem"] = SHARED_BASE
+    addresses = dict(zip(names, offsets(sizes), strict=True)) | {"global_smem": SHARED_BASE}
     return _Parser(addresses).parse(body, threads, sizes)
 
 
@@ -74,6 +73,8 @@ class _Parser:
         specials = self.take(WIDE * len(SPECIALS))
         self.scopes[0] |= {name: specials + WIDE * i for i, name in enumerate(SPECIALS)}
         self.scopes[0]["_"] = self.take(WIDE)
+        for name, targets in re.findall(r"([$\w]+):\s*\.branchtargets([^;]*);", body):
+            self.tables[name] = [x.strip() for x in targets.split(",")]
         for line, statement in _statements(body):
             if statement == "{":
                 self.scopes.append({})
@@ -85,13 +86,12 @@ class _Parser:
                 self.labels[-1][statement[:-1]] = len(self.ops)
             elif statement.startswith(".reg"):
                 self.declare(statement)
-            elif ".branchtargets" in statement:
-                name, targets = statement.split(": .branchtargets")
-                self.tables[name] = [x.strip() for x in targets.split(",")]
-            else:
+            elif ".branchtargets" not in statement:
                 self.instruction(statement, line)
         if len(self.scopes) > 1:
             self.close()
+        if missing := {name for waiting in self.open for _, name in waiting}:
+            raise ValueError(f"these are nowhere: {', '.join(sorted(missing))}")
         names = list(self.names)
         return Parsed(names, self.ops, self.operands, self.constants, self.words, specials, threads, sizes, self.lines)
 
@@ -143,7 +143,7 @@ class _Parser:
         if found[2]:
             guard = self.place(found[2]) + 1
             guard = -guard if found[1] else guard
-        name, rest = found[3], found[4]
+        name, rest = found[3].replace("shared::cta", "shared"), found[4]
         if name.startswith("mov.b") and "{" in rest:
             name = f"{'halve' if rest.startswith('{') else 'unite'}.{name[4:]}"
         first = len(self.operands)
