@@ -20,7 +20,8 @@ HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()'
 endif
 RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
 READY := $(if $(HAS_GPU),,$(STAMP))
-SIMULATE := SIMULATE=1 $(VPY) -m pytest tests/test_hopper.py tests/test_simulator.py -n 2 --dist worksteal
+SIMULATED := $(addprefix tests/,test_hopper.py test_batch_invariance.py test_simulator.py)
+SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test simulate test-gpu bench newest check format clean

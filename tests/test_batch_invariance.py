@@ -275,6 +275,21 @@ GPU_FEATURES: dict[str, dict[str, Any]] = {
 SERVERS = [replace(SERVER, name=name, **feature) for name, feature in GPU_FEATURES.items()]
 
 
+@pytest.mark.hopper
+@pytest.mark.parametrize("features", ["bf16", "softcap_alibi", "dim_64"])
+def test_hopper_kernels_for_few_rows_and_for_many_agree(features: str, device: str) -> None:
+    lens = (1100, 3, 130)
+    case = replace(SERVER, query_lens=lens, seq_lens=lens, heads=8, kv_heads=2, **GPU_FEATURES[features])
+    inputs = build(case, device)
+    want = attend(case, inputs, whole(case))
+    spots = [(seq, pos) for seq, seq_len in enumerate(lens) for pos in (0, 63, 64, 129, 1023, 1099) if pos < seq_len]
+    rows = [(seq, pos, pos + 1) for seq, pos in spots]
+    same(case, decode(case, inputs, spots), rows, want)
+    same(case, decode(case, inputs, spots[5:6]), rows[5:6], want)
+    for chunks in chunked(case, 300):
+        same(case, attend(case, inputs, chunks), chunks, want)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", SERVERS, ids=str)
 def test_on_a_gpu_pieces_are_right(case: Case, device: str) -> None:
