@@ -26,11 +26,15 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    has_gpu = torch.cuda.is_available()
+    has_hopper = has_gpu and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9
     for item in items:
-        hopper = item.get_closest_marker("hopper")
+        hopper, gpu = item.get_closest_marker("hopper"), item.get_closest_marker("gpu")
         if simulator.SIMULATES and not hopper:
             item.add_marker(pytest.mark.skip(reason="is not about Hopper kernels"))
-        elif not (torch.cuda.is_available() or simulator.SIMULATES) and (hopper or item.get_closest_marker("gpu")):
+        elif hopper and not (has_hopper or simulator.SIMULATES):
+            item.add_marker(pytest.mark.skip(reason="needs a Hopper GPU, or SIMULATE=1"))
+        elif gpu and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
@@ -49,7 +53,7 @@ def quick() -> Iterator[pytest.MonkeyPatch]:
 @pytest.fixture(scope="session")
 def device() -> str:
     """A GPU where there is one, else the CPU, where kernels run through Triton's interpreter."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return "cuda" if torch.cuda.is_available() and not simulator.SIMULATES else "cpu"
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ def ragged(*lengths: tuple[int, int]) -> dict[str, Any]:
     return dict(query_lens=tuple(q for q, _ in lengths), seq_lens=tuple(k for _, k in lengths))
 
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = "cuda" if torch.cuda.is_available() and not SIMULATES else "cpu"
 SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 
 
@@ -27,7 +27,7 @@ def sized(name: str, **fields: Any) -> Case:
     """
     all_fields = SIZES | fields
     if SIMULATES and all_fields["kv_heads"] % 4 == 0:
-        all_fields |= {name: all_fields[name] // 4 for name in ("heads", "kv_heads")}
+        all_fields |= {x: all_fields[x] // 4 for x in ("heads", "kv_heads")}
     return Case(name, **all_fields)
 
 

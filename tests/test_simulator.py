@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 
-from tests.cases import E4M3, E5M2, run
+from tests.cases import E4M3, E5M2, Case, run
 from tests.hopper_cases import ragged, sized
 from tests.simulator import SIMULATES, assembly
 from tests.simulator.assembly import LANES
@@ -19,7 +18,7 @@ from tests.simulator.machine import Kernel
 # ordinary numbers, halves of the last place, the largest ones, what is beyond them, subnormal ones, none
 NUMBERS = np.array(
     [0.0, -0.0, 1.0, -1.5, 3.14159, 1.00390625, 1.01171875, 0.1, 17.0, 19.0, 100.3, 447.0, 449.0, 460.0, 1e3, 57344.0]
-    + [6e4, 65504.0, 65519.0, 65520.0, 7e4, 1e20, 1e-3, 1e-5, 6e-5, 3e-6, 2e-8, 1e-39, 0.0019, -np.inf, np.inf, 9e-4],
+    + [6e4, 65504.0, 65519.0, 65520.0, 7e4, 1e20, 1e-3, 1e-5, 6e-5, 3e-6, 2e-8, 1e-39, 0.0019, -np.inf, np.inf, np.nan],
     np.float32,
 )  # fmt: skip
 
@@ -33,8 +32,9 @@ def words(text: str, *operands: np.ndarray) -> np.ndarray:
 def test_numbers_are_rounded_to_16_bits_as_torch_does(name: str) -> None:
     found = words(f"cvt.rn.{name}x2.f32 $0, $2, $1;", NUMBERS, NUMBERS[::-1].copy())
     dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[name]
-    pairs = torch.from_numpy(np.stack([NUMBERS, NUMBERS[::-1]], 1)).to(dtype).view(torch.int16).numpy().view(np.uint16)
-    np.testing.assert_array_equal(found.view(np.uint16).reshape(32, 2), pairs)
+    pairs = torch.from_numpy(np.stack([NUMBERS, NUMBERS[::-1]], 1)).to(dtype).float()
+    got = torch.from_numpy(found.view(np.int16)).view(dtype).float().reshape(32, 2)
+    np.testing.assert_array_equal(got, pairs)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3", E4M3), ("e5m2", E5M2)])
@@ -43,8 +43,9 @@ def test_numbers_are_rounded_to_8_bits_as_torch_does_but_for_the_largest(name: s
     text = f"{{ .reg .b16 x; cvt.rn.satfinite.{name}x2.f32 x, $2, $1; cvt.u32.u16 $0, x; }}"
     found = words(text, NUMBERS, NUMBERS[::-1].copy())
     most = torch.finfo(dtype).max
-    pairs = torch.from_numpy(np.stack([NUMBERS, NUMBERS[::-1]], 1)).clamp(-most, most).to(dtype).view(torch.uint8)
-    np.testing.assert_array_equal(found.view(np.uint8).reshape(32, 4)[:, :2], pairs.numpy())
+    pairs = torch.from_numpy(np.stack([NUMBERS, NUMBERS[::-1]], 1)).clamp(-most, most).to(dtype).float()
+    got = torch.from_numpy(found.view(np.uint8)).view(dtype).float().reshape(32, 4)[:, :2]
+    np.testing.assert_array_equal(got, pairs)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("e4m3", E4M3), ("e5m2", E5M2)])
@@ -144,38 +145,46 @@ def test_threads_meet_at_barriers() -> None:
     np.testing.assert_array_equal(memory, np.arange(32, 64))
 
 
-EDITS: dict[str, Callable[[str], str]] = {
-    "consumers do not wait for tiles": lambda ptx: re.sub(r"@!p bra WAIT;", "", ptx),
-    "loaders do not wait for room": lambda ptx: re.sub(r"@!complete bra\.uni waitLoop;", "", ptx),
-    "boxes larger than expected": lambda ptx: re.sub(r"(expect_tx\S+ _, \[\S+\], )16384", r"\g<1>8192", ptx),
-    "zeros without a fence": lambda ptx: ptx.replace("fence.proxy.async.shared::cta;", ""),
-    "products that nobody waits for": lambda ptx: re.sub(r"wgmma\.wait_group\.sync\.aligned 0;", "", ptx),
-    "a barrier of one warp too many": lambda ptx: re.sub(r"(bar\.sync\s+0, )256", r"\g<1>288", ptx),
+# A kernel's text otherwise, and what is to be said of it.
+EDITS: dict[str, tuple[str, str, str]] = {
+    "consumers do not wait for tiles": (r"@!p bra WAIT;", "", "."),
+    "loaders do not wait for room": (r"@!complete bra\.uni waitLoop;", "", "."),
+    "boxes larger than expected": (r"(expect_tx\S+ _, \[\S+\], )16384", r"\g<1>8192", "all wait for ever"),
+    "zeros without a fence": (r"fence\.proxy\.async\.shared::cta;", "", "without a fence since"),
+    "products that nobody waits for": (r"wgmma\.wait_group\.sync\.aligned \d;", "", "is nan"),
+    "tiles left before their products are done": (
+        r"(?s)(wgmma\.wait_group\.sync\.aligned \d;)(.*?)(mbarrier\.arrive\.shared::cta\.b64 _, \[%r\d+\];[^\n]*\n)",
+        r"\2\3\1\n",
+        "is nan",
+    ),
+    "a barrier of one warp too many": (r"(bar\.sync\s+0, )256", r"\g<1>288", "all wait for ever"),
 }
 
 
-@pytest.fixture
-def edited(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    from tests.simulator import machine, process
-
-    changed = []
-
-    def edit(ptx: str) -> str:
-        found = EDITS[request.param](ptx)
-        changed.append(found != ptx)
-        return found
-
-    monkeypatch.setattr(process, "edit", edit)
-    monkeypatch.setattr(machine, "MOST", 20_000_000)
-    yield request.param
-    assert any(changed)
+def run_often(case: Case) -> None:
+    """What is wrong now and then shows in some of these."""
+    for _ in range(4):
+        run(case)
 
 
 @pytest.mark.hopper
 @pytest.mark.quick
 @pytest.mark.skipif(not SIMULATES, reason="is about simulated kernels")
-@pytest.mark.parametrize("edited", EDITS, indirect=True)
-def test_defects_of_a_kernel_are_found(edited: str) -> None:
+@pytest.mark.parametrize("name", EDITS)
+def test_defects_of_a_kernel_are_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.simulator import machine, process
+
+    pattern, other, message = EDITS[name]
+    edits = []
+
+    def edit(ptx: str) -> str:
+        found, count = re.subn(pattern, other, ptx)
+        edits.append(count)
+        return found
+
+    monkeypatch.setattr(process, "edit", edit)
+    monkeypatch.setattr(machine, "MOST", 20_000_000)
     case = sized("defects", **ragged((400, 1000)), sinks=True)
-    with pytest.raises((AssertionError, RuntimeError)):
-        run(case)
+    with pytest.raises((AssertionError, RuntimeError), match=message):
+        run_often(case)
+    assert all(edits)

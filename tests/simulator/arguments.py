@@ -70,4 +70,7 @@ def _box(descriptor: Any, meta: dict[str, Any]) -> Any:
     box.sizes[:rank] = descriptor.shape[::-1]
     box.strides[:rank] = [x * element for x in descriptor.strides[::-1]]
     box.box[:rank] = meta["block_size"][::-1]
+    assert box.base % 16 == 0
+    assert all(x % 16 == 0 for x in box.strides[1:rank])
+    assert not box.swizzle or box.box[0] * element <= box.swizzle
     return (ctypes.c_uint8 * BOX).from_buffer_copy(bytes(box).ljust(BOX, b"\0"))

@@ -8,6 +8,9 @@ static void meet(Warp& w, const s64* o, int count, u32) {  // bar.sync number, t
     int threads = count > 1 ? int(*w.at(o[1])) : int(32 * w.program->warps.size());
     auto& waiting = w.program->waiting.at(number);
     int& arrived = w.program->arrived.at(number);
+    int& expected = w.program->expected.at(number);
+    if (arrived && expected != threads) fail("a barrier of different numbers of threads");
+    expected = threads;
     arrived += 32;
     if (arrived > threads) fail("more threads than expected meet at barrier " + std::to_string(number));
     if (arrived == threads) {
@@ -43,11 +46,14 @@ static void arrive_at(Warp& w, u32 address) {
     if (b.pending == 0) fail("more arrive at a barrier than it expects");
     b.pending--;
     b.settle();
+    w.yields |= w.machine->random() & 1;  // for what the others do with it
 }
-static void arrive(Warp& w, const s64* o, int, u32 lanes) {  // _, [address]
+static void arrive(Warp& w, const s64* o, int count, u32 lanes) {  // _, [address]
+    if (count != 3) fail("an arrival of several");
     at_barriers<[](Warp& w, u32 address, int, const s64*) { arrive_at(w, address); }>(w, o, lanes, 1);
 }
-static void arrive_without_token(Warp& w, const s64* o, int, u32 lanes) {  // [address]
+// What this thread copied by itself would have to be there first: these kernels copy nothing so.
+static void arrive_after_copies(Warp& w, const s64* o, int, u32 lanes) {  // [address]
     at_barriers<[](Warp& w, u32 address, int, const s64*) { arrive_at(w, address); }>(w, o, lanes, 0);
 }
 static void expect(Warp& w, const s64* o, int, u32 lanes) {  // _, [address], bytes
@@ -62,5 +68,5 @@ static void await(Warp& w, const s64* o, int, u32 lanes) {  // p, [address], par
         if (lanes >> i & 1)
             done |= u32(w.program->barrier(w.at(o[1])[i] + u32(o[2])).phase != (w.at(o[3])[i] & 1)) << i;
     set_bits(w.at(o[0]), done, lanes);
-    w.yields = (done & lanes) != lanes;
+    w.yields = w.polls = (done & lanes) != lanes;
 }

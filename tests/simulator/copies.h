@@ -48,10 +48,13 @@ static void copy_box(Warp& w, const s64* o, int count, u32 lanes) {  // [target]
         if (lanes >> i & 1) {
             Copy copy{};
             copy.target = w.at(o[0])[i] + u32(o[1]);
-            std::memcpy(&copy.box, reinterpret_cast<void*>(wide(w.at(o[2]), i) + o[3]), sizeof(Box));
+            u64 box = wide(w.at(o[2]), i) + u64(o[3]) - w.machine->parameters;
+            if (box > MOST_PARAMETERS - sizeof(Box)) fail("no descriptor is there");
+            std::memcpy(&copy.box, reinterpret_cast<void*>(w.machine->parameters + box), sizeof(Box));
             if (copy.box.rank != count - 6) fail("a descriptor of another rank");
             if (copy.target % 128) fail("boxes lie at multiples of 128 bytes");
             for (int d = 0; d < copy.box.rank; d++) copy.at[d] = s32(w.at(o[4 + d])[i]);
+            copy.late = w.machine->random() & 1;
             copy.barrier = w.at(o[count - 2])[i] + u32(o[count - 1]);
             if (w.machine->random() & 1) complete(*w.machine, *w.program, copy);
             else w.program->copies.push_back(copy);

@@ -49,10 +49,11 @@ template <class T>
 static T field(T x, u32 from, u32 bits) {
     from &= 255, bits &= 255;
     if (!bits) return 0;
-    u64 wide = u64(s64(x)) >> from;
-    u64 mask = bits >= 64 ? ~0ull : (1ull << bits) - 1;
-    u64 value = wide & mask;
-    if (std::is_signed_v<T> && value >> (bits - 1) & 1) value |= ~mask;
+    s64 value = std::is_signed_v<T> ? s64(x) : s64(u64(x));
+    value = from > 63 ? (value < 0 ? -1 : 0) : value >> from;
+    if (bits > 31) return T(value);
+    value &= (s64(1) << bits) - 1;
+    if (std::is_signed_v<T> && value >> (bits - 1) & 1) value -= s64(1) << bits;
     return T(value);
 }
 
@@ -62,11 +63,11 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["mov.b" #BITS] = t["mov.u" #BITS] = t["mov.s" #BITS] = each<[](U a) { return a; }, U, U>;     \
     t["add.s" #BITS] = t["add.u" #BITS] = each<[](U a, U b) { return U(a + b); }, U, U, U>;         \
     t["sub.s" #BITS] = t["sub.u" #BITS] = each<[](U a, U b) { return U(a - b); }, U, U, U>;         \
-    t["mul.lo.s" #BITS] = t["mul.lo.u" #BITS] = each<[](U a, U b) { return U(a * b); }, U, U, U>;   \
-    t["mad.lo.s" #BITS] = t["mad.lo.u" #BITS] = each<[](U a, U b, U c) { return U(a * b + c); }, U, U, U, U>; \
-    t["div.s" #BITS] = each<[](S a, S b) { return b ? S(a / b) : S(-1); }, S, S, S>;                \
+    t["mul.lo.s" #BITS] = t["mul.lo.u" #BITS] = each<[](U a, U b) { return U(u64(a) * b); }, U, U, U>;   \
+    t["mad.lo.s" #BITS] = t["mad.lo.u" #BITS] = each<[](U a, U b, U c) { return U(u64(a) * b + c); }, U, U, U, U>; \
+    t["div.s" #BITS] = each<[](S a, S b) { return b == S(-1) ? S(-U(a)) : b ? S(a / b) : S(-1); }, S, S, S>;                \
     t["div.u" #BITS] = each<[](U a, U b) { return b ? U(a / b) : U(-1); }, U, U, U>;                \
-    t["rem.s" #BITS] = each<[](S a, S b) { return b ? S(a % b) : a; }, S, S, S>;                    \
+    t["rem.s" #BITS] = each<[](S a, S b) { return b == S(-1) ? S(0) : b ? S(a % b) : a; }, S, S, S>;                    \
     t["rem.u" #BITS] = each<[](U a, U b) { return b ? U(a % b) : a; }, U, U, U>;                    \
     t["min.s" #BITS] = each<[](S a, S b) { return std::min(a, b); }, S, S, S>;                      \
     t["max.s" #BITS] = each<[](S a, S b) { return std::max(a, b); }, S, S, S>;                      \
@@ -121,8 +122,8 @@ static std::unordered_map<std::string, Run> all_instructions() {
         float x = std::fma(a, b, c);
         return 0 < x ? std::min(x, 1.0f) : 0.0f;
     }, float, float, float, float>;
-    t["max.f32"] = each<[](float a, float b) { return std::fmax(a, b); }, float, float, float>;
-    t["min.f32"] = each<[](float a, float b) { return std::fmin(a, b); }, float, float, float>;
+    t["max.f32"] = each<[](float a, float b) { return a == b ? (std::signbit(a) ? b : a) : std::fmax(a, b); }, float, float, float>;
+    t["min.f32"] = each<[](float a, float b) { return a == b ? (std::signbit(a) ? a : b) : std::fmin(a, b); }, float, float, float>;
     t["max.NaN.f32"] = each<larger, float, float, float>;
     t["min.NaN.f32"] = each<smaller, float, float, float>;
     t["abs.f32"] = each<[](float a) { return std::fabs(a); }, float, float>;
@@ -149,7 +150,8 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["cvt.rn.f32.u32"] = each<[](u32 a) { return float(a); }, float, u32>;
     t["cvt.rn.f32.s64"] = each<[](s64 a) { return float(a); }, float, s64>;
     t["cvt.rzi.s32.f32"] = each<truncated, s32, float>;
-    t["cvt.rpi.ftz.f32.f32"] = t["cvt.rpi.f32.f32"] = each<[](float a) { return std::ceil(a); }, float, float>;
+    t["cvt.rpi.ftz.f32.f32"] = each<[](float a) { return std::ceil(flushed(a)); }, float, float>;
+    t["cvt.rpi.f32.f32"] = each<[](float a) { return std::ceil(a); }, float, float>;
     t["cvt.rmi.f32.f32"] = each<[](float a) { return std::floor(a); }, float, float>;
     t["cvt.f32.bf16"] = each<bf16_to_float, float, u16>;
     t["cvt.f32.f16"] = each<[](u16 a) { return HALF[a]; }, float, u16>;
@@ -252,7 +254,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["trap"] = trap;
     t["mbarrier.init.shared.b64"] = make_barrier, t["mbarrier.inval.shared.b64"] = end_barrier;
     t["mbarrier.arrive.shared.b64"] = arrive, t["mbarrier.arrive.expect_tx.shared.b64"] = expect;
-    t["cp.async.mbarrier.arrive.noinc.shared.b64"] = arrive_without_token;
+    t["cp.async.mbarrier.arrive.noinc.shared.b64"] = arrive_after_copies;
     t["mbarrier.try_wait.parity.shared.b64"] = await;
     for (std::string rank : {"2d", "3d", "4d", "5d"})
         for (std::string where : {".shared", ".shared::cluster"})

@@ -61,6 +61,7 @@ static void step(Machine& machine, Warp& w, int& where) {
     if (op.guard < 0) lanes &= ~*w.at(-op.guard - 1);
     if (run == branch) return divide(w, part, lanes, int(o[0]));
     if (run == branch_by_index) {
+        if (lanes != all) fail("some lanes of a warp go by a table of branches");
         u32 index = w.at(o[0])[std::countr_zero(lanes)];
         for (int i = 0; i < 32; i++)
             if (lanes >> i & 1 && w.at(o[0])[i] != index) fail("a warp divides at a table of branches");
@@ -73,6 +74,7 @@ static void step(Machine& machine, Warp& w, int& where) {
         machine.events++;
         return;
     }
+    if (lanes && lanes != ALL && machine.together[size_t(op.name)]) fail("some lanes of a warp do what takes all");
     if (lanes) run(w, o, op.count, lanes);
     go(w, part, at + 1);
 }
@@ -108,7 +110,7 @@ static void read(const Launch& launch, Machine& machine) {
         auto found = known.find(name);
         if (found == known.end()) missing += " " + name;
         machine.runs.push_back(found == known.end() ? trap : found->second);
-        machine.together.push_back(name.find("sync") != std::string::npos && machine.runs.back() != nothing);
+        machine.together.push_back(name.find(".sync") != std::string::npos);
     }
     if (!missing.empty()) fail("instructions that are not known:" + missing);
     for (s64 i = 0; i < launch.num_ops; i++) {
@@ -127,7 +129,7 @@ static std::unique_ptr<Program> start(const Launch& launch, Machine& machine, in
     for (int n = 0; n < launch.threads / 32; n++) {
         auto w = std::make_unique<Warp>();
         w->machine = &machine, w->program = program.get(), w->number = n;
-        w->words.resize(size_t(launch.words));
+        w->words.resize(size_t(launch.words), UNWRITTEN);
         for (int lane = 0; lane < 32; lane++) {
             for (s64 i = 0; i < launch.num_constants; i++)
                 put<s64>(w->at(launch.constants[2 * i]), lane, launch.constants[2 * i + 1]);
@@ -154,10 +156,12 @@ static void take_turn(Machine& machine, Warp& w, int& at) {
     }
 }
 
-// Any of the copies under way.
-static void deliver(Machine& machine, Program& program) {
+// One of the copies under way, if there is one for now.
+static void deliver(Machine& machine, Program& program, bool late) {
     auto& copies = program.copies;
+    if (copies.empty()) return;
     auto found = copies.begin() + s64(machine.random() % copies.size());
+    if (found->late && !late) return;
     Copy copy = *found;
     copies.erase(found);
     complete(machine, program, copy);
@@ -186,13 +190,13 @@ static void run(const Launch& launch, int& at) {
         std::shuffle(warps.begin(), warps.end(), machine.random);
         for (Warp* w : warps) {
             take_turn(machine, *w, at);
-            ran |= !w->yields && !w->waits;
+            ran |= !w->polls && !w->waits;
         }
         at = -1;
         std::erase_if(warps, [](Warp* w) { return w->parts.empty(); });
         bool stuck = machine.events == before && !ran;
         for (auto& program : programs)
-            if (!program->copies.empty() && (stuck || machine.random() % 4 == 0)) deliver(machine, *program);
+            if (stuck || machine.random() % 4 == 0) deliver(machine, *program, stuck);
         idle = stuck && machine.events == before ? idle + 1 : 0;
         if (idle > 3) fail_for_ever(warps);
     }

@@ -17,6 +17,8 @@
 #include "numbers.h"
 
 constexpr u32 ALL = 0xffffffff;
+constexpr u32 UNWRITTEN = 0x7fc0dead;  // no number of any size
+constexpr u64 MOST_PARAMETERS = 16384;  // bytes; as in machine.py
 constexpr u32 SHARED_BASE = 1024;  // the first KB of shared memory is the system's
 
 [[noreturn]] static void fail(const std::string& what) { throw std::runtime_error(what); }
@@ -50,6 +52,7 @@ struct Copy {  // of a box at these coordinates
     Box box;
     std::array<s32, 5> at;
     u32 target, barrier;
+    bool late;  // until nothing else can happen
 };
 
 static u32 swizzled(u32 address, u32 bytes) {  // words of 16 bytes change places in rows of so many bytes
@@ -105,45 +108,59 @@ struct Warp {
     std::deque<std::vector<Operand>> groups{{}};  // of products in flight; the last one is open
     s64 waited = 0;                               // groups before these
     std::map<s64, Result> results;                // in flight, by the first register
-    std::vector<u32> written;                     // words of 16 bytes, without a fence since
-    bool yields = false, waits = false;           // at a barrier in shared memory; at one of the program
+    std::vector<std::pair<u32, u32>> written;     // words of 16 bytes, without a fence since, and their changes then
+    bool yields = false;                          // its turn
+    bool polls = false, waits = false;            // for a barrier in shared memory; at one of the program
     u32* at(s64 place) { return words.data() + place; }
+};
+
+struct Word {
+    u32 changes = 0;
+    bool unfenced = false;  // a thread has changed it, and nobody who wrote the same has fenced it since
 };
 
 struct Program {
     int number;
     std::vector<u8> shared;
-    std::vector<u8> unfenced;  // by word of 16 bytes: 1 + the warp that wrote it as threads do, without a fence since
+    std::vector<Word> words;       // of the shared memory, 16 bytes each
     std::vector<Barrier> barriers;
     std::vector<Copy> copies;       // under way
-    std::array<int, 16> arrived{};  // threads at each named barrier
+    std::array<int, 16> arrived{}, expected{};  // threads at each named barrier
     std::array<std::vector<Warp*>, 16> waiting;
     std::vector<std::unique_ptr<Warp>> warps;
 
     Program(int number, size_t bytes)
-        : number(number), shared(bytes, 0xff), unfenced(bytes / 16 + 1), barriers(bytes / 8 + 1) {}
+        : number(number), shared(bytes, 0xff), words(bytes / 16 + 1), barriers(bytes / 8 + 1) {}
     u8* memory(u32 address, u32 bytes) {
         if (address < SHARED_BASE || address + u64(bytes) > SHARED_BASE + shared.size())
             fail("shared memory has no byte " + std::to_string(s64(address) + bytes - 1 - SHARED_BASE));
         if (address % std::min(bytes, 16u)) fail("shared memory is read or written across words");
         return shared.data() + (address - SHARED_BASE);
     }
-    // As threads do; the same again changes nothing.
+    void check_barriers(u32 address, u32 bytes) {
+        for (u32 i = (address - SHARED_BASE) / 8; i * 8 < address - SHARED_BASE + bytes; i++)
+            if (barriers[i].alive) fail("a barrier is overwritten");
+    }
+    // As threads do.  Who writes what is there already may fence it for others.
     void write(Warp& w, u32 address, const void* values, u32 bytes) {
         u8* found = memory(address, bytes);
-        if (!std::memcmp(found, values, bytes)) return;
+        check_barriers(address, bytes);
+        u32 number = (address - SHARED_BASE) / 16;
+        if (std::memcmp(found, values, bytes)) words[number].changes++, words[number].unfenced = true;
         std::memcpy(found, values, bytes);
-        u32 word = (address - SHARED_BASE) / 16;
-        unfenced[word] = u8(w.number + 1);
-        w.written.push_back(word);
+        w.written.push_back({number, words[number].changes});
     }
     u8* to_copy(u32 address, u32 bytes) {
-        unfenced[(address - SHARED_BASE) / 16] = 0;
-        return memory(address, bytes);
+        u8* found = memory(address, bytes);
+        check_barriers(address, bytes);
+        Word& word = words[(address - SHARED_BASE) / 16];
+        if (word.unfenced) fail("a box overwrites what was written without a fence since");
+        word.changes++;
+        return found;
     }
     const u8* to_multiply(u32 address) {
         const u8* found = memory(address, 16);
-        if (unfenced[(address - SHARED_BASE) / 16]) fail("a product reads what was written without a fence since");
+        if (words[(address - SHARED_BASE) / 16].unfenced) fail("a product reads what was written without a fence since");
         return found;
     }
     Barrier& barrier(u32 address) {
@@ -170,8 +187,9 @@ struct Machine {
     s64 left = 0;    // instructions until it is taken for endless
 
     void check(u64 address, u64 bytes) {
-        auto inside = [&](const auto& x) { return address >= x.first && address + bytes <= x.second; };
-        if (inside(memory[last])) return;
+        if (address % std::min<u64>(bytes & -bytes, 16)) fail("memory is read or written across words");
+        auto inside = [&](const auto& x) { return address >= x.first && address < x.second && bytes <= x.second - address; };
+        if (last < memory.size() && inside(memory[last])) return;
         for (size_t i = 0; i < memory.size(); i++)
             if (inside(memory[i])) {
                 last = i;

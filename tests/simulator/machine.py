@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .program import offsets, parse
+from .ptx import offsets, parse
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")

@@ -101,7 +101,9 @@ static void store_matrix(Warp& w, const s64* o, int, u32) {
 
 // What this warp's threads have written is there for the copy engine and the tensor cores from now on.
 static void fence(Warp& w, const s64*, int, u32) {
-    for (u32 word : w.written)
-        if (w.program->unfenced[word] == w.number + 1) w.program->unfenced[word] = 0;
+    for (auto [number, changes] : w.written) {
+        Word& word = w.program->words[number];
+        if (word.changes == changes) word.unfenced = false;
+    }
     w.written.clear();
 }

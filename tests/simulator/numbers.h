@@ -59,7 +59,7 @@ static float from_bits(u32 x, int exponent, int mantissa, bool infinite) {
     return negative ? -value : value;
 }
 
-static u16 float_to_half(float x) { return std::bit_cast<u16>(_Float16(x)); }
+static u16 float_to_half(float x) { return std::isnan(x) ? 0x7fff : std::bit_cast<u16>(_Float16(x)); }
 static u8 float_to_e4m3(float x) { return u8(round_to(x, 4, 3, false, true)); }
 static u8 float_to_e5m2(float x) { return u8(round_to(x, 5, 2, true, true)); }
 

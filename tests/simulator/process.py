@@ -28,20 +28,20 @@ edit: Callable[[str], str] = lambda ptx: ptx  # noqa: E731 (for tests: what is r
 def simulate() -> None:
     """From now on, in this process."""
     device = backend.Device("sm90", MULTIPROCESSORS)
-    kernels: dict[str, Kernel] = {}
+    kernels: dict[tuple[str, int], Kernel] = {}
     launches: collections.Counter[str] = collections.Counter()
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         compiled = kernel.warmup(*args, grid=grid, **options)
-        ptx = edit(compiled.asm["ptx"])
-        if ptx not in kernels:
-            kernels[ptx] = Kernel(ptx, compiled.metadata.shared)
+        key = edit(compiled.asm["ptx"]), compiled.metadata.shared
+        if key not in kernels:
+            kernels[key] = Kernel(*key)
         # the same turns whenever a test is run, whatever runs beside it
         test = os.environ.get("PYTEST_CURRENT_TEST", "")
         launches[test] += 1
         seed = zlib.crc32(f"{test} {launches[test]}".encode())
         try:
-            kernels[ptx].run(math.prod(grid), values_of(compiled, args), memory_of(args), seed)
+            kernels[key].run(math.prod(grid), values_of(compiled, args), memory_of(args), seed)
         except RuntimeError:
             scratch._rooms.clear()  # counters are as a launch left them that did not end
             raise

@@ -119,6 +119,7 @@ static void commit(Warp& w, const s64*, int, u32) { w.groups.emplace_back(); }
 
 static void await_products(Warp& w, const s64* o, int, u32) {  // until so many groups are in flight
     bool changed = false;
+    if (!w.groups.empty() && w.machine->random() & 1) w.yields = true;  // others may write what is read
     for (size_t left = *w.at(o[0]) + 1; w.groups.size() > left; w.groups.pop_front(), w.waited++)
         for (const Operand& x : w.groups.front()) changed |= sum_of(*w.program, x.matrix) != x.sum;
     for (auto at = w.results.begin(); at != w.results.end();) {

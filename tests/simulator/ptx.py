@@ -80,6 +80,8 @@ class _Parser:
                 self.scopes.append({})
                 self.labels.append({})
                 self.open.append([])
+            elif statement == "}" and len(self.scopes) == 1:
+                break  # what follows is for debuggers
             elif statement == "}":
                 self.close()
             elif statement.endswith(":"):
@@ -88,22 +90,25 @@ class _Parser:
                 self.declare(statement)
             elif ".branchtargets" not in statement:
                 self.instruction(statement, line)
-        if len(self.scopes) > 1:
-            self.close()
-        if missing := {name for waiting in self.open for _, name in waiting}:
-            raise ValueError(f"these are nowhere: {', '.join(sorted(missing))}")
+        missing = self.resolved()
+        if missing:
+            raise ValueError(f"these are nowhere: {', '.join(sorted({name for _, name in missing}))}")
         names = list(self.names)
         return Parsed(names, self.ops, self.operands, self.constants, self.words, specials, threads, sizes, self.lines)
 
     def close(self) -> None:
         """The end of a scope: labels that are not its own are those of the one around it."""
         self.scopes.pop()
+        outside = self.resolved()
+        self.open[-1] += outside
+
+    def resolved(self) -> list[tuple[int, str]]:
+        """Operands of the innermost scope that are no labels of its own."""
         labels, waiting = self.labels.pop(), self.open.pop()
         for place, name in waiting:
             if name in labels:
                 self.operands[place] = labels[name]
-            else:
-                self.open[-1].append((place, name))
+        return [(place, name) for place, name in waiting if name not in labels]
 
     def take(self, words: int) -> int:
         self.words += words
@@ -190,9 +195,6 @@ def _statements(body: str) -> Iterator[tuple[str, str]]:
             continue
         text = re.sub(r"//.*", "", text).strip()
         if not text or re.match(r"\.(file|section|b8|pragma)", text):
-            continue
-        if text.startswith("}") and not pending.strip() and text == "}":
-            yield line, "}"
             continue
         pending += " " + text
         while pending := pending.strip():
