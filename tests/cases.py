@@ -198,9 +198,8 @@ def compare(case: Case, out: Tensor, lse: Tensor | None, inputs: dict[str, Any])
     assert got[~asked].isnan().all(), f"{case.name}: rows that `only` leaves out were written"
 
     dot = widest(case.dtype, case.dtype_of_cache)
-    fp8 = case.dtype == case.dtype_of_cache == E4M3
     compute = TOLERANCES[dot][0]
-    if fp8 and rounds_weights(problem_of(inputs)):
+    if case.dtype == case.dtype_of_cache == E4M3 and rounds_weights(problem_of(inputs)):
         compute = LINE_WEIGHTS if lse is None else FP8_WEIGHTS
         if asked.sum() * want[0].numel() >= MANY:
             norm = math.hypot(LINE_NORM if lse is None else FP8_NORM, FP8_OUT_NORM * is_fp8(out.dtype))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import torch
@@ -375,41 +374,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "mixed over e4m3, group 3": ragged((1, 500), (70, 300), (9, 9)) | E4M3_CACHE | dict(heads=24),
     "invariant": ragged((1, 600), (70, 700)) | dict(batch_invariant=True),
 }
-# What random batches are of.
-RANDOM: dict[str, dict[str, Any]] = {
-    "bfloat16": {},
-    "float16, head_dim 64": dict(dtype=torch.float16, head_dim=64),
-    "head_dim 256, page 8": dict(head_dim=256, page_size=8),
-    "features": FEATURES,
-    "window to both sides": dict(window_size=(100, 50), causal=False),
-    "one KV head": dict(heads=8, kv_heads=1),
-    "group 3": dict(heads=24),
-    "new": NEW,
-    "e4m3 cache": E4M3_CACHE,
-    "all e4m3": ALL_E4M3,
-    "all e4m3, no lse": ALL_E4M3 | dict(lse=False),
-    "invariant": dict(batch_invariant=True),
-}
-
-
-def random_lengths(rng: random.Random) -> dict[str, Any]:
-    """Up to 12 sequences: decodes, drafts, chunks, whole prefills, empty ones, or many of one kind."""
-
-    def sequence(kind: str) -> tuple[int, int]:
-        keys = int(2 ** rng.uniform(0, 11.5))
-        few, some = rng.randint(2, 16), rng.randint(17, 200)
-        lengths = {"decode": (1, keys), "draft": (few, few + keys), "chunk": (some, some + keys)}
-        lengths |= {"prefill": (some, some), "nothing": (0, keys), "no keys": (few, 0), "few keys": (some, few)}
-        return lengths[kind]
-
-    kinds = ["decode"] * 4 + ["draft", "draft", "chunk", "chunk", "prefill", "nothing", "no keys", "few keys"]
-    if rng.random() < 0.3:
-        kinds = [rng.choice(kinds[:9])] * 9
-    # somebody has a query: without any the portable kernels run
-    lengths = ragged(sequence(rng.choice(kinds[:9])), *[sequence(rng.choice(kinds)) for _ in range(rng.randint(0, 11))])
-    return lengths | dict(bounds=rng.random() < 0.5, padding=rng.choice([0, 0, 3, 150]))
-
-
 # In which each tile's maxima are above those of the tiles before.
 RISING: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,

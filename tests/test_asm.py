@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from paged_attn.hopper import asm
-from tests.simulator import assembly
+from tests.simulator import COMPILER, assembly
 from tests.simulator.assembly import LANES
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 ROWS = 16  # of a warp; lane i has rows i // 4 and i // 4 + 8
 UNIT, NOTHING = np.float32(1.3), np.float32(-np.inf)

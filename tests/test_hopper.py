@@ -15,7 +15,8 @@ import paged_attn
 from paged_attn import calls, plan, reference
 from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, build, compare, problem_of, run
-from tests.hopper_cases import CASES, DEVICE, LONG, RANDOM, RISING, SMALL, ragged, random_lengths, sized
+from tests.hopper_cases import CASES, DEVICE, LONG, RISING, SMALL, ragged, sized
+from tests.random_batches import RANDOM, random_lengths
 
 pytestmark = pytest.mark.hopper
 

@@ -6,7 +6,9 @@ each launch with other turns among warps and other times at which copies arrive.
 """
 
 import os
+import shutil
 
 SIMULATES = os.environ.get("SIMULATE") == "1"
+COMPILER = shutil.which("g++")
 if SIMULATES:  # before anybody imports the package
     os.environ["TRITON_INTERPRET"] = "0"

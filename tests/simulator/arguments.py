@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
+from paged_attn.driver import BOX, FORMATS
 from paged_attn.template import Descriptors
 
-BOX = 128  # bytes of a descriptor of the copy engine
 SWIZZLES = (0, 32, 64, 128)  # bytes, by the number that Triton gives the driver
-NUMBERS = {"i1": ctypes.c_int8, "i8": ctypes.c_int8, "i16": ctypes.c_int16, "i32": ctypes.c_int32}
-NUMBERS |= {"i64": ctypes.c_int64, "u1": ctypes.c_uint8, "u8": ctypes.c_uint8, "u16": ctypes.c_uint16}
-NUMBERS |= {"u32": ctypes.c_uint32, "u64": ctypes.c_uint64, "fp32": ctypes.c_float, "fp64": ctypes.c_double}
 
 
 class Box(ctypes.Structure):
@@ -31,8 +29,8 @@ class Box(ctypes.Structure):
     )
 
 
-def values_of(compiled: Any, args: tuple[Any, ...]) -> list[Any]:
-    """ctypes' numbers, in order; two pointers to scratch memory may follow that these kernels do not use."""
+def values_of(compiled: Any, args: tuple[Any, ...]) -> list[bytes]:
+    """In order; two pointers to scratch memory may follow that these kernels do not use."""
     boxes = iter(compiled.metadata.tensordesc_meta or [])
     return list(_values(tuple(compiled.src.signature.values()), args, boxes))
 
@@ -50,21 +48,21 @@ def memory_of(args: Any) -> list[tuple[int, int]]:
     return found
 
 
-def _values(kinds: tuple[Any, ...], args: tuple[Any, ...], boxes: Iterator[Any]) -> Iterator[Any]:
+def _values(kinds: tuple[Any, ...], args: tuple[Any, ...], boxes: Iterator[Any]) -> Iterator[bytes]:
     for kind, arg in zip(kinds, args, strict=True):
         if isinstance(kind, tuple):
             yield from _values(kind, arg, boxes)
         elif isinstance(arg, Descriptors):
             yield _box(arg, next(boxes))
-            yield from map(ctypes.c_int32, arg.shape)
-            yield from map(ctypes.c_int64, arg.strides)
+            yield from (struct.pack("i", size) for size in arg.shape)
+            yield from (struct.pack("q", stride) for stride in arg.strides)
         elif isinstance(arg, torch.Tensor):
-            yield ctypes.c_uint64(arg.data_ptr())
+            yield struct.pack("Q", arg.data_ptr())
         elif kind != "constexpr":
-            yield NUMBERS[kind](arg)
+            yield struct.pack(FORMATS[kind], arg)
 
 
-def _box(descriptor: Any, meta: dict[str, Any]) -> Any:
+def _box(descriptor: Any, meta: dict[str, Any]) -> bytes:
     rank, element = len(descriptor.shape), meta["elem_size"]
     box = Box(descriptor.base.data_ptr(), element, rank, swizzle=SWIZZLES[meta["swizzle"]])
     box.sizes[:rank] = descriptor.shape[::-1]
@@ -73,4 +71,4 @@ def _box(descriptor: Any, meta: dict[str, Any]) -> Any:
     assert box.base % 16 == 0
     assert all(x % 16 == 0 for x in box.strides[1:rank])
     assert not box.swizzle or box.box[0] * element <= box.swizzle
-    return (ctypes.c_uint8 * BOX).from_buffer_copy(bytes(box).ljust(BOX, b"\0"))
+    return bytes(box).ljust(BOX, b"\0")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import re
+import struct
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from .machine import Kernel
 
 LANES = np.arange(32)
-UNWRITTEN = 0x7FC0DEAD  # as float32 not a number, as bfloat16 or float16 none either
+UNWRITTEN = 0x7FC0DEAD  # no number of any size; as in machine.h
 
 
 def run(text: str, operands: Sequence[np.ndarray | None]) -> list[np.ndarray]:
@@ -22,7 +22,7 @@ def run(text: str, operands: Sequence[np.ndarray | None]) -> list[np.ndarray]:
         if operand is not None:
             words[:] = np.asarray(operand).view(np.uint32)
     at = memory.ctypes.data
-    _kernel(text, len(operands)).run(1, [ctypes.c_uint64(at)], [(at, at + memory.nbytes)])
+    _kernel(text, len(operands)).run(1, [struct.pack("Q", at)], [(at, at + memory.nbytes)])
     return list(memory)
 
 

@@ -3,7 +3,7 @@
 // All programs (CTAs) live at once, and their warps run in turns of random length.  What is asynchronous on the GPU
 // happens at a random time here, at once or as late as it may: whoever does not wait for it reads what was there
 // before, whoever reuses memory too early overwrites it, and what a product reads must not change until it was waited
-// for.  Not modelled: the order in which other threads see writes, and time.
+// for.  What is not modelled stands in DESIGN.md, under Tests.
 
 #include <cstring>
 #include <map>
@@ -49,6 +49,7 @@ static size_t next(Machine& machine, Warp& w) {
     return found;
 }
 
+// One instruction.
 static void step(Machine& machine, Warp& w, int& where) {
     size_t part = next(machine, w);
     auto [at, all] = w.parts[part];

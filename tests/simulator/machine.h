@@ -17,9 +17,9 @@
 #include "numbers.h"
 
 constexpr u32 ALL = 0xffffffff;
-constexpr u32 UNWRITTEN = 0x7fc0dead;  // no number of any size
+constexpr u32 UNWRITTEN = 0x7fc0dead;   // no number of any size; as in assembly.py
 constexpr u64 MOST_PARAMETERS = 16384;  // bytes; as in machine.py
-constexpr u32 SHARED_BASE = 1024;  // the first KB of shared memory is the system's
+constexpr u32 SHARED_BASE = 1024;       // the first KB of shared memory is the system's; as in ptx.py
 
 [[noreturn]] static void fail(const std::string& what) { throw std::runtime_error(what); }
 

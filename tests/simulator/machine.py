@@ -20,7 +20,7 @@ from .ptx import offsets, parse
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O2", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
-MOST_PARAMETERS = 16384  # bytes
+MOST_PARAMETERS = 16384  # bytes; as in machine.h
 ROOM = 4096  # bytes of a message
 MOST = 4_000_000_000  # instructions of warps: minutes
 
@@ -76,16 +76,16 @@ class Kernel:
         constants = np.array([(at, value & (1 << 64) - 1) for at, value in parsed.constants.items()], np.uint64)
         self.arrays = np.array(parsed.ops, np.int64), np.array(parsed.operands, np.int64), constants
 
-    def run(self, programs: int, values: Sequence[Any], memory: Sequence[tuple[int, int]], seed: int = 0) -> None:
-        """So many programs with these parameters, ctypes' numbers; memory: ranges of addresses that exist.
+    def run(self, programs: int, values: Sequence[bytes], memory: Sequence[tuple[int, int]], seed: int = 0) -> None:
+        """So many programs with these parameters; memory: ranges of addresses that exist.
 
         Raises RuntimeError with the line of the source at which something is wrong.
         """
         sizes, parameters = self.parsed.parameters, ctypes.addressof(self.parameters)
-        found = [ctypes.sizeof(x) for x in values]
+        found = list(map(len, values))
         assert (found, len(sizes) - len(found)) in ((sizes, 0), (sizes[:-2], 2)), f"parameters of {sizes}, not {found}"
         for offset, value in zip(offsets(sizes), values, strict=False):
-            ctypes.memmove(parameters + offset, ctypes.addressof(value), ctypes.sizeof(value))
+            ctypes.memmove(parameters + offset, value, len(value))
         ranges, parsed = np.array(memory, np.uint64), self.parsed
         pointers = [x for array in self.arrays for x in (array.ctypes.data, len(array))]
         sizes = (parsed.words, parsed.specials, parsed.threads, programs, self.shared)

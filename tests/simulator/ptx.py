@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 WIDE, WORD = 64, 32  # words of 32 lanes that a register takes: of 64 bits, of less; a predicate takes one
 SPECIALS = ("%tid.x", "%ctaid.x", "%nctaid.x", "%laneid", "%dynamic_smem_size")
-SHARED_BASE = 1024  # where a program's own shared memory begins
+SHARED_BASE = 1024  # where a program's own shared memory begins; as in machine.h
 TOKENS = re.compile(r"\[[^\]]*\]|[{}]|[^\s,{}\[\]|]+|\|")
 NUMBER = re.compile(r"0[fF][0-9a-fA-F]{8}|-?0x[0-9a-fA-F]+U?|-?\d+U?")
 
@@ -55,6 +55,8 @@ def _size(kind: str) -> int:
 
 
 class _Parser:
+    """Instructions in order, in scopes that have registers and labels of their own."""
+
     def __init__(self, addresses: dict[str, int]) -> None:
         self.addresses = addresses
         self.words = 0

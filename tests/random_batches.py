@@ -1,0 +1,44 @@
+"""Batches of any lengths for the Hopper kernels."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+
+from tests.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, ragged
+
+# What random batches are of.
+RANDOM: dict[str, dict[str, Any]] = {
+    "bfloat16": {},
+    "float16, head_dim 64": dict(dtype=torch.float16, head_dim=64),
+    "head_dim 256, page 8": dict(head_dim=256, page_size=8),
+    "features": FEATURES,
+    "window to both sides": dict(window_size=(100, 50), causal=False),
+    "one KV head": dict(heads=8, kv_heads=1),
+    "group 3": dict(heads=24),
+    "new": NEW,
+    "e4m3 cache": E4M3_CACHE,
+    "all e4m3": ALL_E4M3,
+    "all e4m3, no lse": ALL_E4M3 | dict(lse=False),
+    "invariant": dict(batch_invariant=True),
+}
+
+
+def random_lengths(rng: random.Random) -> dict[str, Any]:
+    """Up to 12 sequences: decodes, drafts, chunks, whole prefills, empty ones, or many of one kind."""
+
+    def sequence(kind: str) -> tuple[int, int]:
+        keys = int(2 ** rng.uniform(0, 11.5))
+        few, some = rng.randint(2, 16), rng.randint(17, 200)
+        lengths = {"decode": (1, keys), "draft": (few, few + keys), "chunk": (some, some + keys)}
+        lengths |= {"prefill": (some, some), "nothing": (0, keys), "no keys": (few, 0), "few keys": (some, few)}
+        return lengths[kind]
+
+    kinds = ["decode"] * 4 + ["draft", "draft", "chunk", "chunk", "prefill", "nothing", "no keys", "few keys"]
+    if rng.random() < 0.3:
+        kinds = [rng.choice(kinds[:9])] * 9
+    # somebody has a query: without any the portable kernels run
+    lengths = ragged(sequence(rng.choice(kinds[:9])), *[sequence(rng.choice(kinds)) for _ in range(rng.randint(0, 11))])
+    return lengths | dict(bounds=rng.random() < 0.5, padding=rng.choice([0, 0, 3, 150]))
