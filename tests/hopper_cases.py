@@ -66,6 +66,8 @@ CASES: dict[str, dict[str, Any]] = {
     "prefills known to be even, padding": PREFILLS | dict(padding=300),
     "prefills known to be even, e4m3 cache": PREFILLS | E4M3_CACHE,
     "prefills known to be even, all e4m3": PREFILLS | ALL_E4M3,
+    "prefills of any length alone": ragged(*[(n, n) for n in (112, 107, 165, 25, 64, 154, 57, 138, 170, 44)]),
+    "chunks of any length alone": ragged(*[(n, n + 500) for n in (92, 57, 98, 55, 135, 173, 135, 191, 120)]),
     "mixed": MIXED,
     "mixed, hnd": MIXED | dict(layout="HND"),
     "mixed, bounds, padding": MIXED | dict(bounds=True, padding=5),
@@ -372,6 +374,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "chunk of e4m3": ragged((100, 400)) | ALL_E4M3 | dict(lse=False),
     "mixed": ragged((1, 500), (70, 300), (1, 0), (9, 9)) | dict(padding=3),
     "mixed over e4m3, group 3": ragged((1, 500), (70, 300), (9, 9)) | E4M3_CACHE | dict(heads=24),
+    "prefills of any length": ragged(*[(n, n) for n in (112, 107, 165, 25, 64, 154, 57, 138)]),
     "invariant": ragged((1, 600), (70, 700)) | dict(batch_invariant=True),
 }
 # In which each tile's maxima are above those of the tiles before.

@@ -110,9 +110,11 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def first_of_many(program, lists):
-    """How many of the programs before this one begin with the first list, so that both lists begin in proportion."""
-    share = program.to(gl.float32) * lists.many.to(gl.float32) / gl.maximum(lists.many + lists.few, 1).to(gl.float32)
-    return share.to(gl.int32)
+    """How many of the programs before this one begin with the first list, so that both lists begin in proportion.
+
+    In whole numbers: from one program to the next it grows by 1 at most, or an item would have nobody.
+    """
+    return program - gl.cdiv(program * lists.few, gl.maximum(lists.many + lists.few, 1))
 
 
 @gluon.jit

@@ -115,7 +115,8 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["add.f32"] = t["add.rn.f32"] = each<[](float a, float b) { return a + b; }, float, float, float>;
     t["sub.f32"] = t["sub.rn.f32"] = each<[](float a, float b) { return a - b; }, float, float, float>;
     t["mul.f32"] = t["mul.rn.f32"] = each<[](float a, float b) { return a * b; }, float, float, float>;
-    t["div.full.f32"] = t["div.approx.f32"] = t["div.rn.f32"] = each<[](float a, float b) { return a / b; }, float, float, float>;
+    t["div.rn.f32"] = each<[](float a, float b) { return a / b; }, float, float, float>;
+    t["div.full.f32"] = t["div.approx.f32"] = each<divided, float, float, float>;
     t["fma.rn.f32"] = each<[](float a, float b, float c) { return std::fma(a, b, c); }, float, float, float, float>;
     t["fma.rn.ftz.f32"] = each<[](float a, float b, float c) { return flushed(std::fma(flushed(a), flushed(b), flushed(c))); }, float, float, float, float>;
     t["fma.rn.sat.f32"] = each<[](float a, float b, float c) {
@@ -134,7 +135,6 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["lg2.approx.ftz.f32"] = each<[](float a) { return std::log2(flushed(a)); }, float, float>;
     t["lg2.approx.f32"] = each<[](float a) { return std::log2(a); }, float, float>;
     t["rcp.approx.ftz.f32"] = each<[](float a) { return flushed(1 / flushed(a)); }, float, float>;
-    t["tanh.approx.f32"] = each<[](float a) { return std::tanh(a); }, float, float>;
 
     // conversions
     t["cvt.s64.s32"] = each<[](s32 a) { return s64(a); }, s64, s32>;

@@ -16,6 +16,18 @@ using s16 = int16_t;
 using s32 = int32_t;
 using s64 = int64_t;
 
+// A result some units in its last place off, as many as its bits say: what a function gives that is only approximated.
+static float nearly(float x, int most) {
+    if (x == 0 || !std::isfinite(x)) return x;
+    u32 bits = std::bit_cast<u32>(x);
+    float other = std::bit_cast<float>(bits + (bits * 0x9E3779B1u >> 16) % (2 * most + 1) - most);
+    return std::isfinite(other) ? other : x;
+}
+
+static bool is_power_of_two(float x) { return x != 0 && (std::bit_cast<u32>(x) & 0x7fffff) == 0; }
+
+static float divided(float a, float b) { return is_power_of_two(b) ? a / b : nearly(a / b, 2); }
+
 static float bf16_to_float(u16 x) { return std::bit_cast<float>(u32(x) << 16); }
 
 static u16 float_to_bf16(float x) {
