@@ -47,6 +47,7 @@ NEW: dict[str, Any] = dict(new=True)
 SEAMS = ragged(*[(q, c + q) for q in (1, 40) for c in (0, 1, 63, 64, 65, 127, 128, 129, 256, 1000)], (5, 3), (200, 90))
 E4M3_CACHE: dict[str, Any] = dict(cache_dtype=E4M3, scales="per_head")
 ALL_E4M3: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head")
+CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)  # by the unit for tanh
 CASES: dict[str, dict[str, Any]] = {
     "prefill of one tile": ragged((64, 64)),
     "prefill": ragged((200, 200)),
@@ -58,6 +59,9 @@ CASES: dict[str, dict[str, Any]] = {
     "prefills known to be even, head_dim 64, float16": PREFILLS | dict(head_dim=64, dtype=torch.float16),
     "prefills known to be even, head_dim 256": PREFILLS | dict(head_dim=256),
     "prefills known to be even, softcap, alibi, sinks": PREFILLS | dict(softcap=20.0, alibi=True, sinks=True),
+    "prefills known to be even, softcap": PREFILLS | CAPPED,
+    "prefills known to be even, softcap, e4m3 cache": PREFILLS | CAPPED | E4M3_CACHE,
+    "prefills known to be even, softcap, all e4m3": PREFILLS | CAPPED | ALL_E4M3,
     "prefills known to be even, window to both sides": PREFILLS | dict(window_size=(100, 50), causal=False),
     "prefills known to be even, group 3": PREFILLS | dict(heads=24),
     "prefills known to be even, group 24": PREFILLS | dict(heads=48, kv_heads=2),
@@ -77,6 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, window to both sides": MIXED | dict(window_size=(100, 50), causal=False),
     "mixed, not causal": MIXED | dict(causal=False),
     "mixed, softcap, alibi, sinks": MIXED | dict(softcap=20.0, alibi=True, sinks=True),
+    "mixed, softcap, no lse": MIXED | CAPPED,
     "mixed, negative scale": MIXED | dict(softmax_scale=-0.1),
     "mixed, float16, page 8": MIXED | dict(dtype=torch.float16, page_size=8),
     "mixed, page 24": MIXED | dict(page_size=24),
@@ -264,6 +269,7 @@ CASES: dict[str, dict[str, Any]] = {
     "even drafts, float16, page 8": DRAFTS | dict(dtype=torch.float16, page_size=8),
     "even drafts, page 128": DRAFTS | dict(page_size=128),
     "even drafts, page 544": DRAFTS | dict(page_size=544),
+    "even drafts, softcap, window": DRAFTS | CAPPED | dict(window_size=(255, -1)),
     "even drafts, all features": DRAFTS | dict(window_size=(255, -1), sinks=True, softcap=20.0, alibi=True),
     "even drafts, not causal": DRAFTS | dict(causal=False, window_size=(100, 50)),
     "even drafts, trees": DRAFTS | dict(qq_bias=32, tree=True),
@@ -324,7 +330,7 @@ CASES |= {
 
 # which the planner takes for even, for there are rows enough
 ALL_LENGTHS = MIXED | dict(bounds=True, padding=6400)
-# as long queries: in blocks of 192 rows, for three consumers, or with a softcap for two
+# as long queries: in blocks of 192 rows, for three consumers, or with an exact softcap for two
 LONG: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,
     "prefills, hnd, page 544": PREFILLS | dict(layout="HND", page_size=544),
@@ -349,6 +355,8 @@ LONG: dict[str, dict[str, Any]] = {
     "prefills, fp8 out": PREFILLS | dict(out_dtype=E4M3),
     "prefills, shared buffer, strided": PREFILLS | dict(shared_buffer=True, strided=True),
     "prefills, softcap, alibi, sinks": PREFILLS | dict(softcap=20.0, alibi=True, sinks=True),
+    "prefills, softcap, no lse": PREFILLS | CAPPED,
+    "prefills, softcap, alibi, sinks, no lse": PREFILLS | CAPPED | dict(alibi=True, sinks=True),
     "prefills, new": PREFILLS | NEW,
     "prefills, new, head_dim 64, window": PREFILLS | NEW | dict(head_dim=64, window_size=(255, -1)),
     "a chunk": ragged((700, 3000)),
@@ -368,6 +376,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "even drafts": ragged((32, 700), (32, 40)) | dict(bounds=True),
     "chunk": ragged((100, 700)),
     "chunk, features": ragged((100, 700)) | FEATURES,
+    "chunk, softcap": ragged((100, 700)) | CAPPED,
     "chunk, new": ragged((100, 700)) | NEW,
     "chunk, head_dim 256, page 24": ragged((40, 200)) | dict(head_dim=256, page_size=24),
     "chunk over e4m3": ragged((100, 400)) | E4M3_CACHE,
@@ -386,6 +395,7 @@ RISING: dict[str, dict[str, Any]] = {
     "a chunk, window": ragged((700, 3000)) | dict(window_size=(1000, -1)),
     "a chunk, not causal, window to both sides": ragged((700, 3000)) | dict(causal=False, window_size=(400, 300)),
     "a chunk, softcap, alibi, sinks": ragged((700, 3000)) | dict(softcap=50.0, alibi=True, sinks=True),
+    "a chunk, softcap": ragged((700, 3000)) | dict(softcap=50.0, lse=False),
     "mixed": ragged((300, 3000), (1, 4000), (90, 90)),
     "chunks of 16": ragged(*[(16, 3000)] * 6) | dict(bounds=True),
     "chunks of 64": ragged(*[(64, 5000)] * 12) | dict(bounds=True),

@@ -15,6 +15,7 @@ RANDOM: dict[str, dict[str, Any]] = {
     "float16, head_dim 64": dict(dtype=torch.float16, head_dim=64),
     "head_dim 256, page 8": dict(head_dim=256, page_size=8),
     "features": FEATURES,
+    "features, no lse": FEATURES | dict(lse=False),
     "window to both sides": dict(window_size=(100, 50), causal=False),
     "one KV head": dict(heads=8, kv_heads=1),
     "group 3": dict(heads=24),

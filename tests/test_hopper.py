@@ -143,7 +143,7 @@ def test_a_consumer_that_is_an_item_ahead_does_a_small_batch() -> None:
 def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
-    assert (2 if case.softcap else 3) == launch.pipe.CONSUMERS
+    assert (2 if case.softcap and case.lse else 3) == launch.pipe.CONSUMERS
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
 
@@ -215,8 +215,10 @@ def test_maxima_may_rise_of_three_consumers(name: str) -> None:
 def check_rising(case: Case) -> None:
     inputs = build(case, DEVICE)
     _let_rise(case, inputs)
-    out, lse = paged_attn.paged_attention(**inputs)
-    compare(case, out, lse, inputs)
+    result = paged_attn.paged_attention(**inputs)
+    out, lse = result if case.lse else (result, None)
+    # here scores reach the cap, and the unit for tanh is off by 2^-11 of that
+    compare(case, out, lse, inputs, more=0 if case.lse else case.softcap * 2.0**-11)
 
 
 def _let_rise(case: Case, inputs: dict[str, torch.Tensor]) -> None:

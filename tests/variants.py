@@ -112,7 +112,7 @@ HOPPER = {
     "speculate 32": DECODE | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
     "speculate 32 tree": DECODE
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
-    "prefill softcap": PREFILL | dict(softcap=30.0),
+    "prefill softcap": PREFILL | dict(softcap=30.0, lse=False),
     "prefill new": PREFILL | dict(new=True),
     "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
@@ -125,6 +125,7 @@ HOPPER = {
     | dict(query_lens=(16384,), seq_lens=(16384,), head_dim=64, window_size=(127, -1), sinks=True),
     "long fp16": LONG_PREFILL | dict(page_size=544, dtype=torch.float16),
     "long alibi": LONG_PREFILL | dict(alibi=True),
+    "long softcap": LONG_PREFILL | dict(softcap=30.0, lse=False),
     "decode of 12": DECODE | dict(query_lens=(1,) * 12, seq_lens=(512,) * 12),
     "draft of 12": DECODE | dict(query_lens=(16,) * 12, seq_lens=(512,) * 12, decode_form=False, bounds=True),
     "invariant 1": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,

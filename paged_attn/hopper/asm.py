@@ -212,48 +212,21 @@ def any_beyond(sums):
     return gl.inline_asm_elementwise(_BEYOND, "=r,f", [sums], dtype=gl.int32, is_pure=False, pack=1)
 
 
-# 1 / (1 + 2^x) - 1/2 over x, by x^2, where |x| < 2: off by 1e-6 at most.
-LOGISTIC = (-0.17328238487243652, 0.006922668777406216, -0.00031871660030446947, 1.0807104445120785e-05)
-_EXACT_LOGISTIC = "ex2.approx.ftz.f32 {0}, {0}; add.f32 {0}, {0}, 0f3F800000; rcp.approx.ftz.f32 {0}, {0};"
-
-
-def _logistic(numbers: int) -> tuple[str, str]:
-    """(assembly, constraints) of `logistic` for so many numbers of a thread, which belong to its two rows in turn.
-
-    A number of 2 or more has a bit that others have not.
-    """
-    text = "{ .reg .pred large; .reg .b32 bits; .reg .f32 w, p;"
-    text += f" or.b32 bits, ${2 * numbers}, ${2 * numbers + 2};"
-    for i in range(0, numbers, 2):
-        text += f" lop3.b32 bits, bits, ${i}, ${i + 1}, 0xfe;"
-    text += " and.b32 bits, bits, 0x40000000; setp.ne.u32 large, bits, 0;"
-    text += " vote.sync.any.pred large, large, 0xffffffff; @large bra EXACT;"
-    for x in (f"${i}" for i in range(numbers)):
-        text += f" mul.f32 w, {x}, {x}; mov.f32 p, {_number(LOGISTIC[-1])};"
-        text += "".join(f" fma.rn.f32 p, p, w, {_number(c)};" for c in reversed(LOGISTIC[:-1]))
-        text += f" fma.rn.f32 {x}, {x}, p, {_number(0.5)};"
-    text += " bra DONE; EXACT: mov.pred large, large; "
-    text += " ".join(_EXACT_LOGISTIC.format(f"${i}") for i in range(numbers))
-    constraints = ["=f"] * numbers + [str(i) for i in range(numbers)] + ["r"] * numbers
-    return text + " DONE: mov.pred large, large; }", ",".join(constraints)
-
-
-_LOGISTIC = gl.constexpr(_logistic(32))
-_LOGISTIC_OF_ONE = gl.constexpr("mov.f32 $0, $1; " + _EXACT_LOGISTIC.format("$0"))
+_LOGISTIC = gl.constexpr(
+    "{ .reg .f32 a; ex2.approx.ftz.f32 a, $1; add.f32 a, a, 0f3F800000; rcp.approx.ftz.f32 $0, a; }"
+)
 
 
 @gluon.jit
-def logistic(power, unsure, EXACT: gl.constexpr):
-    """1 / (1 + 2^power), an exponential and a reciprocal; unless EXACT, a polynomial where a warp's are far below 2.
+def logistic(power):
+    """1 / (1 + 2^power)."""
+    return gl.inline_asm_elementwise(_LOGISTIC, "=f,f", [power], dtype=gl.float32, is_pure=True, pack=1)
 
-    Scores far below a softcap are.  unsure [R, 1]: 0 for rows that may have one, 0x40000000 if their warp may not.
-    """
-    if EXACT:
-        return gl.inline_asm_elementwise(_LOGISTIC_OF_ONE, "=f,f", [power], dtype=gl.float32, is_pure=True, pack=1)
-    else:
-        return gl.inline_asm_elementwise(
-            _LOGISTIC[0], _LOGISTIC[1], [power, unsure], dtype=gl.float32, is_pure=False, pack=32
-        )
+
+@gluon.jit
+def tanh(x):
+    """By one instruction, off by 2^-11 of itself at most."""
+    return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 _E4M3 = gl.constexpr(

@@ -119,12 +119,12 @@ def _blocks(p: Problem, tokens: int) -> int:
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     """(consumers of blocks, rows of each): two warpgroups that share one code, unless copies of it are better.
 
-    For long queries the time to fetch these does not count.  A softcap's loop is best run by warpgroups apart.
+    For long queries the time to fetch these does not count.  An exact softcap's loop is best run by warpgroups apart.
     """
     is_long = convert == NONE and p.max_seqlen_q >= LONG
     if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
         return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 and not p.softcap else (2, 64)
-    if is_long and p.softcap:
+    if is_long and p.softcap and not _has_tanh(p):
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
 
@@ -143,13 +143,18 @@ def _block_columns(p: Problem, convert: int) -> int:
     return COLUMNS if p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0
 
 
+def _has_tanh(p: Problem) -> bool:
+    """Whether a softcap may be off by as much as weights of 8 bits are."""
+    return p.softcap and not p.lse and p.query != torch.float16
+
+
 def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
     Registers are few, and three loops have to stay close to the multiprocessor:
-    no softcap, bias or new keys, no large heads.
+    no exact softcap, bias or new keys, no large heads.
     """
-    if p.softcap or p.qq_bias or p.new or dim_of(p) > 128 or (p.modified and p.window_left >= 0):
+    if (p.softcap and not _has_tanh(p)) or p.qq_bias or p.new or dim_of(p) > 128 or (p.modified and p.window_left >= 0):
         return False
     group = p.heads // p.kv_heads
     of_two, of_three = (_blocks(p, n * (64 // group)) * p.kv_heads for n in (2, 3))
@@ -191,6 +196,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         FP8=MANTISSA.get(p.cache, 0),
         FP8_PRODUCTS=convert == TRANSPOSE,
         COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps are as exact as scores
+        TANH=_has_tanh(p),
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
@@ -274,6 +280,7 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
     return Pipe(
         SHARES=True,
         AT_ONCE=s.columns == 0,
+        TANH=_has_tanh(p) and s.columns == 0,
         CONSUMERS=1,
         KEY_STAGES=s.stages,
         VALUE_STAGES=s.stages,

@@ -4,7 +4,7 @@ from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
 from ..kernels.scores import add_qq_bias, load_slopes, mask
 from ..kernels.softmax import base_of
-from .asm import logistic
+from .asm import logistic, tanh
 from .layouts import product_layout
 from .ring import advance, release_tile, tile_of, wait_tile, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
@@ -134,15 +134,6 @@ def mask_edges(scores, rows, span, key, tile, mods, S: gl.constexpr):
 
 
 @gluon.jit
-def capped(x, rows, span, tile, S: gl.constexpr):
-    """1 / (1 + e^-2x) of scores of a product, given as powers of two."""
-    # which of two ways is taken must not depend on keys and rows that nobody uses, nor here on other rows at all
-    INVARIANT: gl.constexpr = S.PIECE is not None
-    unsure = gl.where(has_edges(rows, span, tile, S) | (rows.valid == 0), 0x40000000, 0)
-    return logistic(x, gl.expand_dims(unsure, 1), INVARIANT)
-
-
-@gluon.jit
 def judge(
     scores, row_max, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
@@ -159,10 +150,12 @@ def judge(
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
         if mods.softcap is not None:
-            # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
-            power = times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED)
-            scores = capped(power, rows, span, tile, S)
-            factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
+            if P.TANH:
+                scores, factor = tanh(times(scores, scale / mods.softcap, S.NORMALIZED)), mods.softcap
+            else:
+                # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
+                scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED))
+                factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
         if RELATIVE:
             factor, slopes, offset = factor * LOG2E, slopes * LOG2E, -base_of(row_max)
             if shift is not None:

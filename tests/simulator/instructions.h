@@ -130,11 +130,12 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["abs.f32"] = each<[](float a) { return std::fabs(a); }, float, float>;
     t["neg.f32"] = each<[](float a) { return -a; }, float, float>;
     t["copysign.f32"] = each<[](float a, float b) { return std::copysign(b, a); }, float, float, float>;
-    t["ex2.approx.ftz.f32"] = each<[](float a) { return flushed(std::exp2(flushed(a))); }, float, float>;
-    t["ex2.approx.f32"] = each<[](float a) { return std::exp2(a); }, float, float>;
-    t["lg2.approx.ftz.f32"] = each<[](float a) { return std::log2(flushed(a)); }, float, float>;
-    t["lg2.approx.f32"] = each<[](float a) { return std::log2(a); }, float, float>;
-    t["rcp.approx.ftz.f32"] = each<[](float a) { return flushed(1 / flushed(a)); }, float, float>;
+    t["ex2.approx.ftz.f32"] = each<[](float a) { return flushed(exponential(flushed(a))); }, float, float>;
+    t["ex2.approx.f32"] = each<exponential, float, float>;
+    t["lg2.approx.ftz.f32"] = each<[](float a) { return nearly(std::log2(flushed(a)), 1); }, float, float>;
+    t["lg2.approx.f32"] = each<[](float a) { return nearly(std::log2(a), 1); }, float, float>;
+    t["tanh.approx.f32"] = each<hyperbolic_tangent, float, float>;
+    t["rcp.approx.ftz.f32"] = each<[](float a) { return flushed(reciprocal(flushed(a))); }, float, float>;
 
     // conversions
     t["cvt.s64.s32"] = each<[](s32 a) { return s64(a); }, s64, s32>;

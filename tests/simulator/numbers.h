@@ -28,6 +28,12 @@ static bool is_power_of_two(float x) { return x != 0 && (std::bit_cast<u32>(x) &
 
 static float divided(float a, float b) { return is_power_of_two(b) ? a / b : nearly(a / b, 2); }
 
+static float reciprocal(float x) { return is_power_of_two(x) ? 1 / x : nearly(1 / x, 1); }
+
+static float exponential(float x) { return x == std::floor(x) ? std::exp2(x) : nearly(std::exp2(x), 1); }
+
+static float hyperbolic_tangent(float x) { return nearly(std::tanh(x), 1 << 12); }
+
 static float bf16_to_float(u16 x) { return std::bit_cast<float>(u32(x) << 16); }
 
 static u16 float_to_bf16(float x) {
