@@ -48,7 +48,9 @@ def batches_up_to(max_seqs: int, max_tokens: int, max_seqlen: int) -> Iterator[L
     """Batches of every kind: decodes, speculation, prefills, and mixtures of them, with few keys and with many."""
     for seqs, keys in itertools.product(_spread(max_seqs, past=max_seqs), _spread(max_seqlen)):
         yield Lengths(False, seqs, seqs, 1, keys)
-        for longest in {*_spread(max_tokens, past=64), max(1, max_tokens // seqs)}:
+        # of one sequence it counts how many blocks it has
+        fine = _spread(max_tokens, steps=8) if seqs == 1 else []
+        for longest in {*_spread(max_tokens, past=64), max(1, max_tokens // seqs), *fine}:
             least, most = longest + seqs - 1, min(seqs * longest, max_tokens)
             between = int((least * most) ** 0.5)
             for tokens in {longest, least, between, most}:
@@ -171,8 +173,12 @@ def new_dtype(model: Model) -> torch.dtype:
     return wide[0] if wide else torch.bfloat16
 
 
-def _spread(most: int, past: int = 0) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12 ... most: planners decide by powers of two, what lies between, and up to `past` one more."""
+def _spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12 ... most: planners decide by powers of two, what lies between, and up to `past` one more.
+
+    steps: from one power to the next.
+    """
     powers = [1 << power for power in range(most.bit_length())]
-    steps = {size for power in powers for size in (power, power + (power <= past), 3 * power >> 1)}
-    return sorted({size for size in steps if size < most} | {most})
+    sizes = {power + (power <= past) for power in powers}
+    sizes |= {power * (steps + step) // steps for power in powers for step in range(steps)}
+    return sorted({size for size in sizes if size < most} | {most})

@@ -166,7 +166,7 @@ def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, t
         steps = arguments.attention(planned, attend._call(held, options, axes))
     told = [kernel for launch in planned.launches for kernel in question.grids(launch).items()]
     assert told == [(step.kernel.fn.__name__, step.grid) for step in steps]
-    needs = [question.need_of(launch) for launch in planned.launches if launch.shape.SPLIT]
+    needs = [question.need_of(x) for x in planned.launches if x.shape.SPLIT or x.pipe is not None]
     assert needs == [step.need for step in steps if step.need is not None]
 
 
@@ -292,8 +292,8 @@ def test_pieces_are_told() -> None:
     told = printed("--queries 256 --keys 16384 --device sm90")
     assert "from a counter: 128 items of up to 64 tiles" in told
     assert "8 blocks are cut, into 16 pieces" in told
-    told = printed("--queries 16 --keys 131072 --heads 8 --kv-heads 1 --device sm90")  # one block for 132 programs
-    assert "from a counter: 32 items of up to 32 tiles" in told
+    told = printed("--queries 64 --keys 131072 --heads 8 --kv-heads 1 --device sm90")  # four blocks for 132 programs
+    assert "from a counter: 128 items of up to 32 tiles" in told
 
 
 def test_lengths_are_said_in_groups() -> None:

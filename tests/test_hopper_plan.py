@@ -120,6 +120,16 @@ def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
         assert hopper.many(both._replace(**change), 0, False).pipe.CONVERT == hopper.WIDEN, change
 
 
+def test_a_softcap_is_exact_where_its_error_would_show() -> None:
+    """In log-sum-exps, in float16, and where no bit may depend on who asks."""
+    capped = CALL._replace(softcap=True, modified=True)
+    assert hopper.many(capped, 0, False).pipe.TANH
+    assert not hopper.many(CALL, 0, False).pipe.TANH, "kernels without a softcap are the same kernels"
+    for change in (dict(lse=True), dict(query=torch.float16), dict(batch_invariant=True)):
+        assert not any(x.pipe.TANH for x in hopper.launches(capped._replace(**change))), change
+    assert not hopper.few(capped, 1, 1).pipe.TANH, "few rows divide"
+
+
 @pytest.mark.parametrize(("group", "columns"), [(1, 8), (4, 8), (8, 8), (12, 16), (32, 32), (64, 64)])
 def test_few_rows_over_fp8_are_columns(group: int, columns: int) -> None:
     call = FP8._replace(heads=8 * group, tokens=8, max_seqlen_q=1, ragged=False)
@@ -172,7 +182,7 @@ def even(batch: int, queries: int, keys: int) -> Problem:
     [
         (even(96, 16, 1024), True),  # 64 rows: one block each
         (even(8, 32, 512), True),  # 128 blocks of 64 rows, 8 tiles each
-        (even(8, 32, 2048), False),  # 32 tiles
+        (even(8, 32, 4096), False),  # 64 tiles
         (even(9, 32, 512), False),  # 144 blocks for 132 multiprocessors
         (even(4, 64, 1024), True),
         (even(16, 64, 4096), False),
@@ -223,7 +233,9 @@ def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, whole
         (even(1, 8192, 131072), 1),  # 11 against 16
         (even(1, 7000, 131072), 3),  # 9 against 14
         (even(64, 200, 200), 1),
-        (even(4, 4096, 4096)._replace(softcap=True, modified=True), 2),
+        (even(4, 4096, 4096)._replace(softcap=True, modified=True), 3),
+        (even(4, 4096, 4096)._replace(softcap=True, modified=True, lse=True), 2),  # no unit for tanh
+        (even(4, 4096, 4096)._replace(softcap=True, modified=True, query=torch.float16), 2),
         (even(8, 1024, 1024)._replace(softcap=True, modified=True), 1),
         (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 1),
         (even(4, 4096, 4096)._replace(new=True, new_box=True), 1),
@@ -254,7 +266,9 @@ def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: P
         (even(8, 1024, 1024), True),
         (even(128, 64, 512), True),
         (even(8, 1024, 1024)._replace(softcap=True, modified=True), True),
-        (even(1, 2048, 4096), False),  # cut
+        (even(1, 2048, 4096), True),  # 512 blocks of a head for four rounds of 132 programs
+        (even(1, 1100, 4096), False),  # 280 for three: cut
+        (even(3, 600, 4096), False),  # how many keys each sequence has the host does not know
         (even(8, 4096, 4096), False),  # three consumers
         (even(8, 1024, 1024)._replace(head_dim=256), False),
         (even(8, 1024, 1024)._replace(heads=24), False),  # queries make no box

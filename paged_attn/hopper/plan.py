@@ -103,7 +103,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
-    split = tiles > LEAST and (mixed or blocks * p.kv_heads < UNCUT * p.device.multiprocessors)
+    split = tiles > LEAST and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
@@ -114,6 +114,14 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
 def _blocks(p: Problem, tokens: int) -> int:
     """The most of so many tokens that a batch has for a KV head."""
     return p.tokens // tokens + p.seqs
+
+
+def _are_enough(p: Problem, tokens: int) -> bool:
+    """Whether no block needs to be cut: there are several for each program or, of one sequence, whole rounds."""
+    multiprocessors = p.device.multiprocessors
+    items = triton.cdiv(p.tokens, tokens) * p.kv_heads
+    rounds = p.seqs == 1 and items >= FULL * multiprocessors * triton.cdiv(items, multiprocessors)
+    return rounds or _blocks(p, tokens) * p.kv_heads >= UNCUT * multiprocessors
 
 
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
@@ -312,7 +320,7 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where a sequence has
 # fewer, or there are blocks for all programs, shares of as many would leave some without any.
 LEAST_FEW = 4
-LITTLE = 16  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
+LITTLE = 32  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
@@ -328,6 +336,7 @@ STAGES = {
 STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (6, 5, 0, 64)}  # likewise, by head_dim; tiles for fewer registers
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
+FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` looks closer than this
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 
