@@ -100,7 +100,7 @@ def _tiles(launch: Launch, done: Cut) -> str:
         rings += " of fp8, products of float16"
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {2 * pipe.LOADERS} that load"
     parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT)
-    parts += ["tanh by its unit (no log-sum-exps)"] * pipe.TANH + fixed
+    parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH + fixed
     return text + ", ".join(parts)
 
 

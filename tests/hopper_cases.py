@@ -82,6 +82,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, not causal": MIXED | dict(causal=False),
     "mixed, softcap, alibi, sinks": MIXED | dict(softcap=20.0, alibi=True, sinks=True),
     "mixed, softcap, no lse": MIXED | CAPPED,
+    "e4m3 mixed, softcap, alibi, no lse": MIXED | CAPPED | E4M3_CACHE | dict(alibi=True),
+    "trees, softcap, no lse": TREES | CAPPED,
     "mixed, negative scale": MIXED | dict(softmax_scale=-0.1),
     "mixed, float16, page 8": MIXED | dict(dtype=torch.float16, page_size=8),
     "mixed, page 24": MIXED | dict(page_size=24),

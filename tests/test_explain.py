@@ -296,6 +296,12 @@ def test_pieces_are_told() -> None:
     assert "from a counter: 128 items of up to 32 tiles" in told
 
 
+def test_a_softcap_that_is_not_exact_is_told() -> None:
+    told = printed("--queries 2048 --keys 2048 --softcap 30 --device sm90")
+    assert "tanh by one instruction" in told
+    assert "tanh" not in printed("--queries 1 --keys 2048 --softcap 30 --device sm90")
+
+
 def test_lengths_are_said_in_groups() -> None:
     assert lengths("1x2048,3x1") == [2048, 1, 1, 1]
     assert lengths("7") == [7]

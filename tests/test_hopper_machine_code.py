@@ -22,13 +22,14 @@ HOPPER = (
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
     "long", "long head_dim 64", "long fp16", "long alibi", "long softcap",
+    "long exact softcap",
     "prompts", "prompts window sinks", "prompts head_dim 64 alibi", "prompts new softcap",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
     "draft 16": 1, "draft of 12": 1, "invariant 1": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long alibi": 3,
-    "long softcap": 3,
+    "long softcap": 3, "long exact softcap": 2,
     "mixed softcap": 2, "mixed e4m3": 2, "mixed all fp8": 2, "mixed all fp8, no lse": 2,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
@@ -53,7 +54,7 @@ RESULTS = {"prompts head_dim 64 alibi": 8}  # exchanges of a thread: of 128 dims
 # Of a softcap for 32 scores of a thread: tanh and an exponential each, or two exponentials and a reciprocal, and what
 # rows need; the power of each score, and results.
 TANH_FUNCTIONS, EXACT_FUNCTIONS, SOFTCAP_MULTIPLIES = 2 * 32 + 4, 3 * 32 + 4, 32 + 64 + 4
-EXACT = ("mixed softcap", "prompts new softcap")
+EXACT = ("mixed softcap", "prompts new softcap", "long exact softcap")
 LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
 ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the

@@ -128,6 +128,7 @@ def test_a_softcap_is_exact_where_its_error_would_show() -> None:
     for change in (dict(lse=True), dict(query=torch.float16), dict(batch_invariant=True)):
         assert not any(x.pipe.TANH for x in hopper.launches(capped._replace(**change))), change
     assert not hopper.few(capped, 1, 1).pipe.TANH, "few rows divide"
+    assert hopper.few(capped._replace(heads=128), 1, 1).pipe.TANH, "16 rows are no columns"
 
 
 @pytest.mark.parametrize(("group", "columns"), [(1, 8), (4, 8), (8, 8), (12, 16), (32, 32), (64, 64)])
@@ -268,6 +269,7 @@ def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: P
         (even(8, 1024, 1024)._replace(softcap=True, modified=True), True),
         (even(1, 2048, 4096), True),  # 512 blocks of a head for four rounds of 132 programs
         (even(1, 1100, 4096), False),  # 280 for three: cut
+        (even(1, 300, 8192)._replace(tokens=2048), False),  # most are padding
         (even(3, 600, 4096), False),  # how many keys each sequence has the host does not know
         (even(8, 4096, 4096), False),  # three consumers
         (even(8, 1024, 1024)._replace(head_dim=256), False),

@@ -41,6 +41,7 @@ MODELS = {
     "one KV head": LLAMA | dict(heads=64, kv_heads=1),
     "10 KV heads": LLAMA | dict(heads=40, kv_heads=10),
     "3 KV heads": LLAMA | dict(heads=24, kv_heads=3),
+    "exact softcap": LLAMA | dict(heads=12, kv_heads=4, softcap=30.0, return_lse=True),
 }
 SEQS, TOKENS, KEYS = 256, 4096, 32768
 
@@ -110,6 +111,14 @@ def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(name: st
         context = rng.choice([0, rng.randint(0, KEYS - queries)])
         seen |= variants_of(model, Lengths(True, seqs, seqs * queries, queries, queries + context), H200)
     assert seen <= prepared(name, tokens)
+
+
+@pytest.mark.parametrize("tokens", [3000, 6000, 8192])
+@pytest.mark.parametrize("name", ["llama", "10 KV heads", "3 KV heads", "exact softcap"])
+def test_no_sequence_alone_needs_a_kernel_that_was_not_prepared(name: str, tokens: int) -> None:
+    model = Model(**MODELS[name])
+    calls = (Lengths(True, 1, n, n, n + context) for n in range(1, tokens, 13) for context in (0, 5000, KEYS - n))
+    assert set().union(*(variants_of(model, call, H200) for call in calls)) <= prepared(name, tokens)
 
 
 @pytest.mark.parametrize("name", MODELS)

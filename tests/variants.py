@@ -126,6 +126,7 @@ HOPPER = {
     "long fp16": LONG_PREFILL | dict(page_size=544, dtype=torch.float16),
     "long alibi": LONG_PREFILL | dict(alibi=True),
     "long softcap": LONG_PREFILL | dict(softcap=30.0, lse=False),
+    "long exact softcap": LONG_PREFILL | dict(softcap=30.0),
     "decode of 12": DECODE | dict(query_lens=(1,) * 12, seq_lens=(512,) * 12),
     "draft of 12": DECODE | dict(query_lens=(16,) * 12, seq_lens=(512,) * 12, decode_form=False, bounds=True),
     "invariant 1": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,

@@ -29,7 +29,7 @@ class Pipe(NamedTuple):
     RAW_STAGES: int = 0  # slots of the rings that loaders fill for it
     FP8_PRODUCTS: bool = False  # queries and weights are fp8, too
     COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
-    TANH: bool = False  # a softcap by the unit for it, which is off by 2^-11 of a score, not by exponentials
+    TANH: bool = False  # a softcap by one instruction, up to 2^-11 of a score off, not by exponentials
     QUERY_BOX: bool = False  # queries come through the copy engine
 
 

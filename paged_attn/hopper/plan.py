@@ -119,9 +119,11 @@ def _blocks(p: Problem, tokens: int) -> int:
 def _are_enough(p: Problem, tokens: int) -> bool:
     """Whether no block needs to be cut: there are several for each program or, of one sequence, whole rounds."""
     multiprocessors = p.device.multiprocessors
-    items = triton.cdiv(p.tokens, tokens) * p.kv_heads
-    rounds = p.seqs == 1 and items >= FULL * multiprocessors * triton.cdiv(items, multiprocessors)
-    return rounds or _blocks(p, tokens) * p.kv_heads >= UNCUT * multiprocessors
+    if p.seqs == 1:
+        items = triton.cdiv(p.max_seqlen_q, tokens) * p.kv_heads
+        if items >= FULL * multiprocessors * triton.cdiv(items, multiprocessors):
+            return True
+    return _blocks(p, tokens) * p.kv_heads >= UNCUT * multiprocessors
 
 
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
@@ -152,7 +154,7 @@ def _block_columns(p: Problem, convert: int) -> int:
 
 
 def _has_tanh(p: Problem) -> bool:
-    """Whether a softcap may be off by as much as weights of 8 bits are."""
+    """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
     return p.softcap and not p.lse and p.query != torch.float16
 
 
@@ -336,7 +338,7 @@ STAGES = {
 STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (6, 5, 0, 64)}  # likewise, by head_dim; tiles for fewer registers
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
-FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` looks closer than this
+FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
 

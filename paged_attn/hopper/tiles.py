@@ -150,10 +150,11 @@ def judge(
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
         if mods.softcap is not None:
+            # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
             if P.TANH:
-                scores, factor = tanh(times(scores, scale / mods.softcap, S.NORMALIZED)), mods.softcap
+                scores = tanh(times(scores, scale / mods.softcap, S.NORMALIZED))
+                factor = mods.softcap
             else:
-                # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
                 scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED))
                 factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
         if RELATIVE:
