@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paged_attn
-from tests.cases import Case, bits, build, run
+from tests.cases import Case, bits, build, compare, run
 from tests.test_paged_attention import EVERYTHING, FEW, FP16, MIXED, Cut
 
 
@@ -19,6 +19,21 @@ def test_batches_in_which_nobody_sees_anything(segments: int, sinks: bool, devic
     cut(segments)
     run(Case("nothing", (1, 3, 0, 20), (0, -5, 0, -40), sinks=sinks, padding=5, causal=False), device)
     run(Case("nothing, decode form", (1, 1), (0, -1), sinks=sinks, decode_form=True), device)
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+@pytest.mark.parametrize("lengths", [((1, 1), (300, 5)), ((40, 3, 0), (200, 90, 7)), ((2, 1), (0, -1))], ids=str)
+def test_a_sink_of_infinity_takes_all_weight(
+    lengths: tuple[tuple[int, ...], tuple[int, ...]], segments: int, device: str, cut: Cut
+) -> None:
+    cut(segments)
+    case = Case("infinite sink", *lengths, sinks=True)
+    inputs = build(case, device)
+    inputs["sinks"][1::2] = torch.inf
+    out, lse = paged_attn.paged_attention(**inputs)
+    compare(case, out, lse, inputs)
+    assert not out[:, 1::2].any()
+    assert (lse[: sum(case.query_lens), 1::2] == torch.inf).all()
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["cached", "new"])
