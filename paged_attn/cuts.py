@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .hopper.pieces import CUT_KEYS, DOUBLED, JOIN_KEYS, MOST, SURE
 from .hopper.plan import PIECES
-from .kernels.schedule import ONE_EACH, OTHERS
+from .kernels.schedule import IN_STEP, ONE_EACH, OTHERS
 from .plan import Launch
 
 
@@ -28,6 +28,7 @@ class Block(NamedTuple):
     """Up to BLOCK_Q query tokens of one sequence, for each KV head."""
 
     tokens: int
+    siblings: int  # blocks of its sequence
     first_tile: int  # of its sequence's line
     tiles: int  # that its sequence's queries see: its length on the line of units, if longer ones give it no room
     visited: int  # that its own queries see
@@ -63,7 +64,7 @@ def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
             begin = 0 if batch.left < 0 else max(context + first - batch.left, 0)
             end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
             visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
-            yield Block(tokens, first_tile, tiles, max(0, visited))
+            yield Block(tokens, -(-query_len // shape.BLOCK_Q), first_tile, tiles, max(0, visited))
 
 
 def _tile_of(pos: int, context: int, gap: int, tile: int) -> int:
@@ -132,7 +133,7 @@ def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list
     """(shares that have work, tiles of the smallest and of the largest, states of each block) of the line of units."""
     shares = launch.programs if launch.pipe is None else launch.programs // launch.shape.KV_HEADS
     lengths = [block.tiles for block in line]
-    size, room = _whole_size(launch, lengths, shares)
+    size, room = _whole_size(launch, line, shares)
     if size:
         extra, lengths = 0, [room] * len(line)
     else:
@@ -149,18 +150,21 @@ def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list
     )
 
 
-def _whole_size(launch: Launch, lengths: list[int], shares: int) -> tuple[int, int]:
+def _whole_size(launch: Launch, line: list[Block], shares: int) -> tuple[int, int]:
     """schedule.whole_size."""
-    if not lengths or not launch.shape.WHOLE:
+    if not line or not launch.shape.WHOLE:
         return 0, 0
-    longest, parts = max(lengths), shares // len(lengths)
+    lengths = [block.tiles for block in line]
+    longest, parts, even = max(lengths), shares // len(lengths), max(-(-sum(lengths) // shares), launch.least)
     if parts > 1:
         size = max(-(-longest // parts), launch.least)
         room = -(-longest // size) * size
     else:
         size, room = -(-len(lengths) // shares) * longest, longest
-    later = ONE_EACH.value if parts == 1 and len(lengths) <= shares else OTHERS.value
-    return (size, room) if size <= -(-sum(lengths) // shares) + later else (0, 0)
+    later = ONE_EACH.value if parts == 1 else OTHERS.value
+    if parts >= 1 and max(block.siblings for block in line) > 1:
+        later = max(later, even * IN_STEP.value // 8)
+    return (size, room) if size <= even + later else (0, 0)
 
 
 def _pieces(launch: Launch, blocks: list[Block], lengths: list[int], size: int, extra: int) -> Iterator[int]:

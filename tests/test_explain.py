@@ -210,6 +210,7 @@ def shares_of(shares, begins, sequences, ends, batch, mods, S: tl.constexpr, NUM
     ("3x1", "1000,900,950", (-1, -1), True),  # two shares each
     ("14x1", ",".join(["250", "130"] * 7), (-1, -1), True),  # two to a share
     ("2x9", "600", (-1, -1), True),  # of more than one block
+    ("3x40", "3000", (-1, -1), True),  # a share each, an eighth larger than even ones
     ("16x1", "1500", (-1, -1), False),  # 72 tiles to a share, where 55 will do
 ])  # fmt: skip
 @pytest.mark.parametrize("whole", [False, True])

@@ -12,6 +12,9 @@ from .args import Block, RowTile, Share, Span
 
 # Tiles by which shares that begin with blocks may be larger than even ones: shares of one block each, and others.
 ONE_EACH, OTHERS = tl.constexpr(4), tl.constexpr(2)
+# Eighths likewise where a sequence has several blocks: shares of these that begin alike read its keys in step, and all
+# but the first find them in L2.
+IN_STEP = tl.constexpr(3)
 
 
 @triton.jit
@@ -188,6 +191,7 @@ def whole_size(blocks, tiles, total, num_shares, least):
     """
     count = tl.sum(blocks, 0)
     longest = tl.max(tl.where(blocks > 0, tiles, 0), 0)
+    even = tl.maximum(tl.cdiv(total, num_shares), least)
     parts = num_shares // tl.maximum(count, 1)  # of each block
     if parts > 1:
         size = tl.maximum(tl.cdiv(longest, parts), least)
@@ -195,8 +199,10 @@ def whole_size(blocks, tiles, total, num_shares, least):
     else:
         size = tl.cdiv(count, num_shares) * longest
         room = longest
-    later = tl.where((parts == 1) & (count <= num_shares), ONE_EACH, OTHERS)
-    return tl.where(size <= tl.cdiv(total, num_shares) + later, size, 0), room
+    later = tl.where(parts == 1, ONE_EACH, OTHERS)
+    if (parts >= 1) & (tl.max(blocks, 0) > 1):
+        later = tl.maximum(later, even * IN_STEP // 8)
+    return tl.where(size <= even + later, size, 0), room
 
 
 @triton.jit
