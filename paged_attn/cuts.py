@@ -75,27 +75,35 @@ def _tiles_before(end: int, context: int, gap: int, tile: int) -> int:
     return -(-(end + gap * (end > context)) // tile)
 
 
-def piece_size(blocks: Sequence[Block], launch: Launch) -> int:
-    """Tiles of a piece where items come from a counter, about; as many as the longest block has: none is cut."""
+def piece_size(blocks: Sequence[Block], launch: Launch) -> tuple[int, int]:
+    """(tiles of a piece where items come from a counter, about; blocks before those that are cut into such pieces).
+
+    As many tiles as the longest block has: none is cut.
+    """
     heads, programs = launch.shape.KV_HEADS, launch.programs
     total = sum(block.tiles for block in blocks) * heads
     if launch.pipe.MIXED:
-        return max(launch.least, -(-total // (programs * PIECES)))
+        return max(launch.least, -(-total // (programs * PIECES))), 0
     longest = max((block.tiles for block in blocks), default=1)
     least = max(launch.least, math.ceil(total / (programs * PIECES)))
-    times = {longest: _time(longest, len(blocks) * heads, total, 0, programs)}
+    items = len(blocks) * heads
+    times = {(longest, 0): _time(longest, items, total, 0, programs)}
     filling = [int(0.25 * 2**i * programs * longest / max(total, 1) + SURE.value) for i in range(DOUBLED.value)]
-    for pieces in (*range(2, MOST.value + 1), *filling):
-        size = max(-(-longest // max(pieces, 1)), least)
-        if size < longest:
-            items = max(len(blocks) * heads, total / size)
-            time = _time(size, items, total, CUT_KEYS.value / launch.shape.TILE, programs)
-            time += JOIN_KEYS.value / launch.shape.TILE * max(longest / size - MOST.value, 0)
-            times.setdefault(size, time)
+    rounds = items // programs
+    for whole in sorted({0, rounds * programs // heads}):
+        share = 1 - whole * heads / max(items, 1)
+        before = min(rounds * longest, total * (1 - share) / programs + longest) if whole else 0
+        for pieces in (*range(1, MOST.value + 1), *filling):
+            size = max(-(-longest // max(pieces, 1)), least)
+            if size < longest:
+                cut = max(items - whole * heads, total * share / size)
+                time = before + _time(size, cut, total * share, CUT_KEYS.value / launch.shape.TILE, programs)
+                time += JOIN_KEYS.value / launch.shape.TILE * max(longest / size - MOST.value, 0)
+                times.setdefault((size, whole), time)
     return min(times, key=times.__getitem__)
 
 
-def _time(size: int, items: float, total: int, cut: float, programs: int) -> float:
+def _time(size: int, items: float, total: float, cut: float, programs: int) -> float:
     """pieces.time_of."""
     return min(math.ceil(items / programs) * (size + cut), total / programs * (1 + cut / size) + size + cut)
 
@@ -105,8 +113,9 @@ def cut(launch: Launch, batch: Batch) -> Cut:
     shape, pipe = launch.shape, launch.pipe
     blocks = list(blocks_of(launch, batch))
     if pipe is not None and not pipe.SHARES:
-        size = piece_size(blocks, launch) if shape.SPLIT else max((block.tiles for block in blocks), default=1)
-        counts = [(block, max((2 * block.tiles + size) // (2 * size), 1)) for block in blocks]
+        size, whole = piece_size(blocks, launch) if shape.SPLIT else (1, len(blocks))
+        counts = [(block, 1) for block in blocks[:whole]]
+        counts += [(block, max((2 * block.tiles + size) // (2 * size), 1)) for block in blocks[whole:]]
         schedule, parts, least = "counter", sum(count for _, count in counts) * shape.KV_HEADS, 0
         most = max((-(-block.tiles // count) for block, count in counts), default=0)
     elif shape.SPLIT:

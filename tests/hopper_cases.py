@@ -320,6 +320,10 @@ CASES: dict[str, dict[str, Any]] = {
     "even chunks of 100": ragged((100, 3000), (100, 700), (100, 100)) | dict(bounds=True),
     "even chunks, padding, some of one block": ragged((64, 5000), (20, 700), (0, 30), (33, 90))
     | dict(bounds=True, padding=139),
+    # 192 blocks for 132 programs: 128 are whole, the last 64 are cut in two
+    "even chunks, the last are cut": ragged(*[(64, 4000)] * 10, (64, 3000), (64, 4096)) | dict(bounds=True),
+    "even chunks, the last are cut, window": ragged(*[(64, 4096)] * 11, (64, 4000))
+    | dict(bounds=True, window_size=(3500, -1), lse=False),
     "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
     "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
 }

@@ -57,6 +57,8 @@ TANH_FUNCTIONS, EXACT_FUNCTIONS, SOFTCAP_MULTIPLIES = 2 * 32 + 4, 3 * 32 + 4, 32
 EXACT = ("mixed softcap", "prompts new softcap", "long exact softcap")
 LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
 ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
+# Whose loop over keys takes 8% longer where its last branch opens a line of code, 1% where it is the second there.
+BEHIND = ("speculate 32", "speculate 64")
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
 # results of 256 dims and the scores of a tile.
 HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "mixed softcap": 2}
@@ -130,6 +132,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"spills in a loop over keys: {loop}"
     if variant.startswith("prompts") and facts["results_under_products"] < RESULTS.get(variant, 16):
         yield f"exchanges {facts['results_under_products']} results under a product"
+    if variant in BEHIND and min(facts["ends_in_lines"]) < 2 * machine_code.INSTRUCTION:
+        yield f"ends loops in bytes {facts['ends_in_lines']} of a line of code: choose another `blocks.MOVED`"
     yield from _weighing_complaints(variant, len(rows), facts["under_products"])
     for loop in rows:
         if not loop.get("VOTE"):
@@ -197,6 +201,8 @@ def test_code_that_comes_back_from_behind_the_rest_makes_no_loop() -> None:
     assert machine_code.natural_loops(code) == [inside]
     assert machine_code.natural_loops([x.replace("@P0 BRA", "BRA.DIV UR4,") for x in code[:-2]])
     assert machine_code.innermost(code) == [inside]
+    assert machine_code.ends_in_lines(code) == [3 * 16]
+    assert machine_code.ends_in_lines(["NOP"] * 5 + code) == [0]
     # all of it comes around again: another loop, and not the innermost
     whole = [".L_x_4:", *code[:7], "@P2 BRA `(.L_x_4)", "EXIT", *code[8:11]]
     assert [len(loop) for loop in machine_code.natural_loops(whole)] == [9, 12]
@@ -263,5 +269,7 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     coarse = facts | dict(innermost=[dict(QGMMA=12, MUFU=2, FFMA=196, FMUL=64, VOTE=1)] * 2)
     coarse |= dict(variant="mixed all fp8, no lse")
     assert "adds 196 products for 64 scores of a thread" in " ".join(complaints(coarse))
-    named = {*EXACT, *(x["variant"] for x in (biased, late, coarse)), *MEET, *RESULTS}
+    first = facts | dict(variant="speculate 64", ends_in_lines=[48, 16])
+    assert "ends loops in bytes [48, 16] of a line of code" in " ".join(complaints(first))
+    named = {*EXACT, *BEHIND, *(x["variant"] for x in (biased, late, coarse)), *MEET, *RESULTS}
     assert named <= set(variants.HOPPER | variants.ATTENTION)

@@ -108,7 +108,8 @@ HOPPER = {
     "large boxes e4m3": LARGE | dict(cache_dtype=E4M3),
     "large boxes e4m3 64 columns": LARGE | dict(cache_dtype=E4M3, heads=64, kv_heads=1),
     "draft 16": DECODE | dict(query_lens=(16,) * 4, seq_lens=(2048,) * 4, decode_form=False, bounds=True),
-    "speculate 64": DECODE | dict(query_lens=(64,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
+    "speculate 64": DECODE
+    | dict(query_lens=(64,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, lse=False),
     "speculate 32": DECODE | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
     "speculate 32 tree": DECODE
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),

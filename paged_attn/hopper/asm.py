@@ -451,3 +451,19 @@ def meet(x):
     return gl.inline_asm_elementwise(
         "bar.warp.sync 0xffffffff;", "=r,0,~{memory}", [x], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@triton.constexpr_function
+def _sleeps(count):
+    return "nanosleep.u32 0; " * count + "mov.u32 $0, $1;"
+
+
+@gluon.jit
+def move_on(COUNT: gl.constexpr, WARPS: gl.constexpr):
+    """Let the code behind this lie so many instructions of 16 bytes further on.
+
+    Code is fetched in lines of 128 bytes, and ptxas aligns no loop.
+    """
+    nothing = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0]))
+    ASM: gl.constexpr = _sleeps(COUNT)
+    gl.inline_asm_elementwise(ASM, "=r,r", [nothing], dtype=gl.int32, is_pure=False, pack=1)

@@ -1,6 +1,7 @@
-"""Into how many pieces the keys of long blocks are cut: none, unless all programs would be done earlier.
+"""Into how many pieces the keys of blocks are cut: into none, unless all programs would be done earlier.
 
-Plain Triton, for the interpreter's sake.
+Cut are all blocks, or those that are left of whole rounds of programs: of 192 blocks for 132 programs the last 60.
+What may be done is tried by the lanes of a warp, each its own.  Plain Triton, for the interpreter's sake.
 """
 
 import triton
@@ -15,6 +16,8 @@ JOIN_KEYS = tl.constexpr(64)  # as CUT_KEYS: one program joins all pieces of a b
 # Numbers of these that are tried: for an item for a quarter of the programs, for half of them, one each, two each.
 DOUBLED = tl.constexpr(4)
 SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little smaller
+TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
+NEVER = tl.constexpr(3e38)  # a time
 
 
 @triton.jit
@@ -29,7 +32,7 @@ def survey(batch, lane, mods, S: tl.constexpr):
         total += tl.sum(count * tiles, 0)
         blocks += tl.sum(count, 0)
         most = tl.maximum(most, tl.max(tl.where(count > 0, tiles, 0), 0))
-    return total * 1.0 * S.KV_HEADS, blocks * 1.0 * S.KV_HEADS, most * 1.0
+    return total * 1.0 * S.KV_HEADS, blocks * S.KV_HEADS, most * 1.0
 
 
 @triton.jit
@@ -43,28 +46,45 @@ def time_of(size, items, total, cut, programs):
 
 
 @triton.jit
-def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
-    """Tiles of a piece, about, so that there are up to PIECES a program; as many as the longest block has: none is cut.
+def pieces_tried(number, filling):
+    """Pieces of the longest block: 1 to MOST, then as many as there have to be for an item a program, about."""
+    doubled = (filling * (1 << tl.maximum(number - MOST, 0)) * 0.25 + SURE).to(tl.int32)
+    return tl.where(number < MOST, number + 1, tl.maximum(doubled, 1))
 
-    lane [SCAN] counts from 0.
+
+@triton.jit
+def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
+    """(tiles of a piece, about, so that there are up to PIECES a program; blocks of the batch before those cut so).
+
+    As many tiles as the longest block has: none is cut.  lane [SCAN] counts from 0.  The blocks that are left are taken
+    to be as long as the others.
     """
     total, blocks, most = survey(batch, lane, mods, S)
     programs = num_programs.to(tl.float32)
     least = tl.maximum(batch.least.to(tl.float32), tl.ceil(total / (num_programs * PIECES)))
     cut: tl.constexpr = 1.0 * CUT_KEYS / S.TILE
     join: tl.constexpr = 1.0 * JOIN_KEYS / S.TILE
-    best = most
-    time = time_of(most, blocks, total, 0.0, programs)
-    filling = programs * most / tl.maximum(total, 1.0) * 0.125
-    for i in range(2, MOST + 1 + DOUBLED):
-        pieces = i + 0
-        if i > MOST:
-            filling *= 2
-            pieces = tl.maximum((filling + SURE).to(tl.int32), 1)
-        size = tl.maximum(tl.cdiv(most.to(tl.int32), pieces).to(tl.float32), least)
-        other = time_of(size, tl.maximum(blocks, total / size), total, cut, programs)
-        other += join * tl.maximum(most / size - MOST, 0.0)
-        better = (other < time) & (size < most)
-        best = tl.where(better, size, best)
-        time = tl.where(better, other, time)
-    return best.to(tl.int32)
+
+    rounds = blocks // num_programs
+    whole = rounds * num_programs // S.KV_HEADS
+    behind = lane >= TRIED
+    count = tl.where(behind, blocks - whole * S.KV_HEADS, blocks) * 1.0
+    share = count / tl.maximum(blocks * 1.0, 1.0)
+    before = tl.where(behind, tl.minimum(rounds * most, total * (1 - share) / programs + most), 0.0)
+
+    number = lane % TRIED
+    pieces = pieces_tried(number, programs * most / tl.maximum(total, 1.0))
+    size = tl.maximum(tl.cdiv(most.to(tl.int32), pieces).to(tl.float32), least)
+    items = tl.maximum(count, total * share / size)
+    time = before + time_of(size, items, total * share, cut, programs)
+    time += join * tl.maximum(most / size - MOST, 0.0)
+    tried = (number < MOST + DOUBLED) & (size < most) & (lane < 2 * TRIED) & ((whole > 0) | (lane < TRIED))
+    time = tl.where(tried, time, NEVER)
+    uncut = time_of(most, blocks * 1.0, total, 0.0, programs)
+    best = tl.min(time, 0)
+    first = tl.min(tl.where(time == best, lane, lane + S.SCAN), 0)
+    chosen = tl.max(tl.where(lane == first, size, 0.0), 0)
+    if best < uncut:
+        return chosen.to(tl.int32), tl.where(first < TRIED, 0, whole)
+    else:
+        return most.to(tl.int32), whole * 0

@@ -25,7 +25,8 @@ class Cursor(NamedTuple):
     """How far one program has read a list of sequences; items only grow, so it never goes back."""
 
     seq: Any
-    units: Any  # before seq: pieces of all blocks
+    blocks: Any  # before seq
+    units: Any  # the same: pieces of all blocks
     slots: Any  # of these, pieces of blocks that are cut
 
 
@@ -36,6 +37,7 @@ class Lists(NamedTuple):
     few: Any
     slots: Any  # states that the first list may use
     size: Any  # tiles of a piece, about
+    whole: Any  # blocks of a KV head before those that are cut into such pieces; 0 in mixed batches
 
 
 class Taken(NamedTuple):
@@ -94,18 +96,20 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """All items; in mixed batches a piece has about so many tiles that every program gets a few, or batch.least."""
     size = 1 << 30
+    whole = batch.num_seqs * 0
     if S.SPLIT and P.MIXED:
         pieces = gl.num_programs(0) * PIECES
         total = total_work(batch, lane, mods, S).to(gl.int64) * S.KV_HEADS  # of half a million queries, beyond 32 bits
         size = gl.maximum(batch.least, ((total + pieces - 1) // pieces).to(gl.int32))
     elif S.SPLIT:
-        size = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
+        size, whole = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
     if P.MIXED:
         many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
         few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
-        return Lists(many, few, slots, size)
+        return Lists(many, few, slots, size, whole)
     else:
-        return Lists(batch.num_seqs * 0 + (1 << 30), batch.num_seqs * 0, batch.num_seqs * 0, size)
+        none = batch.num_seqs * 0
+        return Lists(none + (1 << 30), none, none, size, whole)
 
 
 @gluon.jit
@@ -123,45 +127,56 @@ def _add(a, b):
 
 
 @gluon.jit
-def find(batch, cursor, unit, size, mods, S: gl.constexpr):
-    """(cursor, sequence, units and slots before it) for a unit; the sequence is num_seqs after the last unit."""
-    found = batch.num_seqs
-    units = 0
-    slots = 0
-    searching = cursor.seq < batch.num_seqs
-    seq, before, used = cursor.seq, cursor.units, cursor.slots
-    while searching:
-        at = seq + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
-        blocks, tiles = work(batch, at, at < batch.num_seqs, mods, S)
-        pieces = _pieces(tiles, size, S)
-        ends = before + gl.associative_scan(blocks * pieces, 0, _add)
-        ends_used = used + gl.associative_scan(gl.where(pieces > 1, blocks * pieces, 0), 0, _add)
-        last = gl.max(ends, axis=0)
-        if unit < last:
-            passed = ends <= unit
-            found = seq + gl.sum(passed.to(gl.int32), axis=0)
-            units = gl.maximum(before, gl.max(gl.where(passed, ends, 0), axis=0))
-            slots = gl.maximum(used, gl.max(gl.where(passed, ends_used, 0), axis=0))
-            searching = False
-        else:
-            seq += LANES
-            before = last
-            used = gl.max(ends_used, axis=0)
-            searching = seq < batch.num_seqs
-    return Cursor(seq, before, used), found, units, slots
+def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
+    """Blocks that are whole, of sequences before which there are so many."""
+    if S.SPLIT and not P.MIXED:
+        return gl.minimum(gl.maximum(lists.whole - before, 0), blocks)
+    else:
+        return blocks * 0
 
 
 @gluon.jit
-def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
+def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
+    """(cursor, a cursor at the sequence that holds a unit) of a list; that sequence is num_seqs after the last unit."""
+    found = Cursor(batch.num_seqs, 0, 0, 0)
+    searching = cursor.seq < batch.num_seqs
+    while searching:
+        at = cursor.seq + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
+        blocks, tiles = work(batch, at, at < batch.num_seqs, mods, S)
+        pieces = _pieces(tiles, lists.size, S)
+        ends_blocks = cursor.blocks + gl.associative_scan(blocks, 0, _add)
+        cut = blocks - _uncut(blocks, ends_blocks - blocks, lists, S, P)
+        ends = cursor.units + gl.associative_scan(blocks + cut * (pieces - 1), 0, _add)
+        ends_used = cursor.slots + gl.associative_scan(gl.where(pieces > 1, cut * pieces, 0), 0, _add)
+        last = gl.max(ends, axis=0)
+        if unit < last:
+            passed = ends <= unit
+            found = Cursor(
+                cursor.seq + gl.sum(passed.to(gl.int32), axis=0),
+                gl.maximum(cursor.blocks, gl.max(gl.where(passed, ends_blocks, 0), axis=0)),
+                gl.maximum(cursor.units, gl.max(gl.where(passed, ends, 0), axis=0)),
+                gl.maximum(cursor.slots, gl.max(gl.where(passed, ends_used, 0), axis=0)),
+            )
+            searching = False
+        else:
+            cursor = Cursor(cursor.seq + LANES, gl.max(ends_blocks, axis=0), last, gl.max(ends_used, axis=0))
+            searching = cursor.seq < batch.num_seqs
+    return cursor, found
+
+
+@gluon.jit
+def item_of(batch, cursor, index, slots_before, lists, mods, S: gl.constexpr, P: gl.constexpr):
     """(cursor, item) of a number; kv_head is -1 after the last."""
     unit = index // S.KV_HEADS
-    cursor, seq, units, slots = find(batch, cursor, unit, size, mods, S)
-    if seq < batch.num_seqs:
-        _, tiles = work(batch, seq, True, mods, S)
-        pieces = _pieces(tiles, size, S)
-        number = (unit - units) // pieces
-        piece = (unit - units) % pieces
-        block = block_of(batch, seq, number, S)
+    cursor, found = find(batch, cursor, unit, lists, mods, S, P)
+    if found.seq < batch.num_seqs:
+        blocks, tiles = work(batch, found.seq, True, mods, S)
+        uncut = _uncut(blocks, found.blocks, lists, S, P)
+        behind = unit - found.units - uncut  # units of blocks that are cut
+        pieces = gl.where(behind < 0, 1, _pieces(tiles, lists.size, S))
+        number = behind // pieces
+        piece = behind % pieces
+        block = block_of(batch, found.seq, uncut + number, S)
         span = visible_range(block, mods, S.BLOCK_Q)
         context_len = block.seq_len - block.query_len
         begin = tile_of(span.lo, context_len, S)
@@ -171,7 +186,7 @@ def item_of(batch, cursor, index, size, slots_before, mods, S: gl.constexpr):
             begin = gl.maximum(begin, from_tile + piece * tiles // pieces)
             end = gl.minimum(end, from_tile + (piece + 1) * tiles // pieces)
         kv_head = index % S.KV_HEADS
-        slot = slots_before + (slots + number * pieces) * S.KV_HEADS + kv_head * pieces
+        slot = slots_before + (found.slots + number * pieces) * S.KV_HEADS + kv_head * pieces
         first = gl.where(piece == 0, 1, 0)
         item = Item(
             block, kv_head, begin, gl.maximum(begin, end), first, pieces, pieces, slot * S.ROWS,
@@ -190,7 +205,7 @@ def begin_lists(lists):
     """(a program's places in both lists, whether it begins with the first)."""
     program = gl.program_id(0)
     many = first_of_many(program, lists)
-    return Taken(many, program - many, Cursor(0, 0, 0), Cursor(0, 0, 0)), first_of_many(program + 1, lists) > many
+    return Taken(many, program - many, Cursor(0, 0, 0, 0), Cursor(0, 0, 0, 0)), first_of_many(program + 1, lists) > many
 
 
 @gluon.jit
@@ -226,12 +241,12 @@ def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.const
     many_cursor, few_cursor = taken.many_cursor, taken.few_cursor
     if P.MIXED:
         if from_many:
-            many_cursor, item = item_of(part_of(batch, True, S), many_cursor, taken.many, lists.size, 0, mods, S)
+            many_cursor, item = item_of(part_of(batch, True, S), many_cursor, taken.many, 0, lists, mods, S, P)
         else:
             few = part_of(batch, False, S)
-            few_cursor, item = item_of(few, few_cursor, taken.few, lists.size, lists.slots, mods, S)
+            few_cursor, item = item_of(few, few_cursor, taken.few, lists.slots, lists, mods, S, P)
     else:
-        many_cursor, item = item_of(batch, many_cursor, taken.many, lists.size, 0, mods, S)
+        many_cursor, item = item_of(batch, many_cursor, taken.many, 0, lists, mods, S, P)
     return Taken(taken.many, taken.few, many_cursor, few_cursor), item
 
 
