@@ -141,6 +141,7 @@ def check() -> None:
 @click.option("--sinks", is_flag=True, help="sinks are given.")
 @click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias.")
 @click.option("--new", is_flag=True, help="k_new and v_new are given.")
+@click.option("--lse", is_flag=True, help="return_lse.")
 @click.option("--batch-invariant", is_flag=True)
 @click.option("--max-queries", type=click.IntRange(1), help="max_seqlen_q.  [the longest]")
 @click.option("--max-keys", type=click.IntRange(1), help="max_seqlen_k, or what the page table holds.  [the longest]")

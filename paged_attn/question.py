@@ -58,12 +58,14 @@ def memory(question: Question) -> dict[str, int]:
     key = 2 * model.kv_heads * model.head_dim
     row = model.heads * model.head_dim
     new = tokens if model.new else 0
+    lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
     return {
         "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
         "queries": tokens * row * model.dtype.itemsize,
         "results": tokens * row * model.out_dtype.itemsize,
         "page ids": 4 * sum(page_ids(q, k, model.page_size, left) for q, k in lengths),
         "lengths": 4 * (len(lengths) + (len(lengths) + 1 if question.ragged else 0)),
+        **lse,
     }
 
 
@@ -129,6 +131,7 @@ def question_of(
     sinks: bool,
     qq_bias: int,
     new: bool,
+    lse: bool,
     batch_invariant: bool,
     max_queries: int | None,
     max_keys: int | None,
@@ -172,7 +175,7 @@ def question_of(
         sinks=torch.float32 if sinks else None,
         qq_bias=qq_bias,
         scales="number",
-        return_lse=False,
+        return_lse=lse,
     )
     bounds = max_queries or max(query_lens), max_keys or max(seq_lens)
     return Question(

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 OPTIONS: dict[str, Any] = dict(
     batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16,
     kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False, sinks=False,
-    qq_bias=0, new=False, batch_invariant=False, max_queries=None, max_keys=None, device="sm90:132",
+    qq_bias=0, new=False, lse=False, batch_invariant=False, max_queries=None, max_keys=None, device="sm90:132",
 )  # fmt: skip
 
 
@@ -87,6 +87,7 @@ def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
     assert "TB/s, 770 TFLOP/s" in told(**prefill)["at best"]
     assert "TB/s, 1540 TFLOP/s" in told(**prefill, **fp8)["at best"]
     assert "products of fp8 by coarse weights (no log-sum-exps)" in told(**prefill, **fp8)["  tiles"]
+    assert "coarse" not in told(**prefill, **fp8, lse=True)["  tiles"]
     assert "TB/s, 128 TFLOP/s" in told(**prefill, dtype=torch.float32, kv_dtype=torch.float32)["at best"]
 
 
@@ -276,6 +277,8 @@ def test_memory_is_counted_by_hand() -> None:
     assert moved["keys and values"] == 53 * 2 * 2 * 64
     assert moved["queries"] == moved["results"] == 4 * 4 * 64 * 2
     assert moved["page ids"] == 4 * (2 + 3)
+    assert "log-sum-exps" not in moved
+    assert question.memory(asked._replace(model=asked.model._replace(return_lse=True)))["log-sum-exps"] == 4 * 4 * 4
     assert moved["lengths"] == 4 * (2 + 3)
     assert question.operations(asked) == 4 * 64 * 4 * (20 + 31 + 32 + 33)
 

@@ -163,6 +163,11 @@ EDITS: dict[str, tuple[str, str, str]] = {
         r"\2\3\1\n",
         "is nan",
     ),
+    "a counter that the last program does not set back": (
+        r"(mov\.b32\s+(%r\d+), 0;\s*\.loc.*\s*// begin inline asm\s*)@%p\d+ st\.global\.b32 \[[^]]+\], \{ \2 \};",
+        r"\1",
+        "left counters that are not zero",
+    ),
     "a barrier of one warp too many": (r"(bar\.sync\s+0, )256", r"\g<1>288", "all wait for ever"),
 }
 
