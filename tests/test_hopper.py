@@ -15,7 +15,7 @@ import paged_attn
 from paged_attn import calls, plan, reference
 from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, build, compare, problem_of, run
-from tests.hopper_cases import CASES, DEVICE, LONG, RISING, SMALL, ragged, sized
+from tests.hopper_cases import ALL_E4M3, CASES, DEVICE, E4M3_CACHE, LONG, RISING, SMALL, ragged, sized
 from tests.random_batches import RANDOM, random_lengths
 
 pytestmark = pytest.mark.hopper
@@ -242,6 +242,31 @@ def test_a_sink_of_infinity_leaves_nothing_where_other_maxima_rise(features: dic
     out, lse = paged_attn.paged_attention(**inputs)
     compare(case, out, lse, inputs)
     assert not out[:, 1::4].any()
+
+
+INFINITE = {
+    "decodes": ragged((1, 3000), (1, 40), (1, 0)) | dict(decode_form=True),
+    "decodes, e4m3 cache": ragged((1, 3000), (1, 40)) | E4M3_CACHE | dict(decode_form=True),
+    "mixed": ragged((300, 3000), (1, 2000), (1, 0), (40, 40)),
+    "mixed, all e4m3": ragged((300, 3000), (1, 2000), (40, 40)) | ALL_E4M3,
+    "chunks, the last are cut": ragged(*[(64, 4096)] * 12) | dict(bounds=True),
+    "chunks over an e4m3 cache": ragged(*[(100, 1500)] * 3) | E4M3_CACHE | dict(bounds=True),
+    "drafts": ragged(*[(16, 1500)] * 3) | dict(bounds=True),
+    "prompts": ragged((200, 200), (150, 150)) | dict(bounds=True),
+    "batch-invariant": ragged((200, 1500), (1, 1100), (3, 40)) | dict(batch_invariant=True),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_a_sink_of_infinity_takes_all_weight(name: str) -> None:
+    """Also of blocks that are cut, whose pieces are joined by their maxima."""
+    case = sized("infinite sinks", **INFINITE[name], sinks=True)
+    inputs = build(case, DEVICE)
+    inputs["sinks"][1::4] = torch.inf
+    out, lse = paged_attn.paged_attention(**inputs)
+    compare(case, out, lse, inputs)
+    assert not out[:, 1::4].float().any()
+    assert (lse[: sum(case.query_lens), 1::4] == torch.inf).all()
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])

@@ -6,7 +6,8 @@ import triton.language as tl
 from .args import State
 from .numerics import LN2, LOG2E, dot, rounded_product, scaled
 
-LARGEST = tl.constexpr(2.0**127)  # of a maximum: a difference of infinities would be NaN; only a sink comes so far
+# Of maxima, for a difference of infinities would be NaN.  Of a sink of infinity it is the sum that is infinite.
+LARGEST = tl.constexpr(2.0**127)
 
 
 @triton.jit
@@ -17,8 +18,8 @@ def start(sinks, rows, first, S: tl.constexpr):
     if sinks is not None:
         sink = tl.load(sinks + rows.kv_head * S.GROUP + rows.member, mask=rows.valid & first, other=float("-inf"))
         row_max = sink.to(tl.float32) * LOG2E
+        row_sum = tl.where(row_max > float("-inf"), tl.where(row_max > LARGEST, float("inf"), 1.0), 0.0)
         row_max = tl.where(row_max > LARGEST, LARGEST, row_max)  # NaN stays
-        row_sum = tl.where(row_max > float("-inf"), 1.0, 0.0)
     return row_max, row_sum
 
 
@@ -67,5 +68,4 @@ def finish(acc, row_sum):
 @triton.jit
 def log_sum_exp(row_max, row_sum):
     """Natural logarithm of the softmax's denominator; -inf where nothing was seen."""
-    result = (row_max + tl.log2(tl.where(row_sum != 0, row_sum, 1.0))) * LN2
-    return tl.where(row_sum != 0, tl.where(row_max >= LARGEST, float("inf"), result), float("-inf"))
+    return tl.where(row_sum != 0, (row_max + tl.log2(tl.where(row_sum != 0, row_sum, 1.0))) * LN2, float("-inf"))
