@@ -153,7 +153,7 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
     Args:
         outs: [n, tokens, heads, head_dim] float16 | bfloat16 | float32; results over each set of keys.
         lses: [n, tokens, heads] float32; natural logarithms of their softmax denominators.  Minus infinity marks an
-            empty set, whose out may hold anything.
+            empty set, whose out may hold anything; infinity a sink of infinity, beside which nothing has weight.
 
     Returns: (out [tokens, heads, head_dim], dtype of outs; lse [tokens, heads]).  Associative up to rounding; where all
         sets are empty, zeros and minus infinity.

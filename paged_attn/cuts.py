@@ -90,16 +90,16 @@ def piece_size(blocks: Sequence[Block], launch: Launch) -> tuple[int, int]:
     times = {(longest, 0): _time(longest, items, total, 0, programs)}
     filling = [int(0.25 * 2**i * programs * longest / max(total, 1) + SURE.value) for i in range(DOUBLED.value)]
     rounds = items // programs
-    for whole in sorted({0, rounds * programs // heads}):
-        share = 1 - whole * heads / max(items, 1)
-        before = min(rounds * longest, total * (1 - share) / programs + longest) if whole else 0
+    for uncut in sorted({0, rounds * programs // heads}):
+        share = 1 - uncut * heads / max(items, 1)
+        before = min(rounds * longest, total * (1 - share) / programs + longest) if uncut else 0
         for pieces in (*range(1, MOST.value + 1), *filling):
             size = max(-(-longest // max(pieces, 1)), least)
             if size < longest:
-                cut = max(items - whole * heads, total * share / size)
+                cut = max(items - uncut * heads, total * share / size)
                 time = before + _time(size, cut, total * share, CUT_KEYS.value / launch.shape.TILE, programs)
                 time += JOIN_KEYS.value / launch.shape.TILE * max(longest / size - MOST.value, 0)
-                times.setdefault((size, whole), time)
+                times.setdefault((size, uncut), time)
     return min(times, key=times.__getitem__)
 
 
@@ -113,9 +113,9 @@ def cut(launch: Launch, batch: Batch) -> Cut:
     shape, pipe = launch.shape, launch.pipe
     blocks = list(blocks_of(launch, batch))
     if pipe is not None and not pipe.SHARES:
-        size, whole = piece_size(blocks, launch) if shape.SPLIT else (1, len(blocks))
-        counts = [(block, 1) for block in blocks[:whole]]
-        counts += [(block, max((2 * block.tiles + size) // (2 * size), 1)) for block in blocks[whole:]]
+        size, uncut = piece_size(blocks, launch) if shape.SPLIT else (1, len(blocks))
+        counts = [(block, 1) for block in blocks[:uncut]]
+        counts += [(block, max((2 * block.tiles + size) // (2 * size), 1)) for block in blocks[uncut:]]
         schedule, parts, least = "counter", sum(count for _, count in counts) * shape.KV_HEADS, 0
         most = max((-(-block.tiles // count) for block, count in counts), default=0)
     elif shape.SPLIT:

@@ -146,11 +146,12 @@ def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """What `paged_attn.merge_states` must return, in float64.
 
     outs [n, tokens, heads, head_dim] and lses [n, tokens, heads] are attention over n sets of keys, the result is
-    attention over all.  A part with lse = -inf holds no key, whatever its out says.
+    attention over all.  A part with lse = -inf holds no key, whatever its out says.  One with inf has a sink of
+    infinity, which takes all weight and has value 0.
     """
     outs, lses = outs.double(), lses.double()
     lse = torch.logsumexp(lses, dim=0)
-    weights = torch.where(lses == -torch.inf, 0.0, torch.exp(lses - lse))[..., None]
+    weights = torch.where(lses.isinf(), 0.0, torch.exp(lses - lse))[..., None]
     return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse
 
 

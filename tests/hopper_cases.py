@@ -324,6 +324,8 @@ CASES: dict[str, dict[str, Any]] = {
     "even chunks, the last are cut": ragged(*[(64, 4000)] * 10, (64, 3000), (64, 4096)) | dict(bounds=True),
     "even chunks, the last are cut, window": ragged(*[(64, 4096)] * 11, (64, 4000))
     | dict(bounds=True, window_size=(3500, -1), lse=False),
+    # 320 blocks: 33 of each KV head are whole, more than are looked at at once
+    "40 drafts, the last are cut": ragged(*[(32, 4096)] * 39, (32, 4000)) | dict(bounds=True),
     "even chunks of 128": ragged(*[(128, 3000)] * 3) | dict(bounds=True),
     "a chunk of 100, window": ragged((100, 9000)) | dict(bounds=True, window_size=(1000, -1)),
 }

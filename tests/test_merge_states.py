@@ -103,6 +103,20 @@ def test_empty_parts_alone_give_zero_and_minus_infinity(dtype: torch.dtype, n: i
     assert torch.equal(lse, torch.full_like(lse, -INF))
 
 
+@pytest.mark.parametrize("n", [1, 3, 20])
+def test_a_sink_of_infinity_takes_all_weight(n: int, device: str) -> None:
+    """Of one part or more; heads without it are as they were."""
+    outs, lses = parts(n, device)
+    before = merge_states(outs, lses)
+    outs[n // 2, :, 1::2], lses[n // 2, :, 1::2] = 0, INF
+    outs[-1, :, 1::4], lses[-1, :, 1::4] = 0, INF
+    out, lse = merge_states(outs, lses)
+    check_close((out, lse), reference.merge_states(outs, lses))
+    assert not out[:, 1::2].any()
+    assert (lse[:, 1::2] == INF).all()
+    assert torch.equal(out[:, ::2], before[0][:, ::2])
+
+
 def test_equal_parts_share_equally(device: str) -> None:
     outs = torch.tensor([1.0, 3.0, 8.0], device=device)[:, None, None, None].expand(3, 1, 1, 16)
     out, lse = merge_states(outs, torch.full((3, 1, 1), 5.0, device=device))

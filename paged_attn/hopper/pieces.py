@@ -1,7 +1,7 @@
 """Into how many pieces the keys of blocks are cut: into none, unless all programs would be done earlier.
 
-Cut are all blocks, or those that are left of whole rounds of programs: of 192 blocks for 132 programs the last 60.
-What may be done is tried by the lanes of a warp, each its own.  Plain Triton, for the interpreter's sake.
+Cut are all blocks, or those that are left of whole rounds of programs: of 24 blocks of 8 KV heads, for 132 programs,
+the last 8.  Each lane of a warp tries one way.  Plain Triton, for the interpreter's sake.
 """
 
 import triton
@@ -54,10 +54,10 @@ def pieces_tried(number, filling):
 
 @triton.jit
 def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
-    """(tiles of a piece, about, so that there are up to PIECES a program; blocks of the batch before those cut so).
+    """(tiles of a piece, about; blocks of a KV head, from the first on, that stay uncut).
 
-    As many tiles as the longest block has: none is cut.  lane [SCAN] counts from 0.  The blocks that are left are taken
-    to be as long as the others.
+    Up to PIECES a program; as many tiles as the longest block has: none is cut.  lane [SCAN] counts from 0.  The blocks
+    that are left behind whole rounds are taken to be as long as the others.
     """
     total, blocks, most = survey(batch, lane, mods, S)
     programs = num_programs.to(tl.float32)
@@ -66,25 +66,25 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     join: tl.constexpr = 1.0 * JOIN_KEYS / S.TILE
 
     rounds = blocks // num_programs
-    whole = rounds * num_programs // S.KV_HEADS
+    front = rounds * num_programs // S.KV_HEADS
     behind = lane >= TRIED
-    count = tl.where(behind, blocks - whole * S.KV_HEADS, blocks) * 1.0
+    count = tl.where(behind, blocks - front * S.KV_HEADS, blocks) * 1.0
     share = count / tl.maximum(blocks * 1.0, 1.0)
-    before = tl.where(behind, tl.minimum(rounds * most, total * (1 - share) / programs + most), 0.0)
+    time_before = tl.where(behind, tl.minimum(rounds * most, total * (1 - share) / programs + most), 0.0)
 
     number = lane % TRIED
     pieces = pieces_tried(number, programs * most / tl.maximum(total, 1.0))
     size = tl.maximum(tl.cdiv(most.to(tl.int32), pieces).to(tl.float32), least)
     items = tl.maximum(count, total * share / size)
-    time = before + time_of(size, items, total * share, cut, programs)
+    time = time_before + time_of(size, items, total * share, cut, programs)
     time += join * tl.maximum(most / size - MOST, 0.0)
-    tried = (number < MOST + DOUBLED) & (size < most) & (lane < 2 * TRIED) & ((whole > 0) | (lane < TRIED))
+    tried = (number < MOST + DOUBLED) & (size < most) & (lane < 2 * TRIED) & ((front > 0) | (lane < TRIED))
     time = tl.where(tried, time, NEVER)
-    uncut = time_of(most, blocks * 1.0, total, 0.0, programs)
+    time_whole = time_of(most, blocks * 1.0, total, 0.0, programs)
     best = tl.min(time, 0)
-    first = tl.min(tl.where(time == best, lane, lane + S.SCAN), 0)
-    chosen = tl.max(tl.where(lane == first, size, 0.0), 0)
-    if best < uncut:
-        return chosen.to(tl.int32), tl.where(first < TRIED, 0, whole)
+    winner = tl.min(tl.where(time == best, lane, lane + S.SCAN), 0)
+    chosen = tl.max(tl.where(lane == winner, size, 0.0), 0)
+    if best < time_whole:
+        return chosen.to(tl.int32), tl.where(winner < TRIED, 0, front)
     else:
-        return most.to(tl.int32), whole * 0
+        return most.to(tl.int32), front * 0

@@ -280,7 +280,8 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = 1
     if s.rows >= 64 and p.seqs * s.blocks < s.groups:
-        least = s.tiles if s.tiles <= UNCUT_FEW else LEAST_FEW
+        tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
+        least = tiles if tiles <= ONE_SHARE else LEAST_FEW
     pipe = _share_pipe(p, s)
     return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
 
@@ -321,9 +322,9 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     return tile, 5 if columns > 32 and dim > 128 else stages  # as many as the queries leave room for
 
 
-# Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  A block of up to UNCUT_FEW is
-# a share; where there are blocks for all programs, shares of as many would leave some without any.
-LEAST_FEW, UNCUT_FEW = 4, 8
+# Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
+# ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
+LEAST_FEW, ONE_SHARE = 4, 8
 LITTLE = 32  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py

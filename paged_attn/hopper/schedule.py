@@ -26,8 +26,8 @@ class Cursor(NamedTuple):
 
     seq: Any
     blocks: Any  # before seq
-    units: Any  # the same: pieces of all blocks
-    slots: Any  # of these, pieces of blocks that are cut
+    units: Any  # likewise: their pieces, and blocks that are not cut
+    slots: Any  # likewise: pieces of blocks that are cut
 
 
 class Lists(NamedTuple):
@@ -37,7 +37,7 @@ class Lists(NamedTuple):
     few: Any
     slots: Any  # states that the first list may use
     size: Any  # tiles of a piece, about
-    whole: Any  # blocks of a KV head before those that are cut into such pieces; 0 in mixed batches
+    uncut: Any  # blocks of a KV head before those that may be cut into such pieces; 0 in mixed batches
 
 
 class Taken(NamedTuple):
@@ -96,20 +96,20 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """All items; in mixed batches a piece has about so many tiles that every program gets a few, or batch.least."""
     size = 1 << 30
-    whole = batch.num_seqs * 0
+    uncut = batch.num_seqs * 0
     if S.SPLIT and P.MIXED:
         pieces = gl.num_programs(0) * PIECES
         total = total_work(batch, lane, mods, S).to(gl.int64) * S.KV_HEADS  # of half a million queries, beyond 32 bits
         size = gl.maximum(batch.least, ((total + pieces - 1) // pieces).to(gl.int32))
     elif S.SPLIT:
-        size, whole = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
+        size, uncut = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
     if P.MIXED:
         many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
         few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
-        return Lists(many, few, slots, size, whole)
+        return Lists(many, few, slots, size, uncut)
     else:
         none = batch.num_seqs * 0
-        return Lists(none + (1 << 30), none, none, size, whole)
+        return Lists(none + (1 << 30), none, none, size, uncut)
 
 
 @gluon.jit
@@ -128,9 +128,9 @@ def _add(a, b):
 
 @gluon.jit
 def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
-    """Blocks that are whole, of sequences before which there are so many."""
+    """Blocks of sequences that stay uncut, where there are so many before these."""
     if S.SPLIT and not P.MIXED:
-        return gl.minimum(gl.maximum(lists.whole - before, 0), blocks)
+        return gl.minimum(gl.maximum(lists.uncut - before, 0), blocks)
     else:
         return blocks * 0
 
@@ -172,7 +172,7 @@ def item_of(batch, cursor, index, slots_before, lists, mods, S: gl.constexpr, P:
     if found.seq < batch.num_seqs:
         blocks, tiles = work(batch, found.seq, True, mods, S)
         uncut = _uncut(blocks, found.blocks, lists, S, P)
-        behind = unit - found.units - uncut  # units of blocks that are cut
+        behind = unit - found.units - uncut  # below 0 in an uncut block, whose slot nobody reads
         pieces = gl.where(behind < 0, 1, _pieces(tiles, lists.size, S))
         number = behind // pieces
         piece = behind % pieces

@@ -4,9 +4,8 @@ import triton
 import triton.language as tl
 
 from .args import Partial, RowTile, State
-from .numerics import LOG2E
 from .output import rows_from, store_rows
-from .softmax import merge
+from .softmax import merge, seen
 
 TOGETHER = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
 
@@ -31,8 +30,7 @@ def join(parts, at, valid, dim, skip, stride, num_parts, CHUNK: tl.constexpr, HE
             acc = tl.load(parts.acc + index[:, None] * HEAD_DIM + dim[None, :], mask=inside & live, other=0.0)
             if parts.sum is None:
                 acc = acc.to(tl.float32)
-                row_max *= LOG2E
-                row_sum = tl.where(row_max > float("-inf"), 1.0, 0.0)
+                row_max, row_sum = seen(row_max)
             else:
                 row_sum = tl.load(parts.sum + index, mask=valid & live, other=0.0)
             loaded = loaded + ((acc, row_max, row_sum),)  # type: ignore[assignment]

@@ -17,10 +17,16 @@ def start(sinks, rows, first, S: tl.constexpr):
     row_max = row_sum + float("-inf")
     if sinks is not None:
         sink = tl.load(sinks + rows.kv_head * S.GROUP + rows.member, mask=rows.valid & first, other=float("-inf"))
-        row_max = sink.to(tl.float32) * LOG2E
-        row_sum = tl.where(row_max > float("-inf"), tl.where(row_max > LARGEST, float("inf"), 1.0), 0.0)
-        row_max = tl.where(row_max > LARGEST, LARGEST, row_max)  # NaN stays
+        row_max, row_sum = seen(sink.to(tl.float32))
     return row_max, row_sum
+
+
+@triton.jit
+def seen(score):
+    """(max, sum) of one key of this score, or of keys of this log-sum-exp; -inf: of none."""
+    row_max = score * LOG2E
+    row_sum = tl.where(row_max > float("-inf"), tl.where(row_max > LARGEST, float("inf"), 1.0), 0.0)
+    return tl.where(row_max > LARGEST, LARGEST, row_max), row_sum  # NaN stays
 
 
 @triton.jit
