@@ -93,7 +93,7 @@ def piece_size(blocks: Sequence[Block], launch: Launch) -> tuple[int, int]:
     for uncut in sorted({0, rounds * programs // heads}):
         share = 1 - uncut * heads / max(items, 1)
         before = min(rounds * longest, total * (1 - share) / programs + longest) if uncut else 0
-        for pieces in (*range(1, MOST.value + 1), *filling):
+        for pieces in (*range(2, MOST.value + 1), *filling):
             size = max(-(-longest // max(pieces, 1)), least)
             if size < longest:
                 cut = max(items - uncut * heads, total * share / size)

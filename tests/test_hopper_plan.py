@@ -299,11 +299,18 @@ def test_blocks_have_whole_groups(heads: int) -> None:
         (even(2, 8, 8192), 4),
         (even(2, 8, 64), 1),
         (even(2, 32, 256), 4),
+        (even(2, 32, 512), 8),
+        (even(2, 32, 512)._replace(new=True), 4),
+        (even(2, 32, 576), 4),
+        (even(2, 32, 0), 1),
         (even(2, 8, 8192)._replace(window_left=50), 2),
         (even(16, 8, 8192), 1),
     ],
-    ids=["few rows", "many rows", "one tile", "four tiles", "a window", "a block for every program"],
-)
+    ids=[
+        "few rows", "many rows", "one tile", "four tiles", "eight tiles", "eight and one for new keys", "nine tiles",
+        "no keys", "a window", "a block for every program",
+    ],
+)  # fmt: skip
 def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(call: Problem, least: int) -> None:
     (launch,) = hopper.launches(call)
     assert launch.least == least

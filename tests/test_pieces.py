@@ -33,9 +33,9 @@ class Shape(NamedTuple):
 
 @triton.jit
 def ask_kernel(size, batch, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
-    tiles, whole = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES, S)
+    tiles, uncut = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES, S)
     tl.store(size, tiles)
-    tl.store(size + 1, whole)
+    tl.store(size + 1, uncut)
 
 
 def asked(lengths: list[tuple[int, int]], device: str) -> tuple[int, int]:

@@ -250,7 +250,8 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["vote.sync.any.pred"] = vote<false>, t["vote.sync.all.pred"] = vote<true>;
     t["elect.sync"] = elect;
     t["bar.sync"] = t["barrier.sync"] = meet;
-    t["bar.warp.sync"] = t["nanosleep.u32"] = t["setmaxnreg.inc.sync.aligned.u32"] = t["setmaxnreg.dec.sync.aligned.u32"] = nothing;
+    t["bar.warp.sync"] = t["setmaxnreg.inc.sync.aligned.u32"] = t["setmaxnreg.dec.sync.aligned.u32"] = nothing;
+    t["nanosleep.u32"] = nothing;
     t["fence.proxy.async.shared"] = fence;
     t["trap"] = trap;
     t["mbarrier.init.shared.b64"] = make_barrier, t["mbarrier.inval.shared.b64"] = end_barrier;
