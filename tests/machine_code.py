@@ -208,14 +208,17 @@ def ends_in_lines(code: list[str]) -> list[int]:
 def under_products(code: list[str]) -> list[dict[str, int]]:
     """Of each innermost loop that waits for products twice, what it does between the waits.
 
-    Maxima and exponentials, maxima before a vote may skip the rest, and special functions of the whole loop but those.
+    A third may lie behind a vote, in what is mostly skipped.  Maxima and exponentials, maxima before a vote may skip
+    the rest, and special functions of the whole loop but those.
     """
     found = []
     for loop in innermost(code):
         waits = [i for i, x in enumerate(loop) if "WARPGROUP.DEPBAR" in x]
-        if len(waits) == 2:
-            under = loop[waits[0] : waits[1]]
-            vote = next((i for i, x in enumerate(under) if operation(x) == "VOTE"), len(under))
+        if len(waits) < 2:
+            continue
+        under = loop[waits[0] : waits[-1]]
+        vote = next((i for i, x in enumerate(under) if operation(x) == "VOTE"), len(under))
+        if all(i - waits[0] > vote for i in waits[1:-1]):
             found.append(
                 dict(
                     maxima=sum("FMNMX" in x for x in under),

@@ -138,6 +138,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     for loop in rows:
         if not loop.get("VOTE"):
             yield f"rescales without a vote: {loop}"
+        if _weighs_at_once(variant) and loop.get("VOTE", 0) > 1:
+            yield f"rescales where maxima stay: {loop}"
         if loop.get("BAR", 0) > MEET.get(variant, 99):
             yield f"has warpgroups wait for each other {loop['BAR']} times a tile"
         if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
@@ -158,9 +160,12 @@ def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) 
     functions = max((under["functions_always"] for under in found), default=0)
     if "softcap" in variant and functions > (EXACT_FUNCTIONS if variant in EXACT else TANH_FUNCTIONS):
         yield f"takes {functions} special functions for 32 scores of a thread"
-    at_once = not any(word in variant for word in ("mixed", "fp8", "e4m3", "invariant"))
-    if at_once and any(under["maxima_always"] or under["exponentials"] < 32 for under in found):
+    if _weighs_at_once(variant) and any(under["maxima_always"] or under["exponentials"] < 32 for under in found):
         yield f"looks for maxima before it weighs: {found}"
+
+
+def _weighs_at_once(variant: str) -> bool:
+    return not any(word in variant for word in ("mixed", "fp8", "e4m3", "invariant"))
 
 
 def _products(loop: dict[str, int]) -> int:

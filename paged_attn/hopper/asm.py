@@ -99,7 +99,6 @@ def raise_max(top, row_max, FP8: gl.constexpr):
 
 
 _WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
-_WORD_AND_THREE = gl.constexpr((gl.int32, gl.float32, gl.float32, gl.float32))
 LIMIT = 8192.0  # of a thread's sum of weights: below it none is larger, and float16 has room for all of them
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
 
@@ -114,13 +113,18 @@ def _weigh_pair(dtype: str, relative: bool) -> str:
 _PAIRS = {(dtype, relative): _weigh_pair(dtype, relative) for dtype in _ROUND for relative in (False, True)}
 
 
-def _weigh_again(dtype: str, pairs: int) -> tuple[str, str]:
-    """(assembly, constraints) of `weigh_again` for so many pairs of a thread, which belong to its two rows in turn."""
+def _weigh_again(dtype: str, pairs: int, parts: int) -> tuple[str, str]:
+    """(assembly, constraints) of `weigh_again` for so many pairs of a thread, which belong to its two rows in turn.
+
+    parts: of results, as many of each.
+    """
 
     def operands(number: int) -> list[str]:
         return [f"${number * pairs + i}" for i in range(pairs)]
 
-    words, sums, tops, decays, _, even, odd, old_sums, old_tops, units, shifts = (operands(i) for i in range(11))
+    words, sums, tops, decays = (operands(i) for i in range(4))
+    results = [operands(4 + i) for i in range(parts)]
+    even, odd, old_sums, old_tops, units, shifts = (operands(5 + parts + i) for i in range(6))
     nothing, limit, one = map(_number, (float("-inf"), LIMIT, 1.0))
     text = "{ .reg .pred p0, p1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1;"
     for i in (0, 1):
@@ -152,13 +156,23 @@ def _weigh_again(dtype: str, pairs: int) -> tuple[str, str]:
         text += f" add.f32 s{i}, s{i}, a; add.f32 t{i}, t{i}, b;" if k > 1 else f" mov.f32 s{i}, a; mov.f32 t{i}, b;"
     for i in (0, 1):
         text += f" add.f32 s{i}, s{i}, t{i}; @p{i} mov.f32 {sums[i]}, s{i};"
+    text += " wgmma.wait_group.sync.aligned 0;"
+    for part in results:
+        text += "".join(f" mul.f32 {part[k]}, {part[k]}, {decays[k & 1]};" for k in range(pairs))
     text += " KEEP: mov.pred any, p0; }"
     # what is written before all is read has registers of its own
-    outputs = ["=r"] * pairs + ["=&f"] * (3 * pairs)
-    return text, ",".join(outputs + [str(i) for i in range(pairs)] + ["f"] * (6 * pairs))
+    outputs = ["=r"] * pairs + ["=&f"] * (3 * pairs) + ["=f"] * (parts * pairs)
+    inputs = ["f"] * (6 * pairs)
+    in_place = [str(i) for i in range((4 + parts) * pairs)]
+    return text, ",".join(outputs + in_place[:pairs] + inputs + in_place[4 * pairs :])
 
 
-_AGAIN = {(dtype, pairs): _weigh_again(dtype, pairs) for dtype in _ROUND for pairs in (16, 32)}
+_AGAIN = {
+    (dtype, pairs, parts): _weigh_again(dtype, pairs, parts)
+    for dtype in _ROUND
+    for pairs in (16, 32)
+    for parts in (1, 2, 4, 8)
+}
 
 
 @triton.constexpr_function
@@ -167,8 +181,13 @@ def _pairs(dtype, relative):
 
 
 @triton.constexpr_function
-def _again(dtype, pairs):
-    return _AGAIN[str(dtype), pairs]
+def _again(dtype, pairs, parts):
+    return _AGAIN[str(dtype), pairs, parts]
+
+
+@triton.constexpr_function
+def _word_and_floats(floats):
+    return (gl.int32,) + (gl.float32,) * floats
 
 
 @gluon.jit
@@ -187,17 +206,19 @@ def weigh_pairs(even, odd, unit, shift, RELATIVE: gl.constexpr, dtype: gl.conste
 
 
 @gluon.jit
-def weigh_again(words, even, odd, sums, row_max, unit, shift, dtype: gl.constexpr):
-    """(words, sums, maxima, decays) after a look at a thread's sums: where one is too large its row gets a new maximum.
+def weigh_again(words, even, odd, sums, row_max, unit, shift, results, dtype: gl.constexpr):
+    """(words, sums, maxima, decays, *results) after a look at sums: where one is too large its row gets a new maximum.
 
     What weighs is exp2(x * unit + shift - maximum).  Operands are as many as words, but of sums, maxima and decays the
     first of a thread's rows count.  A row that has no maximum yet gets one, too; a warp of neither leaves early.
+    results: parts of a product that may still run.  The branch waits for it and multiplies it by the decays: one of its
+    own, behind a wait, would have every tile vote once more and jump over it.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
-    ASM: gl.constexpr = _again(dtype, PAIRS)
-    return gl.inline_asm_elementwise(
-        ASM[0], ASM[1], [words, even, odd, sums, row_max, unit, shift], dtype=_WORD_AND_THREE, is_pure=False, pack=PAIRS
-    )
+    ASM: gl.constexpr = _again(dtype, PAIRS, len(results))
+    DTYPES: gl.constexpr = _word_and_floats(3 + len(results))
+    operands = (words, even, odd, sums, row_max, unit, shift) + results
+    return gl.inline_asm_elementwise(ASM[0], ASM[1], operands, dtype=DTYPES, is_pure=False, pack=PAIRS)
 
 
 _BEYOND = gl.constexpr(

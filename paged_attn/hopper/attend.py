@@ -49,7 +49,9 @@ def send_tiles(
 
     tile = end - 1
     k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
-    weights, decay, row_max, added = judge(scores, row_max, rows, span, key, tile, scale, slopes, mods, False, S, P)
+    weights, decay, row_max, added, acc = judge(
+        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
+    )
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
@@ -61,10 +63,13 @@ def send_tiles(
         tile = end - 1 - i
         scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, True, S, P)
-        scores = warpgroup_mma_wait(1, deps=(scores,))
+        if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
+            scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
+        else:
+            scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
-        following, decay, row_max, added = judge(
-            scores, row_max, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
+        following, decay, row_max, added, acc = judge(
+            scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
         )
         sums = sums * decay + added
         following = pin(following)
@@ -72,7 +77,8 @@ def send_tiles(
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
-        acc = scale_rows(acc, decay, S)
+        if not P.AT_ONCE:
+            acc = scale_rows(acc, decay, S)
         operand = gl.convert_layout(unpacked(following, scores, S), P_LAYOUT)
         if S.APART:  # noqa: SIM102 (one is decided at compile time)
             if tile == context_len // S.TILE:  # in which the cache ends

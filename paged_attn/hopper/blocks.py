@@ -29,7 +29,7 @@ from .shim import fence_async_shared, gl, gluon
 
 # Instructions before the consumer of blocks that may be cut.  Its loop over keys takes 8% longer where the branch at
 # its end is the first of a line of code, 1% where it is the second; other loops do not mind.
-MOVED = gl.constexpr(4)
+MOVED = gl.constexpr(2)
 
 
 @gluon.jit

@@ -117,8 +117,8 @@ def attend_fp8(
         acc = multiply_values(operand, values, v_turn, acc, adds_up(i - 1), S, P)
         scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
-        following, decay, row_max, following_sums = judge(
-            scores, row_max, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, S, P
+        following, decay, row_max, following_sums, acc = judge(
+            scores, row_max, acc, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, S, P
         )
         following = pin(following)
         if P.COARSE:

@@ -170,11 +170,53 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def weigh_at_once(scores, row_max, unit, shift, RELATIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def parts_of(acc, like):
+    """A product [R, DIM], seen `by_thread`, as parts [R, N, 4], each thread with its own numbers of each row."""
+    ROWS: gl.constexpr = like.shape[0]
+    N: gl.constexpr = like.shape[1]
+    LAYOUT: gl.constexpr = like.type.layout
+    x = by_thread(acc)
+    if 2 * x.shape[1] == N:
+        parts = (x.permute((0, 1, 3, 2)).reshape([ROWS, N, 4]),)
+    else:
+        parts = gl.split(x)
+    for _ in gl.static_range(2):  # halves: enough for 256 dims and tiles of 64 keys
+        if parts[0].shape[1] > N:
+            halves = ()
+            for i in gl.static_range(len(parts)):
+                x = parts[i]
+                halves = halves + gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
+            parts = halves
+    placed = ()
+    for i in gl.static_range(len(parts)):
+        placed = placed + (gl.convert_layout(parts[i], LAYOUT, assert_trivial=True),)
+    return placed
+
+
+@gluon.jit
+def whole_of(parts, like):
+    """What `parts_of` was given."""
+    if len(parts) == 1:
+        x = parts[0]
+        return as_product(x.reshape([x.shape[0], x.shape[1] // 2, 2, 4]).permute((0, 1, 3, 2)), like)
+    else:
+        for _ in gl.static_range(2):
+            if len(parts) > 2:
+                wholes = ()
+                for i in gl.static_range(len(parts) // 2):
+                    x = gl.join(parts[2 * i], parts[2 * i + 1])
+                    wholes = wholes + (x.permute((0, 3, 1, 2)).reshape([x.shape[0], 2 * x.shape[1], 4]),)
+                parts = wholes
+        return as_product(gl.join(parts[0], parts[1]), like)
+
+
+@gluon.jit
+def weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """As `weigh`, of rows of a product, in words [R, N / 8, 4] of two weights of 16 bits: no maximum is looked for.
 
     The weights are those by the maximum so far; only where a thread's sum of them tells that it is too small by far,
-    they are made again.  RELATIVE: scores are what the weights are powers of, less the base of that maximum already.
+    they are made again.  Last returned is acc, maybe still being added to, times the factor of what was there before.
+    RELATIVE: scores are what the weights are powers of, less the base of that maximum already.
     """
     dtype: gl.constexpr = S.COMPUTE
     even, odd = gl.split(by_thread(scores))
@@ -187,11 +229,10 @@ def weigh_at_once(scores, row_max, unit, shift, RELATIVE: gl.constexpr, S: gl.co
         base -= shift
     words, sums = weigh_pairs(even, odd, unit, beside_pairs(-base, even), RELATIVE, dtype)
     sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
-    words, sums, row_max, decay = weigh_again(
-        words, even, odd, beside_pairs(sums, even), beside_pairs(row_max, even), unit, shift, dtype
-    )
-    sums, row_max = first_of_thread(sums, P.ROWS), first_of_thread(row_max, P.ROWS)
-    return words, first_of_thread(decay, P.ROWS), row_max, sums
+    sums, row_max = beside_pairs(sums, even), beside_pairs(row_max, even)
+    found = weigh_again(words, even, odd, sums, row_max, unit, shift, parts_of(acc, even), dtype)
+    sums, row_max = first_of_thread(found[1], P.ROWS), first_of_thread(found[2], P.ROWS)
+    return found[0], first_of_thread(found[3], P.ROWS), row_max, sums, whole_of(found[4:], acc)
 
 
 @gluon.jit

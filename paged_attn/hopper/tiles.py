@@ -135,12 +135,13 @@ def mask_edges(scores, rows, span, key, tile, mods, S: gl.constexpr):
 
 @gluon.jit
 def judge(
-    scores, row_max, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
+    scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """What `weigh` returns of a tile's scores, a product of rows of queries, after modifiers and masks.
+    """What `weigh` returns of a tile's scores, a product of rows of queries, after modifiers and masks; and acc.
 
-    slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.
+    slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.  Then
+    acc has been multiplied by the factor of what was there before.
     """
     # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and mods.qq_bias is None
@@ -170,9 +171,10 @@ def judge(
         scores = add_qq_bias(scores, rows, key, first, mods, S)
     scores = mask_edges(scores, rows, span, key, tile, mods, S)
     if AT_ONCE:
-        return weigh_at_once(scores, row_max, unit, shift, RELATIVE, S, P)
+        return weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE, S, P)
     else:
-        return weigh(scores, row_max, unit, shift, S, P)
+        weights, decay, row_max, sums = weigh(scores, row_max, unit, shift, S, P)
+        return weights, decay, row_max, sums, acc
 
 
 @gluon.jit
