@@ -40,13 +40,28 @@ def by_row(words: np.ndarray) -> np.ndarray:
     return found
 
 
+def of_lanes(halves: np.ndarray) -> np.ndarray:
+    """`by_lane` the other way around, of all even numbers, then all odd ones."""
+    halves = halves.reshape(2, -1, 32)
+    pair = np.arange(halves.shape[1])[:, None]
+    found = np.full((ROWS, 4 * halves.shape[1]), np.nan, np.float32)
+    for half in (0, 1):
+        found[LANES // 4 + 8 * (pair % 2), pair // 2 * 8 + LANES % 4 * 2 + half] = halves[half]
+    return found
+
+
 def of_rows(values: np.ndarray) -> np.ndarray:
     """[2, 32] of lanes as [ROWS, 4]."""
     return values.reshape(2, 8, 4).reshape(ROWS, 4)
 
 
-def weigh(scores: np.ndarray, maxima: np.ndarray, shift: float, relative: bool) -> tuple[np.ndarray, ...]:
-    """(weights [ROWS, N], sums by lane, maxima, decays [ROWS, 4]) after `weigh_pairs` and `weigh_again`."""
+def weigh(
+    scores: np.ndarray, maxima: np.ndarray, shift: float, relative: bool, results: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """What `weigh_pairs` and `weigh_again` make of scores [ROWS, N] and results [ROWS, some N].
+
+    (weights [ROWS, N], sums by lane, maxima, decays [ROWS, 4], results).
+    """
     pairs = scores.shape[1] // 4
     x, shifts = by_lane(scores), np.full(32, shift, np.float32)
     row = np.arange(pairs)[:, None] % 2 * 8 + LANES // 4
@@ -64,13 +79,15 @@ def weigh(scores: np.ndarray, maxima: np.ndarray, shift: float, relative: bool) 
         words.append(word)
         sums[k % 2] += added.view(np.float32)
     unwritten = [None] * (3 * pairs)
+    before = [*by_lane(results).swapaxes(0, 1).reshape(-1, 32)]  # even ones and odd ones
     many = [sums[k % 2] for k in range(pairs)]
-    inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *offsets]
-    text, constraints = asm._AGAIN["bf16", pairs]
-    assert len(constraints.split(",")) == len(words) + len(unwritten) + len(inputs)
-    found = assembly.run(text, [*words, *unwritten, *inputs])
+    inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *offsets, *before]
+    text, constraints = asm._AGAIN["bf16", pairs, len(before) // pairs]
+    assert len(constraints.split(",")) == len(words) + len(unwritten) + len(before) + len(inputs)
+    found = assembly.run(text, [*words, *unwritten, *before, *inputs])
     rest = (np.stack(found[n * pairs : n * pairs + 2]).view(np.float32) for n in (1, 2, 3))
-    return by_row(np.stack(found[:pairs])), *map(of_rows, rest)
+    after = np.stack(found[4 * pairs : 4 * pairs + len(before)]).view(np.float32)
+    return by_row(np.stack(found[:pairs])), *map(of_rows, rest), of_lanes(after)
 
 
 def rows_of_scores(columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +128,9 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(
     columns: int, shift: float, relative: bool, seed: int
 ) -> None:
     scores, maxima = rows_of_scores(columns, seed)
-    weights, sums, tops, decays = weigh(scores, maxima, shift, relative)
+    before = np.random.default_rng(seed).normal(size=(ROWS, columns // 2 << seed)).astype(np.float32)
+    weights, sums, tops, decays, after = weigh(scores, maxima, shift, relative, before)
+    np.testing.assert_array_equal(after, before * decays[:, :1])
     exact = scores.astype(np.float64) * UNIT + shift
     for row in range(ROWS):
         top = tops[row, 0]
@@ -136,12 +155,13 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(
 @pytest.mark.parametrize("relative", [False, True])
 def test_a_row_gets_what_it_gets_alone(relative: bool) -> None:
     scores, maxima = rows_of_scores(128, 0)
-    together = weigh(scores, maxima, 0.0, relative)
+    results = np.random.default_rng(1).normal(size=(ROWS, 128)).astype(np.float32)
+    together = weigh(scores, maxima, 0.0, relative, results)
     for row in range(ROWS):
         others = np.delete(np.arange(ROWS), row)
         alone, before = scores.copy(), maxima.copy()
         alone[others], before[others] = 0.0, 0.0  # of which none is weighed again
-        for got, want in zip(weigh(alone, before, 0.0, relative), together):
+        for got, want in zip(weigh(alone, before, 0.0, relative, results), together):
             np.testing.assert_array_equal(got[row], want[row])
 
 
