@@ -230,6 +230,11 @@ def test_what_loops_do_under_products_is_told() -> None:
     ]
     at_once = machine_code.under_products([*loop, "@P1 BRA `(.L_x_0)", "EXIT"])
     assert at_once == [dict(maxima=1, maxima_always=0, exponentials=4, functions_always=4)]
+    target = loop.index(".L_x_1:")
+    rare = [*loop[:target], wait + "0", *loop[target:]]  # in what is mostly skipped
+    assert machine_code.under_products([*rare, "@P1 BRA `(.L_x_0)", "EXIT"]) == at_once
+    early = [*loop[:3], wait + "0", *loop[3:]]
+    assert machine_code.under_products([*early, "@P1 BRA `(.L_x_0)", "EXIT"]) == []
     loop[3:3] = look[:1]
     (looking,) = machine_code.under_products([*loop, "@P1 BRA `(.L_x_0)", "EXIT"])
     assert (looking["maxima"], looking["maxima_always"]) == (2, 1)
@@ -269,6 +274,8 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     assert "has warpgroups wait for each other 1 times a tile" in found
     biased = facts | dict(variant="long alibi", innermost=[dict(HGMMA=12, MUFU=66, FFMA=132, FMUL=64, VOTE=1)] * 3)
     assert "adds 132 products for 32 scores of a thread" in " ".join(complaints(biased))
+    twice = facts | dict(variant="long alibi", innermost=[dict(HGMMA=12, MUFU=66, FFMA=68, FMUL=64, VOTE=2)] * 3)
+    assert "rescales where maxima stay" in " ".join(complaints(twice))
     late = facts | dict(variant="prompts", results_under_products=15)
     assert "exchanges 15 results under a product" in " ".join(complaints(late))
     coarse = facts | dict(innermost=[dict(QGMMA=12, MUFU=2, FFMA=196, FMUL=64, VOTE=1)] * 2)

@@ -141,7 +141,7 @@ def judge(
     """What `weigh` returns of a tile's scores, a product of rows of queries, after modifiers and masks; and acc.
 
     slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.  Then
-    acc has been multiplied by the factor of what was there before.
+    acc is multiplied by the factor of what was there before; otherwise that is left to the caller.
     """
     # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and mods.qq_bias is None
