@@ -96,6 +96,8 @@ def _tiles(launch: Launch, done: Cut) -> str:
     if pipe.CONVERT:
         rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
         rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE
+        if pipe.FP8_KEYS and not pipe.FP8_PRODUCTS:
+            rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"
     elif pipe.FP8:
         rings += " of fp8, products of float16"
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {2 * pipe.LOADERS} that load"

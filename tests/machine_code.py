@@ -273,7 +273,8 @@ def reused_barriers(code: list[str]) -> int:
     def offsets(name: str) -> set[str]:
         return {x[1] for y in code for x in [re.search(rf"\b{name}\b.*\[[^\]]*\b(0x[0-9a-f]+)\]", y)] if x}
 
-    stored = offsets(r"(?:STS|LDS|STSM|LDSM)[.\w]*")
+    # LDS.U8 reads which partition a warp is of, at its number beyond an address that may be the end of all barriers
+    stored = offsets(r"(?:STS|LDS(?!\.U8)|STSM|LDSM)[.\w]*")
     return len((offsets(r"SYNCS\.EXCH[.\w]*") & stored) - offsets(r"SYNCS\.CCTL\.IV"))
 
 

@@ -21,6 +21,7 @@ RANDOM: dict[str, dict[str, Any]] = {
     "group 3": dict(heads=24),
     "new": NEW,
     "e4m3 cache": E4M3_CACHE,
+    "e4m3 cache, no lse": E4M3_CACHE | dict(lse=False),
     "all e4m3": ALL_E4M3,
     "all e4m3, no lse": ALL_E4M3 | dict(lse=False),
     "invariant": dict(batch_invariant=True),

@@ -56,7 +56,12 @@ def of_rows(values: np.ndarray) -> np.ndarray:
 
 
 def weigh(
-    scores: np.ndarray, maxima: np.ndarray, shift: float, relative: bool, results: np.ndarray
+    scores: np.ndarray,
+    maxima: np.ndarray,
+    shift: float,
+    relative: bool,
+    results: np.ndarray,
+    any_size: bool = False,
 ) -> tuple[np.ndarray, ...]:
     """What `weigh_pairs` and `weigh_again` make of scores [ROWS, N] and results [ROWS, some N].
 
@@ -82,7 +87,7 @@ def weigh(
     before = [*by_lane(results).swapaxes(0, 1).reshape(-1, 32)]  # even ones and odd ones
     many = [sums[k % 2] for k in range(pairs)]
     inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *offsets, *before]
-    text, constraints = asm._AGAIN["bf16", pairs, len(before) // pairs]
+    text, constraints = asm._AGAIN["bf16", pairs, len(before) // pairs, any_size]
     assert len(constraints.split(",")) == len(words) + len(unwritten) + len(before) + len(inputs)
     found = assembly.run(text, [*words, *unwritten, *before, *inputs])
     rest = (np.stack(found[n * pairs : n * pairs + 2]).view(np.float32) for n in (1, 2, 3))
@@ -123,13 +128,14 @@ def test_results_of_neighbouring_lanes_change_places(text: str) -> None:
 @pytest.mark.parametrize("columns", [64, 128])
 @pytest.mark.parametrize("shift", [0.0, -7.5])
 @pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("any_size", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_rows_are_weighed_again_where_their_maximum_was_too_small(
-    columns: int, shift: float, relative: bool, seed: int
+    columns: int, shift: float, relative: bool, any_size: bool, seed: int
 ) -> None:
     scores, maxima = rows_of_scores(columns, seed)
     before = np.random.default_rng(seed).normal(size=(ROWS, columns // 2 << seed)).astype(np.float32)
-    weights, sums, tops, decays, after = weigh(scores, maxima, shift, relative, before)
+    weights, sums, tops, decays, after = weigh(scores, maxima, shift, relative, before, any_size)
     np.testing.assert_array_equal(after, before * decays[:, :1])
     exact = scores.astype(np.float64) * UNIT + shift
     for row in range(ROWS):
@@ -152,16 +158,35 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(
         assert weights[row].max() <= asm.LIMIT
 
 
+@pytest.mark.parametrize("magnitude", [2.0**14, 2.0**25, 2.0**31, 2.0**100])
+def test_equal_scores_of_any_size_weigh_the_same(magnitude: float) -> None:
+    """As the largest so far, above it or below, whichever way its product was rounded."""
+    random = np.random.default_rng(0)
+    equal = (random.uniform(1, 2, size=ROWS) * magnitude * random.choice([-1, 1], size=ROWS)).astype(np.float32)
+    scores = np.repeat(equal[:, None], 64, 1)
+    scores[2::4, ::3] *= np.float32(-1)  # one of both weighs nothing
+    largest = scores.max(1)
+    maxima = (largest * UNIT).astype(np.float32)  # rounded, as those of first tiles are
+    maxima[::5] = NOTHING
+    maxima[1::5] -= np.float32(1.5) * magnitude  # so that they rise
+    weights, sums, tops, _, _ = weigh(scores, maxima, 0.0, False, np.zeros((ROWS, 32), np.float32), True)
+    np.testing.assert_array_equal(tops, np.repeat((largest * UNIT)[:, None], 4, 1))
+    np.testing.assert_array_equal(weights, scores == largest[:, None])
+    np.testing.assert_array_equal(sums.sum(1), (scores == largest[:, None]).sum(1))
+
+
 @pytest.mark.parametrize("relative", [False, True])
-def test_a_row_gets_what_it_gets_alone(relative: bool) -> None:
+@pytest.mark.parametrize("any_size", [False, True])
+def test_a_row_gets_what_it_gets_alone(relative: bool, any_size: bool) -> None:
     scores, maxima = rows_of_scores(128, 0)
+    maxima[11], maxima[12] = 2.0**14, 2.0**20
     results = np.random.default_rng(1).normal(size=(ROWS, 128)).astype(np.float32)
-    together = weigh(scores, maxima, 0.0, relative, results)
+    together = weigh(scores, maxima, 0.0, relative, results, any_size)
     for row in range(ROWS):
         others = np.delete(np.arange(ROWS), row)
         alone, before = scores.copy(), maxima.copy()
         alone[others], before[others] = 0.0, 0.0  # of which none is weighed again
-        for got, want in zip(weigh(alone, before, 0.0, relative, results), together):
+        for got, want in zip(weigh(alone, before, 0.0, relative, results, any_size), together):
             np.testing.assert_array_equal(got[row], want[row])
 
 

@@ -110,7 +110,11 @@ FP8 = CALL._replace(cache=torch.float8_e4m3fn, compute=torch.float16)
 
 def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
     assert hopper.many(CALL, 0, False).pipe.CONVERT == hopper.NONE
-    assert hopper.many(FP8, 0, False).pipe.CONVERT == hopper.WIDEN
+    assert hopper.many(FP8, 0, False).pipe.CONVERT == hopper.WIDEN_VALUES
+    for change in (dict(lse=True), dict(query=torch.float16), dict(cache=torch.float8_e5m2)):
+        pipe = hopper.many(FP8._replace(**change), 0, False).pipe
+        assert pipe.CONVERT == hopper.WIDEN, f"{change}: sums of 14 bits, or queries of more than two times four, show"
+        assert not pipe.FP8_KEYS
     both = FP8._replace(query=torch.float8_e4m3fn)
     assert hopper.many(both, 0, False).pipe.CONVERT == hopper.TRANSPOSE
     assert hopper.many(both, 0, False).pipe.COARSE
@@ -118,6 +122,19 @@ def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
     for change in (dict(query_box=False), dict(heads=24), dict(cache=torch.float8_e5m2)):
         assert not hopper.many(both._replace(**change), 0, False).pipe.COARSE
         assert hopper.many(both._replace(**change), 0, False).pipe.CONVERT == hopper.WIDEN, change
+
+
+def test_consumers_beside_a_converter_weigh_at_once_where_registers_are_left() -> None:
+    """Those of tiles of 64 keys, or of 64 dims; and where they do, the converter has more as well."""
+    kinds = {
+        (True, 88): (FP8, FP8._replace(head_dim=64), FP8._replace(head_dim=64, lse=True)),
+        (False, 56): (FP8._replace(lse=True), FP8._replace(query=torch.float8_e4m3fn, head_dim=64)),
+    }
+    for expected, problems in kinds.items():
+        for problem in problems:
+            pipe = hopper.many(problem, 0, False).pipe
+            assert expected == (pipe.AT_ONCE, pipe.CONVERT_REGISTERS), problem
+            assert not hopper.many(problem, 0, True).pipe.AT_ONCE, "mixed batches have too much code"
 
 
 def test_a_softcap_is_exact_where_its_error_would_show() -> None:

@@ -104,6 +104,11 @@ PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=Tr
 LARGE = DECODE | dict(head_dim=256, page_size=64)
 # What only the Hopper kernels do in a way of its own; compiled where asked for by name.
 HOPPER = {
+    "prefills e4m3 head_dim 64": PROMPTS | dict(cache_dtype=E4M3, head_dim=64),
+    "prefills e4m3 head_dim 64, no lse": PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
+    "prefills e4m3, no lse": PROMPTS | dict(cache_dtype=E4M3, lse=False),
+    "mixed e4m3, no lse": PREFILL
+    | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), cache_dtype=E4M3, lse=False),
     "large boxes": LARGE,
     "large boxes e4m3": LARGE | dict(cache_dtype=E4M3),
     "large boxes e4m3 64 columns": LARGE | dict(cache_dtype=E4M3, heads=64, kv_heads=1),

@@ -26,7 +26,9 @@ class Pipe(NamedTuple):
     PREFETCH: bool = False  # descriptors are fetched while the schedule is made
     FP8: int = 0  # mantissa bits of a cache of fp8 numbers
     CONVERT: int = 0  # what a warpgroup does to tiles between loaders and consumers: 0 nothing, see convert.py
+    CONVERT_REGISTERS: int = 56  # of a thread of that warpgroup
     RAW_STAGES: int = 0  # slots of the rings that loaders fill for it
+    FP8_KEYS: bool = False  # keys are multiplied as they are: by fp8 queries, or by 16-bit ones in two parts
     FP8_PRODUCTS: bool = False  # queries and weights are fp8, too
     COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
     TANH: bool = False  # a softcap by one instruction, up to 2^-11 of a score off, not by exponentials
@@ -37,6 +39,12 @@ class Pipe(NamedTuple):
 def is_pair(P):
     """Whether a consumer is two warpgroups that share one code, and wait each for itself (`ring.make_gates`)."""
     return P.ROWS == 128
+
+
+@triton.constexpr_function
+def parts_of(P):
+    """fp8 numbers that a query's number is the sum of; 1: it is one, or not fp8."""
+    return 2 if P.FP8_KEYS and not P.FP8_PRODUCTS else 1
 
 
 class Ring(NamedTuple):
@@ -66,7 +74,7 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory."""
 
-    slots: Any  # [CONSUMERS, tokens, GROUP, DIM], or slots that a consumer of two warpgroups takes in turn
+    slots: Any  # [CONSUMERS x parts, tokens, GROUP, DIM], or slots that a consumer of two warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
     empty: Any  # as in Ring, of slots in turn; otherwise never used
     full_at: Any

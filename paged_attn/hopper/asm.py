@@ -1,5 +1,6 @@
 """Inline assembly, and what it is for."""
 
+import itertools
 import struct
 
 import triton
@@ -100,6 +101,7 @@ def raise_max(top, row_max, FP8: gl.constexpr):
 
 _WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
 LIMIT = 8192.0  # of a thread's sum of weights: below it none is larger, and float16 has room for all of them
+HUGE = 2.0**14  # a maximum, base 2, from which on a product that is not rounded first is more than 2^-10 off it
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
 
 
@@ -110,10 +112,20 @@ def _weigh_pair(dtype: str, relative: bool) -> str:
     return f"{{ .reg .f32 a, b;{text} {_ROUND[dtype]} $0, b, a; add.f32 $1, a, b; }}"
 
 
-_PAIRS = {(dtype, relative): _weigh_pair(dtype, relative) for dtype in _ROUND for relative in (False, True)}
+_BOTH = (False, True)
+_PAIRS = {key: _weigh_pair(*key) for key in itertools.product(_ROUND, _BOTH)}
 
 
-def _weigh_again(dtype: str, pairs: int, parts: int) -> tuple[str, str]:
+def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
+    """score * unit + shift, by one rounding or, where a predicate says so, by two; '': there is none."""
+    fused = f"fma.rn.f32 {to}, {score}, {unit}, {shift};"
+    if not rounded:
+        return f" {fused}"
+    apart = f" @{rounded} mul.rn.f32 {to}, {score}, {unit}; @{rounded} add.rn.f32 {to}, {to}, {shift};"
+    return f"{apart} @!{rounded} {fused}"
+
+
+def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool) -> tuple[str, str]:
     """(assembly, constraints) of `weigh_again` for so many pairs of a thread, which belong to its two rows in turn.
 
     parts: of results, as many of each.
@@ -125,23 +137,29 @@ def _weigh_again(dtype: str, pairs: int, parts: int) -> tuple[str, str]:
     words, sums, tops, decays = (operands(i) for i in range(4))
     results = [operands(4 + i) for i in range(parts)]
     even, odd, old_sums, old_tops, units, shifts = (operands(5 + parts + i) for i in range(6))
-    nothing, limit, one = map(_number, (float("-inf"), LIMIT, 1.0))
-    text = "{ .reg .pred p0, p1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1;"
+    nothing, limit, one, huge = map(_number, (float("-inf"), LIMIT, 1.0, HUGE))
+    text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
-        text += f" setp.gt.f32 p{i}, {old_sums[i]}, {limit}; setp.eq.or.f32 p{i}, {old_tops[i]}, {nothing}, p{i};"
+        if any_size:  # minus infinity is huge, too
+            text += f" abs.f32 a, {old_tops[i]}; setp.gt.f32 q{i}, a, {huge};"
+        else:
+            text += f" setp.eq.f32 q{i}, {old_tops[i]}, {nothing};"
+        text += f" setp.gt.or.f32 p{i}, {old_sums[i]}, {limit}, q{i};"
     text += " or.pred any, p0, p1; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
     for k in range(pairs):
         i = k & 1
         text += f" max.f32 a, {even[k]}, {odd[k]};" + (f" max.f32 m{i}, m{i}, a;" if k > 1 else f" mov.f32 m{i}, a;")
     for i in (0, 1):
-        text += f" fma.rn.f32 m{i}, m{i}, {units[i]}, {shifts[i]}; mov.f32 a, {old_sums[i]};"
+        text += _scaled(f"m{i}", f"m{i}", units[i], shifts[i], f"q{i}" * any_size) + f" mov.f32 a, {old_sums[i]};"
         for lanes in (1, 2):  # the threads of a row
             text += f" shfl.sync.bfly.b32 b, m{i}, {lanes}, 31, -1; max.f32 m{i}, m{i}, b;"
             text += f" shfl.sync.bfly.b32 b, a, {lanes}, 31, -1; max.f32 a, a, b;"
-        text += f" setp.gt.f32 p{i}, a, {limit}; setp.eq.or.f32 p{i}, {old_tops[i]}, {nothing}, p{i};"
+        text += f" setp.gt.or.f32 p{i}, a, {limit}, q{i};"
         text += f" setp.gt.and.f32 p{i}, m{i}, {old_tops[i]}, p{i}; @p{i} mov.f32 {tops[i]}, m{i};"
         text += f" sub.f32 a, {old_tops[i]}, m{i}; @p{i} ex2.approx.ftz.f32 {decays[i]}, a;"
+        if any_size:
+            text += f" abs.f32 a, {tops[i]}; setp.gt.or.f32 q{i}, a, {huge}, q{i};"
         text += f" setp.eq.f32 any, {tops[i]}, {nothing}; sub.f32 n{i}, {shifts[i]}, {tops[i]};"
         text += f" @any mov.f32 n{i}, {shifts[i]};"
         # infinity less itself, beside a sink of infinity, is none
@@ -149,12 +167,14 @@ def _weigh_again(dtype: str, pairs: int, parts: int) -> tuple[str, str]:
     for k in range(pairs):
         i = k & 1
         text += "".join(
-            f" fma.rn.f32 {x}, {score}, {units[i]}, n{i}; ex2.approx.ftz.f32 {x}, {x};"
+            _scaled(x, score, units[i], f"n{i}", f"q{i}" * any_size) + f" ex2.approx.ftz.f32 {x}, {x};"
             for x, score in (("a", even[k]), ("b", odd[k]))
         )
         text += f" {_ROUND[dtype]} {words[k]}, b, a;"
         text += f" add.f32 s{i}, s{i}, a; add.f32 t{i}, t{i}, b;" if k > 1 else f" mov.f32 s{i}, a; mov.f32 t{i}, b;"
     for i in (0, 1):
+        if any_size:
+            text += f" or.pred p{i}, p{i}, q{i};"
         text += f" add.f32 s{i}, s{i}, t{i}; @p{i} mov.f32 {sums[i]}, s{i};"
     text += " wgmma.wait_group.sync.aligned 0;"
     for part in results:
@@ -167,12 +187,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int) -> tuple[str, str]:
     return text, ",".join(outputs + in_place[:pairs] + inputs + in_place[4 * pairs :])
 
 
-_AGAIN = {
-    (dtype, pairs, parts): _weigh_again(dtype, pairs, parts)
-    for dtype in _ROUND
-    for pairs in (16, 32)
-    for parts in (1, 2, 4, 8)
-}
+_AGAIN = {key: _weigh_again(*key) for key in itertools.product(_ROUND, (16, 32), (1, 2, 4, 8), _BOTH)}
 
 
 @triton.constexpr_function
@@ -181,8 +196,8 @@ def _pairs(dtype, relative):
 
 
 @triton.constexpr_function
-def _again(dtype, pairs, parts):
-    return _AGAIN[str(dtype), pairs, parts]
+def _again(dtype, pairs, parts, any_size):
+    return _AGAIN[str(dtype), pairs, parts, any_size]
 
 
 @triton.constexpr_function
@@ -206,7 +221,7 @@ def weigh_pairs(even, odd, unit, shift, RELATIVE: gl.constexpr, dtype: gl.conste
 
 
 @gluon.jit
-def weigh_again(words, even, odd, sums, row_max, unit, shift, results, dtype: gl.constexpr):
+def weigh_again(words, even, odd, sums, row_max, unit, shift, results, ANY_SIZE: gl.constexpr, dtype: gl.constexpr):
     """(words, sums, maxima, decays, *results) after a look at sums: where one is too large its row gets a new maximum.
 
     What weighs is exp2(x * unit + shift - maximum).  Operands are as many as words, but of sums, maxima and decays the
@@ -215,7 +230,7 @@ def weigh_again(words, even, odd, sums, row_max, unit, shift, results, dtype: gl
     own, behind a wait, would have every tile vote once more and jump over it.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
-    ASM: gl.constexpr = _again(dtype, PAIRS, len(results))
+    ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE)
     DTYPES: gl.constexpr = _word_and_floats(3 + len(results))
     operands = (words, even, odd, sums, row_max, unit, shift) + results
     return gl.inline_asm_elementwise(ASM[0], ASM[1], operands, dtype=DTYPES, is_pure=False, pack=PAIRS)
@@ -279,6 +294,27 @@ def widen_bytes(x, FP8: gl.constexpr):
     """
     ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=_TWO, is_pure=True, pack=1)
+
+
+def _in_two() -> str:
+    """Infinity, which would become the largest number, leaves a rest that is none: its product with 0 is added."""
+    text = "{ .reg .b16 p, q, x, y; .reg .b32 h; .reg .f32 a, b, c, d;"
+    text += " cvt.rn.satfinite.e4m3x2.f32 p, $3, $2; cvt.rn.satfinite.e4m3x2.f32 q, $5, $4; mov.b32 $0, {p, q};"
+    for pair, first, second, lower, upper in (("p", "a", "b", "$2", "$3"), ("q", "c", "d", "$4", "$5")):
+        text += f" cvt.rn.f16x2.e4m3x2 h, {pair}; mov.b32 {{x, y}}, h; cvt.f32.f16 {first}, x; cvt.f32.f16 {second}, y;"
+        for number, whole in ((first, lower), (second, upper)):
+            text += f" sub.f32 {number}, {whole}, {number}; fma.rn.f32 {number}, {whole}, {_number(0.0)}, {number};"
+    text += " cvt.rn.satfinite.e4m3x2.f32 p, b, a; cvt.rn.satfinite.e4m3x2.f32 q, d, c; mov.b32 $1, {p, q}; }"
+    return text
+
+
+_IN_TWO = gl.constexpr(_in_two())
+
+
+@gluon.jit
+def e4m3_in_two(a, b, c, d):
+    """(words of four numbers in e4m3, a's the lowest, words of what these lack)."""
+    return gl.inline_asm_elementwise(_IN_TWO, "=&r,=&r,f,f,f,f", [a, b, c, d], dtype=_TWO, is_pure=True, pack=1)
 
 
 _E4M3_APART = gl.constexpr(

@@ -16,7 +16,7 @@ from .asm import move_on
 from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
 from .consumer import consume
-from .convert import NONE, WIDEN, convert_tiles
+from .convert import NONE, TRANSPOSE, WIDEN, convert_tiles
 from .fold import make_bank
 from .fp8 import make_ones
 from .layouts import lanes_layout
@@ -156,8 +156,9 @@ def beside(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.co
 @triton.constexpr_function
 def registers_of(P):
     """Of a thread of each partition but the first, which gets what is left."""
-    consumers = {1: [], 2: [208 if P.CONVERT else 232], 3: [152, 152]}[P.CONSUMERS]
-    return consumers + [56] * (P.CONVERT != 0) + [40] * (2 * P.LOADERS)
+    convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
+    consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
+    return consumers + convert + [40] * (2 * P.LOADERS)
 
 
 @gluon.jit
@@ -185,8 +186,11 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
-        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
-        values = make_read_ring(dtype, S.DIM, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
+        keys = make_read_ring(stored, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+        if P.CONVERT == TRANSPOSE:
+            values = make_read_ring(stored, S.DIM, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
+        else:
+            values = make_read_ring(gl.float16, S.TILE, S.DIM, P.VALUE_STAGES, 1, gates, VALUES, P)
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(keys, raw_values, queries, room, extra)
 

@@ -64,7 +64,7 @@ def attend_item(
 @gluon.jit
 def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's rows of an item, from the first key to the stored result; returns the turns."""
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_KEYS, P.ROWS))
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, done = rings.queries, turns.query
     whole = item.block

@@ -1,10 +1,13 @@
 """A warpgroup between loaders and consumers that makes of fp8 tiles what the tensor cores take.
 
-WIDEN: keys and values as float16, which holds every fp8 number, for 16-bit queries.  TRANSPOSE: values with the keys
-along the rows, for the products of fp8 numbers read both operands along the dimension that they sum over.
+WIDEN: keys and values as float16, which holds every fp8 number, for 16-bit queries.  WIDEN_VALUES: values alone, where
+queries are sums of two fp8 numbers.  TRANSPOSE: values with the keys along the rows, for the products of fp8 numbers
+read both operands along the dimension that they sum over.
 
 A value that no row may see becomes zero here: 0 * NaN is NaN.
 """
+
+import triton
 
 from . import plan
 from .args import Turns
@@ -16,21 +19,27 @@ from .shim import fence_async_shared, gl, gluon, mbarrier
 NONE = gl.constexpr(plan.NONE)
 WIDEN = gl.constexpr(plan.WIDEN)
 TRANSPOSE = gl.constexpr(plan.TRANSPOSE)
-ROWS_AT_ONCE = gl.constexpr(32)  # registers
+
+
+@triton.constexpr_function
+def rows_at_once(P):
+    """That are widened together, as many as registers are there for."""
+    return 64 if P.CONVERT_REGISTERS > 56 else 32
 
 
 @gluon.jit
 def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """fp8 words [TILE, DIM / 4] as float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end)."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
-    for i in gl.static_range(S.TILE // ROWS_AT_ONCE):
-        x = raw.slice(i * ROWS_AT_ONCE, ROWS_AT_ONCE, dim=0).load(LAYOUT)
+    ROWS: gl.constexpr = rows_at_once(P)
+    for i in gl.static_range(S.TILE // ROWS):
+        x = raw.slice(i * ROWS, ROWS, dim=0).load(LAYOUT)
         if EDGE:
-            key = first + i * ROWS_AT_ONCE + gl.arange(0, ROWS_AT_ONCE, layout=gl.SliceLayout(1, LAYOUT))
+            key = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
             x = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), x, 0)
         lower, upper = widen_bytes(x, P.FP8)
-        pairs = gl.join(lower, upper).reshape([ROWS_AT_ONCE, S.DIM // 2])
-        ready.slice(i * ROWS_AT_ONCE, ROWS_AT_ONCE, dim=0).store(pairs)
+        pairs = gl.join(lower, upper).reshape([ROWS, S.DIM // 2])
+        ready.slice(i * ROWS, ROWS, dim=0).store(pairs)
 
 
 @gluon.jit

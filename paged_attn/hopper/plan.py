@@ -185,16 +185,24 @@ def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, in
     return keys, values, raw, tile
 
 
+def _weighs_at_once(p: Problem, convert: int, tile: int) -> bool:
+    """Whether blocks have registers for scores until it is known that these need not be weighed again.
+
+    Beside a converter they are few.  In mixed batches what is made again would be too much code as well.
+    """
+    return convert == NONE or (convert != TRANSPOSE and (tile == 64 or dim_of(p) == 64))
+
+
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers, rows = _consumers(p, convert, mixed)
     keys, values, raw, tile = _block_rings(p, convert, consumers)
     loaders = loaders_of(p, tile)
-    boxed = is_boxed(p) and convert != WIDEN  # queries change their type on their way
+    boxed = is_boxed(p) and convert in (NONE, TRANSPOSE)  # otherwise queries change their type on their way
+    at_once = _weighs_at_once(p, convert, tile) and not mixed
     pipe = Pipe(
         SHARES=False,
-        # in mixed batches what is made again would be too much code, and registers are few
-        AT_ONCE=convert == NONE and not mixed,
+        AT_ONCE=at_once,
         MIXED=mixed,
         COLUMNS=_block_columns(p, convert) if mixed else 0,
         CONSUMERS=consumers,
@@ -203,7 +211,9 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         VALUE_STAGES=values,
         CONVERT=convert,
         RAW_STAGES=raw,
+        CONVERT_REGISTERS=88 if at_once else 56,  # what consumers of small tiles or heads leave
         FP8=MANTISSA.get(p.cache, 0),
+        FP8_KEYS=convert in (TRANSPOSE, WIDEN_VALUES),
         FP8_PRODUCTS=convert == TRANSPOSE,
         COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps are as exact as scores
         TANH=_has_tanh(p),
@@ -327,7 +337,7 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
 LEAST_FEW, ONE_SHARE = 4, 8
 LITTLE = 32  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
-NONE, WIDEN, TRANSPOSE = 0, 1, 2  # convert.py
+NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {
     (NONE, 64): (4, 4, 0, 128),
@@ -335,6 +345,8 @@ STAGES = {
     (NONE, 256): (2, 2, 0, 64),
     (WIDEN, 64): (4, 4, 4, 128),
     (WIDEN, 128): (2, 2, 2, 128),
+    (WIDEN_VALUES, 64): (8, 4, 4, 128),
+    (WIDEN_VALUES, 128): (8, 6, 4, 64),
     (TRANSPOSE, 64): (4, 4, 4, 128),
     (TRANSPOSE, 128): (3, 3, 2, 128),
 }
@@ -351,4 +363,8 @@ def _conversion(p: Problem) -> int:
     if p.cache.itemsize == 2:
         return NONE
     both = p.query == p.cache == torch.float8_e4m3fn
-    return TRANSPOSE if both and is_boxed(p) and p.head_dim <= 128 else WIDEN
+    if both and is_boxed(p) and p.head_dim <= 128:
+        return TRANSPOSE
+    # the tensor cores keep 14 bits of a sum of fp8 products: what a log-sum-exp would show
+    in_two = p.query == torch.bfloat16 and p.cache == torch.float8_e4m3fn and not p.lse
+    return WIDEN_VALUES if in_two else WIDEN

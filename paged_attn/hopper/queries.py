@@ -4,9 +4,9 @@ import triton
 
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
-from .args import Queries, Turn, is_pair
-from .asm import arrive_at, await_at
-from .ring import QUERIES, gate, wait_released
+from .args import Queries, Turn, is_pair, parts_of
+from .asm import arrive_at, await_at, e4m3_in_two
+from .ring import QUERIES, as_words, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
@@ -33,7 +33,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = is_pair(P) and P.QUERY_BOX
-    SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS
+    SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS * parts_of(P)
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
@@ -89,12 +89,32 @@ def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A consumer's queries as a matrix [R, D]."""
-    if is_pair(P) and P.QUERY_BOX:
-        slot = queries.slots.index(turn_of(done, S).stage)
-    else:
-        slot = queries.slots.index(NUMBER)
-    return slot.reshape([slot.shape[0] * slot.shape[1], S.DIM])
+    """A consumer's queries as matrices [R, D]: parts whose sum they are."""
+    PARTS: gl.constexpr = parts_of(P)
+    parts = ()
+    for i in gl.static_range(PARTS):
+        if is_pair(P) and P.QUERY_BOX:
+            slot = queries.slots.index(turn_of(done, S).stage)
+        else:
+            slot = queries.slots.index(NUMBER * PARTS + i)
+        parts = parts + (slot.reshape([slot.shape[0] * slot.shape[1], S.DIM]),)  # type: ignore[assignment]
+    return parts
+
+
+@gluon.jit
+def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
+    """Normalized bfloat16 rows, divided by 2^7, so that the largest is below 2^8, as sums of two e4m3 numbers.
+
+    Four bits each are bfloat16's eight; within 2^-9 of a row's largest nothing is lost, nowhere more than 2^-17 of it.
+    The smaller ones are multiplied first: of a sum so far, and what is added to it, the tensor cores keep 14 bits.
+    """
+    x = (x.to(gl.float32) * (1 / 128)).reshape([P.ROWS, S.DIM // 4, 2, 2])
+    even, odd = gl.split(x)
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    words, rest = e4m3_in_two(a, b, c, d)
+    as_words(lower, P.ROWS, S.DIM).store(rest)
+    as_words(upper, P.ROWS, S.DIM).store(words)
 
 
 @gluon.jit
@@ -126,10 +146,16 @@ def take_queries(
         x = loaded.parts[0]
         if P.SHARES and P.FP8 > 0:
             x = scatter(x, ROWS, S)
-        rows_of(queries, done, NUMBER, S, P).slice(0, ROWS, dim=0).store(x)
+        slots = rows_of(queries, done, NUMBER, S, P)
+        unit = loaded.unit
+        if parts_of(P) == 2:
+            store_in_two(slots[0], slots[1], x, S, P)
+            unit *= 128
+        else:
+            slots[0].slice(0, ROWS, dim=0).store(x)
         fence_async_shared()
         thread_barrier()
         if S.NORMALIZED:
-            return gl.convert_layout(loaded.unit, LAYOUT) * scale
+            return gl.convert_layout(unit, LAYOUT) * scale
         else:
             return scale

@@ -204,7 +204,13 @@ def tile_of(ring, turn, S: gl.constexpr):
 
 @gluon.jit
 def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr):
-    """The slot as a matrix of 32-bit words; the copy engine's swizzle moves 16 bytes at a time, whatever they hold."""
+    """The slot as a matrix of 32-bit words."""
+    return as_words(ring.slots.index(turn.stage), ROWS, BYTES)
+
+
+@gluon.jit
+def as_words(slot, ROWS: gl.constexpr, BYTES: gl.constexpr):
+    """Shared memory as a matrix of 32-bit words: the copy engine's swizzle moves 16 bytes, whatever they hold."""
     SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
     layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, 32, 2)
-    return reinterpret(ring.slots.index(turn.stage), gl.int32, [ROWS, BYTES // 4], layout)
+    return reinterpret(slot, gl.int32, [ROWS, BYTES // 4], layout)

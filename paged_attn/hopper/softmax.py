@@ -221,6 +221,8 @@ def weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE: gl.constexpr, S: 
     dtype: gl.constexpr = S.COMPUTE
     even, odd = gl.split(by_thread(scores))
     base = base_of(row_max)
+    if S.NORMALIZED and not S.SCALE_FIRST:
+        unit = beside_pairs(spread(unit, P.ROWS), even)
     if RELATIVE:
         unit, shift = 1.0, beside_pairs(base, even)
     elif shift is None:
@@ -230,7 +232,7 @@ def weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE: gl.constexpr, S: 
     words, sums = weigh_pairs(even, odd, unit, beside_pairs(-base, even), RELATIVE, dtype)
     sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
     sums, row_max = beside_pairs(sums, even), beside_pairs(row_max, even)
-    found = weigh_again(words, even, odd, sums, row_max, unit, shift, parts_of(acc, even), dtype)
+    found = weigh_again(words, even, odd, sums, row_max, unit, shift, parts_of(acc, even), S.NORMALIZED, dtype)
     sums, row_max = first_of_thread(found[1], P.ROWS), first_of_thread(found[2], P.ROWS)
     return found[0], first_of_thread(found[3], P.ROWS), row_max, sums, whole_of(found[4:], acc)
 

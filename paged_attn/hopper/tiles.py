@@ -26,10 +26,13 @@ def value_scale(scales, kv_head):
 
 @gluon.jit
 def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Start <q, k> of the next tile; its result is there after a wait.  there: as in `ring.wait_full`."""
-    zero = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_PRODUCTS, P.ROWS))
+    """Start <q, k> of the next tile, q in parts; its result is there after a wait.  there: as in `ring.wait_full`."""
+    scores = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_KEYS, P.ROWS))
     wait_tile(keys, turn, P, there)
-    return warpgroup_mma(q, tile_of(keys, turn, S).permute((1, 0)), zero, use_acc=False, is_async=True)
+    k = tile_of(keys, turn, S).permute((1, 0))
+    for i in gl.static_range(len(q)):
+        scores = warpgroup_mma(q[i], k, scores, use_acc=i > 0, is_async=True)
+    return scores
 
 
 @gluon.jit
