@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -74,12 +75,17 @@ def _launch(launch: Launch) -> str:
     served = _span(max(1, launch.shortest), launch.longest)
     warps = launch.config.warps
     if pipe is not None:
-        warps = pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + 2 * pipe.LOADERS
+        warps = pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + _loading(pipe)
     kernels = ", then ".join(
         f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
         for i, (name, grid) in enumerate(grids(launch).items())
     )
     return f"{kernels}, for {served}"
+
+
+def _loading(pipe: Any) -> int:
+    """Warps that load."""
+    return pipe.LOADERS * (1 if pipe.BRIEF else 2)
 
 
 def _tiles(launch: Launch, done: Cut) -> str:
@@ -100,7 +106,8 @@ def _tiles(launch: Launch, done: Cut) -> str:
             rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"
     elif pipe.FP8:
         rings += " of fp8, products of float16"
-    warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {2 * pipe.LOADERS} that load"
+    loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"
+    warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {loaders}"
     parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT)
     parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH + fixed
     return text + ", ".join(parts)

@@ -265,6 +265,12 @@ def tanh(x):
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
+@gluon.jit
+def exp2(x):
+    """2^x by one instruction; what is too small for a normal number is 0."""
+    return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
+
+
 _E4M3 = gl.constexpr(
     "{ .reg .b16 lower, upper; mov.b32 {lower, upper}, $2;"
     " cvt.rn.f16x2.e4m3x2 $0, lower; cvt.rn.f16x2.e4m3x2 $1, upper; }"

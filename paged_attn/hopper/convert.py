@@ -22,7 +22,7 @@ TRANSPOSE = gl.constexpr(plan.TRANSPOSE)
 
 
 @triton.constexpr_function
-def rows_at_once(P):
+def widened_together(P):
     """That are widened together, as many as registers are there for."""
     return 64 if P.CONVERT_REGISTERS > 56 else 32
 
@@ -31,7 +31,7 @@ def rows_at_once(P):
 def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """fp8 words [TILE, DIM / 4] as float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end)."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
-    ROWS: gl.constexpr = rows_at_once(P)
+    ROWS: gl.constexpr = widened_together(P)
     for i in gl.static_range(S.TILE // ROWS):
         x = raw.slice(i * ROWS, ROWS, dim=0).load(LAYOUT)
         if EDGE:

@@ -100,9 +100,12 @@ def operand_layout(columns, fp8, rows=64):
 
 
 @triton.constexpr_function
-def rows_at_once(live, warps):
-    """Of states that are joined: two with each thread, of `states_layout`, or one where there are few."""
-    return max(2 * warps, min(live, 8 * warps))
+def rows_at_once(live, warps, one_each):
+    """Of states that are joined: two with each thread, of `states_layout`, or one where there are few.
+
+    one_each: of a warp, which has 128 dims or more of it.
+    """
+    return warps if one_each else max(2 * warps, min(live, 8 * warps))
 
 
 @triton.constexpr_function

@@ -93,6 +93,24 @@ def load_tile(
 
 
 @gluon.jit
+def load_both(
+    key_box, value_box, new_key_box, new_value_box, keys, values, turn, table, block, kv_head, tile, first_key,
+    STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """A tile of keys and the same of values into the next slots of rings of as many, by one warp."""
+    if S.APART:
+        load_tile(key_box, new_key_box, keys, turn, table, block, kv_head, tile, first_key, 0, STAGES, S, P)
+        return load_tile(
+            value_box, new_value_box, values, turn, table, block, kv_head, tile, first_key, 0, STAGES, S, P
+        )
+    else:
+        rows = page_rows(table, tile, first_key, block.seq_len, 0, S, P)
+        fill(key_box, keys, turn, rows, kv_head, 0, S, P)
+        fill(value_box, values, turn, rows, kv_head, 0, S, P)
+        return advance(turn, STAGES)
+
+
+@gluon.jit
 def load_tiles(
     box,
     new_box,

@@ -292,8 +292,17 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     if s.rows >= 64 and p.seqs * s.blocks < s.groups:
         tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
         least = tiles if tiles <= ONE_SHARE else LEAST_FEW
-    pipe = _share_pipe(p, s)
+    pipe = _share_pipe(p, s)._replace(BRIEF=longest == 1 and _is_brief(p, s))
     return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+
+
+def _is_brief(p: Problem, s: Shares) -> bool:
+    """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
+    return s.columns == COLUMNS and _is_small(p) and dim_of(p) >= 128
+
+
+def _is_small(p: Problem) -> bool:
+    return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL
 
 
 def _share_pipe(p: Problem, s: Shares) -> Pipe:
@@ -323,8 +332,7 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     """(tile, slots of each ring) of even shares with so many columns."""
     dim = dim_of(p)
-    small = 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL
-    tile, stages = (64, 3) if small or dim > 128 else (128, 2)
+    tile, stages = (64, 3) if _is_small(p) or dim > 128 else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
     if dim == 64:

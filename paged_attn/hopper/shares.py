@@ -14,7 +14,7 @@ from .columns import consume_columns, make_weights
 from .consumer import consume
 from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
-from .loader import fetch_descriptors, load_tiles
+from .loader import fetch_descriptors, load_both, load_tiles
 from .queries import make_queries
 from .ring import WARPGROUP, make_ring, start_together
 from .schedule import TAKEN
@@ -24,9 +24,10 @@ from .walk import Walk, item_at
 
 @gluon.jit
 def load_share(
-    box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
-    """One warp: the tiles of a share."""
+    box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    value_box=None, new_value_box=None, values=None,
+):  # fmt: skip
+    """One warp: the tiles of a share for one ring, or for that of keys and that of values."""
     turn = Turn(0, 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
@@ -39,7 +40,14 @@ def load_share(
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             begin, end = tiles_of(item, mods, S)
-            turn = load_tiles(box, new_box, ring, turn, table, item.block, kv_head, begin, end, lo, 0, STAGES, S, P)
+            if values is None:
+                turn = load_tiles(box, new_box, ring, turn, table, item.block, kv_head, begin, end, lo, 0, STAGES, S, P)
+            else:
+                for i in range(end - begin):
+                    turn = load_both(
+                        box, value_box, new_box, new_value_box, ring, values, turn, table, item.block, kv_head,
+                        end - 1 - i, lo, STAGES, S, P,
+                    )  # fmt: skip
             unit += count
 
 
@@ -113,6 +121,14 @@ def shares_kernel(
             (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
             (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+    elif P.BRIEF:
+        gl.static_assert(K == V)
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (load_share, (
+                key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P, value_box, new_value_box, values
+            )),
+        ], [1], [64])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),

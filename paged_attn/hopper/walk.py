@@ -27,21 +27,22 @@ def item_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
 @gluon.jit
 def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     """What a share has of a block is one piece."""
-    at = walk.unit - walk.before
-    block = block_of(batch, walk.seq, at // tiles, S)
-    tile = at % tiles
+    tile = walk.unit - walk.before
+    number = 0
+    if batch.query_starts is not None:  # sequences may have several blocks
+        number, tile = tile // tiles, tile % tiles
+    block = block_of(batch, walk.seq, number, S)
     count = gl.minimum(tiles - tile, share.end - walk.unit)
     span = visible_range(block, mods, S.BLOCK_Q)
     context_len = block.seq_len - block.query_len
     from_tile = first_tile(context_len, mods, S) + tile
     begin = gl.maximum(tile_of(span.lo, context_len, S), from_tile)
     end = gl.maximum(begin, gl.minimum(tiles_before(span.hi, context_len, S), from_tile + count))
-    here = share_of(walk.unit, share)
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
     # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
     first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
-    row = ((2 * here + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
+    row = ((2 * share.index + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
     counter = first_share * S.KV_HEADS + kv_head
     item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
     return item, count

@@ -171,6 +171,7 @@ class Block(NamedTuple):
 class Share(NamedTuple):
     """One program's part of the batch's work, in units of tiles, and how all parts are cut."""
 
+    index: Any
     begin: Any
     end: Any
     size: Any
