@@ -355,7 +355,8 @@ def test_scores_of_any_magnitude_over_fp8(lse: bool) -> None:
 @pytest.mark.parametrize("lse", [False, True])
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
 def test_a_query_that_is_no_number_gives_none_over_fp8(poison: float, lse: bool) -> None:
-    case = sized("poison", **ragged((300, 1000)), cache_dtype=E4M3, lse=lse)
+    # a small scale, or infinity may come back where scores overflow
+    case = sized("poison", **ragged((300, 1000)), cache_dtype=E4M3, lse=lse, softmax_scale=1e-3)
     inputs = build(case, DEVICE)
     paged_attn.paged_attention(**inputs)
     before = inputs["out"].clone()

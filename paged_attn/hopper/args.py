@@ -19,7 +19,7 @@ class Pipe(NamedTuple):
     STRIDE: int  # and from there on
     ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
     JOINED: int = 8  # pieces of few rows whose states are loaded together
-    BRIEF: bool = False  # and joined by as little machine code as will do, for that has to be fetched
+    BRIEF: bool = False  # as little machine code as will do, for that has to be fetched: one loader, a shorter join
     AT_ONCE: bool = False  # rows that are no columns are weighed by the maximum so far, again where that was too small
     AHEAD: bool = False  # an item's first keys are multiplied while the results before it leave
     MIXED: bool = False  # long and short queries may meet: items come from two lists
@@ -43,7 +43,7 @@ def is_pair(P):
 
 
 @triton.constexpr_function
-def parts_of(P):
+def query_parts(P):
     """fp8 numbers that a query's number is the sum of; 1: it is one, or not fp8."""
     return 2 if P.FP8_KEYS and not P.FP8_PRODUCTS else 1
 

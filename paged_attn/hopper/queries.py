@@ -4,7 +4,7 @@ import triton
 
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
-from .args import Queries, Turn, is_pair, parts_of
+from .args import Queries, Turn, is_pair, query_parts
 from .asm import arrive_at, await_at, e4m3_in_two
 from .ring import QUERIES, as_words, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
@@ -33,7 +33,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = is_pair(P) and P.QUERY_BOX
-    SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS * parts_of(P)
+    SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS * query_parts(P)
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
@@ -90,7 +90,7 @@ def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries as matrices [R, D]: parts whose sum they are."""
-    PARTS: gl.constexpr = parts_of(P)
+    PARTS: gl.constexpr = query_parts(P)
     parts = ()
     for i in gl.static_range(PARTS):
         if is_pair(P) and P.QUERY_BOX:
@@ -148,7 +148,7 @@ def take_queries(
             x = scatter(x, ROWS, S)
         slots = rows_of(queries, done, NUMBER, S, P)
         unit = loaded.unit
-        if parts_of(P) == 2:
+        if query_parts(P) == 2:
             store_in_two(slots[0], slots[1], x, S, P)
             unit *= 128
         else:
