@@ -193,6 +193,23 @@ def test_a_row_gets_what_it_gets_alone(relative: bool, any_size: bool) -> None:
 NAN, INF = np.float32(np.nan), np.float32(np.inf)
 
 
+def test_bfloat16_numbers_are_sums_of_two_in_e4m3() -> None:
+    """Exactly from 2^-9 of the largest on, which is below 2^8; smaller ones to half of e4m3's smallest number."""
+    random = np.random.default_rng(0)
+    x = random.uniform(1, 2, size=(4, 32)) * 2.0 ** random.integers(-12, 8, size=(4, 32))
+    x[:, 0], x[:, 1] = (255, -255, 0, -0.0), (INF, -INF, NAN, 1)
+    x = torch.from_numpy(x * random.choice([-1, 1], size=x.shape)).to(torch.bfloat16).float().numpy()
+    words = np.stack(assembly.run(asm._IN_TWO.value, [None, None, *x])[:2])
+    parts = torch.from_numpy(words.copy().view(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
+    found = parts.reshape(2, 32, 4).sum(0).T
+    assert np.isnan(found[:3, 1]).all(), "what is no number is none, and infinity no large one"
+    x[:3, 1] = found[:3, 1] = 0
+    exact = np.abs(x) >= 2.0**-2
+    np.testing.assert_array_equal(found[exact], x[exact])
+    np.testing.assert_allclose(found, x, rtol=0, atol=2.0**-10)
+    assert 40 < exact.sum() < 88
+
+
 @pytest.mark.parametrize("fp8", [False, True])
 def test_maxima_are_raised_by_the_row_and_by_more_than_the_slack(fp8: bool) -> None:
     """Two rows of a thread, four threads a row; others of the warp keep theirs."""
