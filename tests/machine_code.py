@@ -278,6 +278,47 @@ def reused_barriers(code: list[str]) -> int:
     return len((offsets(r"SYNCS\.EXCH[.\w]*") & stored) - offsets(r"SYNCS\.CCTL\.IV"))
 
 
+@functools.cache
+def _written(instruction: str) -> frozenset[int]:
+    """Numbers of the registers that an instruction writes, those of several in a row included."""
+    name, *operands = re.sub(r"^@!?U?P\w+\s+", "", instruction).replace(",", " ").split()
+    target = next((x for x in operands if not re.fullmatch(r"U?P\w+", x)), "")  # predicates may come before it
+    if not re.fullmatch(r"R\d+", target):
+        return frozenset()
+    product = re.search(r"GMMA\.64x(\d+)x", name)
+    several = 4 if ".128" in name else 2 if re.search(r"\.64|WIDE|^CS2R", name) else 1
+    first = int(target[1:])
+    return frozenset(range(first, first + (int(product[1]) // 2 if product else several)))
+
+
+def unwritten(code: list[str]) -> int:
+    """Conversions from fp8 numbers of registers that not every way there has written.
+
+    ptxas 12.8 makes one instruction of two conversions to fp8 whose results are stored side by side, and leaves none
+    for what else the lower one is wanted for.
+    """
+    blocks = _blocks(code)
+    ways = _ways(blocks)
+    writes = [frozenset().union(*(_written(x) for x in block if not x.endswith(":"))) for block in blocks]
+    before: dict[int, frozenset[int]] = {0: frozenset()}  # written on every way to a block
+    changed = [0]
+    while changed:
+        i = changed.pop()
+        known = before[i] | writes[i]
+        for target in ways[i]:
+            kept = before.get(target, known) & known
+            if kept != before.get(target):
+                before[target] = kept
+                changed.append(target)
+    found = 0
+    for i, known in before.items():
+        for x in blocks[i]:
+            read = re.search(r"F2FP\.F16\.E[45]M[32]\.UNPACK_B R\d+, R(\d+)", x)
+            found += read is not None and int(read[1]) not in known
+            known |= frozenset() if x.endswith(":") else _written(x)
+    return found
+
+
 def wgmma_advice(kernel: Any) -> list[str]:
     """What ptxas says about warp-group products, such as (C7510) on serialised ones."""
     said = SAID.get(id(kernel), "")
@@ -302,6 +343,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)
         facts["overtaken_readers"] = overtaken_readers(code)
         facts["reused_barriers"] = reused_barriers(code)
+        facts["unwritten"] = unwritten(code)
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] + facts["operations"]["QGMMA"] else []
     return facts
 

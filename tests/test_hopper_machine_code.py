@@ -115,6 +115,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
         yield "stores arguments of partitions where a warp may still read something else"
     if facts["reused_barriers"]:
         yield "uses memory of barriers that were not invalidated"
+    if facts["unwritten"]:
+        yield f"converts {facts['unwritten']} registers that not every way there has written"
     if not facts["operations"].get("UTMALDG"):
         yield "does not use the copy engine"
     if facts["boxes_in_loops_of_their_own"]:
@@ -265,15 +267,29 @@ def test_memory_of_barriers_that_is_used_again_is_found() -> None:
     assert machine_code.reused_barriers(made + used[1:]) == 0
 
 
+def test_conversions_of_what_nobody_wrote_are_found() -> None:
+    convert = "F2FP.F16.E4M3.UNPACK_B R3, R2"
+    written = ["LDS.128 R0, [R9]", "IMAD.WIDE R1, R4, R5, R6", "@!P1 SHFL.BFLY PT, R2, R5, 0x1, 0x1f"]
+    assert machine_code.unwritten([convert]) == 1
+    assert machine_code.unwritten(["LDS.64 R0, [R9]", "STS [R2], R2", "FADD R1, R2, R2", convert]) == 1
+    assert all(machine_code.unwritten([x, convert]) == 0 for x in written)
+    assert machine_code.unwritten(["HGMMA.64x8x16.F32 R0, gdesc[UR4], R0", convert]) == 0
+    # on one of two ways, and in a loop only behind it
+    branch = ["@P0 BRA `(.L_x_0)", "MOV R2, R5", ".L_x_0:", convert, "EXIT"]
+    assert machine_code.unwritten(branch) == 1
+    assert machine_code.unwritten(["MOV R2, R4", *branch]) == 0
+    assert machine_code.unwritten([".L_x_1:", convert, "MOV R2, R5", "@P0 BRA `(.L_x_1)", "EXIT"]) == 1
+
+
 def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     loop = dict(HGMMA=16, MUFU=64, LDL=3)
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
-        overtaken_readers=1, reused_barriers=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1}, innermost=[loop],
-        under_products=[], code_bytes=115 << 10,
+        overtaken_readers=1, reused_barriers=1, unwritten=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1},
+        innermost=[loop], under_products=[], code_bytes=115 << 10,
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in complaints(facts))
-    assert found == "takes spills has is stores uses does sends spills waits rescales converts does"
+    assert found == "takes spills has is stores uses converts does sends spills waits rescales converts does"
     divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1, BAR=1)])
     under = dict(maxima=38, maxima_always=38, exponentials=2, functions_always=101)
     found = " ".join(complaints(divided | dict(under_products=[under])))

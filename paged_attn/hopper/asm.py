@@ -303,7 +303,11 @@ def widen_bytes(x, FP8: gl.constexpr):
 
 
 def _in_two() -> str:
-    """Infinity, which would become the largest number, leaves a rest that is none: its product with 0 is added."""
+    """Infinity, which would become the largest number, leaves a rest that is none: its product with 0 is added.
+
+    In one piece, for ptxas 12.8 makes one instruction of two conversions whose results are stored side by side, and
+    what else uses the lower one then reads a register that nobody writes.
+    """
     text = "{ .reg .b16 p, q, x, y; .reg .b32 h; .reg .f32 a, b, c, d;"
     text += " cvt.rn.satfinite.e4m3x2.f32 p, $3, $2; cvt.rn.satfinite.e4m3x2.f32 q, $5, $4; mov.b32 $0, {p, q};"
     for pair, first, second, lower, upper in (("p", "a", "b", "$2", "$3"), ("q", "c", "d", "$4", "$5")):

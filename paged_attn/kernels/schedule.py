@@ -206,15 +206,9 @@ def whole_size(blocks, tiles, total, num_shares, least):
 
 
 @triton.jit
-def quotient(a, b):
-    """a // b of numbers that are not negative: a third less machine code, which small decodes wait for."""
-    return tl.cast(tl.cast(a, tl.uint32) // tl.cast(b, tl.uint32), tl.int32)
-
-
-@triton.jit
 def even_share(batch, share, num_shares, total):
     """Of total units so many as all others, none fewer than batch.least; the first `extra` shares have one more."""
-    size = quotient(total, num_shares)
+    size = total // num_shares
     extra = total - size * num_shares
     if size < batch.least:
         size = batch.least
@@ -227,10 +221,9 @@ def even_share(batch, share, num_shares, total):
 @triton.jit
 def share_of(unit, share):
     """The number of the share that holds a unit."""
-    beyond = unit - share.extra * (share.size + 1)  # the larger ones
-    inside = beyond < 0
-    number = quotient(tl.where(inside, unit, beyond), tl.where(inside, share.size + 1, share.size))
-    return number + tl.where(inside, 0, share.extra)
+    larger = unit < share.extra * (share.size + 1)
+    # one division, which is 350 bytes of machine code
+    return (unit - tl.where(larger, 0, share.extra)) // (share.size + tl.where(larger, 1, 0))
 
 
 @triton.jit
