@@ -82,7 +82,7 @@ def paged_attention(
             are e4m3, in prefill of e4m3 queries over an e4m3 cache on Hopper, their exponentials are coarse without it:
             results of random data are 3.1% off instead of 2.6% (the norm of the error over that of the results).
             Without it scores of bfloat16 queries over an e4m3 cache are sums of 14 bits there, if a sequence may have
-            more than 64 rows (tokens x heads on a KV head): off by up to 2^-12 of the products that are added.
+            more than 64 rows (tokens x heads on a KV head): off by some 2^-12 of what is added up in them.
         only: "decode": only sequences with exactly one query token; "prefill": only the others.  Other rows of out and
             of the log-sum-exp are left as they were.
         batch_invariant: True: a query's result has the same bits alone and in any batch, in any order, in a prefill cut

@@ -46,7 +46,7 @@ NEW: dict[str, Any] = dict(new=True)
 # caches that end on, before and behind the borders of tiles, and before the first key
 SEAMS = ragged(*[(q, c + q) for q in (1, 40) for c in (0, 1, 63, 64, 65, 127, 128, 129, 256, 1000)], (5, 3), (200, 90))
 E4M3_CACHE: dict[str, Any] = dict(cache_dtype=E4M3, scales="per_head")
-NO_LSE: dict[str, Any] = E4M3_CACHE | dict(lse=False)
+E4M3_NO_LSE: dict[str, Any] = E4M3_CACHE | dict(lse=False)
 ALL_E4M3: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head")
 CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)  # by the unit for tanh
 CASES: dict[str, dict[str, Any]] = {
@@ -119,20 +119,22 @@ CASES: dict[str, dict[str, Any]] = {
     "e4m3 mixed, group 3": MIXED | E4M3_CACHE | dict(heads=24),
     "e4m3 mixed, group 1": MIXED | E4M3_CACHE | dict(kv_heads=32),
     "e5m2 mixed": MIXED | dict(cache_dtype=E5M2),
-    "e4m3 prefill of one tile, no lse": ragged((64, 64)) | NO_LSE,
-    "e4m3 prefill, no lse": ragged((200, 200)) | NO_LSE,
-    "e4m3 chunk, no lse": ragged((700, 3000)) | NO_LSE,
-    "e4m3 even prefills, no lse": ragged(*[(512, 512)] * 4) | NO_LSE,
-    "e4m3 mixed, no lse": MIXED | NO_LSE,
-    "e4m3 mixed, page 8, no lse": MIXED | NO_LSE | dict(page_size=8),
-    "e4m3 mixed, page 544, hnd, no lse": MIXED | NO_LSE | dict(page_size=544, layout="HND"),
-    "e4m3 mixed, window, sinks, no lse": MIXED | NO_LSE | dict(window_size=(255, -1), sinks=True, padding=5),
-    "e4m3 mixed, head_dim 64, no lse": MIXED | NO_LSE | dict(head_dim=64),
-    "e4m3 mixed, head_dim 80, no lse": MIXED | NO_LSE | dict(head_dim=80),
-    "e4m3 mixed, group 3, no lse": MIXED | NO_LSE | dict(heads=24),
-    "e4m3 mixed, trees, no lse": MIXED | NO_LSE | dict(qq_bias=64, tree=True),
-    "e4m3 prefills, window, no lse": ragged(*[(512, 512)] * 4) | NO_LSE | dict(window_size=(100, 50), causal=False),
-    "e4m3 prefills, alibi, no lse": ragged(*[(512, 512)] * 4) | NO_LSE | dict(alibi=True, sinks=True),
+    "e4m3 prefill of one tile, no lse": ragged((64, 64)) | E4M3_NO_LSE,
+    "e4m3 prefill, no lse": ragged((200, 200)) | E4M3_NO_LSE,
+    "e4m3 chunk, no lse": ragged((700, 3000)) | E4M3_NO_LSE,
+    "e4m3 even prefills, no lse": ragged(*[(512, 512)] * 4) | E4M3_NO_LSE,
+    "e4m3 mixed, no lse": MIXED | E4M3_NO_LSE,
+    "e4m3 mixed, page 8, no lse": MIXED | E4M3_NO_LSE | dict(page_size=8),
+    "e4m3 mixed, page 544, hnd, no lse": MIXED | E4M3_NO_LSE | dict(page_size=544, layout="HND"),
+    "e4m3 mixed, window, sinks, no lse": MIXED | E4M3_NO_LSE | dict(window_size=(255, -1), sinks=True, padding=5),
+    "e4m3 mixed, head_dim 64, no lse": MIXED | E4M3_NO_LSE | dict(head_dim=64),
+    "e4m3 mixed, head_dim 80, no lse": MIXED | E4M3_NO_LSE | dict(head_dim=80),
+    "e4m3 mixed, group 3, no lse": MIXED | E4M3_NO_LSE | dict(heads=24),
+    "e4m3 mixed, trees, no lse": MIXED | E4M3_NO_LSE | dict(qq_bias=64, tree=True),
+    "e4m3 prefills, window, no lse": ragged(*[(512, 512)] * 4)
+    | E4M3_NO_LSE
+    | dict(window_size=(100, 50), causal=False),
+    "e4m3 prefills, alibi, no lse": ragged(*[(512, 512)] * 4) | E4M3_NO_LSE | dict(alibi=True, sinks=True),
     "e4m3 even prefills": ragged(*[(512, 512)] * 4) | E4M3_CACHE,
     "e4m3 decode of one tile": ragged((1, 64)) | E4M3_CACHE | dict(decode_form=True),
     "e4m3 long decode": ragged((1, 40000)) | E4M3_CACHE | dict(decode_form=True),

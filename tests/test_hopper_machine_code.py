@@ -181,17 +181,18 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
     variant = facts["variant"]
     if facts["operations"].get("F2F"):
         yield "converts numbers one by one"
-    line = "no lse" in facts["variant"]  # bits of float16 instead of exponentials, two to a word
-    for loop in rows if "all fp8" in facts["variant"] else []:
+    line = "no lse" in variant  # bits of float16 instead of exponentials, two to a word
+    for loop in rows if "all fp8" in variant else []:
         if loop.get("HGMMA") or loop.get("PRMT", 0) > 32 * line:
             yield f"does not multiply fp8 as it is: {loop}"
         if line and loop["FFMA"] > LINE_FUSED:
             yield f"adds {loop['FFMA']} products for 64 scores of a thread"
         if line and loop.get("MUFU", 0) > 4:
             yield f"takes {loop['MUFU']} special functions for weights without any"
-    for loop in rows if "e4m3, no lse" in variant else []:
-        # 128 dims of keys in steps of 32, of each part of the queries, and 64 keys of values in steps of 16
-        if (loop.get("QGMMA"), loop.get("HGMMA")) != (8, 4) and "head_dim 64" not in variant:
+    # dims of keys in steps of 32, by each part of the queries, and values by steps of 16 keys: 128 x 64, or 64 x 128
+    steps = (4, 8) if "head_dim 64" in variant else (8, 4)
+    for loop in rows if "e4m3" in variant and line else []:
+        if (loop.get("QGMMA"), loop.get("HGMMA")) != steps:
             yield f"does not multiply keys as they are, twice: {loop}"
         if loop.get("FMUL", 0) > 64 + 32 + 4 and _weighs_at_once(variant):
             yield f"rounds products of scores that are not huge: {loop}"

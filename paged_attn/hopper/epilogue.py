@@ -71,8 +71,8 @@ def load_state(parts, row, values, valid, inside, AHEAD: gl.constexpr, DIM: gl.c
 def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`merge.join` with one maximum for all states that are loaded together, and one address: a third of the code.
 
-    What a small decode waits for at its end is machine code: some 3 KB a microsecond.  Its rows are heads of one token,
-    which see the same keys, so no state of a row that saw nothing holds a product of 0 with what is no number.
+    Small decodes wait for machine code at their end, too.  Their rows are heads of one token, which see the same keys:
+    no state of a row that saw nothing holds a product of 0 with what is no number.
     """
     inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.DIM, 0)
     values = parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0)
