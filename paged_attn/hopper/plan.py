@@ -302,7 +302,9 @@ def _is_brief(p: Problem, s: Shares) -> bool:
 
 
 def _is_small(p: Problem) -> bool:
-    return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < SMALL
+    """Whether there are so few keys and values that finer tiles pay, which reach the first product sooner."""
+    most = SMALL_OF_128 if p.cache.itemsize == 2 and dim_of(p) == 128 else SMALL
+    return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < most
 
 
 def _share_pipe(p: Problem, s: Shares) -> Pipe:
@@ -363,7 +365,7 @@ MOST_ROWS = 512  # of a sequence and KV head for which even shares are better th
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
-SMALL = 64 << 20  # bytes of keys and values below which finer tiles pay
+SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
 
 
 def _conversion(p: Problem) -> int:
