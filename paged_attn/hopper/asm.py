@@ -534,3 +534,15 @@ def move_on(COUNT: gl.constexpr, WARPS: gl.constexpr):
     nothing = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0]))
     ASM: gl.constexpr = _sleeps(COUNT)
     gl.inline_asm_elementwise(ASM, "=r,r", [nothing], dtype=gl.int32, is_pure=False, pack=1)
+
+
+_BRING = gl.constexpr(
+    "{ .reg .pred p; setp.ne.u32 p, $3, 0; @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, $3; }"
+)
+
+
+@gluon.jit
+def bring_near(address, size, wanted):
+    """Have the L2 fetch so many bytes, steps of 16, from an address in memory on, for each thread that wants some."""
+    operands = [address, size, wanted.to(gl.int32)]
+    gl.inline_asm_elementwise(_BRING, "=r,l,r,r", operands, dtype=gl.int32, is_pure=False, pack=1)

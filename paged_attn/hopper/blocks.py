@@ -22,7 +22,7 @@ from .fp8 import make_ones
 from .layouts import lanes_layout
 from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
-from .queries import load_queries, make_queries
+from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gl, gluon
@@ -205,6 +205,7 @@ def blocks_kernel(
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )
+    bring_queries(query, num_tokens, S, P)
     if S.CLEAR:
         clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype

@@ -5,7 +5,7 @@ import triton
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
 from .args import Queries, Turn, is_pair, query_parts
-from .asm import arrive_at, await_at, e4m3_in_two
+from .asm import arrive_at, await_at, bring_near, e4m3_in_two
 from .ring import QUERIES, as_words, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
@@ -46,6 +46,23 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(full.index(i), count=1)
     return Queries(slots, full, empty, full_at, empty_at)
+
+
+@gluon.jit
+def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
+    """Have the L2 fetch the queries while the schedule is made, where each warp of all programs has a token at most.
+
+    Of more than that the first blocks are some, and which is not known yet.
+    """
+    WARPS: gl.constexpr = P.ROWS // 16
+    programs = gl.num_programs(0)
+    if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
+        if num_tokens <= WARPS * programs:
+            thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+            token = gl.program_id(0) + thread // 32 * programs
+            address = (query.ptr + token * query.stride_token).to(gl.int64)
+            BITS: gl.constexpr = S.KV_HEADS * S.GROUP * S.HEAD_DIM * query.ptr.dtype.element_ty.primitive_bitwidth
+            bring_near(address, thread * 0 + BITS // 8, (thread % 32 == 0) & (token < num_tokens))
 
 
 @gluon.jit

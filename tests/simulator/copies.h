@@ -43,6 +43,15 @@ static void complete(Machine& machine, Program& program, const Copy& copy) {
     machine.events++;
 }
 
+static void prefetch(Warp& w, const s64* o, int, u32 lanes) {  // [address], size: nothing comes, but it has to be there
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1) {
+            u64 address = wide(w.at(o[0]), i) + u64(o[1]), size = w.at(o[2])[i];
+            if (address % 16 || size % 16) fail("a prefetch in other steps than of 16 bytes");
+            w.machine->check(address, size);
+        }
+}
+
 static void copy_box(Warp& w, const s64* o, int count, u32 lanes) {  // [target], [box, {coordinates}], [barrier]
     for (int i = 0; i < 32; i++)
         if (lanes >> i & 1) {
