@@ -5,14 +5,17 @@ The planner knows no lengths and needs none of this; `paged-attn explain` shows 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .hopper.pieces import CUT_KEYS, DOUBLED, JOIN_KEYS, MOST, SURE
+from .hopper.pieces import CONTEXT, CUT_KEYS, DOUBLED, EVEN_CUTS, JOIN_KEYS, MOST, SURE, Cuts
 from .hopper.plan import PIECES
 from .kernels.schedule import IN_STEP, ONE_EACH, OTHERS
 from .plan import Launch
+
+WHOLE = Cuts(1 << 30, 0, 0, 0)  # no block is
 
 
 class Batch(NamedTuple):
@@ -35,12 +38,15 @@ class Block(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """All of a launch's work; everything is counted once for all KV heads, but for items."""
+    """All of a launch's work; everything is counted once for all KV heads, but for items and shares of a line.
+
+    Along that line, of all heads, a block may be cut otherwise for each: then pieces and rows are an average.
+    """
 
     sequences: int
     blocks: int
     tiles: int  # visited
-    schedule: str  # "blocks": a program each | "shares": even ones | "counter": items from it
+    schedule: str  # "blocks": a program each | "shares": even ones of each head | "line": of all | "counter": items
     parts: int  # shares that have work, or items
     least: int  # tiles on the line of a share; of an item at most
     most: int
@@ -75,15 +81,12 @@ def _tiles_before(end: int, context: int, gap: int, tile: int) -> int:
     return -(-(end + gap * (end > context)) // tile)
 
 
-def piece_size(blocks: Sequence[Block], launch: Launch) -> tuple[int, int]:
-    """(tiles of a piece where items come from a counter, about; blocks before those that are cut into such pieces).
-
-    As many tiles as the longest block has: none is cut.
-    """
+def piece_size(blocks: Sequence[Block], launch: Launch) -> Cuts:
+    """How blocks are cut where a launch is not of shares of its own: pieces.piece_size."""
     heads, programs = launch.shape.KV_HEADS, launch.programs
     total = sum(block.tiles for block in blocks) * heads
     if launch.pipe.MIXED:
-        return max(launch.least, -(-total // (programs * PIECES))), 0
+        return Cuts(max(launch.least, -(-total // (programs * PIECES))), 0, 0, total)
     longest = max((block.tiles for block in blocks), default=1)
     least = max(launch.least, math.ceil(total / (programs * PIECES)))
     items = len(blocks) * heads
@@ -100,7 +103,27 @@ def piece_size(blocks: Sequence[Block], launch: Launch) -> tuple[int, int]:
                 time = before + _time(size, cut, total * share, CUT_KEYS.value / launch.shape.TILE, programs)
                 time += JOIN_KEYS.value / launch.shape.TILE * max(longest / size - MOST.value, 0)
                 times.setdefault((size, uncut), time)
-    return min(times, key=times.__getitem__)
+    size, uncut = min(times, key=times.__getitem__)
+    sharers = _sharers(blocks, launch, longest)
+    if sharers:
+        share = total / sharers
+        time = share + EVEN_CUTS.value * CUT_KEYS.value / launch.shape.TILE
+        time += JOIN_KEYS.value / launch.shape.TILE * max(longest / max(share, 1) - MOST.value, 0)
+        if share < launch.least or time >= times[size, uncut]:
+            sharers = 0
+    return Cuts(size, uncut, sharers, total)
+
+
+def _sharers(blocks: Sequence[Block], launch: Launch, longest: int) -> int:
+    """pieces.sharers_of."""
+    shape, programs = launch.shape, launch.programs
+    several, lines = max((block.siblings for block in blocks), default=0), len(blocks) * shape.KV_HEADS
+    alike = all(block.tiles == longest for block in blocks)
+    if not (several == 1 or alike) or several * shape.BLOCK_Q * CONTEXT.value > longest * shape.TILE:
+        return 0
+    if lines >= programs or lines * longest * programs >= 2**31:
+        return 0
+    return programs if several == 1 else programs // max(len(blocks), 1) * len(blocks)
 
 
 def _time(size: int, items: float, total: float, cut: float, programs: int) -> float:
@@ -112,10 +135,15 @@ def cut(launch: Launch, batch: Batch) -> Cut:
     """What the launch's programs will find to do."""
     shape, pipe = launch.shape, launch.pipe
     blocks = list(blocks_of(launch, batch))
-    if pipe is not None and not pipe.SHARES:
-        size, uncut = piece_size(blocks, launch) if shape.SPLIT else (1, len(blocks))
-        counts = [(block, 1) for block in blocks[:uncut]]
-        counts += [(block, max((2 * block.tiles + size) // (2 * size), 1)) for block in blocks[uncut:]]
+    counted = 1  # times that each block is in counts
+    chosen = None if pipe is None or pipe.SHARES else piece_size(blocks, launch) if shape.SPLIT else WHOLE
+    if chosen is not None and chosen.sharers:
+        schedule, (parts, least, most, counts), counted = "line", _line(launch, blocks, chosen), shape.KV_HEADS
+    elif chosen is not None:
+        counts = [(block, 1) for block in blocks[: chosen.uncut]]
+        counts += [
+            (block, max((2 * block.tiles + chosen.size) // (2 * chosen.size), 1)) for block in blocks[chosen.uncut :]
+        ]
         schedule, parts, least = "counter", sum(count for _, count in counts) * shape.KV_HEADS, 0
         most = max((-(-block.tiles // count) for block, count in counts), default=0)
     elif shape.SPLIT:
@@ -132,10 +160,24 @@ def cut(launch: Launch, batch: Batch) -> Cut:
         parts=parts,
         least=least,
         most=most,
-        cut=len(cuts),
-        pieces=sum(count for _, count in cuts),
-        rows=sum(count * block.tokens for block, count in cuts) * shape.GROUP,
+        cut=-(-len(cuts) // counted),
+        pieces=-(-sum(count for _, count in cuts) // counted),
+        rows=-(-sum(count * block.tokens for block, count in cuts) * shape.GROUP // counted),
     )
+
+
+def _line(launch: Launch, blocks: list[Block], chosen: Cuts) -> tuple[int, int, int, list[tuple[Block, int]]]:
+    """As `_even_shares`, of the line of all KV heads; states of each block for each head."""
+    sharers, total = chosen.sharers, chosen.total
+    ends = [number * total // sharers for number in range(sharers + 1)]
+    sizes = [end - begin for begin, end in itertools.pairwise(ends)]
+    counts, unit = [], 0
+    for block in blocks:
+        for _ in range(launch.shape.KV_HEADS):
+            last = unit + block.tiles - 1
+            counts.append((block, ((last + 1) * sharers - 1) // total - ((unit + 1) * sharers - 1) // total + 1))
+            unit += block.tiles
+    return sharers, min(sizes), max(sizes), counts
 
 
 def _even_shares(launch: Launch, line: list[Block]) -> tuple[int, int, int, list[tuple[Block, int]]]:

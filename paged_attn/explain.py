@@ -120,6 +120,8 @@ def _work(launch: Launch, done: Cut) -> str:
     span = _count(done.least, done.most)
     if done.schedule == "shares":
         return f"{text}even shares: {done.parts} of {span} tiles"
+    if done.schedule == "line":
+        return f"{text}even shares of all heads' tiles: {done.parts} of {span} tiles"
     if done.schedule == "counter":
         return f"{text}from a counter: {done.parts} items of up to {done.most} tiles"
     return f"{text}a program per block: {span} tiles"

@@ -411,6 +411,28 @@ SMALL: dict[str, dict[str, Any]] = {
     "prefills of any length": ragged(*[(n, n) for n in (112, 107, 165, 25, 64, 154, 57, 138)]),
     "invariant": ragged((1, 600), (70, 700)) | dict(batch_invariant=True),
 }
+# Too few blocks for all programs, which have even shares of a line of them instead.
+DRAFTS_LINE = ragged(*[(32, 8192)] * 6) | dict(bounds=True)
+CHUNKS_LINE = ragged(*[(64, 8192)] * 3) | dict(bounds=True)  # of two blocks that read the same keys
+LINES: dict[str, dict[str, Any]] = {
+    "drafts": DRAFTS_LINE | dict(lse=False),
+    "drafts of any context": ragged(
+        (32, 9000), (20, 9500), (0, 50), (32, 9200), (31, 8000), (17, 9900), (32, 9999), (32, 7000)
+    )
+    | dict(bounds=True, sinks=True),
+    "drafts, trees": DRAFTS_LINE | dict(qq_bias=32, tree=True),
+    "drafts, head_dim 64, float16": DRAFTS_LINE | dict(head_dim=64, dtype=torch.float16),
+    "drafts, group 3, padding": DRAFTS_LINE | dict(heads=24, padding=70),
+    "drafts over e4m3": DRAFTS_LINE | E4M3_CACHE,
+    "drafts over e4m3, no lse": DRAFTS_LINE | E4M3_NO_LSE,
+    "drafts of e4m3": DRAFTS_LINE | ALL_E4M3 | dict(lse=False),
+    "chunks": CHUNKS_LINE,
+    "chunks, softcap, alibi": CHUNKS_LINE | dict(softcap=20.0, alibi=True),
+    "chunks, head_dim 256": CHUNKS_LINE | dict(head_dim=256),
+    "chunks, window, not causal": ragged(*[(64, 9000)] * 3)
+    | dict(bounds=True, window_size=(8500, 20), causal=False, sinks=True),
+    "chunks, new": CHUNKS_LINE | NEW,
+}
 # In which each tile's maxima are above those of the tiles before.
 RISING: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,

@@ -304,6 +304,13 @@ def test_pieces_are_told() -> None:
     assert "from a counter: 128 items of up to 32 tiles" in told
 
 
+def test_even_shares_of_a_line_are_told() -> None:
+    """12 sequences of one block, which 8 heads see for each of them: 96 blocks of 128 tiles for 132 programs."""
+    told = printed("--queries 32 --keys 16384 --batch 12 --device sm90")
+    assert "even shares of all heads' tiles: 132 of 93 to 94 tiles" in told
+    assert "12 blocks are cut, into" in told
+
+
 def test_a_softcap_that_is_not_exact_is_told() -> None:
     told = printed("--queries 2048 --keys 2048 --softcap 30 --device sm90")
     assert "tanh by one instruction" in told

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import calls, plan, reference
+from paged_attn import calls, cuts, plan, reference
 from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of, run
-from tests.hopper_cases import ALL_E4M3, CASES, DEVICE, E4M3_CACHE, LONG, RISING, SMALL, ragged, sized
+from tests.hopper_cases import ALL_E4M3, CASES, DEVICE, E4M3_CACHE, LINES, LONG, RISING, SMALL, ragged, sized
 from tests.random_batches import RANDOM, random_lengths
 
 pytestmark = pytest.mark.hopper
@@ -54,6 +54,26 @@ def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) 
     for _ in range(4):
         fields = RANDOM[name] | random_lengths(rng)
         run(sized(str(fields), seed=seed, **fields), DEVICE)
+
+
+def on_a_line(name: str) -> None:
+    case = sized(name, **LINES[name])
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    left, right = case.window_size
+    done = cuts.cut(launch, cuts.Batch(case.query_lens, case.seq_lens, left, 0 if case.causal else right))
+    assert done.schedule == "line"
+    run(case, DEVICE)
+    run(case, DEVICE)  # with counters as the first run left them
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> None:
+    on_a_line(name)
+
+
+@pytest.mark.quick
+def test_even_shares_of_a_small_line_give_the_results_of_the_reference() -> None:
+    on_a_line("chunks, window, not causal")
 
 
 @contextmanager

@@ -40,7 +40,7 @@ HOPPER_MAY_SPILL = {"mixed e4m3": 192, "invariant 32": 216}
 SHARES_CODE, BLOCKS_CODE = 45, 114
 BRIEF = {"decode of 12": 30, "decode split all fp8": 32, "decode features": 32}  # so small that they wait for it
 MORE_CODE = {
-    "draft 16": 64, "speculate 32": 92, "speculate 64": 92, "speculate 32 tree": 116, "mixed": 116, "mixed new": 132,
+    "draft 16": 64, "speculate 32": 96, "speculate 64": 94, "speculate 32 tree": 118, "mixed": 116, "mixed new": 132,
     "mixed softcap": 168, "mixed e4m3": 156, "mixed e4m3, no lse": 140, "mixed all fp8": 142,
     "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158, "prompts": 64,
     "prompts window sinks": 72, "prompts head_dim 64 alibi": 58, "prompts new softcap": 66,

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from paged_attn import cuts
 from paged_attn.hopper import plan as hopper
-from paged_attn.hopper.pieces import piece_size
+from paged_attn.hopper.pieces import Cuts, piece_size
 from paged_attn.hopper.plan import LEAST, PIECES
 from paged_attn.kernels.args import Batch, Modifiers
 from paged_attn.plan import Launch
@@ -33,19 +33,21 @@ class Shape(NamedTuple):
 
 @triton.jit
 def ask_kernel(size, batch, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
-    tiles, uncut = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES, S)
-    tl.store(size, tiles)
-    tl.store(size + 1, uncut)
+    found = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES, S)
+    tl.store(size, found.size)
+    tl.store(size + 1, found.uncut)
+    tl.store(size + 2, found.sharers)
+    tl.store(size + 3, found.total)
 
 
-def asked(lengths: list[tuple[int, int]], device: str) -> tuple[int, int]:
-    """(tiles of a piece, blocks before those cut) for sequences of (query_len, seq_len), as the device says."""
+def asked(lengths: list[tuple[int, int]], device: str) -> Cuts:
+    """How sequences of (query_len, seq_len) are cut, as the device says."""
     starts = torch.tensor([0, *(q for q, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     lens = torch.tensor([k for _, k in lengths], dtype=torch.int32, device=device)
-    size = torch.zeros(2, dtype=torch.int32, device=device)
+    size = torch.zeros(4, dtype=torch.int32, device=device)
     batch = Batch(starts, lens, lens, 0, len(lengths), int(starts[-1]), 0, 1 << 30, LEAST, 0)
     ask_kernel[(1,)](size, batch, PROGRAMS, Modifiers(), PIECES, Shape())
-    return int(size[0]), int(size[1])
+    return Cuts(*size.tolist())
 
 
 def launch_of(lengths: list[tuple[int, int]]) -> Launch:
@@ -61,7 +63,7 @@ BY_HAND = {
     "32 blocks for 132 programs, in four": ([(64, 8192)] * 2, (16, 0)),
     "64 blocks, in two": ([(256, 16384)], (64, 0)),
     "128 blocks": ([(512, 16384)], (128, 0)),
-    "a quarter of the programs would idle, but a piece costs more": ([(64, 8192)] * 6, (64, 0)),
+    "a quarter of the programs would idle, but a piece costs more": ([(64, 4096)] * 6, (32, 0)),
     "short ones": ([(64, 512)] * 2, (4, 0)),
     "one long among short ones, in fifteen": ([(64, 131072)] + [(64, 512)] * 15, (69, 0)),
     "8 blocks, a piece for each program": ([(16, 16384)], (8, 0)),
@@ -73,20 +75,79 @@ BY_HAND = {
 }
 
 
-def told(lengths: list[tuple[int, int]]) -> tuple[int, int]:
+def told(lengths: list[tuple[int, int]]) -> Cuts:
     """`asked`, as the host says it."""
     launch = launch_of(lengths)
     batch = cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
-    size, uncut = cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
+    found = cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     # plan.many has so many states for each program
     assert cuts.cut(launch, batch).pieces * HEADS <= 2 * PIECES * PROGRAMS
-    return size, uncut
+    return found
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_blocks_are_cut_where_programs_would_wait_for_them(name: str, device: str) -> None:
     lengths, chosen = BY_HAND[name]
-    assert asked(lengths, device) == told(lengths) == chosen
+    assert asked(lengths, device) == told(lengths)
+    assert told(lengths)[:2] == chosen
+    assert not told(lengths).sharers
+
+
+# Blocks that even shares of a line of all KV heads suit, and how many programs have one.
+LINES = {
+    "one block each, of any length": (
+        [(32, 9000), (20, 9500), (0, 50), (32, 9200), (31, 8000), (17, 9900), (32, 9999), (32, 7000)],
+        132,
+    ),
+    "12 blocks for 132 programs, 11 for each 8 heads": ([(32, 16384)] * 12, 132),
+    "10 blocks of pairs, 13 for each 8 heads": ([(64, 16384)] * 5, 130),
+}
+OTHERS = {
+    "pairs of blocks whose keys would not be read together": [(64, 16384)] * 5 + [(64, 12000)],
+    "a block for each program": [(32, 16384)] * 16,
+    "more blocks than programs": [(32, 16384)] * 24,
+    "whole prompts, whose blocks see less and less": [(512, 4096)],
+    "short ones": [(32, 2048)] * 12,
+}
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_too_few_blocks_are_laid_end_to_end(name: str, device: str) -> None:
+    """The shares are as even as whole tiles can be, and every tile is in one of them."""
+    lengths, sharers = LINES[name]
+    assert asked(lengths, device) == told(lengths)
+    chosen = told(lengths)
+    assert chosen.sharers == sharers
+    assert chosen.total == sum(-(-k // TILE) for q, k in lengths if q) * HEADS * -(-lengths[0][0] // TOKENS)
+    cut = cuts.cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
+    assert (cut.schedule, cut.parts) == ("line", sharers)
+    assert cut.least == chosen.total // sharers
+    assert cut.most <= cut.least + 1
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_blocks_are_not(name: str, device: str) -> None:
+    assert asked(OTHERS[name], device) == told(OTHERS[name])
+    assert not told(OTHERS[name]).sharers
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_states_of_a_line_lie_side_by_side_and_apart(seed: int) -> None:
+    """The number of a share and that of a block and KV head, added: schedule.part_of_share numbers pieces by it."""
+    rng = random.Random(seed)
+    tiles = [rng.randint(1, 90) for _ in range(rng.randint(1, PROGRAMS - 1))]
+    total, sharers = sum(tiles), rng.randint(1, PROGRAMS)
+    seen, unit = [], 0
+    for line, count in enumerate(tiles):
+        holders = [((at + 1) * sharers - 1) // total for at in range(unit, unit + count)]
+        assert all(
+            share * total // sharers <= at < (share + 1) * total // sharers for at, share in enumerate(holders, unit)
+        )
+        if holders[-1] > holders[0] and total >= sharers:
+            seen += [line + share for share in range(holders[0], holders[-1] + 1)]
+        unit += count
+    assert len(set(seen)) == len(seen)
+    assert max(seen, default=0) < 2 * PIECES * PROGRAMS
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -105,9 +166,10 @@ def test_what_is_left_of_whole_rounds_is_cut(seed: int, device: str) -> None:
     rng = random.Random(seed)
     blocks = PROGRAMS // HEADS + rng.randint(1, 5)
     lengths = [(TOKENS, rng.randint(12500, 13000)) for _ in range(blocks)]
-    size, uncut = told(lengths)
-    assert asked(lengths, device) == (size, uncut)
+    size, uncut, sharers, _ = told(lengths)
+    assert asked(lengths, device) == told(lengths)
     assert uncut == PROGRAMS // HEADS
     assert size < 12500 // TILE
+    assert not sharers
     kept = cuts.cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
     assert kept.cut == blocks - uncut

@@ -29,7 +29,7 @@ from .shim import fence_async_shared, gl, gluon
 
 # Instructions before the consumer of blocks that may be cut.  Its loop over keys takes 8% longer where the branch at
 # its end is the first of a line of code, 1% where it is the second; other loops do not mind.
-MOVED = gl.constexpr(2)
+MOVED = gl.constexpr(3)
 
 
 @gluon.jit
@@ -70,7 +70,7 @@ def hand_out_items(
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
     next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
-    taken, from_many = begin_lists(lists)
+    taken, from_many = begin_lists(lists, S, P)
     table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # of no item
     block = Block(number, number, number, number, number)
     answer = number

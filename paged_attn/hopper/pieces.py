@@ -1,8 +1,11 @@
 """Into how many pieces the keys of blocks are cut: into none, unless all programs would be done earlier.
 
 Cut are all blocks, or those that are left of whole rounds of programs: of 24 blocks of 8 KV heads, for 132 programs,
-the last 8.  Each lane of a warp tries one way.  Plain Triton, for the interpreter's sake.
+the last 8.  Each lane of a warp tries one way.  Or they are laid end to end, and every program has an even share of
+that line: of 12 blocks of 8 KV heads 8/11 of a block each.  Plain Triton, for the interpreter's sake.
 """
+
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -18,21 +21,34 @@ DOUBLED = tl.constexpr(4)
 SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little smaller
 TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
 NEVER = tl.constexpr(3e38)  # a time
+EVEN_CUTS = tl.constexpr(1.5)  # as CUT_KEYS, so many times, for the pieces of an even share
+CONTEXT = tl.constexpr(8)  # keys of a sequence for each of its queries from which on its blocks are about equally long
+
+
+class Cuts(NamedTuple):
+    """How the blocks of a batch are cut."""
+
+    size: Any  # tiles of a piece, about; as many as the longest block has: none is cut
+    uncut: Any  # blocks of a KV head, from the first on, that stay uncut
+    sharers: Any  # programs that have even shares of all tiles instead; 0: nobody has
+    total: Any  # tiles of all KV heads
 
 
 @triton.jit
 def survey(batch, lane, mods, S: tl.constexpr):
-    """(tiles, blocks of all sequences, both of all KV heads; the most tiles of a block)."""
+    """(tiles, blocks of all sequences, of one KV head; the most tiles of a block, the most blocks of a sequence)."""
     total = 0
     blocks = 0
     most = 1
+    several = 0
     for first in range(0, batch.num_seqs, S.SCAN):
         seq = first + lane
         count, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
         total += tl.sum(count * tiles, 0)
         blocks += tl.sum(count, 0)
         most = tl.maximum(most, tl.max(tl.where(count > 0, tiles, 0), 0))
-    return total * 1.0 * S.KV_HEADS, blocks * S.KV_HEADS, most * 1.0
+        several = tl.maximum(several, tl.max(count, 0))
+    return total, blocks, most, several
 
 
 @triton.jit
@@ -53,13 +69,31 @@ def pieces_tried(number, filling):
 
 
 @triton.jit
-def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
-    """(tiles of a piece, about; blocks of a KV head, from the first on, that stay uncut).
+def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
+    """How many programs could have even shares; 0 where blocks are not for that, or are enough for all programs.
 
-    Up to PIECES a program; as many tiles as the longest block has: none is cut.  lane [SCAN] counts from 0.  The blocks
-    that are left behind whole rounds are taken to be as long as the others.
+    Where memory decides, the KV heads of a block had better be read side by side than evenly by all.  Blocks of one
+    sequence read the same keys, and find them in L2 where they do it at the same time: so where sequences have several,
+    each block of all KV heads gets as many programs.  Then all must be equally long.
     """
-    total, blocks, most = survey(batch, lane, mods, S)
+    each = (num_programs.to(tl.float32) / tl.maximum(blocks, 1) + SURE).to(tl.int32)
+    number = tl.where(several == 1, num_programs, each * blocks)
+    fits = (several == 1) | (tiles == blocks * most)
+    fits &= several * S.BLOCK_Q * CONTEXT <= most * S.TILE
+    fits &= blocks * S.KV_HEADS < num_programs
+    fits &= tiles * 1.0 * S.KV_HEADS * num_programs < 2147483648.0  # schedule.share_begin
+    return tl.where(fits, number, 0)
+
+
+@triton.jit
+def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
+    """Cuts, into up to PIECES a program.  lane [SCAN] counts from 0.
+
+    The blocks that are left behind whole rounds are taken to be as long as the others.
+    """
+    tiles, blocks, most, several = survey(batch, lane, mods, S)
+    sharers = sharers_of(tiles, blocks, most, several, num_programs, S)
+    total, blocks, most = tiles * 1.0 * S.KV_HEADS, blocks * S.KV_HEADS, most * 1.0
     programs = num_programs.to(tl.float32)
     least = tl.maximum(batch.least.to(tl.float32), tl.ceil(total / (num_programs * PIECES)))
     cut: tl.constexpr = 1.0 * CUT_KEYS / S.TILE
@@ -84,7 +118,13 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     best = tl.min(time, 0)
     winner = tl.min(tl.where(time == best, lane, lane + S.SCAN), 0)
     chosen = tl.max(tl.where(lane == winner, size, 0.0), 0)
-    if best < time_whole:
-        return chosen.to(tl.int32), tl.where(winner < TRIED, 0, front)
-    else:
-        return most.to(tl.int32), front * 0
+    share = total / tl.maximum(sharers, 1)
+    time_even = share + EVEN_CUTS * cut + join * tl.maximum(most / tl.maximum(share, 1.0) - MOST, 0.0)
+    even = (sharers > 0) & (share >= batch.least) & (time_even < best) & (time_even < time_whole)
+    cuts = best < time_whole
+    return Cuts(
+        tl.where(cuts, chosen, most).to(tl.int32),
+        tl.where(cuts & (winner >= TRIED), front, 0),
+        tl.where(even, sharers, 0),
+        tiles * S.KV_HEADS,
+    )

@@ -9,6 +9,8 @@ the device works through both at the same rate.
 
 from typing import Any, NamedTuple
 
+import triton
+
 from ..kernels.args import Batch, Block
 from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, total_work, visible_range, work
 from . import plan
@@ -38,13 +40,15 @@ class Lists(NamedTuple):
     slots: Any  # states that the first list may use
     size: Any  # tiles of a piece, about
     uncut: Any  # blocks of a KV head before those that may be cut into such pieces; 0 in mixed batches
+    sharers: Any  # programs that have an even share of all tiles each, and nobody asks a counter; 0: all do
+    total: Any  # tiles, where there are sharers
 
 
 class Taken(NamedTuple):
     """A program's places in both lists."""
 
-    many: Any  # the number of its item, or of the one after its last
-    few: Any
+    many: Any  # the number of its item, or of the one after its last; in an even share, where on the line it begins
+    few: Any  # in an even share, the end of it
     many_cursor: Any
     few_cursor: Any
 
@@ -96,20 +100,39 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     """All items; in mixed batches a piece has about so many tiles that every program gets a few, or batch.least."""
     size = 1 << 30
-    uncut = batch.num_seqs * 0
+    none = batch.num_seqs * 0
+    uncut, sharers, all_tiles = none, none, none
     if S.SPLIT and P.MIXED:
         pieces = gl.num_programs(0) * PIECES
         total = total_work(batch, lane, mods, S).to(gl.int64) * S.KV_HEADS  # of half a million queries, beyond 32 bits
         size = gl.maximum(batch.least, ((total + pieces - 1) // pieces).to(gl.int32))
     elif S.SPLIT:
-        size, uncut = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
+        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
+        size, uncut, sharers, all_tiles = cuts.size, cuts.uncut, cuts.sharers, cuts.total
     if P.MIXED:
         many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
         few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
-        return Lists(many, few, slots, size, uncut)
+        return Lists(many, few, slots, size, uncut, sharers, all_tiles)
     else:
-        none = batch.num_seqs * 0
-        return Lists(none + (1 << 30), none, none, size, uncut)
+        return Lists(none + (1 << 30), none, none, size, uncut, sharers, all_tiles)
+
+
+@triton.constexpr_function
+def may_share(S, P):
+    """Whether programs may have even shares of all tiles."""
+    return S.SPLIT and not P.MIXED
+
+
+@gluon.jit
+def share_begin(number, lists):
+    """The first tile of an even share, on the line."""
+    return number * lists.total // lists.sharers
+
+
+@gluon.jit
+def share_with(tile, lists):
+    """The number of the share that holds a tile."""
+    return ((tile + 1) * lists.sharers - 1) // lists.total
 
 
 @gluon.jit
@@ -146,7 +169,10 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
         pieces = _pieces(tiles, lists.size, S)
         ends_blocks = cursor.blocks + gl.associative_scan(blocks, 0, _add)
         cut = blocks - _uncut(blocks, ends_blocks - blocks, lists, S, P)
-        ends = cursor.units + gl.associative_scan(blocks + cut * (pieces - 1), 0, _add)
+        units = blocks + cut * (pieces - 1)
+        if may_share(S, P):
+            units = gl.where(lists.sharers > 0, blocks * tiles, units)
+        ends = cursor.units + gl.associative_scan(units, 0, _add)
         ends_used = cursor.slots + gl.associative_scan(gl.where(pieces > 1, cut * pieces, 0), 0, _add)
         last = gl.max(ends, axis=0)
         if unit < last:
@@ -165,54 +191,98 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def item_of(batch, cursor, index, slots_before, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(cursor, item) of a number; kv_head is -1 after the last."""
+def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, P: gl.constexpr):
+    """(block of a sequence, KV head, tiles [from, to) of it, pieces, first slot, this one's) of item `index`."""
     unit = index // S.KV_HEADS
-    cursor, found = find(batch, cursor, unit, lists, mods, S, P)
+    uncut = _uncut(blocks, found.blocks, lists, S, P)
+    behind = unit - found.units - uncut  # below 0 in an uncut block, whose slot nobody reads
+    pieces = gl.where(behind < 0, 1, _pieces(tiles, lists.size, S))
+    number = behind // pieces
+    piece = behind % pieces
+    kv_head = index % S.KV_HEADS
+    slot = slots_before + (found.slots + number * pieces) * S.KV_HEADS + kv_head * pieces
+    return uncut + number, kv_head, piece * tiles // pieces, (piece + 1) * tiles // pieces, pieces, slot, slot + piece
+
+
+@gluon.jit
+def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
+    """The same of what lies at a place on the line, up to the end of the block or of the program's share.
+
+    On the line each block is `tiles` long for each KV head.  From one piece to the next the share's number grows by 1,
+    or that of the block and head: so their sum numbers all pieces, those of a block in order.
+    """
+    within = at - found.units * S.KV_HEADS
+    line, tile = within // tiles, within % tiles
+    begin = at - tile
+    count = gl.minimum(tiles - tile, end - at)
+    first_share = share_with(begin, lists)
+    pieces = share_with(begin + tiles - 1, lists) - first_share + 1
+    before = found.blocks * S.KV_HEADS + line
+    slot = before + gl.program_id(0)
+    return line // S.KV_HEADS, line % S.KV_HEADS, tile, tile + count, pieces, before + first_share, slot
+
+
+@gluon.jit
+def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexpr, P: gl.constexpr):
+    """(cursor, item, index of what comes next in an even share) of a number; kv_head is -1 after the last.
+
+    end: of the even share.  slots_before: those of other lists.
+    """
+    cursor, found = find(batch, cursor, index // S.KV_HEADS, lists, mods, S, P)
+    following = index
     if found.seq < batch.num_seqs:
         blocks, tiles = work(batch, found.seq, True, mods, S)
-        uncut = _uncut(blocks, found.blocks, lists, S, P)
-        behind = unit - found.units - uncut  # below 0 in an uncut block, whose slot nobody reads
-        pieces = gl.where(behind < 0, 1, _pieces(tiles, lists.size, S))
-        number = behind // pieces
-        piece = behind % pieces
-        block = block_of(batch, found.seq, uncut + number, S)
+        shared = lists.sharers > 0 if may_share(S, P) else False
+        if shared:
+            number, kv_head, from_tile, to_tile, pieces, first_slot, slot = part_of_share(
+                found, tiles, index, end, lists, S
+            )
+            following += to_tile - from_tile
+        else:
+            number, kv_head, from_tile, to_tile, pieces, first_slot, slot = piece_of(
+                found, blocks, tiles, index, slots_before, lists, S, P
+            )
+        block = block_of(batch, found.seq, number, S)
         span = visible_range(block, mods, S.BLOCK_Q)
         context_len = block.seq_len - block.query_len
         begin = tile_of(span.lo, context_len, S)
-        end = tiles_before(span.hi, context_len, S)
+        past = tiles_before(span.hi, context_len, S)
         if S.SPLIT:
-            from_tile = first_tile(context_len, mods, S)
-            begin = gl.maximum(begin, from_tile + piece * tiles // pieces)
-            end = gl.minimum(end, from_tile + (piece + 1) * tiles // pieces)
-        kv_head = index % S.KV_HEADS
-        slot = slots_before + (found.slots + number * pieces) * S.KV_HEADS + kv_head * pieces
-        first = gl.where(piece == 0, 1, 0)
+            before = first_tile(context_len, mods, S)
+            begin = gl.maximum(begin, before + from_tile)
+            past = gl.minimum(past, before + to_tile)
+        first = gl.where(from_tile == 0, 1, 0)
         item = Item(
-            block, kv_head, begin, gl.maximum(begin, end), first, pieces, pieces, slot * S.ROWS,
-            (slot + piece) * S.ROWS, slot,
+            block, kv_head, begin, gl.maximum(begin, past), first, pieces, pieces, first_slot * S.ROWS, slot * S.ROWS,
+            first_slot,
         )  # fmt: skip
     else:
         item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 1, 0, 0, 0)
-    return cursor, item
+    return cursor, item, following
 
 
 # ---- two lists, worked through at the same rate ----------------------------------------------------
 
 
 @gluon.jit
-def begin_lists(lists):
+def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
     """(a program's places in both lists, whether it begins with the first)."""
     program = gl.program_id(0)
     many = first_of_many(program, lists)
-    return Taken(many, program - many, Cursor(0, 0, 0, 0), Cursor(0, 0, 0, 0)), first_of_many(program + 1, lists) > many
+    from_many = first_of_many(program + 1, lists) > many
+    few = program - many
+    shared = lists.sharers > 0 if may_share(S, P) else False
+    if shared:
+        many, few = share_begin(program, lists), share_begin(program + 1, lists)
+        many = gl.where(program < lists.sharers, many, lists.total)
+    return Taken(many, few, Cursor(0, 0, 0, 0), Cursor(0, 0, 0, 0)), from_many
 
 
 @gluon.jit
 def ask(counters, taken, lists, P: gl.constexpr):
     """(whether the next item is of the first list, what its counter said): of whichever list is behind."""
     if not P.MIXED:
-        return taken.many >= 0, gl.atomic_add(counters, 1, sem="relaxed")
+        return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")
     behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many
     from_many = (taken.many < lists.many) & (behind | (taken.few >= lists.few))
     return from_many, gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
@@ -222,7 +292,8 @@ def ask(counters, taken, lists, P: gl.constexpr):
 def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
     """(places, whether the next item is of the first list) by an answer; at the end of one list, of the other."""
     if not P.MIXED:
-        return Taken(answer + next_many, taken.few, taken.many_cursor, taken.few_cursor), from_many
+        many = gl.where(lists.sharers > 0, taken.many, answer + next_many)
+        return Taken(many, taken.few, taken.many_cursor, taken.few_cursor), from_many
     next_few = gl.num_programs(0) - next_many
     many = gl.where(from_many, answer + next_many, taken.many)
     few = gl.where(from_many, taken.few, answer + next_few)
@@ -237,17 +308,19 @@ def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr
 
 @gluon.jit
 def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(places, the item at a program's place in one list)."""
-    many_cursor, few_cursor = taken.many_cursor, taken.few_cursor
+    """(places, the item at a program's place in one list); in an even share the place is behind it then."""
+    many, many_cursor, few_cursor = taken.many, taken.many_cursor, taken.few_cursor
     if P.MIXED:
         if from_many:
-            many_cursor, item = item_of(part_of(batch, True, S), many_cursor, taken.many, 0, lists, mods, S, P)
+            many_cursor, item, _ = item_of(part_of(batch, True, S), many_cursor, many, many, 0, lists, mods, S, P)
         else:
             few = part_of(batch, False, S)
-            few_cursor, item = item_of(few, few_cursor, taken.few, lists.slots, lists, mods, S, P)
+            few_cursor, item, _ = item_of(few, few_cursor, taken.few, many, lists.slots, lists, mods, S, P)
     else:
-        many_cursor, item = item_of(batch, many_cursor, taken.many, 0, lists, mods, S, P)
-    return Taken(taken.many, taken.few, many_cursor, few_cursor), item
+        many_cursor, item, following = item_of(batch, many_cursor, many, taken.few, 0, lists, mods, S, P)
+        if may_share(S, P):
+            many = gl.where((lists.sharers > 0) & (following >= taken.few), lists.total, following)
+    return Taken(many, taken.few, many_cursor, few_cursor), item
 
 
 @gluon.jit
