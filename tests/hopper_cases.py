@@ -419,7 +419,7 @@ LINES: dict[str, dict[str, Any]] = {
     "drafts of any context": ragged(
         (32, 9000), (20, 9500), (0, 50), (32, 9200), (31, 8000), (17, 9900), (32, 9999), (32, 7000)
     )
-    | dict(bounds=True, sinks=True),
+    | dict(bounds=True, sinks=True, padding=60),  # rows enough for all to be as long
     "drafts, trees": DRAFTS_LINE | dict(qq_bias=32, tree=True),
     "drafts, head_dim 64, float16": DRAFTS_LINE | dict(head_dim=64, dtype=torch.float16),
     "drafts, group 3, padding": DRAFTS_LINE | dict(heads=24, padding=70),
