@@ -302,7 +302,7 @@ def _is_brief(p: Problem, s: Shares) -> bool:
 
 
 def _is_small(p: Problem) -> bool:
-    """Whether there are so few keys and values that finer tiles pay, which reach the first product sooner."""
+    """Whether there are so few keys and values that finer tiles pay."""
     most = SMALL_OF_128 if p.cache.itemsize == 2 and dim_of(p) == 128 else SMALL
     return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < most
 

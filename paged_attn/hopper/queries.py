@@ -62,7 +62,7 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
             token = gl.program_id(0) + thread // 32 * programs
             address = (query.ptr + token * query.stride_token).to(gl.int64)
             BITS: gl.constexpr = S.KV_HEADS * S.GROUP * S.HEAD_DIM * query.ptr.dtype.element_ty.primitive_bitwidth
-            bring_near(address, thread * 0 + BITS // 8, (thread % 32 == 0) & (token < num_tokens))
+            bring_near(address, thread * 0 + BITS // 128 * 16, (thread % 32 == 0) & (token < num_tokens))
 
 
 @gluon.jit

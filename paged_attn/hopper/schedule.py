@@ -1,5 +1,7 @@
 """Which item comes next: pieces of blocks of queries, taken from counters by whoever is free.
 
+Where blocks are too few for all programs, each has an even share of a line of them instead, and walks along it.
+
 Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a block side by
 side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
 
