@@ -1,0 +1,157 @@
+"""The same cases with several versions of this project on one card: what a change brings.
+
+    python -m benchmarks.beside ../before . decode --only "b1 x" --cells 3x64x16384
+
+A version is a folder with a checkout; `git archive COMMIT | tar -x -C FOLDER` makes one.  Each is timed in processes of
+its own, in turns: one that has timed many other kernels takes up to 12% longer for some.  What a version does not know
+or cannot do is left out, and results that are not those of the first version are told.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SAMPLED = 200_000  # results of a case that are compared, about
+AGREE = 4e-3  # of their difference, in norm: two roundings to 8 bits
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Compile with many processes, time with one, print a table."""
+    from rich.console import Console
+
+    options = _options(arguments)
+    names = [*chosen(options.suites, options.only), *options.cells]
+    with tempfile.TemporaryDirectory() as folder:
+        results = [Path(folder) / f"{i}.pt" for i in range(len(options.versions))]
+        for version in options.versions:
+            parts = [_start(version, names[i :: options.processes]) for i in range(options.processes)]
+            for process in parts:
+                process.communicate()
+        seconds: list[dict[str, list[float]]] = [{} for _ in options.versions]
+        for _ in range(options.turns):
+            for version, result, times in zip(options.versions, results, seconds):
+                for name, time in _finish(_start(version, names, options.rounds, result)).items():
+                    times.setdefault(name, []).append(time)
+        console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+        console.print(table(list(map(str, options.versions)), names, seconds))
+        for version, result in zip(options.versions[1:], results[1:]):
+            for name, error in differences(results[0], result):
+                console.print(f"{version} differs from {options.versions[0]} in {name}: {error:.2g}", markup=False)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="beside", description=__doc__)
+    parser.add_argument("versions", nargs="+", metavar="FOLDER | SUITE", help="versions, and suites of these")
+    parser.add_argument("--only", nargs="*", default=[""], help="cases with one of these in their names")
+    parser.add_argument("--cells", nargs="*", default=[], metavar="BxQxK", help="sequences x query tokens x keys")
+    parser.add_argument("--rounds", type=int, default=20, help="timings of a call in each turn  [20]")
+    parser.add_argument("--turns", type=int, default=2, help="of each version  [2]")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile")
+    options = parser.parse_args(arguments)
+    folders = [Path(word) for word in options.versions if (Path(word) / "paged_attn").is_dir()]
+    options.suites = [word for word in options.versions if Path(word) not in folders]
+    options.versions = folders
+    if not folders:
+        parser.error("no folder holds a version")
+    return options
+
+
+def chosen(suites: Sequence[str], words: Sequence[str]) -> list[str]:
+    """Names of the suites' cases that have one of the words."""
+    from benchmarks.suites import SUITES
+
+    return [case.name for suite in suites for case in SUITES[suite] if any(word in case.name for word in words)]
+
+
+def table(versions: Sequence[str], names: Sequence[str], seconds: Sequence[Mapping[str, Sequence[float]]]) -> Any:
+    """Microseconds of every turn, and how much of the first version's median."""
+    from rich.table import Table
+
+    made = Table("case", *versions, box=None, pad_edge=False)
+    for name in names:
+        before = seconds[0].get(name)
+        cells = []
+        for number, times in enumerate(seconds):
+            text = " ".join(f"{1e6 * time:.1f}" for time in times.get(name, ()))
+            if text and before and number:
+                text += f"  {statistics.median(times[name]) / statistics.median(before):.3f}x"
+            cells.append(text or "-")
+        made.add_row(name, *cells)
+    return made
+
+
+def differences(first: Path, other: Path) -> Iterator[tuple[str, float]]:
+    """(case, relative error) where results are not the same but for rounding."""
+    import torch
+
+    wanted, found = torch.load(first), torch.load(other)
+    for name in wanted.keys() & found.keys():
+        error = float((found[name] - wanted[name]).norm() / wanted[name].norm())
+        if not error <= AGREE:  # nor NaN
+            yield name, error
+
+
+# ---- a version, in a process of its own ------------------------------------------------------------
+
+
+def _start(version: Path, names: Sequence[str], rounds: int = 0, result: Path | None = None) -> subprocess.Popen[str]:
+    """Run this file with a version's modules; without rounds it only compiles."""
+    words = [sys.executable, __file__, json.dumps(dict(names=list(names), rounds=rounds, result=str(result or "")))]
+    environment = os.environ | {"PYTHONPATH": str(version.resolve())}
+    return subprocess.Popen(words, env=environment, cwd=version, stdout=subprocess.PIPE, text=True)
+
+
+def _finish(process: subprocess.Popen[str]) -> dict[str, float]:
+    said = process.communicate()[0].splitlines()
+    if process.returncode:
+        raise SystemExit(f"a version failed with status {process.returncode}")
+    return json.loads(said[-1])
+
+
+def alone(names: Sequence[str], rounds: int, result: str) -> dict[str, float]:
+    """Seconds of the cases by the modules that this process imports."""
+    import torch
+
+    import paged_attn
+    from benchmarks import measure
+    from benchmarks.suites import SUITES, uniform
+    from tests.cases import build
+
+    known = {case.name: case for cases in SUITES.values() for case in cases}
+    calls, samples = {}, {}
+    for name in names:
+        if re.fullmatch(r"\d+x\d+x\d+", name):
+            known[name] = uniform(name, *map(int, name.split("x")))
+        if name in known:
+            inputs = build(known[name], "cuda")
+            calls[name] = lambda inputs=inputs: paged_attn.paged_attention(**inputs)
+            try:
+                out = calls[name]()
+            except Exception as error:  # an older version may not have what a case asks for
+                print(f"{name}: {error!r}", file=sys.stderr)
+                del calls[name]
+                continue
+            flat = (out[0] if isinstance(out, tuple) else out).float().flatten()
+            samples[name] = flat[:: -(-flat.numel() // SAMPLED)].cpu()
+    if not rounds:
+        return {}
+    torch.save(samples, result)
+    return measure.measure(calls, rounds)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2 and sys.argv[1].startswith("{"):
+        sys.path.pop(0)  # this file's folder
+        print(json.dumps(alone(**json.loads(sys.argv[1]))))
+    else:
+        main()
