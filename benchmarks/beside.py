@@ -31,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     options = _options(arguments)
     names = [*chosen(options.suites, options.only), *options.cells]
+    compiling = max(1, min(options.processes, len(names)))
     with tempfile.TemporaryDirectory() as folder:
         results = [Path(folder) / f"{i}.pt" for i in range(len(options.versions))]
         for version in options.versions:
-            parts = [_start(version, names[i :: options.processes]) for i in range(options.processes)]
+            parts = [_start(version, names[i::compiling]) for i in range(compiling)]
             for process in parts:
                 process.communicate()
         seconds: list[dict[str, list[float]]] = [{} for _ in options.versions]
@@ -50,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    from benchmarks.suites import SUITES
+
     parser = argparse.ArgumentParser(prog="beside", description=__doc__)
     parser.add_argument("versions", nargs="+", metavar="FOLDER | SUITE", help="versions, and suites of these")
     parser.add_argument("--only", nargs="*", default=[""], help="cases with one of these in their names")
@@ -63,6 +66,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options.versions = folders
     if not folders:
         parser.error("no folder holds a version")
+    for word in options.suites:
+        if word not in SUITES:
+            parser.error(f"{word!r} is neither a folder with a version nor a suite: {', '.join(SUITES)}")
     return options
 
 

@@ -169,13 +169,16 @@ def cut(launch: Launch, batch: Batch) -> Cut:
 def _line(launch: Launch, blocks: list[Block], chosen: Cuts) -> tuple[int, int, int, list[tuple[Block, int]]]:
     """As `_even_shares`, of the line of all KV heads; states of each block for each head."""
     sharers, total = chosen.sharers, chosen.total
+
+    def share_with(tile: int) -> int:
+        return ((tile + 1) * sharers - 1) // total
+
     ends = [number * total // sharers for number in range(sharers + 1)]
     sizes = [end - begin for begin, end in itertools.pairwise(ends)]
     counts, unit = [], 0
     for block in blocks:
         for _ in range(launch.shape.KV_HEADS):
-            last = unit + block.tiles - 1
-            counts.append((block, ((last + 1) * sharers - 1) // total - ((unit + 1) * sharers - 1) // total + 1))
+            counts.append((block, share_with(unit + block.tiles - 1) - share_with(unit) + 1))
             unit += block.tiles
     return sharers, min(sizes), max(sizes), counts
 

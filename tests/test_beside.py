@@ -62,6 +62,14 @@ def test_a_version_that_fails_is_told(tmp_path: Path) -> None:
         beside.main([str(broken), "--cells", "1x1x16", "--processes", "1"])
 
 
+def test_what_is_neither_a_version_nor_a_suite_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        beside.main([str(version(tmp_path / "old", 1.0, 1.0)), "../nowhere"])
+    assert "'../nowhere' is neither" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        beside.main(["decode"])
+
+
 def test_results_that_are_rounded_otherwise_are_the_same(tmp_path: Path) -> None:
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     torch.save({"rounded": x, "wrong": x, "lost": x, "only here": x}, tmp_path / "a")

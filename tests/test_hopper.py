@@ -56,7 +56,11 @@ def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) 
         run(sized(str(fields), seed=seed, **fields), DEVICE)
 
 
-def on_a_line(name: str) -> None:
+SMALL_LINE = "chunks, window, not causal"
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x == SMALL_LINE)) for x in LINES])
+def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LINES[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     left, right = case.window_size
@@ -64,16 +68,6 @@ def on_a_line(name: str) -> None:
     assert done.schedule == "line"
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
-
-
-@pytest.mark.parametrize("name", LINES)
-def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> None:
-    on_a_line(name)
-
-
-@pytest.mark.quick
-def test_even_shares_of_a_small_line_give_the_results_of_the_reference() -> None:
-    on_a_line("chunks, window, not causal")
 
 
 @contextmanager
