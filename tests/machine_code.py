@@ -10,7 +10,6 @@ import contextlib
 import functools
 import importlib
 import io
-import itertools
 import json
 import os
 import re
@@ -27,7 +26,7 @@ SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
 # What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
 ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
 LEAVES = {"BRA", "BRX", "EXIT", "RET"}
-INSTRUCTION, LINE = 16, 128  # bytes, on sm_90
+INSTRUCTION = 16  # bytes, on sm_90
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
 SAID: dict[int, str] = {}  # by ptxas of kernels, by id; nothing of those that lay on disk
 
@@ -198,11 +197,11 @@ def innermost(code: list[str]) -> list[list[str]]:
     return [loop for loop, labels in zip(found, held) if not any(other < labels for other in held)]
 
 
-def ends_in_lines(code: list[str]) -> list[int]:
-    """Of each innermost loop, in which byte of a line of code the branch lies that goes back."""
-    addresses = list(itertools.accumulate((0 if x.endswith(":") else INSTRUCTION for x in code), initial=0))
-    heads = [loop[0][:-1] for loop in innermost(code)]
-    return [max(at for at, x in zip(addresses, code) if f"`({head})" in x) % LINE for head in heads]
+def loops_in_turn(code: list[str]) -> int:
+    """The innermost loops whose products begin behind one barrier and are sent before an arrival at another."""
+    marks = {"BAR.SYNC": "s", "BAR.ARV": "a", "WARPGROUP.DEPBAR": "w"} | {f"{name}.": "m" for name in MATRIX}
+    orders = ("".join(mark for x in loop for name, mark in marks.items() if name in x) for loop in innermost(code))
+    return sum(bool(re.fullmatch("sm+aw[^m]*", order)) for order in orders)
 
 
 def under_products(code: list[str]) -> list[dict[str, int]]:
@@ -337,7 +336,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts |= {"operations": operations(code), "loops": loops(code)}
         facts["code_bytes"] = INSTRUCTION * facts["operations"].total()
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
-        facts["ends_in_lines"] = ends_in_lines(code)
+        facts["loops_in_turn"] = loops_in_turn(code)
         facts["under_products"] = under_products(code)
         facts["results_under_products"] = results_under_products(code)
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)

@@ -147,6 +147,18 @@ def test_threads_meet_at_barriers() -> None:
     np.testing.assert_array_equal(memory, np.arange(32, 64))
 
 
+def test_who_arrives_at_a_barrier_does_not_wait_there() -> None:
+    """One warp gives, the other takes what was written before."""
+    memory = np.zeros(32, np.uint32)
+    text = """mov.u32 %r1, %tid.x; setp.ge.u32 %p1, %r1, 32; and.b32 %r2, %r1, 31; shl.b32 %r3, %r2, 2;
+    mov.u32 %r4, global_smem; add.u32 %r4, %r4, %r3; mov.u32 %r6, 3; @%p1 bra $L1;
+    bar.sync %r6, 64; ld.shared.b32 %r5, [%r4]; mul.wide.u32 %rd2, %r2, 4; add.s64 %rd1, %rd1, %rd2;
+    st.global.b32 [%rd1], %r5; bar.sync 4, 64; bra.uni $L2;
+    $L1: st.shared.b32 [%r4], %r1; bar.arrive %r6, 64; bar.sync 4, 64; $L2:"""
+    launch(kernel(text), memory)
+    np.testing.assert_array_equal(memory, np.arange(32, 64))
+
+
 # A kernel's text otherwise, and what is to be said of it.
 EDITS: dict[str, tuple[str, str, str]] = {
     "consumers do not wait for tiles": (r"@!p bra WAIT;", "", "more arrive at a barrier than it expects"),
@@ -168,6 +180,7 @@ EDITS: dict[str, tuple[str, str, str]] = {
         r"\1",
         "left counters that are not zero",
     ),
+    "turns that are not given": (r"(sub\.u32 t, 15, t;) bar\.arrive t, 256;", r"\1", "all wait for ever"),
     "a barrier of one warp too many": (r"(bar\.sync\s+0, )256", r"\g<1>288", "all wait for ever"),
 }
 

@@ -520,20 +520,42 @@ def meet(x):
     )
 
 
-@triton.constexpr_function
-def _sleeps(count):
-    return "nanosleep.u32 0; " * count + "mov.u32 $0, $1;"
+# A kernel's first two warpgroups take turns by the last two of a program's barriers, for Triton takes the first ones.
+# Each waits at its own, where the other arrives.  That the last turn is given nobody waits for.
+_BEGIN_TURNS = gl.constexpr(
+    "{ .reg .pred p; .reg .b32 t; mov.u32 t, %tid.x; setp.ge.u32 p, t, 128; @p bar.arrive 14, 256; mov.u32 $0, $1; }"
+)
+_TAKE_TURN = gl.constexpr(
+    "{ .reg .b32 t; mov.u32 t, %tid.x; shr.u32 t, t, 7; add.u32 t, t, 14; bar.sync t, 256; mov.u32 $0, $1; }"
+)
+_GIVE_TURN = gl.constexpr(
+    "{ .reg .b32 t; mov.u32 t, %tid.x; shr.u32 t, t, 7; sub.u32 t, 15, t; bar.arrive t, 256; mov.u32 $0, $1; }"
+)
 
 
 @gluon.jit
-def move_on(COUNT: gl.constexpr, WARPS: gl.constexpr):
-    """Let the code behind this lie so many instructions of 16 bytes further on.
+def _execute(ASM: gl.constexpr):
+    """Once by each thread of two warpgroups."""
+    nothing = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [8], [0]))
+    gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [nothing], dtype=gl.int32, is_pure=False, pack=1)
 
-    Code is fetched in lines of 128 bytes, and ptxas aligns no loop.
-    """
-    nothing = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [WARPS], [0]))
-    ASM: gl.constexpr = _sleeps(COUNT)
-    gl.inline_asm_elementwise(ASM, "=r,r", [nothing], dtype=gl.int32, is_pure=False, pack=1)
+
+@gluon.jit
+def begin_turns():
+    """The second warpgroup gives the first one a turn."""
+    _execute(_BEGIN_TURNS)
+
+
+@gluon.jit
+def take_turn():
+    """Wait until the other warpgroup has given its turn."""
+    _execute(_TAKE_TURN)
+
+
+@gluon.jit
+def give_turn():
+    """To the other warpgroup."""
+    _execute(_GIVE_TURN)
 
 
 _BRING = gl.constexpr(

@@ -2,6 +2,7 @@
 
 from ..kernels.args import State
 from ..kernels.schedule import end_in, gap_before
+from . import pingpong
 from .args import Turns
 from .asm import pin
 from .convert import NONE
@@ -61,8 +62,10 @@ def send_tiles(
 
     for i in range(1, end - begin):
         tile = end - 1 - i
+        pingpong.take(S, P)
         scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, True, S, P)
+        pingpong.give(S, P)
         if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
             scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
         else:

@@ -8,11 +8,11 @@ import triton
 
 from ..kernels.args import Batch, Block
 from ..kernels.merge import partial_of
-from ..kernels.output import clear_padding
+from ..kernels.output import clear_padding, tokens_of
 from ..kernels.schedule import visible_range
+from . import pingpong
 from .ahead import consume_items_ahead
-from .args import Jobs, Results, Rings, Turn, Turns, is_pair
-from .asm import move_on
+from .args import Jobs, Results, Rings, Turn, Turns
 from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
 from .consumer import consume
@@ -26,10 +26,6 @@ from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gl, gluon
-
-# Instructions before the consumer of blocks that may be cut.  Its loop over keys takes 8% longer where the branch at
-# its end is the first of a line of code, 1% where it is the second; other loops do not mind.
-MOVED = gl.constexpr(3)
 
 
 @gluon.jit
@@ -108,8 +104,7 @@ def hand_out_items(
 @gluon.jit
 def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer: its rows of every item, from the first key to the stored result."""
-    if S.SPLIT and is_pair(P):
-        move_on(MOVED, P.ROWS // 16)
+    pingpong.begin(S, P)
     if P.AHEAD:
         consume_items_ahead(out, results, rings, jobs, S, P)
     else:
@@ -205,9 +200,9 @@ def blocks_kernel(
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )
-    bring_queries(query, num_tokens, S, P)
     if S.CLEAR:
-        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
+        live = tokens_of(batch)  # memory answers while barriers are made
+    bring_queries(query, num_tokens, S, P)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
     gates = make_gates(P)
     queries = make_queries(dtype, gates, S, P)
@@ -220,6 +215,9 @@ def blocks_kernel(
     jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
+    if S.CLEAR:
+        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P)
     LAST: gl.constexpr = P.LOADERS - 1
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups

@@ -6,7 +6,7 @@ line of units, here loaders and consumers walk along it each for itself: one con
 
 from ..kernels.args import Batch
 from ..kernels.merge import partial_of
-from ..kernels.output import clear_padding
+from ..kernels.output import clear_padding, tokens_of
 from ..kernels.schedule import find_share, room_of, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
 from .column_softmax import make_flags
@@ -92,7 +92,8 @@ def shares_kernel(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )
     if S.CLEAR:
-        clear_padding(out, lse, batch, gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), S)
+        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        clear_padding(out, lse, batch, tokens_of(batch), dim, S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP

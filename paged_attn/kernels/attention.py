@@ -7,7 +7,7 @@ from .args import Batch, KeyValues, Source, State
 from .cache import load_box, load_ids, load_kv, locate
 from .merge import join_if_last, partial_of
 from .numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
-from .output import clear_padding, load_query, store_partial, store_rows
+from .output import clear_padding, load_query, store_partial, store_rows, tokens_of
 from .schedule import (
     block_of,
     find_block,
@@ -234,7 +234,7 @@ def attention_kernel(
     if key_box is not None:
         boxes = KeyValues(key_box, value_box)
     if S.CLEAR:
-        clear_padding(out, lse, batch, tl.arange(0, S.DIM), S)
+        clear_padding(out, lse, batch, tokens_of(batch), tl.arange(0, S.DIM), S)
     if S.SPLIT:
         attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S)
     else:

@@ -84,10 +84,15 @@ def store_partial(partial, at, valid, dim, state, S: tl.constexpr):
 
 
 @triton.jit
-def clear_padding(out, lse, batch, dim, S: tl.constexpr):
-    """Rows past the last sequence: output 0, log-sum-exp -inf; all programs share them."""
+def tokens_of(batch):
+    """Query tokens of all sequences; what a call has beyond them is padding."""
+    return tl.load(batch.query_starts + batch.num_seqs)
+
+
+@triton.jit
+def clear_padding(out, lse, batch, live, dim, S: tl.constexpr):
+    """Rows past the last sequence's, of `live` tokens: output 0, log-sum-exp -inf; all programs share them."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
-    live = tl.load(batch.query_starts + batch.num_seqs)
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
         token = tl.cast(row // HEADS, tl.int64)
         head = row % HEADS

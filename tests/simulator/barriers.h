@@ -3,7 +3,8 @@
 
 #include "machine.h"
 
-static void meet(Warp& w, const s64* o, int count, u32) {  // bar.sync number, threads
+// A warp arrives at a barrier of the program, and may have to wait for the others.
+static void arrive_at_number(Warp& w, const s64* o, int count, bool waits) {  // number, threads
     int number = int(*w.at(o[0]));
     int threads = count > 1 ? int(*w.at(o[1])) : int(32 * w.program->warps.size());
     auto& waiting = w.program->waiting.at(number);
@@ -18,11 +19,13 @@ static void meet(Warp& w, const s64* o, int count, u32) {  // bar.sync number, t
         waiting.clear();
         arrived = 0;
         w.machine->events++;
-    } else {
+    } else if (waits) {
         w.waits = true;
         waiting.push_back(&w);
     }
 }
+static void meet(Warp& w, const s64* o, int count, u32) { arrive_at_number(w, o, count, true); }
+static void pass_by(Warp& w, const s64* o, int count, u32) { arrive_at_number(w, o, count, false); }
 
 template <auto F>
 static void at_barriers(Warp& w, const s64* o, u32 lanes, int place) {

@@ -249,7 +249,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["redux.sync.or.b32"] = reduce<[](u32 a, u32 b) { return a | b; }, u32>;
     t["vote.sync.any.pred"] = vote<false>, t["vote.sync.all.pred"] = vote<true>;
     t["elect.sync"] = elect;
-    t["bar.sync"] = t["barrier.sync"] = meet;
+    t["bar.sync"] = t["barrier.sync"] = meet, t["bar.arrive"] = pass_by;
     t["bar.warp.sync"] = t["setmaxnreg.inc.sync.aligned.u32"] = t["setmaxnreg.dec.sync.aligned.u32"] = nothing;
     t["nanosleep.u32"] = nothing;
     t["fence.proxy.async.shared"] = fence;
