@@ -197,6 +197,12 @@ def innermost(code: list[str]) -> list[list[str]]:
     return [loop for loop, labels in zip(found, held) if not any(other < labels for other in held)]
 
 
+def named_barriers(code: list[str]) -> set[int]:
+    """Barriers of a program at which it waits by their number: all of Triton's; turns are by a register."""
+    found = (re.search(r"\bBAR\.SYNC\S* (0x[0-9a-f]+)", x) for x in code)
+    return {int(match[1], 16) for match in found if match}
+
+
 def loops_in_turn(code: list[str]) -> int:
     """The innermost loops whose products begin behind one barrier and are sent before an arrival at another."""
     marks = {"BAR.SYNC": "s", "BAR.ARV": "a", "WARPGROUP.DEPBAR": "w"} | {f"{name}.": "m" for name in MATRIX}
@@ -337,6 +343,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["code_bytes"] = INSTRUCTION * facts["operations"].total()
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["loops_in_turn"] = loops_in_turn(code)
+        facts["named_barriers"] = sorted(named_barriers(code))
         facts["under_products"] = under_products(code)
         facts["results_under_products"] = results_under_products(code)
         facts["boxes_in_loops_of_their_own"] = boxes_in_loops(code)

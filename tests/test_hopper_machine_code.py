@@ -61,6 +61,7 @@ LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared m
 ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
 # Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
 IN_TURN = ("speculate 32", "speculate 32 tree", "speculate 64", "mixed", "mixed new")
+TURNS = 14  # the first of the barriers for that; Triton's are below
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or beside the
 # results of 256 dims and the scores of a tile.
 HOPPER_MAY_RELOAD = {"mixed": 24, "mixed new": 24, "mixed e4m3": 10, "mixed softcap": 2}
@@ -138,6 +139,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
         yield f"exchanges {facts['results_under_products']} results under a product"
     if facts["loops_in_turn"] != (variant in IN_TURN):
         yield f"sends products in turn in {facts['loops_in_turn']} loops"
+    if max(facts["named_barriers"], default=0) >= TURNS:
+        yield f"waits at barriers {facts['named_barriers']}, by some of which warpgroups take turns"
     yield from _weighing_complaints(variant, len(rows), facts["under_products"])
     for loop in rows:
         if not loop.get("VOTE"):
@@ -265,6 +268,11 @@ def test_loops_that_send_products_in_turn_are_told() -> None:
     assert told(take, products[0], give, wait, products[1], wait) == 0
 
 
+def test_barriers_are_told_by_number() -> None:
+    code = ["@P0 BAR.SYNC.DEFER_BLOCKING 0x1", "BAR.SYNC.DEFER_BLOCKING 0xb, 0x80", "BAR.SYNC.DEFER_BLOCKING R3, 0x100"]
+    assert machine_code.named_barriers([*code, "@P0 BAR.ARV 0xe, 0x100", "BAR.ARV R0, 0x100"]) == {1, 11}
+
+
 def test_partitions_that_start_before_everybody_has_read_are_found() -> None:
     start = ["STS [R4], R5", "BAR.SYNC.DEFER_BLOCKING 0x1"]
     assert machine_code.overtaken_readers(["BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", "LDS R0, [R2]", *start]) == 1
@@ -300,10 +308,10 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
         overtaken_readers=1, reused_barriers=1, unwritten=1, boxes_in_loops_of_their_own=1, operations={"F2F": 1},
-        innermost=[loop], under_products=[], code_bytes=115 << 10, loops_in_turn=0,
+        innermost=[loop], under_products=[], code_bytes=115 << 10, loops_in_turn=0, named_barriers=[0, 14],
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in complaints(facts))
-    assert found == "takes spills has is stores uses converts does sends spills waits rescales converts does"
+    assert found == "takes spills has is stores uses converts does sends spills waits waits rescales converts does"
     divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1, BAR=1)])
     under = dict(maxima=38, maxima_always=38, exponentials=2, functions_always=101)
     found = " ".join(complaints(divided | dict(under_products=[under])))
