@@ -43,9 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output = options.output or runner.folder(runner.device_name())
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else 30)
     failed = 0
-    if options.processes > 1 and not options.quick:
+    processes = warm.processes() if options.processes is None else options.processes
+    if processes > 1 and not options.quick:
         with console.status("compiling"):
-            warm.warm(options.suites, options.processes)
+            warm.warm(options.suites, processes)
     for suite, cases, about in _suites(options):
         done = runner.run(
             suite,
@@ -74,9 +75,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", type=_peers, default=dict(PEERS), help=f"some of {', '.join(PEERS)}, by commas")
     parser.add_argument("--rounds", type=int, help="timings of each call, of which the median counts  [30, quick 5]")
     parser.add_argument("--quick", action="store_true", help="few cases, few rounds: does it all run?")
-    parser.add_argument(
-        "--processes", type=int, default=warm.processes(), help="that compile beforehand; 1: none  [one a core]"
-    )
+    parser.add_argument("--processes", type=int, help="that compile beforehand; 1: none  [one a core]")
     parser.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines for `trace`  [synthetic]")
     parser.add_argument("--output", type=Path, help="folder of the JSON and pictures  [benchmarks/results/<gpu>]")
     parser.add_argument("--redraw", metavar="GPU", help="only draw the pictures of a folder's JSON; needs no GPU")

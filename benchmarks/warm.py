@@ -27,7 +27,7 @@ CEILINGS = {"bytes_per_second": 4.4e12, "operations_per_second": 800e12}  # for 
 def processes() -> int:
     """As many as there are cores, and room on the GPU for."""
     if not torch.cuda.is_available():
-        return 0
+        return 1
     return min(os.cpu_count() or 1, int(torch.cuda.mem_get_info()[0] // ROOM))
 
 
