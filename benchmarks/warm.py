@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> None:
     for case in cases:
         try:
             paged_attn.paged_attention(**inputs_of(case, "cuda"))
-        except Exception as error:
+        except Exception as error:  # whatever it is: the case fails again where it is timed, and is told there
             print(f"{case.name}: {error!r}", file=sys.stderr)
         torch.cuda.empty_cache()
     if cells:
