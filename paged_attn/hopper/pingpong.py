@@ -1,8 +1,8 @@
 """Ping-pong: two warpgroups send their products in turn, so that those of one run under the other's softmax.
 
 Left to themselves they settle like that or in step, each waiting for the products of both and the tensor cores for both
-softmaxes: a fifth longer.  Some cycles decide which, and a build keeps to it: where its loop lies in a line of code, or
-how long a launch takes to begin.
+softmaxes: a fifth longer.  Some cycles decide which, and a build mostly keeps to it: where its loop lies in a line of
+code, or what a launch does before.
 """
 
 import triton
@@ -13,7 +13,7 @@ from .shim import gl, gluon
 
 @triton.constexpr_function
 def is_ordered(S, P):
-    """Whether they do: where items are long, and no converter feeds both, which takes 3% longer for it."""
+    """Whether they do: where blocks may be cut, for these are long, and no converter is between, 1-3% slower so."""
     return P.ROWS == 128 and S.SPLIT and P.CONVERT == 0
 
 
