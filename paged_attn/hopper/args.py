@@ -43,6 +43,12 @@ def is_pair(P):
 
 
 @triton.constexpr_function
+def is_gated(P):
+    """Whether each warp of a consumer waits for tiles by itself: in every pair, and where three consumers' tiles are short."""
+    return P.ROWS == 128 or P.CONSUMERS == 3
+
+
+@triton.constexpr_function
 def query_parts(P):
     """fp8 numbers that a query's number is the sum of; 1: it is one, or not fp8."""
     return 2 if P.FP8_KEYS and not P.FP8_PRODUCTS else 1

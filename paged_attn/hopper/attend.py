@@ -1,5 +1,7 @@
 """The loop over tiles: the keys of one tile and the values of the one before are multiplied together."""
 
+import triton
+
 from ..kernels.args import State
 from ..kernels.schedule import end_in, gap_before
 from . import pingpong
@@ -9,7 +11,7 @@ from .convert import NONE
 from .layouts import operand_layout, product_layout
 from .queries import leave_queries
 from .shim import gl, gluon, warpgroup_mma_wait
-from .softmax import of_rows, scale_rows, spread, unpacked
+from .softmax import of_rows, packed, scale_rows, spread, unpacked
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
 
@@ -34,6 +36,78 @@ def receive(sent, rings, turns, state, P: gl.constexpr):
     return Turns(turns.key, v_turn, turns.query), State(acc, row_max, row_sum)
 
 
+@triton.constexpr_function
+def carries_words(S, P):
+    """Whether weights go from round to round in words of two: as numbers they would be moved by slower instructions."""
+    return P.CONSUMERS == 3 and P.AT_ONCE and not S.APART
+
+
+@gluon.jit
+def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
+    """Weights of a tile, numbers or words of two, as a left operand."""
+    LAYOUT: gl.constexpr = product_layout(S.TILE, P.FP8_KEYS, P.ROWS)
+    if weights.dtype == gl.int32:
+        weights = unpacked(weights, LAYOUT, S)
+    return gl.convert_layout(weights, operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
+
+
+@gluon.jit
+def carried(weights, S: gl.constexpr, P: gl.constexpr):
+    """Weights of a tile as they go to the next round."""
+    if not carries_words(S, P):
+        return as_operand(weights, S, P)
+    elif weights.dtype == gl.int32:
+        return weights
+    else:
+        return packed(weights)
+
+
+@gluon.jit
+def operand_of(weights, S: gl.constexpr, P: gl.constexpr):
+    """What was carried as a left operand, all of it before the next product begins."""
+    if carries_words(S, P):
+        return pin(as_operand(weights, S, P))
+    else:
+        return weights
+
+
+@gluon.jit
+def send_tile(
+    q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale, slopes, mods,
+    EDGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """One round: a tile's keys and the values of the one before are multiplied, and the scores weighed."""
+    keys, values = rings.key, rings.value
+    end_key, context_len = item.block.seq_len, rows.context_len
+    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
+    operand = operand_of(weights, S, P)
+    pingpong.take(S, P)
+    scores = multiply_keys(q, keys, k_turn, S, P)
+    acc = multiply_values(operand, values, v_turn, acc, True, S, P)
+    pingpong.give(S, P)
+    if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
+        scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
+    else:
+        scores = warpgroup_mma_wait(1, deps=(scores,))
+    k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
+    following, decay, row_max, added, acc = judge(
+        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, EDGES, S, P
+    )
+    sums = sums * decay + added
+    following = pin(following)
+    # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
+    acc = warpgroup_mma_wait(0, deps=(acc,))
+    operand = pin(operand)
+    v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
+    if not P.AT_ONCE:
+        acc = scale_rows(acc, decay, S)
+    following = carried(following, S, P)
+    if S.APART:  # noqa: SIM102 (one is decided at compile time)
+        if tile == context_len // S.TILE:  # in which the cache ends
+            clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
+    return k_turn, v_turn, following, acc, row_max, sums
+
+
 @gluon.jit
 def send_tiles(
     q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr
@@ -43,7 +117,6 @@ def send_tiles(
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
-    P_LAYOUT: gl.constexpr = operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS)
     ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_KEYS, P.ROWS)))
@@ -51,42 +124,33 @@ def send_tiles(
     tile = end - 1
     k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
     weights, decay, row_max, added, acc = judge(
-        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
+        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, True, S, P
     )
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
-    operand = gl.convert_layout(unpacked(weights, scores, S), P_LAYOUT)
+    weights = carried(weights, S, P)
     if P.CONVERT == NONE:
         clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
-    for i in range(1, end - begin):
-        tile = end - 1 - i
-        pingpong.take(S, P)
-        scores = multiply_keys(q, keys, k_turn, S, P)
-        acc = multiply_values(operand, values, v_turn, acc, True, S, P)
-        pingpong.give(S, P)
-        if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
-            scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
-        else:
-            scores = warpgroup_mma_wait(1, deps=(scores,))
-        k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
-        following, decay, row_max, added, acc = judge(
-            scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
-        )
-        sums = sums * decay + added
-        following = pin(following)
-        # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
-        acc = warpgroup_mma_wait(0, deps=(acc,))
-        operand = pin(operand)
-        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
-        if not P.AT_ONCE:
-            acc = scale_rows(acc, decay, S)
-        operand = gl.convert_layout(unpacked(following, scores, S), P_LAYOUT)
-        if S.APART:  # noqa: SIM102 (one is decided at compile time)
-            if tile == context_len // S.TILE:  # in which the cache ends
-                clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
+    ROUNDS: gl.constexpr = 2 if P.CONSUMERS == 3 and S.DIM == 64 and mods.left is None else 1
+    MANY: gl.constexpr = mods.left is not None or S.BLOCK_Q > S.TILE
+    if ROUNDS == 2:
+        if (end - begin) % 2 == 0:
+            tile -= 1
+            k_turn, v_turn, weights, acc, row_max, sums = send_tile(
+                q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
+                slopes, mods, True, S, P,
+            )  # fmt: skip
+    for _ in range((tile - begin) // ROUNDS):
+        for i in gl.static_range(ROUNDS):
+            tile -= 1
+            k_turn, v_turn, weights, acc, row_max, sums = send_tile(
+                q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
+                slopes, mods, i == 0 or MANY, S, P,
+            )  # fmt: skip
 
+    operand = operand_of(weights, S, P)
     leave_queries(rings.queries, turns.query, S, P)
     if P.CONVERT == NONE and mods.left is not None:
         first = tile * S.TILE - gap_before(tile, context_len, S)

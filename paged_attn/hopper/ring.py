@@ -2,7 +2,7 @@
 
 import triton
 
-from .args import Gates, Ring, Turn, is_pair
+from .args import Gates, Ring, Turn, is_gated, is_pair
 from .asm import TAG, arrive_at, await_at, find_tag, init_at
 from .shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
@@ -39,12 +39,13 @@ DEPTH = gl.constexpr(8)  # slots of a ring at most
 
 @triton.constexpr_function
 def arrivals_of(P):
-    """That complete the barriers of each kind, one of each warp of a consumer of two warpgroups; 0: there are none."""
-    readers, convert = P.ROWS // 16, int(P.CONVERT != 0)
+    """That complete the barriers of each kind, one of each warp of the consumers; 0: there are none."""
+    readers, convert = P.CONSUMERS * P.ROWS // 16, int(P.CONVERT != 0)
     keys = 1 if P.CONVERT == 1 else P.LOADERS
     values = 1 if convert else P.LOADERS
     queries = (1, readers) if P.QUERY_BOX else (0, 0)
-    return keys, readers, values, readers, *queries, 1, readers + 2 * P.LOADERS - 1 + convert
+    mail = (1, readers + 2 * P.LOADERS - 1 + convert)
+    return keys, readers, values, readers, *((*queries, *mail) if P.ROWS == 128 else (0, 0, 0, 0))
 
 
 @gluon.jit
@@ -53,7 +54,7 @@ def make_gates(P: gl.constexpr):
 
     Each warp leaves a tag in the row behind them, and finds it.
     """
-    if is_pair(P):
+    if is_gated(P):
         ARRIVALS: gl.constexpr = arrivals_of(P)
         THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
         barriers = gl.allocate_shared_memory(gl.int64, [KINDS + 1, DEPTH], mbarrier.MBarrierLayout())
@@ -73,7 +74,7 @@ def make_gates(P: gl.constexpr):
 def start_with(gates, P: gl.constexpr):
     """`start_together`, of whatever consumers."""
     start_together()
-    if is_pair(P):  # all have found the tag, which no other program must
+    if is_gated(P):  # all have found the tag, which no other program must
         THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
         gates.barriers.index(KINDS).store(gl.full([DEPTH], 0, gl.int64, THREADS))
 
@@ -120,7 +121,7 @@ def make_read_ring(
     P: gl.constexpr,
 ):
     """One that consumers empty."""
-    if is_pair(P):
+    if is_gated(P):
         gl.static_assert(STAGES <= DEPTH)
         full, full_at = gate(gates, KIND)
         empty, empty_at = gate(gates, KIND + 1)
@@ -158,7 +159,7 @@ def wait_full(ring, turn, there=None):
 @gluon.jit
 def wait_tile(ring, turn, P: gl.constexpr, there=None):
     """`wait_full` of consumers."""
-    if is_pair(P):
+    if is_gated(P):
         await_at(ring.full_at + turn.stage * 8, turn.phase, there)
     else:
         wait_full(ring, turn, there)
@@ -167,7 +168,7 @@ def wait_tile(ring, turn, P: gl.constexpr, there=None):
 @gluon.jit
 def release_tile(ring, turn, P: gl.constexpr):
     """`release` of the turn's slot by a consumer."""
-    if is_pair(P):
+    if is_gated(P):
         arrive_at(ring.empty_at + turn.stage * 8)
     else:
         release(ring.empty.index(turn.stage))

@@ -238,12 +238,17 @@ def weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE: gl.constexpr, S: 
 
 
 @gluon.jit
-def unpacked(weights, like, S: gl.constexpr):
-    """Weights [R, N] of 16 bits, placed like scores: what `weigh` or `weigh_at_once` gave."""
-    if weights.dtype == gl.int32:
-        dtype: gl.constexpr = S.COMPUTE
-        lower = weights.to(gl.int16).to(dtype, bitcast=True)
-        upper = (weights >> 16).to(gl.int16).to(dtype, bitcast=True)
-        return as_product(gl.join(lower, upper), like)
-    else:
-        return weights
+def packed(weights):
+    """Weights [R, N] of 16 bits in words [R, N / 8, 4] of two, as `weigh_at_once` gives them."""
+    even, odd = gl.split(by_thread(weights.to(gl.int16, bitcast=True)))
+    return (even.to(gl.int32) & 0xFFFF) | (odd.to(gl.int32) << 16)
+
+
+@gluon.jit
+def unpacked(words, LAYOUT: gl.constexpr, S: gl.constexpr):
+    """What `packed` was given, of a product's layout."""
+    dtype: gl.constexpr = S.COMPUTE
+    lower = words.to(gl.int16).to(dtype, bitcast=True)
+    upper = (words >> 16).to(gl.int16).to(dtype, bitcast=True)
+    x = gl.join(lower, upper)
+    return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), LAYOUT, assert_trivial=True)

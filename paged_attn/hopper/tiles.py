@@ -138,8 +138,8 @@ def mask_edges(scores, rows, span, key, tile, mods, S: gl.constexpr):
 
 @gluon.jit
 def judge(
-    scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
-    P: gl.constexpr,
+    scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, EDGES: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """What `weigh` returns of a tile's scores, a product of rows of queries, after modifiers and masks; and acc.
 
@@ -172,7 +172,8 @@ def judge(
         else:
             scores = times(scores, factor, BY_ROW)
         scores = add_qq_bias(scores, rows, key, first, mods, S)
-    scores = mask_edges(scores, rows, span, key, tile, mods, S)
+    if EDGES:
+        scores = mask_edges(scores, rows, span, key, tile, mods, S)
     if AT_ONCE:
         return weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE, S, P)
     else:
