@@ -21,7 +21,8 @@ HOPPER = (
     "speculate 32", "speculate 64", "draft 16", "decode features", "decode head_dim 192",
     "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
-    "long", "long head_dim 64", "long fp16", "long alibi", "long softcap",
+    "long", "long head_dim 64", "long head_dim 64, no window", "long fp16", "long alibi",
+    "long softcap",
     "long exact softcap",
     "prompts", "prompts window sinks", "prompts head_dim 64 alibi", "prompts new softcap",
     "prefills e4m3, no lse", "prefills e4m3 head_dim 64", "prefills e4m3 head_dim 64, no lse", "mixed e4m3, no lse",
@@ -30,6 +31,7 @@ HOPPER = (
 ROWS = {
     "draft 16": 1, "draft of 12": 1, "invariant 1": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long head_dim 64": 3, "long fp16": 3, "long alibi": 3,
+    "long head_dim 64, no window": 3,
     "long softcap": 3, "long exact softcap": 2,
     "mixed softcap": 2, "mixed e4m3": 2, "mixed e4m3, no lse": 2, "mixed all fp8": 2, "mixed all fp8, no lse": 2,
 }  # fmt: skip
@@ -44,6 +46,7 @@ MORE_CODE = {
     "mixed softcap": 168, "mixed e4m3": 156, "mixed e4m3, no lse": 140, "mixed all fp8": 142,
     "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158, "prompts": 64,
     "prompts window sinks": 72, "prompts head_dim 64 alibi": 58, "prompts new softcap": 66,
+    "long head_dim 64, no window": 130,
 }  # fmt: skip
 # Barriers of all threads in a loop over keys, of two warpgroups that share one code: where the cache ends, dead values
 # become zero.  Between two of Triton's waits there would be one, too.
@@ -59,6 +62,9 @@ TANH_FUNCTIONS, EXACT_FUNCTIONS, SOFTCAP_MULTIPLIES = 2 * 32 + 4, 3 * 32 + 4, 32
 EXACT = ("mixed softcap", "prompts new softcap", "long exact softcap")
 LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
 ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
+# Three consumers carry weights in words, which nothing takes apart, and wait each warp for itself.
+IN_WORDS = ("long", "long fp16", "long alibi", "long softcap", "long head_dim 64", "long head_dim 64, no window")
+TWO_TILES = ("long head_dim 64, no window",)  # a round, neither of which moves weights
 # Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
 IN_TURN = ("speculate 32", "speculate 32 tree", "speculate 64", "mixed", "mixed new")
 TURNS = 14  # the first of the barriers for that; Triton's are below
@@ -145,12 +151,16 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     for loop in rows:
         if not loop.get("VOTE"):
             yield f"rescales without a vote: {loop}"
-        if _weighs_at_once(variant) and loop.get("VOTE", 0) > 1:
+        if _weighs_at_once(variant) and loop.get("VOTE", 0) > 1 + (variant in TWO_TILES):
             yield f"rescales where maxima stay: {loop}"
         if loop.get("BAR", 0) > MEET.get(variant, 99):
             yield f"has warpgroups wait for each other {loop['BAR']} times a tile"
         if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
+        if variant in IN_WORDS and (loop.get("PRMT", 0) or loop.get("BAR", 0)):
+            yield f"permutes words of weights, or waits for its other warps: {loop}"
+        if variant in TWO_TILES and loop["HGMMA"] != 2 * 8:
+            yield f"does not have two tiles a round: {loop}"
         # of a thread: each has an exponential, and one more where maxima rise
         scores = 64 if loop.get("MUFU", 0) >= 2 * 64 else 32
         if "alibi" in variant and loop["FFMA"] > ALIBI_FUSED * scores + 8:

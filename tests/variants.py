@@ -129,6 +129,7 @@ HOPPER = {
     "long": LONG_PREFILL,
     "long head_dim 64": PREFILL
     | dict(query_lens=(16384,), seq_lens=(16384,), head_dim=64, window_size=(127, -1), sinks=True),
+    "long head_dim 64, no window": LONG_PREFILL | dict(head_dim=64),
     "long fp16": LONG_PREFILL | dict(page_size=544, dtype=torch.float16),
     "long alibi": LONG_PREFILL | dict(alibi=True),
     "long softcap": LONG_PREFILL | dict(softcap=30.0, lse=False),

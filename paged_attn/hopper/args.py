@@ -44,7 +44,7 @@ def is_pair(P):
 
 @triton.constexpr_function
 def is_gated(P):
-    """Whether each warp of a consumer waits for tiles by itself: in every pair, and where three consumers' tiles are short."""
+    """Whether each warp of a consumer waits for tiles, and releases them, by itself (`ring.make_gates`)."""
     return P.ROWS == 128 or P.CONSUMERS == 3
 
 

@@ -42,6 +42,15 @@ def carries_words(S, P):
     return P.CONSUMERS == 3 and P.AT_ONCE and not S.APART
 
 
+@triton.constexpr_function
+def rounds_at_once(window, S, P):
+    """Tiles of a round of the loop: of two neither has weights to move, for each leaves the other's registers alone.
+
+    More than 64 dims have no registers for it; in a window items are short.
+    """
+    return 2 if P.CONSUMERS == 3 and S.DIM == 64 and not (window or S.APART) else 1
+
+
 @gluon.jit
 def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
     """Weights of a tile, numbers or words of two, as a left operand."""
@@ -76,7 +85,10 @@ def send_tile(
     q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale, slopes, mods,
     EDGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """One round: a tile's keys and the values of the one before are multiplied, and the scores weighed."""
+    """A tile's keys and the values of the one before are multiplied, and its scores weighed.
+
+    EDGES: it may have keys at which some row must not look.
+    """
     keys, values = rings.key, rings.value
     end_key, context_len = item.block.seq_len, rows.context_len
     ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
@@ -133,9 +145,8 @@ def send_tiles(
     if P.CONVERT == NONE:
         clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
-    ROUNDS: gl.constexpr = 2 if P.CONSUMERS == 3 and S.DIM == 64 and mods.left is None else 1
-    MANY: gl.constexpr = mods.left is not None or S.BLOCK_Q > S.TILE
-    if ROUNDS == 2:
+    ROUNDS: gl.constexpr = rounds_at_once(mods.left is not None, S, P)
+    if ROUNDS == 2:  # noqa: SIM102 (one is decided at compile time)
         if (end - begin) % 2 == 0:
             tile -= 1
             k_turn, v_turn, weights, acc, row_max, sums = send_tile(
@@ -143,11 +154,12 @@ def send_tiles(
                 slopes, mods, True, S, P,
             )  # fmt: skip
     for _ in range((tile - begin) // ROUNDS):
+        # without a window a block's last two tiles have edges, if it has no more tokens than a tile has keys
         for i in gl.static_range(ROUNDS):
             tile -= 1
             k_turn, v_turn, weights, acc, row_max, sums = send_tile(
                 q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
-                slopes, mods, i == 0 or MANY, S, P,
+                slopes, mods, i == 0 or S.BLOCK_Q > S.TILE, S, P,
             )  # fmt: skip
 
     operand = operand_of(weights, S, P)

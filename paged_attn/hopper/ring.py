@@ -2,7 +2,7 @@
 
 import triton
 
-from .args import Gates, Ring, Turn, is_gated, is_pair
+from .args import Gates, Ring, Turn, is_gated
 from .asm import TAG, arrive_at, await_at, find_tag, init_at
 from .shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
@@ -50,7 +50,7 @@ def arrivals_of(P):
 
 @gluon.jit
 def make_gates(P: gl.constexpr):
-    """Barriers whose addresses are known, if a consumer has two warpgroups.
+    """Barriers whose addresses are known, of a consumer of two warpgroups all, of three consumers those of tiles.
 
     Each warp leaves a tag in the row behind them, and finds it.
     """
