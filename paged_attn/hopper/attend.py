@@ -146,21 +146,28 @@ def send_tiles(
         clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
     ROUNDS: gl.constexpr = rounds_at_once(mods.left is not None, S, P)
-    if ROUNDS == 2:  # noqa: SIM102 (one is decided at compile time)
+    if ROUNDS == 1:
+        for i in range(1, end - begin):
+            tile = end - 1 - i
+            k_turn, v_turn, weights, acc, row_max, sums = send_tile(
+                q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
+                slopes, mods, True, S, P,
+            )  # fmt: skip
+    else:
         if (end - begin) % 2 == 0:
             tile -= 1
             k_turn, v_turn, weights, acc, row_max, sums = send_tile(
                 q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
                 slopes, mods, True, S, P,
             )  # fmt: skip
-    for _ in range((tile - begin) // ROUNDS):
-        # without a window a block's last two tiles have edges, if it has no more tokens than a tile has keys
-        for i in gl.static_range(ROUNDS):
-            tile -= 1
-            k_turn, v_turn, weights, acc, row_max, sums = send_tile(
-                q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
-                slopes, mods, i == 0 or S.BLOCK_Q > S.TILE, S, P,
-            )  # fmt: skip
+        for _ in range((tile - begin) // 2):
+            # without a window a block's last two tiles have edges, if it has no more tokens than a tile has keys
+            for i in gl.static_range(2):
+                tile -= 1
+                k_turn, v_turn, weights, acc, row_max, sums = send_tile(
+                    q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile,
+                    scale, slopes, mods, i == 0 or S.BLOCK_Q > S.TILE, S, P,
+                )  # fmt: skip
 
     operand = operand_of(weights, S, P)
     leave_queries(rings.queries, turns.query, S, P)
