@@ -48,12 +48,14 @@ MORE_CODE = {
     "prompts window sinks": 72, "prompts head_dim 64 alibi": 58, "prompts new softcap": 66,
     "long head_dim 64, no window": 130,
 }  # fmt: skip
-# Barriers of all threads in a loop over keys, of two warpgroups that share one code: where the cache ends, dead values
-# become zero.  Between two of Triton's waits there would be one, too.
+# Barriers of all threads in a loop over keys, of two warpgroups that share one code and of three consumers: where the
+# cache ends, dead values become zero.  Between two of Triton's waits there would be one, too.
 MEET = {
     "prefill window sinks": 0, "prefill page 128": 0, "prefill head_dim 64": 0, "prefill head_dim 256": 0,
     "prefill softcap": 0, "prefill new": 8, "prompts": 0, "prompts window sinks": 0, "prompts head_dim 64 alibi": 0,
     "prompts new softcap": 8, "speculate 32": 2, "speculate 32 tree": 2, "speculate 64": 2,
+    "long": 0, "long fp16": 0, "long alibi": 0, "long softcap": 0, "long head_dim 64": 0,
+    "long head_dim 64, no window": 0,
 }  # fmt: skip
 RESULTS = {"prompts head_dim 64 alibi": 8}  # exchanges of a thread: of 128 dims of two rows, of four at a time two
 # Of a softcap for 32 scores of a thread: tanh and an exponential each, or two exponentials and a reciprocal, and what
@@ -62,9 +64,10 @@ TANH_FUNCTIONS, EXACT_FUNCTIONS, SOFTCAP_MULTIPLIES = 2 * 32 + 4, 3 * 32 + 4, 32
 EXACT = ("mixed softcap", "prompts new softcap", "long exact softcap")
 LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
 ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
-# Three consumers carry weights in words, which nothing takes apart, and wait each warp for itself.
+# Three consumers carry weights in words, which nothing takes apart.
 IN_WORDS = ("long", "long fp16", "long alibi", "long softcap", "long head_dim 64", "long head_dim 64, no window")
 TWO_TILES = ("long head_dim 64, no window",)  # a round, neither of which moves weights
+MOVES = 24  # in that round, of all else; the weights of a tile are 16 words
 # Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
 IN_TURN = ("speculate 32", "speculate 32 tree", "speculate 64", "mixed", "mixed new")
 TURNS = 14  # the first of the barriers for that; Triton's are below
@@ -157,10 +160,10 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"has warpgroups wait for each other {loop['BAR']} times a tile"
         if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
-        if variant in IN_WORDS and (loop.get("PRMT", 0) or loop.get("BAR", 0)):
-            yield f"permutes words of weights, or waits for its other warps: {loop}"
-        if variant in TWO_TILES and loop["HGMMA"] != 2 * 8:
-            yield f"does not have two tiles a round: {loop}"
+        if variant in IN_WORDS and loop.get("PRMT", 0):
+            yield f"permutes words of weights: {loop}"
+        if variant in TWO_TILES and (loop["HGMMA"] != 2 * 8 or loop.get("IMAD", 0) + loop.get("MOV", 0) > MOVES):
+            yield f"does not have two tiles a round, or moves weights: {loop}"
         # of a thread: each has an exponential, and one more where maxima rise
         scores = 64 if loop.get("MUFU", 0) >= 2 * 64 else 32
         if "alibi" in variant and loop["FFMA"] > ALIBI_FUSED * scores + 8:
