@@ -99,7 +99,8 @@ def piece_size(blocks: Sequence[Block], launch: Launch) -> Cuts:
         for pieces in (*range(2, MOST.value + 1), *filling):
             size = max(-(-longest // max(pieces, 1)), least)
             if size < longest:
-                cut = max(items - uncut * heads, total * share / size)
+                each = math.floor(longest / size + 0.5 + SURE.value)
+                cut = max(items - uncut * heads, total * share / longest * each)
                 time = before + _time(size, cut, total * share, CUT_KEYS.value / launch.shape.TILE, programs)
                 time += JOIN_KEYS.value / launch.shape.TILE * max(longest / size - MOST.value, 0)
                 times.setdefault((size, uncut), time)
@@ -128,7 +129,7 @@ def _sharers(blocks: Sequence[Block], launch: Launch, longest: int) -> int:
 
 def _time(size: int, items: float, total: float, cut: float, programs: int) -> float:
     """pieces.time_of."""
-    return min(math.ceil(items / programs) * (size + cut), total / programs * (1 + cut / size) + size + cut)
+    return min(math.ceil(items / programs - SURE.value) * (size + cut), total / programs * (1 + cut / size) + size + cut)
 
 
 def cut(launch: Launch, batch: Batch) -> Cut:

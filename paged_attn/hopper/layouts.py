@@ -76,6 +76,15 @@ def result_layout(columns, rows):
 
 
 @triton.constexpr_function
+def fours_layout(columns, rows):
+    """[columns / 16, rows, 16]: the same results, 16 dims of a row in memory before the next row."""
+    registers = [[0, 0, 1], [0, 0, 2], [0, 8, 0]] + [[1 << i, 0, 0] for i in range((columns // 16).bit_length() - 1)]
+    lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    warps = [[0, 1 << i, 0] for i in range(4, rows.bit_length() - 1)]
+    return gl.DistributedLinearLayout(registers, lanes, warps, [], [columns // 16, rows, 16])
+
+
+@triton.constexpr_function
 def words_layout(columns, rows=64):
     """[rows, columns / 4]: scores of fp8 products, packed into words where they lie."""
     registers = [[8, 0]] + [[0, 1 << i] for i in range(2, columns.bit_length() - 3)]

@@ -13,7 +13,7 @@ import triton.language as tl
 from ..kernels.schedule import work
 
 # Keys whose tiles would take as long as what a piece costs beside its own: its state is written, read and joined.
-CUT_KEYS = tl.constexpr(1280)
+CUT_KEYS = tl.constexpr(640)
 MOST = tl.constexpr(8)  # pieces of the longest block; more where blocks are so few that even these leave programs idle
 JOIN_KEYS = tl.constexpr(64)  # as CUT_KEYS: one program joins all pieces of a block, which counts where they are more
 # Numbers of these that are tried: for an item for a quarter of the programs, for half of them, one each, two each.
@@ -21,7 +21,7 @@ DOUBLED = tl.constexpr(4)
 SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little smaller
 TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
 NEVER = tl.constexpr(3e38)  # a time
-EVEN_CUTS = tl.constexpr(1.5)  # as CUT_KEYS, so many times, for the pieces of an even share
+EVEN_CUTS = tl.constexpr(1.8)  # as CUT_KEYS, so many times, for the pieces of an even share
 CONTEXT = tl.constexpr(8)  # keys of a sequence for each of its queries from which on its blocks are about equally long
 
 
@@ -57,7 +57,7 @@ def time_of(size, items, total, cut, programs):
 
     No more than rounds of the largest, and no more than an even share and one item.
     """
-    rounds = tl.ceil(items / programs) * (size + cut)
+    rounds = tl.ceil(items / programs - SURE) * (size + cut)
     return tl.minimum(rounds, total / programs * (1 + cut / tl.maximum(size, 1.0)) + size + cut)
 
 
@@ -109,7 +109,8 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     number = lane % TRIED
     pieces = pieces_tried(number, programs * most / tl.maximum(total, 1.0))
     size = tl.maximum(tl.cdiv(most.to(tl.int32), pieces).to(tl.float32), least)
-    items = tl.maximum(count, total * share / size)
+    each = (most / size + (0.5 + SURE)).to(tl.int32).to(tl.float32)  # of the longest
+    items = tl.maximum(count, total * share / most * each)
     time = time_before + time_of(size, items, total * share, cut, programs)
     time += join * tl.maximum(most / size - MOST, 0.0)
     tried = (number < MOST + DOUBLED) & (size < most) & (lane < 2 * TRIED) & ((front > 0) | (lane < TRIED))
