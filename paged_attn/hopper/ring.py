@@ -48,23 +48,32 @@ def arrivals_of(P):
     return keys, readers, values, readers, *((*queries, *mail) if P.ROWS == 128 else (0, 0, 0, 0))
 
 
+@triton.constexpr_function
+def depths_of(P):
+    """Barriers of each kind."""
+    return P.KEY_STAGES, P.KEY_STAGES, P.VALUE_STAGES, P.VALUE_STAGES, 2, 2, 2, 2
+
+
 @gluon.jit
 def make_gates(P: gl.constexpr):
     """Barriers whose addresses are known, of a consumer of two warpgroups all, of three consumers those of tiles.
 
-    Each warp leaves a tag in the row behind them, and finds it.
+    Each warp leaves a tag in the row behind them, and finds it.  A warp makes its barriers one after another, so each
+    makes those of one kind.
     """
     if is_gated(P):
         ARRIVALS: gl.constexpr = arrivals_of(P)
+        DEPTHS: gl.constexpr = depths_of(P)
         THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
         barriers = gl.allocate_shared_memory(gl.int64, [KINDS + 1, DEPTH], mbarrier.MBarrierLayout())
         barriers.index(KINDS).store(gl.full([DEPTH], TAG, gl.int64, THREADS))
         at = find_tag(gl.to_tensor(TAG)) - (KINDS + 1) * DEPTH * 8 + 8  # the last one
-        number = gl.arange(0, 2 * P.ROWS, layout=THREADS)
-        arrivals = number * 0
+        thread = gl.arange(0, 2 * P.ROWS, layout=THREADS)
+        warp, slot = thread // 32, thread % 32
+        arrivals = thread * 0
         for kind in gl.static_range(KINDS):
-            arrivals = gl.where(number // DEPTH == kind, ARRIVALS[kind], arrivals)
-        init_at(at + number * 8, arrivals)
+            arrivals = gl.where((warp == kind) & (slot < DEPTHS[kind]), ARRIVALS[kind], arrivals)
+        init_at(at + (warp * DEPTH + slot) * 8, arrivals)
         return Gates(barriers, at)
     else:
         return 0
