@@ -568,3 +568,15 @@ def bring_near(address, size, wanted):
     """Have the L2 fetch so many bytes, steps of 16, from an address in memory on, for each thread that wants some."""
     operands = [address, size, wanted.to(gl.int32)]
     gl.inline_asm_elementwise(_BRING, "=r,l,r,r", operands, dtype=gl.int32, is_pure=False, pack=1)
+
+
+_BRING_LINE = gl.constexpr(
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.global.L2 [$1]; mov.u32 $0, $2; }"
+)
+
+
+@gluon.jit
+def bring_line(address, wanted):
+    """Have the L2 fetch the line of memory that holds an address, for each thread that wants it."""
+    operands = [address, wanted.to(gl.int32)]
+    gl.inline_asm_elementwise(_BRING_LINE, "=r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)

@@ -24,7 +24,7 @@ from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
-from .schedule import TAKEN, ask, begin_lists, first_of_many, item_from, leave_lists, make_lists, settle
+from .schedule import TAKEN, ask, begin_lists, bring_lengths, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gl, gluon
 
 
@@ -207,6 +207,7 @@ def blocks_kernel(
     )
     if S.CLEAR:
         live = tokens_of(batch)  # memory answers while barriers are made
+    bring_lengths(batch, P)
     bring_queries(query, num_tokens, S, P)
     dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
     gates = make_gates(P)

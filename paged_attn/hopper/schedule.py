@@ -17,6 +17,7 @@ from ..kernels.args import Batch, Block
 from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, total_work, visible_range, work
 from . import plan
 from .args import Item
+from .asm import bring_line
 from .pieces import piece_size
 from .shim import gl, gluon
 
@@ -53,6 +54,15 @@ class Taken(NamedTuple):
     few: Any  # in an even share, the end of it
     many_cursor: Any
     few_cursor: Any
+
+
+@gluon.jit
+def bring_lengths(batch, P: gl.constexpr):
+    """Have the L2 fetch the lengths of a sequence with each thread, while barriers are made."""
+    thread = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+    there = thread < batch.num_seqs
+    bring_line((batch.seq_lens + thread).to(gl.int64), there)
+    bring_line((batch.query_starts + thread).to(gl.int64), there)
 
 
 @gluon.jit

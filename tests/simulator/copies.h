@@ -52,6 +52,11 @@ static void prefetch(Warp& w, const s64* o, int, u32 lanes) {  // [address], siz
         }
 }
 
+static void prefetch_line(Warp& w, const s64* o, int, u32 lanes) {  // [address]
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1) w.machine->check(wide(w.at(o[0]), i) + u64(o[1]), 1);
+}
+
 static void copy_box(Warp& w, const s64* o, int count, u32 lanes) {  // [target], [box, {coordinates}], [barrier]
     for (int i = 0; i < 32; i++)
         if (lanes >> i & 1) {
