@@ -25,6 +25,7 @@ MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
 # What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
 ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
+IN_FOURS = ("LDG.E.128", "STG.E.128")  # four words of each thread
 LEAVES = {"BRA", "BRX", "EXIT", "RET"}
 INSTRUCTION = 16  # bytes, on sm_90
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
@@ -116,6 +117,11 @@ def instructions(kernel: Any) -> list[str]:
 def operation(instruction: str) -> str:
     """HGMMA of '@P0 HGMMA.64x64x16.F32 ...'; of a label itself."""
     return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0].split(".")[0]
+
+
+def whole_operation(instruction: str) -> str:
+    """STG.E.128 of '@!P1 STG.E.128 ...'."""
+    return re.sub(r"^@!?U?P\w+\s+", "", instruction).split()[0]
 
 
 def operations(code: list[str]) -> collections.Counter:
@@ -340,6 +346,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
     if disassemble and "cubin" in kernel.asm:
         code = instructions(kernel)
         facts |= {"operations": operations(code), "loops": loops(code)}
+        facts["in_fours"] = {name: sum(x == name for x in map(whole_operation, code)) for name in IN_FOURS}
         facts["code_bytes"] = INSTRUCTION * facts["operations"].total()
         facts["innermost"] = [operations(loop) for loop in innermost(code)]
         facts["loops_in_turn"] = loops_in_turn(code)

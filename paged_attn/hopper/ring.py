@@ -71,7 +71,7 @@ def make_gates(P: gl.constexpr):
         thread = gl.arange(0, 2 * P.ROWS, layout=THREADS)
         warp, slot = thread // 32, thread % 32
         arrivals = thread * 0
-        for kind in gl.static_range(KINDS):
+        for kind in gl.static_range(P.ROWS // 16):  # all, or those of tiles
             arrivals = gl.where((warp == kind) & (slot < DEPTHS[kind]), ARRIVALS[kind], arrivals)
         init_at(at + (warp * DEPTH + slot) * 8, arrivals)
         return Gates(barriers, at)
