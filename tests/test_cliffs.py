@@ -107,14 +107,6 @@ def test_the_committed_map_is_whole() -> None:
 
 
 @pytest.mark.skipif(not MAP.exists(), reason="no cliff map is committed")
-def test_steps_of_the_committed_map_get_no_worse() -> None:
-    found = cliffs.cliffs(json.loads(MAP.read_text(encoding="utf-8")))
-    assert len(found) <= 1
-    assert max(cliff.ratio / (cliff.explained * ALLOWED) for cliff in found) <= 1.02
-
-
-@pytest.mark.skipif(not MAP.exists(), reason="no cliff map is committed")
-@pytest.mark.xfail(strict=True, reason="1 step, by 1.1%: see what is left in NOTES.md")
 def test_the_committed_map_has_no_cliffs() -> None:
     found = cliffs.cliffs(json.loads(MAP.read_text(encoding="utf-8")))
     assert not found, f"{len(found)} cliffs:\n" + "\n".join(map(str, found[:20]))
