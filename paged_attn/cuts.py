@@ -129,7 +129,9 @@ def _sharers(blocks: Sequence[Block], launch: Launch, longest: int) -> int:
 
 def _time(size: int, items: float, total: float, cut: float, programs: int) -> float:
     """pieces.time_of."""
-    return min(math.ceil(items / programs - SURE.value) * (size + cut), total / programs * (1 + cut / size) + size + cut)
+    return min(
+        math.ceil(items / programs - SURE.value) * (size + cut), total / programs * (1 + cut / size) + size + cut
+    )
 
 
 def cut(launch: Launch, batch: Batch) -> Cut:

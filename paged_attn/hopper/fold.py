@@ -1,7 +1,7 @@
 """Pieces of a fixed size, whose states are folded in order: the same bits however a block's keys are cut.
 
 They are folded from the last piece to the first, as tiles come, by `softmax.merge`: here where one program has all of
-them, by `epilogue.merge_pieces` where several have kept theirs.
+them, by `join.merge_pieces` where several have kept theirs.
 """
 
 from ..kernels.args import State
@@ -9,7 +9,8 @@ from ..kernels.schedule import visible_range
 from ..kernels.softmax import merge, start
 from .args import Item
 from .attend import attend
-from .epilogue import keep, leaving
+from .epilogue import leaving
+from .join import keep
 from .layouts import bank_layout, product_layout
 from .queries import rows_of, take_queries
 from .shim import gl, gluon
