@@ -15,7 +15,7 @@ import paged_attn
 from paged_attn import calls, cuts, plan, reference
 from paged_attn.hopper import plan as hopper
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of, run
-from tests.hopper_cases import ALL_E4M3, CASES, DEVICE, E4M3_CACHE, LINES, LONG, RISING, SMALL, ragged, sized
+from tests.hopper_cases import ALL_E4M3, CASES, DECODE, DEVICE, E4M3_CACHE, LINES, LONG, RISING, SMALL, ragged, sized
 from tests.random_batches import RANDOM, random_lengths
 
 pytestmark = pytest.mark.hopper
@@ -150,6 +150,18 @@ def test_three_consumers_do_a_small_batch() -> None:
 @pytest.mark.usefixtures("uncut")
 def test_a_consumer_that_is_an_item_ahead_does_a_small_batch() -> None:
     run(sized("ahead", **ragged((200, 300), (150, 0), (90, 90), (300, 300))), DEVICE)
+
+
+@pytest.mark.quick
+def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one kernel of blocks that is told nothing of queries, for there is one of each sequence."""
+    monkeypatch.setattr(plan, "SCRATCH", 1)
+    with planned():
+        case = sized("whole", **DECODE, batch_invariant=True)
+        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        assert not launch.pipe.SHARES
+        assert not launch.shape.SPLIT
+        run(case, DEVICE)
 
 
 @pytest.mark.parametrize("name", LONG)

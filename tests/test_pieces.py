@@ -71,7 +71,7 @@ BY_HAND = {
     "192 blocks: 128 whole, 64 in two": ([(64, 4096)] * 12, (16, 16)),
     "192 short blocks: 128 whole, 64 in two": ([(64, 2000)] * 12, (8, 16)),
     "192 shorter ones, whose pieces would cost more than half a round": ([(64, 1100)] * 12, (9, 0)),
-    "136 blocks: not all in three, of which some program would have a fourth": ([(32, 8192)] * 17, (17, 16)),
+    "136 blocks: 128 whole, 8 in four; all in three would be 408 pieces, a fourth round": ([(32, 8192)] * 17, (17, 16)),
     "272 blocks: 264 whole, 8 in two": ([(64, 8192)] * 17, (33, 33)),
     "nobody asks": ([(0, 5000), (0, 0)], (1, 0)),
 }

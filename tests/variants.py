@@ -116,6 +116,10 @@ HOPPER = {
     "speculate 64": DECODE
     | dict(query_lens=(64,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, lse=False),
     "speculate 32": DECODE | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True),
+    "speculate 32 head_dim 64": DECODE
+    | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, head_dim=64),
+    "speculate 32 e4m3, no lse": DECODE
+    | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, cache_dtype=E4M3, lse=False),
     "speculate 32 tree": DECODE
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
     "prefill softcap": PREFILL | dict(softcap=30.0, lse=False),

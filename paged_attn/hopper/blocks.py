@@ -27,6 +27,10 @@ from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring
 from .schedule import TAKEN, ask, begin_lists, bring_lengths, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gl, gluon
 
+# Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
+# have that long to come.  More would bind a program to an item long before it is free.
+REST = gl.constexpr(3)
+
 
 @gluon.jit
 def load_items(
@@ -52,19 +56,14 @@ def load_items(
         item = read(mail, number, 1)
 
 
-# Tiles of an item that are still to be sent for when all are told of the next one: its queries and first keys have that
-# long to come.  More would bind a program to an item long before it is free.
-LEFT = gl.constexpr(3)
-
-
 @gluon.jit
 def hand_out_items(
     box, new_box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
     """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
 
-    One consumer has nobody else whose products could run while its next keys come: they are told of before the last
-    LEFT values of this item are sent for.  Copies of a consumer, in windows, take 2-4% longer with that.
+    One consumer has nobody else whose products could run while its next keys come, so all are told of the next item
+    before the values of this one's last tiles are sent for, REST of them.  Copies of a consumer gain nothing by that.
     """
     ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
@@ -80,8 +79,8 @@ def hand_out_items(
         taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
         publish(mail, number, item)
         if ALONE:
-            last = gl.minimum(end, tile + LEFT)
-            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, tile, last, lo, PART, STAGES, S, P)
+            rest_end = gl.minimum(end, tile + REST)
+            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P)
         number += 1
         working = item.kv_head >= 0
         if working:
@@ -89,11 +88,11 @@ def hand_out_items(
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             block, kv_head, tile, end = item.block, item.kv_head, item.begin, item.end
             if ALONE:
-                for i in range(gl.maximum(end - LEFT - tile, 1)):  # all but the last ones
+                for i in range(gl.maximum(end - REST - tile, 1)):  # all but the rest
                     at = end - 1 - i
-                    if at <= tile + LEFT:
+                    if at <= tile + REST:
                         from_many, answer = ask(counters, taken, lists, P)
-                    if at >= tile + LEFT:
+                    if at >= tile + REST:
                         turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
             else:
                 turn = load_tiles(

@@ -118,8 +118,9 @@ def join_if_last(
 def joins_in_place(S, P):
     """Whether the last program adds the other pieces to its own where that lies, and stores all rows at once.
 
-    That is a third of the code and of the time.  Wider rows would spill, and mixed batches have the other way for
-    columns anyway.
+    Half as long for two pieces, one of which is here; for many the other way asks for more of them at a time, which
+    counts for even shares.  Wider rows would spill, mixed batches have the other way for columns anyway, fp8 products
+    have dims elsewhere, and pieces of a fixed size, of which a program has several, are folded.
     """
     return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.DIM <= 128
 

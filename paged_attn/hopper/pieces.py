@@ -18,7 +18,7 @@ MOST = tl.constexpr(8)  # pieces of the longest block; more where blocks are so 
 JOIN_KEYS = tl.constexpr(64)  # as CUT_KEYS: one program joins all pieces of a block, which counts where they are more
 # Numbers of these that are tried: for an item for a quarter of the programs, for half of them, one each, two each.
 DOUBLED = tl.constexpr(4)
-SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little smaller
+SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little off
 TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
 NEVER = tl.constexpr(3e38)  # a time
 EVEN_CUTS = tl.constexpr(1.8)  # as CUT_KEYS, so many times, for the pieces of an even share

@@ -62,7 +62,8 @@ def bring_lengths(batch, P: gl.constexpr):
     thread = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
     there = thread < batch.num_seqs
     bring_line((batch.seq_lens + thread).to(gl.int64), there)
-    bring_line((batch.query_starts + thread).to(gl.int64), there)
+    if batch.query_starts is not None:  # sequences may have several queries
+        bring_line((batch.query_starts + thread).to(gl.int64), there)
 
 
 @gluon.jit

@@ -110,7 +110,7 @@ class Partial(NamedTuple):
     Pieces of a fixed size (Shape.PIECE) lie side by side instead, in the slots of the share where their block begins.
     """
 
-    acc: Any  # [shares, slots, KV_HEADS, LIVE, DIM]
+    acc: Any  # [shares, slots, KV_HEADS, LIVE, DIM]; in hopper/join.py a state may be [DIM / 16, ROWS, 16]
     max: Any  # [shares, slots, KV_HEADS, LIVE]
     sum: Any
 
