@@ -454,6 +454,22 @@ def test_many_runs_give_the_same_bits(keys: int, cache_dtype: torch.dtype) -> No
         assert torch.equal(paged_attn.paged_attention(**inputs), first)
 
 
+@pytest.mark.parametrize("name", ["chunks", "drafts over e4m3, no lse"])
+def test_cut_blocks_have_the_same_bits_whoever_is_done_last(name: str) -> None:
+    """Blocks of three pieces and more: their states are joined in the order of the keys, whichever is in registers."""
+    case = sized(name, **LINES[name])
+    inputs = build(case, DEVICE)
+    first = [x.clone() for x in _results(inputs)]
+    for _ in range(100 if DEVICE == "cuda" else 2):
+        assert all(map(torch.equal, _results(inputs), first))
+
+
+def _results(inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """Of a call, with a log-sum-exp or without."""
+    found = paged_attn.paged_attention(**inputs)
+    return found if isinstance(found, tuple) else (found,)
+
+
 def test_new_keys_give_what_they_give_from_the_cache_after_they_were_written() -> None:
     """A batch of each kernel, whose keys the cache holds as well: only tiles, and so roundings, differ."""
     for case in (sized("chunk", **ragged((300, 1000), (700, 3000))), sized("decodes", **ragged(*[(1, 999)] * 8))):

@@ -575,6 +575,6 @@ _BRING_LINE = gl.constexpr("{ .reg .pred p; setp.ne.u32 p, $2, 0; @p prefetch.gl
 
 @gluon.jit
 def bring_line(address, wanted):
-    """Have the L2 fetch the line of memory that holds an address, for each thread that wants it."""
+    """`bring_near` of the line of memory that holds an address, which need not be a step of 16 bytes."""
     operands = [address, wanted.to(gl.int32)]
     gl.inline_asm_elementwise(_BRING_LINE, "=r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)
