@@ -83,6 +83,21 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every launch of the test has to be of the Hopper dialect."""
+    from paged_attn import plan
+
+    made = plan.plan
+
+    def checked(problem: plan.Problem) -> plan.Plan:
+        launches = made(problem)
+        assert all(x.pipe is not None for x in launches.launches), problem
+        return launches
+
+    monkeypatch.setattr("paged_attn.attend.plan", checked)
+
+
+@pytest.fixture
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any kernel launch of the test fails it."""
     from triton.runtime.jit import KernelInterface

@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import paged_attn
-from paged_attn import calls, cuts, plan, reference
-from paged_attn.hopper import plan as hopper
-from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of, run
-from tests.hopper_cases import ALL_E4M3, CASES, DECODE, DEVICE, E4M3_CACHE, LINES, LONG, RISING, SMALL, ragged, sized
+from paged_attn import cuts, plan
+from paged_attn.hopper.plan import LEAST
+from tests import hopper_plans
+from tests.cases import E4M3, Case, build, compare, problem_of, run
+from tests.hopper_cases import CASES, DECODE, DEVICE, LINES, LONG, SMALL, ragged, sized
 from tests.random_batches import RANDOM, random_lengths
 
-pytestmark = pytest.mark.hopper
-
-
-@pytest.fixture(autouse=True)
-def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every launch of these tests has to be of this dialect."""
-    made = plan.plan
-
-    def checked(problem: plan.Problem) -> plan.Plan:
-        launches = made(problem)
-        assert all(x.pipe is not None for x in launches.launches), problem
-        return launches
-
-    monkeypatch.setattr("paged_attn.attend.plan", checked)
+pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -70,53 +55,11 @@ def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> N
     run(case, DEVICE)  # with counters as the first run left them
 
 
-@contextmanager
-def planned(**changes: Any) -> Iterator[None]:
-    """The planner with other numbers, or another rule."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        plan.plan.cache_clear()
-        calls.clear()
-        for name, value in changes.items():
-            monkeypatch.setattr(hopper, name, value)
-        yield
-    plan.plan.cache_clear()
-    calls.clear()
-
-
-@pytest.fixture
-def shares() -> Iterator[None]:
-    """Even shares also of many rows."""
-    with planned(_has_little=lambda p: True):
-        yield
-
-
-@pytest.fixture
-def three() -> Iterator[None]:
-    """Blocks of 192 rows for three consumers wherever these can do them."""
-
-    with planned(MOST_ROWS=0, UNCUT=0, LONG=0, _is_for_three=lambda p: hopper.dim_of(p) <= 128):
-        yield
-
-
-@pytest.fixture
-def one() -> Iterator[None]:
-    """Blocks of 128 rows for one consumer wherever it can do them, also of long queries."""
-    with planned(MOST_ROWS=0, LONG=1 << 40):
-        yield
-
-
-@pytest.fixture
-def uncut() -> Iterator[None]:
-    """`one`, of whole blocks."""
-    with planned(MOST_ROWS=0, LONG=1 << 40, UNCUT=0):
-        yield
-
-
 EVEN = [name for name in CASES if name.startswith(("even", "a chunk")) and name != "even prefills"]
 
 
 @pytest.mark.parametrize("name", EVEN)
-@pytest.mark.usefixtures("shares")
+@hopper_plans.shares()
 def test_even_shares_of_many_rows_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
@@ -124,7 +67,7 @@ def test_even_shares_of_many_rows_give_the_results_of_the_reference(name: str) -
     run(case, DEVICE)
 
 
-@pytest.mark.usefixtures("shares")
+@hopper_plans.shares()
 def test_blocks_that_no_sequence_has_are_nobodys() -> None:
     """As many tokens as two sequences of 64 queries, which is what the planner knows, but they have fewer."""
     case = sized("one block", **ragged((20, 5000), (9, 700)), padding=99)
@@ -133,21 +76,21 @@ def test_blocks_that_no_sequence_has_are_nobodys() -> None:
     run(case, DEVICE, max_seqlen_q=64)
 
 
-def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:
-    """Of fp8 caches, some of whose values are zero: where one has a weight of 1, float16 ends others' at 2^-24."""
-    if inputs["v_cache"].dtype == E4M3:
-        v = inputs["v_cache"].float()
-        inputs["v_cache"] = torch.where(v.abs() < 0.1, 0.1, v).to(E4M3)
-
-
 @pytest.mark.quick
-@pytest.mark.usefixtures("three")
+@hopper_plans.three()
 def test_three_consumers_do_a_small_batch() -> None:
     run(sized("three", **ragged((200, 300), (50, 50))), DEVICE)
 
 
 @pytest.mark.quick
-@pytest.mark.usefixtures("uncut")
+@pytest.mark.parametrize("plans", [hopper_plans.four, hopper_plans.four_uncut])
+def test_four_warpgroups_do_a_small_batch(plans: Any) -> None:
+    with plans():
+        run(sized("four", **ragged((200, 300), (50, 50), (0, 9)), head_dim=64), DEVICE)
+
+
+@pytest.mark.quick
+@hopper_plans.uncut()
 def test_a_consumer_that_is_an_item_ahead_does_a_small_batch() -> None:
     run(sized("ahead", **ragged((200, 300), (150, 0), (90, 90), (300, 300))), DEVICE)
 
@@ -156,7 +99,7 @@ def test_a_consumer_that_is_an_item_ahead_does_a_small_batch() -> None:
 def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one kernel of blocks that is told nothing of queries, for there is one of each sequence."""
     monkeypatch.setattr(plan, "SCRATCH", 1)
-    with planned():
+    with hopper_plans.planned():
         case = sized("whole", **DECODE, batch_invariant=True)
         (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
         assert not launch.pipe.SHARES
@@ -164,8 +107,8 @@ def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.
         run(case, DEVICE)
 
 
-@pytest.mark.parametrize("name", LONG)
-@pytest.mark.usefixtures("three")
+@pytest.mark.parametrize("name", [name for name in LONG if "head_dim 64" not in name])
+@hopper_plans.three()
 def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
@@ -174,8 +117,35 @@ def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
     run(case, DEVICE)  # with counters as the first run left them
 
 
+FOUR = [name for name in LONG if "head_dim" not in name or "head_dim 64" in name]
+
+
+@pytest.mark.parametrize("name", FOUR)
+@hopper_plans.four()
+def test_four_warpgroups_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **LONG[name] | dict(head_dim=64))
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert launch.shape.SPLIT == (max(case.seq_lens) > LEAST * launch.shape.TILE)
+    check_four(case, launch)
+
+
+@pytest.mark.parametrize("name", FOUR)
+@hopper_plans.four_uncut()
+def test_four_warpgroups_that_are_an_item_ahead_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **LONG[name] | dict(head_dim=64))
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert launch.pipe.QUERY_BOX == launch.pipe.AHEAD
+    check_four(case, launch)
+
+
+def check_four(case: Case, launch: plan.Launch) -> None:
+    assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (1, 256)
+    run(case, DEVICE)
+    run(case, DEVICE)  # with counters as the first run left them
+
+
 @pytest.mark.parametrize("name", LONG)
-@pytest.mark.usefixtures("one")
+@hopper_plans.one()
 def test_one_code_for_two_warpgroups_gives_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
@@ -185,7 +155,7 @@ def test_one_code_for_two_warpgroups_gives_the_results_of_the_reference(name: st
 
 
 @pytest.mark.parametrize("name", LONG)
-@pytest.mark.usefixtures("uncut")
+@hopper_plans.uncut()
 def test_a_consumer_that_is_an_item_ahead_gives_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
@@ -205,7 +175,7 @@ TURNS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("one")
+@hopper_plans.one()
 def test_layouts_of_shared_memory_may_take_turns() -> None:
     """A tag that one kernel left behind must not mislead the next."""
     cases = [sized(name, **ragged((300, 1000)), lse=False, **fields) for name, fields in TURNS.items()]
@@ -216,231 +186,6 @@ def test_layouts_of_shared_memory_may_take_turns() -> None:
     for _ in range(10 if DEVICE == "cuda" else 1):
         for case, x, expected in zip(cases, inputs, first):
             assert torch.equal(paged_attn.paged_attention(**x), expected), case.name
-
-
-@pytest.mark.parametrize("name", RISING)
-def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
-    case = sized(name, **RISING[name])
-    columns = {"decodes": 8, "drafts of 2": 8, "drafts of 4": 16, "drafts of 8": 32}
-    for launch in plan.plan(problem_of(build(case, DEVICE))).launches:
-        if name.startswith(("decodes", "drafts")):
-            assert next(n for word, n in columns.items() if name.startswith(word)) == launch.pipe.COLUMNS
-        else:
-            assert (not name.startswith(("mixed", "invariant"))) == launch.pipe.AT_ONCE
-    check_rising(case)
-
-
-@pytest.mark.parametrize("name", ["prefills", "prefills, float16", "prefills, head_dim 64"])
-@pytest.mark.usefixtures("three")
-def test_maxima_may_rise_of_three_consumers(name: str) -> None:
-    case = sized(name, **RISING[name])
-    assert [x.pipe.CONSUMERS for x in plan.plan(problem_of(build(case, DEVICE))).launches] == [3]
-    check_rising(case)
-
-
-def check_rising(case: Case) -> None:
-    inputs = build(case, DEVICE)
-    _let_rise(case, inputs)
-    result = paged_attn.paged_attention(**inputs)
-    out, lse = result if case.lse else (result, None)
-    # here scores reach the cap, and the unit for tanh is off by 2^-11 of that
-    more = 0 if case.lse else case.softcap * 2.0**-11
-    if any(x.pipe.FP8_KEYS for x in plan.plan(problem_of(inputs)).launches):
-        more += 100 * 2.0**-12  # of scores up to 100, each of four sums is off by 2^-14: an estimate, see DESIGN.md
-    compare(case, out, lse, inputs, more=more)
-
-
-def _let_rise(case: Case, inputs: dict[str, torch.Tensor]) -> None:
-    """The last keys come first, so keys grow towards the first one: scores up to some 30, and some jumps of 100."""
-    grown = inputs["k_cache"].float()
-    for pages, seq_len in zip(inputs["page_table"].tolist(), case.seq_lens):
-        for column, page in enumerate(pages[: -(-seq_len // case.page_size)]):
-            if page < len(grown):  # not left of a window
-                grown[page] *= 1 + 7 * (1 - column * case.page_size / seq_len) + 30 * (column % 37 == 5)
-    inputs["k_cache"] = grown.to(case.dtype_of_cache)
-    _no_small_values(inputs)
-
-
-@pytest.mark.parametrize("features", [{}, dict(alibi=True), dict(softcap=50.0)], ids=["plain", "alibi", "softcap"])
-def test_a_sink_of_infinity_leaves_nothing_where_other_maxima_rise(features: dict[str, Any]) -> None:
-    """Rows of four heads share a warp, which weighs again for all of them where it does for one."""
-    case = sized("sinks", **ragged((700, 3000)), sinks=True, **features)
-    inputs = build(case, DEVICE)
-    _let_rise(case, inputs)
-    inputs["sinks"][1::4] = torch.inf
-    out, lse = paged_attn.paged_attention(**inputs)
-    compare(case, out, lse, inputs)
-    assert not out[:, 1::4].any()
-
-
-INFINITE = {
-    "decodes": ragged((1, 3000), (1, 40), (1, 0)) | dict(decode_form=True),
-    "decodes, e4m3 cache": ragged((1, 3000), (1, 40)) | E4M3_CACHE | dict(decode_form=True),
-    "mixed": ragged((300, 3000), (1, 2000), (1, 0), (40, 40)),
-    "mixed, all e4m3": ragged((300, 3000), (1, 2000), (40, 40)) | ALL_E4M3,
-    "chunks, the last are cut": ragged(*[(64, 4096)] * 12) | dict(bounds=True),
-    "chunks over an e4m3 cache": ragged(*[(100, 1500)] * 3) | E4M3_CACHE | dict(bounds=True),
-    "drafts": ragged(*[(16, 1500)] * 3) | dict(bounds=True),
-    "prompts": ragged((200, 200), (150, 150)) | dict(bounds=True),
-    "batch-invariant": ragged((200, 1500), (1, 1100), (3, 40)) | dict(batch_invariant=True),
-}
-
-
-@pytest.mark.parametrize("name", INFINITE)
-def test_a_sink_of_infinity_takes_all_weight(name: str) -> None:
-    """Also of blocks that are cut, whose pieces are joined by their maxima."""
-    case = sized("infinite sinks", **INFINITE[name], sinks=True)
-    inputs = build(case, DEVICE)
-    inputs["sinks"][1::4] = torch.inf
-    out, lse = paged_attn.paged_attention(**inputs)
-    compare(case, out, lse, inputs)
-    assert not out[:, 1::4].float().any()
-    assert (lse[: sum(case.query_lens), 1::4] == torch.inf).all()
-
-
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])
-def test_a_row_whose_maximum_rises_leaves_the_others_alone(cache_dtype: torch.dtype) -> None:
-    """Of few rows in columns, which are weighed at once: new weights are for those beyond the limit only."""
-    case = sized("alone", **ragged(*[(1, 3000)] * 6), cache_dtype=cache_dtype, bounds=True)
-    inputs = build(case, DEVICE)
-    _no_small_values(inputs)
-    before = paged_attn.paged_attention(**inputs)[0].clone()
-    inputs["q"][:, 2::4] *= 30
-    out, lse = paged_attn.paged_attention(**inputs)
-    compare(case, out, lse, inputs)
-    kept = [head for head in range(case.heads) if head % 4 != 2]
-    assert torch.equal(out[:, kept], before[:, kept])
-
-
-@pytest.mark.parametrize("asked", [dict(batch_invariant=True), {}, dict(lse=False)], ids=str)
-def test_scores_near_the_cap_leave_other_rows_alone(asked: dict[str, Any]) -> None:
-    case = sized("capped", **ragged((300, 700)), softcap=20.0, **asked)
-    inputs = build(case, DEVICE)
-    paged_attn.paged_attention(**inputs)
-    before = inputs["out"].clone()
-    inputs["q"][7::16] *= 30
-    result = paged_attn.paged_attention(**inputs)
-    out, lse = result if case.lse else (result, None)
-    compare(case, out, lse, inputs, more=0 if case.lse else case.softcap * 2.0**-11)
-    kept = [token for token in range(300) if token % 16 != 7]
-    assert torch.equal(out[kept], before[kept])
-
-
-@pytest.mark.parametrize("queries", [(70,), (700,), (700, 33)], ids=["shares", "blocks", "mixed"])
-@pytest.mark.parametrize("lse", [True, False])
-def test_what_nobody_uses_changes_no_bits_of_capped_scores(queries: tuple[int, ...], lse: bool) -> None:
-    """Padding and slots without a key: numbers that are none beside zeros."""
-    case = sized("capped", **ragged(*zip(queries, (1500, 40))), softcap=20.0, padding=9, lse=lse)
-    inputs = build(case, DEVICE)
-    paged_attn.paged_attention(**inputs)
-    before = inputs["out"].clone()
-    for name in ("q", "k_cache", "v_cache"):
-        inputs[name] = inputs[name].nan_to_num(0.0)
-    paged_attn.paged_attention(**inputs)
-    assert torch.equal(inputs["out"][: sum(queries)], before[: sum(queries)])
-
-
-@pytest.mark.parametrize("return_lse", [False, True])
-@pytest.mark.parametrize(
-    ("keys", "key"), [(700, 0), (700, 5), (700, 200), (700, 699), (2304, 0), (2304, 300), (2304, 2303), (4224, 2200)]
-)
-def test_a_key_that_is_no_number_shows_in_the_rows_that_see_it(keys: int, key: int, return_lse: bool) -> None:
-    """And in no others, of fp8 products, whose weights saturate, through sums of 16 tiles that are put aside."""
-    case = sized("nan", **ragged((700, keys)), dtype=E4M3, cache_dtype=E4M3)
-    inputs = build(case, DEVICE) | dict(return_lse=return_lse)
-
-    def rows() -> torch.Tensor:
-        paged_attn.paged_attention(**inputs)
-        return inputs["out"].clone()
-
-    before = rows()
-    page = int(inputs["page_table"][0, key // case.page_size])
-    inputs["k_cache"].view(torch.uint8)[page, key % case.page_size, 0, 3] = 0x7F
-    after, first = rows(), max(0, key - (keys - 700))
-    assert after[first:, :4].isnan().all()
-    assert torch.equal(after[:first], before[:first])
-    assert torch.equal(after[:, 4:], before[:, 4:])
-
-
-@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])
-def test_a_key_that_is_no_number_is_not_lost_where_pieces_are_joined(cache_dtype: torch.dtype) -> None:
-    """By few instructions, of a small decode, whatever the piece."""
-    case = sized("nan", **ragged((1, 3000), (1, 700)), decode_form=True, cache_dtype=cache_dtype)
-    for key in (0, 1500, 2999):
-        inputs = build(case, DEVICE)
-        assert all(x.pipe.BRIEF for x in plan.plan(problem_of(inputs)).launches)
-        page = int(inputs["page_table"][0, key // case.page_size])
-        bits(inputs["k_cache"])[page, key % case.page_size, 0, 3] = 0x7F if cache_dtype == E4M3 else torch.nan
-        out, lse = paged_attn.paged_attention(**inputs)
-        for found in (out, lse):
-            assert found[0, :4].isnan().all(), key
-            assert not found[0, 4:].isnan().any()
-            assert not found[1].isnan().any()
-
-
-@pytest.mark.parametrize("lse", [False, True])
-def test_scores_of_any_magnitude_over_fp8(lse: bool) -> None:
-    """Heads of one block that differ by 2^100, over keys that are all alike: each weighs the same."""
-    case = sized("magnitudes", **ragged((300, 1000), (100, 100)), cache_dtype=E4M3, lse=lse)
-    inputs = build(case, DEVICE)
-    keys = inputs["k_cache"].float()
-    live = inputs["page_table"][0, 0]
-    keys[:] = keys[live, 0]
-    inputs["k_cache"] = keys.to(E4M3)
-    exponents = torch.tensor([40, 17, 13, 3, 0, -14, -30, -60], device=DEVICE)
-    inputs["q"] *= (2.0**exponents).to(torch.bfloat16).repeat(case.heads // 8)[:, None]
-    result = paged_attn.paged_attention(**inputs)
-    out, found = result if lse else (result, None)
-    compare(case, out, found, inputs)
-
-
-@pytest.mark.parametrize("lse", [False, True])
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
-def test_a_query_that_is_no_number_gives_none_over_fp8(poison: float, lse: bool) -> None:
-    # a small scale, or infinity may come back where scores overflow
-    case = sized("poison", **ragged((300, 1000)), cache_dtype=E4M3, lse=lse, softmax_scale=1e-3)
-    inputs = build(case, DEVICE)
-    paged_attn.paged_attention(**inputs)
-    before = inputs["out"].clone()
-    inputs["q"][100:200:3, 1, 5] = poison
-    paged_attn.paged_attention(**inputs)
-    poisoned = torch.zeros(300, case.heads, dtype=torch.bool, device=DEVICE)
-    poisoned[100:200:3, 1] = True
-    assert inputs["out"][poisoned].isnan().all()
-    assert torch.equal(inputs["out"][~poisoned], before[~poisoned])
-
-
-@pytest.mark.parametrize("return_lse", [False, True])
-def test_fp8_maxima_may_rise_from_tile_to_tile(return_lse: bool) -> None:
-    """By a few powers of two, past which the first weights would be zero: sums and deposits decay together."""
-    # so many heads that no block is cut: of 16 tiles or fewer nothing is put aside
-    case = sized("rising", **ragged((700, 6000)), dtype=E4M3, cache_dtype=E4M3)
-    case = replace(case, lse=return_lse)
-    inputs = build(case, DEVICE)
-    grown = inputs["k_cache"].float()
-    for column, page in enumerate(inputs["page_table"][0, : 6000 // case.page_size].tolist()):
-        grown[page] *= 2.5 - 1.5 * column * case.page_size / 6000
-    inputs["k_cache"] = grown.to(E4M3)
-    result = paged_attn.paged_attention(**inputs)
-    out, lse = result if return_lse else (result, None)
-    compare(case, out, lse, inputs)
-
-
-@pytest.mark.parametrize("return_lse", [False, True])
-@pytest.mark.parametrize("dtype", [E4M3, torch.bfloat16])
-def test_errors_do_not_grow_with_the_keys(dtype: torch.dtype, return_lse: bool) -> None:
-    """Over fp8, whose products the tensor cores add up with 14 bits."""
-
-    def error(keys: int) -> float:
-        case = Case("keys", (128,), (keys,), heads=4, kv_heads=1, head_dim=128, dtype=dtype, cache_dtype=E4M3)
-        inputs = build(case, DEVICE) | dict(return_lse=return_lse)
-        paged_attn.paged_attention(**inputs)
-        want = reference.paged_attention(**inputs | dict(out=None, return_lse=False))
-        return float((inputs["out"].double() - want).norm() / want.norm())
-
-    few, many = error(4096), error(131072)
-    assert many <= 1.5 * few
-    assert max(few, many) <= (0.01 if dtype == torch.bfloat16 else FP8_NORM if return_lse else LINE_NORM)
 
 
 @pytest.mark.parametrize("keys", [300, 2000, 5000, 40000])

@@ -253,7 +253,6 @@ def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, whole
         (even(1, 16384, 16384)._replace(modified=True), 3),  # ALiBi
         (even(1, 16384, 16384)._replace(window_left=1000), 3),
         (even(1, 4096, 4096), 3),
-        (even(8, 8192, 8192)._replace(head_dim=64), 3),
         (even(2, 1024, 1024), 1),
         (even(1, 2048, 16384), 1),
         (even(2, 8192, 8192)._replace(heads=32, kv_heads=32), 3),
@@ -287,6 +286,32 @@ def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: P
     if consumers == 3:
         assert shape.TILE == 64
         assert not shape.SPLIT
+
+
+@pytest.mark.parametrize(
+    ("call", "rows"),
+    [
+        (even(8, 8192, 8192), 256),
+        (even(1, 2048, 2048), 256),
+        (even(1, 1024, 1024), 128),  # some programs would have no block
+        (even(64, 64, 1088), 256),
+        (even(8, 64, 4160), 128),  # alike: a block of four warpgroups is as long as two of two
+        (even(16, 64, 4160), 256),
+        (even(1, 1024, 9216), 256),  # 128 blocks, as many as half a round of 256
+        (even(1, 256, 16640), 128),
+        (even(4, 4096, 4096)._replace(window_left=1000, modified=True), 256),
+        (even(4, 4096, 4096)._replace(softcap=True, modified=True, lse=True), 256),
+        (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 256),
+        (even(4, 4096, 4096)._replace(new=True, new_box=True), 256),
+        (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 128),
+    ],
+)
+def test_four_warpgroups_are_for_small_heads_and_enough_blocks(call: Problem, rows: int) -> None:
+    (launch,) = hopper.launches(call._replace(head_dim=64))
+    assert (1, rows, rows) == (launch.pipe.CONSUMERS, launch.pipe.ROWS, launch.shape.ROWS)
+    assert rows == 128 or launch.shape.TILE == 64
+    (launch,) = hopper.launches(call)
+    assert launch.shape.ROWS < 256
 
 
 @pytest.mark.parametrize(

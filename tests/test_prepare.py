@@ -38,6 +38,7 @@ MODELS = {
     "window and sinks": LLAMA | dict(heads=64, head_dim=64, window_size=(127, -1), sinks=BF16),
     "page 128, softcap": LLAMA | dict(page_size=128, softcap=30.0, head_dim=256, heads=16),
     "fp8, x-packed, new": LLAMA | dict(cache_dtype=E4M3, kv_layout="x", new=True),
+    "head_dim 64": LLAMA | dict(head_dim=64),
     "one KV head": LLAMA | dict(heads=64, kv_heads=1),
     "10 KV heads": LLAMA | dict(heads=40, kv_heads=10),
     "3 KV heads": LLAMA | dict(heads=24, kv_heads=3),
@@ -102,7 +103,7 @@ def test_the_planner_is_told_of_a_model_what_it_is_told_of_its_calls(
 
 
 @pytest.mark.parametrize("tokens", [3000, 4096, 10000])
-@pytest.mark.parametrize("name", ["llama", "window and sinks"])
+@pytest.mark.parametrize("name", ["llama", "window and sinks", "head_dim 64"])
 def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(name: str, tokens: int) -> None:
     model, seen, rng = Model(**MODELS[name]), set(), random.Random(0)
     for _ in range(1500):
@@ -114,7 +115,7 @@ def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(name: st
 
 
 @pytest.mark.parametrize("tokens", [3000, 6000, 8192])
-@pytest.mark.parametrize("name", ["llama", "10 KV heads", "3 KV heads", "exact softcap"])
+@pytest.mark.parametrize("name", ["llama", "10 KV heads", "3 KV heads", "exact softcap", "head_dim 64"])
 def test_no_sequence_alone_needs_a_kernel_that_was_not_prepared(name: str, tokens: int) -> None:
     model = Model(**MODELS[name])
     calls = (Lengths(True, 1, n, n, n + context) for n in range(1, tokens, 13) for context in (0, 5000, KEYS - n))

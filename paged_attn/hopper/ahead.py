@@ -1,4 +1,4 @@
-"""A consumer of two warpgroups that is an item ahead: its first keys are multiplied while the results before it leave.
+"""A consumer that is an item ahead: its warpgroups multiply its first keys while the results before it leave.
 
 Alone with the tensor cores, it would leave them idle for the letter, the first product and the stores of every item.
 """
@@ -6,7 +6,7 @@ Alone with the tensor cores, it would leave them idle for the letter, the first 
 from ..kernels.args import State
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
-from .args import Turn, Turns
+from .args import Turn, Turns, is_shared
 from .attend import receive, send_tiles
 from .convert import NONE
 from .epilogue import leaving, store
@@ -60,7 +60,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
 @gluon.jit
 def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
     """`blocks.consume_items`."""
-    gl.static_assert(P.ROWS == 128 and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
+    gl.static_assert(is_shared(P) and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
     gl.static_assert(not S.SPLIT and S.PIECE is None)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0

@@ -37,15 +37,15 @@ class Pipe(NamedTuple):
 
 
 @triton.constexpr_function
-def is_pair(P):
-    """Whether a consumer is two warpgroups that share one code, and wait each for itself (`ring.make_gates`)."""
-    return P.ROWS == 128
+def is_shared(P):
+    """Whether a consumer is two or four warpgroups of one code, each waiting for itself (`ring.make_gates`)."""
+    return P.ROWS >= 128
 
 
 @triton.constexpr_function
 def is_gated(P):
     """Whether each warp of a consumer waits for tiles, and releases them, by itself (`ring.make_gates`)."""
-    return P.ROWS == 128 or P.CONSUMERS == 3
+    return P.ROWS >= 128 or P.CONSUMERS == 3
 
 
 @triton.constexpr_function
@@ -65,7 +65,7 @@ class Ring(NamedTuple):
 
 
 class Gates(NamedTuple):
-    """All barriers that a consumer of two warpgroups meets: rows of an array, and where it lies."""
+    """All barriers that a consumer of several warpgroups meets: rows of an array, and where it lies."""
 
     barriers: Any  # int64 [kinds, DEPTH]
     at: Any  # address in shared memory
@@ -81,7 +81,7 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory."""
 
-    slots: Any  # [CONSUMERS x parts, tokens, GROUP, DIM], or slots that a consumer of two warpgroups takes in turn
+    slots: Any  # [CONSUMERS x parts, tokens, GROUP, DIM], or slots that a consumer of several warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
     empty: Any  # as in Ring, of slots in turn; otherwise never used
     full_at: Any

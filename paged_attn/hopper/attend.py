@@ -39,16 +39,7 @@ def receive(sent, rings, turns, state, P: gl.constexpr):
 @triton.constexpr_function
 def carries_words(S, P):
     """Whether weights go from round to round in words of two: as numbers they would be moved by slower instructions."""
-    return P.CONSUMERS == 3 and P.AT_ONCE and not S.APART
-
-
-@triton.constexpr_function
-def rounds_at_once(window, S, P):
-    """Tiles of a round of the loop: of two neither has weights to move, for each leaves the other's registers alone.
-
-    More than 64 dims have no registers for it; in a window items are short.
-    """
-    return 2 if P.CONSUMERS == 3 and S.DIM == 64 and not (window or S.APART) else 1
+    return (P.CONSUMERS == 3 or P.ROWS == 256) and P.AT_ONCE and not S.APART
 
 
 @gluon.jit
@@ -83,12 +74,9 @@ def operand_of(weights, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def send_tile(
     q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale, slopes, mods,
-    EDGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """A tile's keys and the values of the one before are multiplied, and its scores weighed.
-
-    EDGES: it may have keys at which some row must not look.
-    """
+    """A tile's keys and the values of the one before are multiplied, and its scores weighed."""
     keys, values = rings.key, rings.value
     end_key, context_len = item.block.seq_len, rows.context_len
     ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
@@ -103,7 +91,7 @@ def send_tile(
         scores = warpgroup_mma_wait(1, deps=(scores,))
     k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
     following, decay, row_max, added, acc = judge(
-        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, EDGES, S, P
+        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
     )
     sums = sums * decay + added
     following = pin(following)
@@ -136,7 +124,7 @@ def send_tiles(
     tile = end - 1
     k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
     weights, decay, row_max, added, acc = judge(
-        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, True, S, P
+        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
     )
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
@@ -145,29 +133,12 @@ def send_tiles(
     if P.CONVERT == NONE:
         clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
-    ROUNDS: gl.constexpr = rounds_at_once(mods.left is not None, S, P)
-    if ROUNDS == 1:
-        for i in range(1, end - begin):
-            tile = end - 1 - i
-            k_turn, v_turn, weights, acc, row_max, sums = send_tile(
-                q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
-                slopes, mods, True, S, P,
-            )  # fmt: skip
-    else:
-        if (end - begin) % 2 == 0:
-            tile -= 1
-            k_turn, v_turn, weights, acc, row_max, sums = send_tile(
-                q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
-                slopes, mods, True, S, P,
-            )  # fmt: skip
-        for _ in range((tile - begin) // 2):
-            # without a window a block's last two tiles have edges, if it has no more tokens than a tile has keys
-            for i in gl.static_range(2):
-                tile -= 1
-                k_turn, v_turn, weights, acc, row_max, sums = send_tile(
-                    q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile,
-                    scale, slopes, mods, i == 0 or S.BLOCK_Q > S.TILE, S, P,
-                )  # fmt: skip
+    for i in range(1, end - begin):
+        tile = end - 1 - i
+        k_turn, v_turn, weights, acc, row_max, sums = send_tile(
+            q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
+            slopes, mods, S, P,
+        )  # fmt: skip
 
     operand = operand_of(weights, S, P)
     leave_queries(rings.queries, turns.query, S, P)

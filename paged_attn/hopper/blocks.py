@@ -157,7 +157,7 @@ def registers_of(P):
     """Of a thread of each partition but the first, which gets what is left."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
-    return consumers + convert + [40] * (2 * P.LOADERS)
+    return consumers + convert + [32 if P.ROWS == 256 else 40] * (2 * P.LOADERS)
 
 
 @gluon.jit

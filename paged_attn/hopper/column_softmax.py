@@ -7,14 +7,14 @@ which one tells all warps both that weights are there and whether they will do.
 
 from ..kernels.args import State
 from ..kernels.numerics import LOG2E
-from ..kernels.schedule import gap_before
-from ..kernels.scores import modify
+from ..kernels.schedule import end_in, gap_before
+from ..kernels.scores import mask, modify
 from ..kernels.softmax import base_of
 from . import asm
 from .asm import any_beyond
 from .shim import fence_async_shared, gl, gluon, thread_barrier
 from .softmax import SLACK, exp2_below, larger, times
-from .tiles import mask_edges
+from .tiles import has_edges
 
 LIMIT = gl.constexpr(asm.LIMIT)
 LOWEST = gl.constexpr(-3.4028234e38)  # of float32
@@ -30,11 +30,13 @@ def make_flags(P: gl.constexpr):
 def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
     """(scores [N, TILE] after modifiers and masks, what they are multiplied by)."""
     unit = scale * LOG2E
+    first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     if S.SCALE_FIRST:
         unit = LOG2E
-        first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
-    return mask_edges(scores, rows, span, key, tile, mods, S), unit
+    if has_edges(rows, span, tile, S):
+        scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
+    return scores, unit
 
 
 @gluon.jit

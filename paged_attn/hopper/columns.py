@@ -13,7 +13,7 @@ import triton
 from ..kernels.args import State
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
-from .args import Turns, is_pair
+from .args import Turns, is_shared
 from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
@@ -45,7 +45,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
     if is_early(P):
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
         return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
-    elif is_pair(P):
+    elif is_shared(P):
         return queries.slots
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
@@ -54,7 +54,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
 @gluon.jit
 def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
     """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
-    if is_pair(P):
+    if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
         return rows_of(rings.queries, done, 0, S, P)[0].slice(64, P.COLUMNS, dim=0)
     elif is_early(P):

@@ -118,7 +118,7 @@ def attend_fp8(
         scores = warpgroup_mma_wait(1 + P.COARSE, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         following, decay, row_max, following_sums, acc = judge(
-            scores, row_max, acc, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, True, S, P
+            scores, row_max, acc, rows, span, key, item.end - 1 - i, scale, slopes, mods, False, S, P
         )
         following = pin(following)
         if P.COARSE:

@@ -1,7 +1,7 @@
 """How items of work reach loaders and consumers: two letters in shared memory, written in turn by one warp."""
 
 from ..kernels.args import Block
-from .args import Item, Mail, is_pair
+from .args import Item, Mail, is_shared
 from .asm import arrive_at, await_at, meet
 from .ring import MAIL, gate, make_barriers
 from .shim import gl, gluon, mbarrier
@@ -13,7 +13,7 @@ FIELDS = gl.constexpr(16)  # the next power of two
 def make_mail(gates, P: gl.constexpr):
     """Empty letters, which all partitions but the one that writes them read."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    if is_pair(P):
+    if is_shared(P):
         full, full_at = gate(gates, MAIL)
         empty, empty_at = gate(gates, MAIL + 1)
         return Mail(letters, full, empty, full_at, empty_at)
@@ -59,7 +59,7 @@ def publish(mail, number, item):
 def read(mail, number, WARPS: gl.constexpr):
     """Letter `number`, once it is written."""
     at = number & 1
-    if WARPS == 8:
+    if WARPS >= 8:
         await_at(mail.full_at + at * 8, (number >> 1) & 1)
     else:
         mbarrier.wait(mail.full.index(at), (number >> 1) & 1)
@@ -67,7 +67,7 @@ def read(mail, number, WARPS: gl.constexpr):
     for field in gl.static_range(13):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
     item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[9], x[10], x[11], x[12])  # type: ignore[misc]
-    if WARPS == 8:
+    if WARPS >= 8:
         arrive_at(meet(mail.empty_at + at * 8))
     else:
         mbarrier.arrive(mail.empty.index(at), count=1)

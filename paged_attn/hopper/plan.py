@@ -97,7 +97,7 @@ def need_of(launch: Launch) -> Need:
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
-    """Blocks of 128 rows or 192, items from a counter; mixed: some sequences may have few queries."""
+    """Blocks of 128, 192 or 256 rows, items from a counter; mixed: some sequences may have few queries."""
     pipe, tile = _block_pipe(p, _conversion(p), mixed)
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
@@ -127,13 +127,15 @@ def _are_enough(p: Problem, tokens: int) -> bool:
 
 
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
-    """(consumers of blocks, rows of each): two warpgroups that share one code, unless copies of it are better.
+    """(consumers of blocks, rows of each): two or four warpgroups that share one code, unless copies of it are better.
 
     For long queries the time to fetch these does not count.  An exact softcap's loop is best run by warpgroups apart.
     """
     is_long = convert == NONE and p.max_seqlen_q >= LONG
     if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
         return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 and not p.softcap else (2, 64)
+    if convert == NONE and _is_for_four(p):
+        return 1, 256
     if is_long and p.softcap and not _has_tanh(p):
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
@@ -158,6 +160,17 @@ def _has_tanh(p: Problem) -> bool:
     return p.softcap and not p.lse and p.query != torch.float16
 
 
+def _are_alike(p: Problem) -> bool:
+    """Whether blocks are about equally long, behind a context or in a window: what counts is how many a program has."""
+    return p.window_left >= 0 or p.max_seqlen_k > 2 * p.max_seqlen_q
+
+
+def _are_fewer(p: Problem, warpgroups: int, blocks: int, of_two: int) -> bool:
+    """Whether a program has as many blocks of so many warpgroups as of two, by rows, or fewer."""
+    rounds, rounds_of_two = (triton.cdiv(n * p.kv_heads, p.device.multiprocessors) for n in (blocks, of_two))
+    return warpgroups * rounds <= 2 * rounds_of_two
+
+
 def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
@@ -167,18 +180,31 @@ def _is_for_three(p: Problem) -> bool:
     if (p.softcap and not _has_tanh(p)) or p.qq_bias or p.new or dim_of(p) > 128 or (p.modified and p.window_left >= 0):
         return False
     group = p.heads // p.kv_heads
-    of_two, of_three = (_blocks(p, n * (64 // group)) * p.kv_heads for n in (2, 3))
-    multiprocessors = p.device.multiprocessors
-    # behind a context, or in a window, blocks are equally long: what counts is how many a program takes
-    alike = p.window_left >= 0 or p.max_seqlen_k > 2 * p.max_seqlen_q
-    fewer = 3 * triton.cdiv(of_three, multiprocessors) <= 2 * triton.cdiv(of_two, multiprocessors)
-    return of_three >= UNCUT * multiprocessors and (fewer or not alike)
+    of_two, of_three = (_blocks(p, n * (64 // group)) for n in (2, 3))
+    enough = of_three * p.kv_heads >= UNCUT * p.device.multiprocessors
+    return enough and (not _are_alike(p) or _are_fewer(p, 3, of_three, of_two))
 
 
-def _block_rings(p: Problem, convert: int, consumers: int) -> tuple[int, int, int, int]:
+def _is_for_four(p: Problem) -> bool:
+    """Whether four warpgroups suit blocks, which have registers for it up to 64 dims: unless some programs had none."""
+    if dim_of(p) > 64:
+        return False
+    group = p.heads // p.kv_heads
+    if is_even(p):
+        of_two, of_four = (p.seqs * triton.cdiv(p.max_seqlen_q, n * (64 // group)) for n in (2, 4))
+    else:
+        of_two, of_four = (_blocks(p, n * (64 // group)) for n in (2, 4))
+    if _are_alike(p):
+        return _are_fewer(p, 4, of_four, of_two)
+    return of_four * p.kv_heads >= FOUR * p.device.multiprocessors
+
+
+def _block_rings(p: Problem, convert: int, consumers: int, rows: int) -> tuple[int, int, int, int]:
     """As in STAGES; of a softcap a loop of half the code: see DESIGN.md."""
     if consumers == 3:
-        return STAGES_OF_THREE[dim_of(p)]
+        return STAGES_OF_THREE
+    if rows == 256:
+        return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
     if p.softcap and convert == NONE and tile == 128:
         return 2 * keys, 2 * values, raw, 64
@@ -196,7 +222,7 @@ def _weighs_at_once(p: Problem, convert: int, tile: int) -> bool:
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers, rows = _consumers(p, convert, mixed)
-    keys, values, raw, tile = _block_rings(p, convert, consumers)
+    keys, values, raw, tile = _block_rings(p, convert, consumers, rows)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert in (NONE, TRANSPOSE)  # otherwise queries change their type on their way
     at_once = _weighs_at_once(p, convert, tile) and not mixed
@@ -360,10 +386,12 @@ STAGES = {
     (TRANSPOSE, 64): (4, 4, 4, 128),
     (TRANSPOSE, 128): (3, 3, 2, 128),
 }
-STAGES_OF_THREE = {64: (8, 8, 0, 64), 128: (6, 5, 0, 64)}  # likewise, by head_dim; tiles for fewer registers
+# likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
+STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
+FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
 

@@ -4,7 +4,7 @@ import triton
 
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
-from .args import Queries, Turn, is_pair, query_parts
+from .args import Queries, Turn, is_shared, query_parts
 from .asm import arrive_at, await_at, bring_near, e4m3_in_two
 from .ring import QUERIES, as_words, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
@@ -12,7 +12,7 @@ from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barr
 
 @triton.constexpr_function
 def slots_of(dim):
-    """For the queries of a consumer of two warpgroups, of which one may be a block ahead; large heads leave no room."""
+    """For queries of several warpgroups of one code, of which one may be a block ahead; large heads leave no room."""
     return 2 if dim <= 128 else 1
 
 
@@ -32,7 +32,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     TOKENS: gl.constexpr = P.ROWS // S.GROUP if P.QUERY_BOX else ROWS
     SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    IN_TURN: gl.constexpr = is_pair(P) and P.QUERY_BOX
+    IN_TURN: gl.constexpr = is_shared(P) and P.QUERY_BOX
     SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS * query_parts(P)
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
@@ -75,7 +75,7 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
 def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
     """The queries of a block, after so many others, once no consumer needs those that they replace."""
     token = item.block.first_token + item.block.first
-    if is_pair(P):
+    if is_shared(P):
         at = turn_of(done, S)
         mbarrier.wait(queries.empty.index(at.stage), at.phase ^ 1)
         _load_rows(box, queries, at.stage, token, item, S, P)
@@ -88,8 +88,8 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Until a consumer's rows are here, after those of so many blocks.  there: of a pair, as in `wait_full`."""
-    if is_pair(P):
+    """Until a consumer's rows are here, after those of so many blocks.  there: of warpgroups of one code."""
+    if is_shared(P):
         at = turn_of(done, S)
         await_at(queries.full_at + at.stage * 8, at.phase, there)
     else:
@@ -100,7 +100,7 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 @gluon.jit
 def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
     """No more keys will be multiplied by them."""
-    if is_pair(P) and P.QUERY_BOX:
+    if is_shared(P) and P.QUERY_BOX:
         arrive_at(queries.empty_at + turn_of(done, S).stage * 8)
 
 
@@ -110,7 +110,7 @@ def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexp
     PARTS: gl.constexpr = query_parts(P)
     parts = ()
     for i in gl.static_range(PARTS):
-        if is_pair(P) and P.QUERY_BOX:
+        if is_shared(P) and P.QUERY_BOX:
             slot = queries.slots.index(turn_of(done, S).stage)
         else:
             slot = queries.slots.index(NUMBER * PARTS + i)

@@ -45,7 +45,7 @@ def arrivals_of(P):
     values = 1 if convert else P.LOADERS
     queries = (1, readers) if P.QUERY_BOX else (0, 0)
     mail = (1, readers + 2 * P.LOADERS - 1 + convert)
-    return keys, readers, values, readers, *((*queries, *mail) if P.ROWS == 128 else (0, 0, 0, 0))
+    return keys, readers, values, readers, *((*queries, *mail) if P.ROWS >= 128 else (0, 0, 0, 0))
 
 
 @triton.constexpr_function
@@ -56,7 +56,7 @@ def depths_of(P):
 
 @gluon.jit
 def make_gates(P: gl.constexpr):
-    """Barriers whose addresses are known, of a consumer of two warpgroups all, of three consumers those of tiles.
+    """Barriers whose addresses are known, of a consumer of several warpgroups all, of three consumers those of tiles.
 
     Each warp leaves a tag in the row behind them, and finds it.  A warp makes its barriers one after another, so each
     makes those of one kind.
@@ -71,7 +71,7 @@ def make_gates(P: gl.constexpr):
         thread = gl.arange(0, 2 * P.ROWS, layout=THREADS)
         warp, slot = thread // 32, thread % 32
         arrivals = thread * 0
-        for kind in gl.static_range(P.ROWS // 16):  # all, or those of tiles
+        for kind in gl.static_range(min(KINDS, P.ROWS // 16)):  # all, or those of tiles
             arrivals = gl.where((warp == kind) & (slot < DEPTHS[kind]), ARRIVALS[kind], arrivals)
         init_at(at + (warp * DEPTH + slot) * 8, arrivals)
         return Gates(barriers, at)

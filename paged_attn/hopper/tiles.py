@@ -2,7 +2,7 @@
 
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
-from ..kernels.scores import add_qq_bias, load_slopes, mask
+from ..kernels.scores import add_qq_bias, load_slopes
 from ..kernels.softmax import base_of
 from .asm import logistic, tanh
 from .layouts import product_layout
@@ -77,6 +77,18 @@ def clear_dead(
 
 
 @gluon.jit
+def places_of_keys(L: gl.constexpr, S: gl.constexpr):
+    """(a, b) whose sum is a key's number in its tile, by thread: a is known when this is compiled, b [1, 1, 4, 1]."""
+    eight = gl.arange(0, S.TILE // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
+    pair = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
+    one = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))
+    eight = gl.expand_dims(gl.expand_dims(gl.expand_dims(eight, 0), 2), 3)
+    pair = gl.expand_dims(gl.expand_dims(gl.expand_dims(pair, 0), 1), 3)
+    one = gl.expand_dims(gl.expand_dims(gl.expand_dims(one, 0), 1), 2)
+    return 8 * eight + one, 2 * pair
+
+
+@gluon.jit
 def add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """scores [R, N] of a product * factor + slope * (key - query), two operations for a score; plus an offset [R, 4].
 
@@ -85,18 +97,13 @@ def add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW: gl.constexpr,
     """
     x = by_thread(scores)
     L: gl.constexpr = x.type.layout
-    eight = gl.arange(0, S.TILE // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
-    pair = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
-    one = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))
-    eight = gl.expand_dims(gl.expand_dims(gl.expand_dims(eight, 0), 2), 3)
-    pair = gl.expand_dims(gl.expand_dims(gl.expand_dims(pair, 0), 1), 3)
-    one = gl.expand_dims(gl.expand_dims(gl.expand_dims(one, 0), 1), 2)
+    known, pair = places_of_keys(L, S)
     slope = _by_row(slopes, L)
-    distance = _by_row(first - rows.pos, L) + 2 * pair
+    distance = _by_row(first - rows.pos, L) + pair
     bias = slope * distance.to(gl.float32)
     if offset is not None:
         bias += beside(offset, x)
-    bias = gl.fma(slope, (8 * eight + one).to(gl.float32), bias)
+    bias = gl.fma(slope, known.to(gl.float32), bias)
     if BY_ROW:
         x = gl.fma(x, _by_row(factor, L), bias)
     else:
@@ -128,18 +135,28 @@ def has_edges(rows, span, tile, S: gl.constexpr):
 
 
 @gluon.jit
-def mask_edges(scores, rows, span, key, tile, mods, S: gl.constexpr):
-    """Minus infinity where a row must not look."""
+def mask_edges(scores, rows, span, tile, mods, S: gl.constexpr):
+    """Minus infinity where a row must not look.
+
+    What is known of keys when this is compiled is compared, which takes no registers; the rest moves the bounds.
+    """
     if has_edges(rows, span, tile, S):
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
-        scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
+        end = end_in(tile, span.hi, rows.context_len, S)
+        x = by_thread(scores)
+        L: gl.constexpr = x.type.layout
+        known, pair = places_of_keys(L, S)
+        visible = known <= gl.minimum(_by_row(rows.last_key, L) - pair, end - 1 - pair) - first
+        if mods.left is not None:
+            visible &= known >= _by_row(rows.first_key, L) - pair - first
+        scores = as_product(gl.where(visible, x, float("-inf")), scores)
     return scores
 
 
 @gluon.jit
 def judge(
-    scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, EDGES: gl.constexpr,
-    S: gl.constexpr, P: gl.constexpr,
+    scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
 ):  # fmt: skip
     """What `weigh` returns of a tile's scores, a product of rows of queries, after modifiers and masks; and acc.
 
@@ -172,8 +189,7 @@ def judge(
         else:
             scores = times(scores, factor, BY_ROW)
         scores = add_qq_bias(scores, rows, key, first, mods, S)
-    if EDGES:
-        scores = mask_edges(scores, rows, span, key, tile, mods, S)
+    scores = mask_edges(scores, rows, span, tile, mods, S)
     if AT_ONCE:
         return weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE, S, P)
     else:

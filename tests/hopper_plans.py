@@ -1,0 +1,63 @@
+"""Decorators of tests: the planner of the Hopper kernels with other rules, for lengths that a test can afford."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paged_attn import calls, plan
+from paged_attn.hopper import plan as hopper
+
+
+@contextlib.contextmanager
+def planned(**changes: Any) -> Iterator[None]:
+    """The planner with other numbers, or another rule."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plan.plan.cache_clear()
+        calls.clear()
+        for name, value in changes.items():
+            monkeypatch.setattr(hopper, name, value)
+        yield
+    plan.plan.cache_clear()
+    calls.clear()
+
+
+def _never(p: plan.Problem) -> bool:
+    return False
+
+
+def _small_heads(p: plan.Problem) -> bool:
+    return hopper.dim_of(p) == 64
+
+
+def shares() -> contextlib._GeneratorContextManager[None]:
+    """Even shares also of many rows."""
+    return planned(_has_little=lambda p: True)
+
+
+def three() -> contextlib._GeneratorContextManager[None]:
+    """Blocks of 192 rows for three consumers wherever these can do them."""
+    return planned(MOST_ROWS=0, UNCUT=0, LONG=0, _is_for_three=lambda p: hopper.dim_of(p) == 128, _is_for_four=_never)
+
+
+def one() -> contextlib._GeneratorContextManager[None]:
+    """Blocks of 128 rows for one consumer wherever it can do them, also of long queries."""
+    return planned(MOST_ROWS=0, LONG=1 << 40, _is_for_four=_never)
+
+
+def uncut() -> contextlib._GeneratorContextManager[None]:
+    """`one`, of whole blocks."""
+    return planned(MOST_ROWS=0, LONG=1 << 40, UNCUT=0, _is_for_four=_never)
+
+
+def four() -> contextlib._GeneratorContextManager[None]:
+    """Blocks of 256 rows for four warpgroups of one code wherever these can do them, which may be cut."""
+    return planned(MOST_ROWS=0, UNCUT=1 << 40, FULL=2, _is_for_four=_small_heads)
+
+
+def four_uncut() -> contextlib._GeneratorContextManager[None]:
+    """`four`, of whole blocks."""
+    return planned(MOST_ROWS=0, UNCUT=0, _is_for_four=_small_heads)
