@@ -355,9 +355,12 @@ CASES |= {
 
 # which the planner takes for even, for there are rows enough
 ALL_LENGTHS = MIXED | dict(bounds=True, padding=6400)
+SHORT = ragged(*[(393, 900)] * 3, (393, 393), (393, 700)) | dict(bounds=True)  # in tiles of 64
 # as long queries: in blocks of 192 rows, for three consumers, or with an exact softcap for two
 LONG: dict[str, dict[str, Any]] = {
     "prefills": PREFILLS,
+    "short prefills": SHORT,
+    "short prefills, alibi, window": SHORT | dict(alibi=True, window_size=(300, -1)),
     "prefills, hnd, page 544": PREFILLS | dict(layout="HND", page_size=544),
     "prefills, page 8, float16": PREFILLS | dict(page_size=8, dtype=torch.float16),
     "prefills, page 24": PREFILLS | dict(page_size=24),

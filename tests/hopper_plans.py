@@ -48,9 +48,9 @@ def one() -> contextlib._GeneratorContextManager[None]:
     return planned(MOST_ROWS=0, LONG=1 << 40, _is_for_four=_never)
 
 
-def uncut() -> contextlib._GeneratorContextManager[None]:
+def uncut(**more: Any) -> contextlib._GeneratorContextManager[None]:
     """`one`, of whole blocks."""
-    return planned(MOST_ROWS=0, LONG=1 << 40, UNCUT=0, _is_for_four=_never)
+    return planned(MOST_ROWS=0, LONG=1 << 40, UNCUT=0, _is_for_four=_never, **more)
 
 
 def four() -> contextlib._GeneratorContextManager[None]:

@@ -90,9 +90,13 @@ def test_four_warpgroups_do_a_small_batch(plans: Any) -> None:
 
 
 @pytest.mark.quick
-@hopper_plans.uncut()
-def test_a_consumer_that_is_an_item_ahead_does_a_small_batch() -> None:
-    run(sized("ahead", **ragged((200, 300), (150, 0), (90, 90), (300, 300))), DEVICE)
+@pytest.mark.parametrize(("short", "tile"), [(0, 128), (1024, 64)])
+def test_a_consumer_that_is_an_item_ahead_does_a_small_batch(short: int, tile: int) -> None:
+    with hopper_plans.uncut(SHORT=short):
+        case = sized("ahead", **ragged((200, 300), (200, 0), (200, 200), (200, 900)), bounds=True)
+        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        assert (True, tile) == (launch.pipe.AHEAD, launch.shape.TILE)
+        run(case, DEVICE)
 
 
 @pytest.mark.quick

@@ -25,7 +25,7 @@ HOPPER = (
     "long", "long head_dim 64", "long head_dim 64, no window", "long fp16", "long alibi",
     "long softcap",
     "long exact softcap",
-    "prompts", "prompts window sinks", "prompts head_dim 64 alibi", "prompts new softcap",
+    "prompts", "prompts of 2048", "prompts window sinks", "prompts head_dim 64 alibi", "prompts new softcap",
     "prefills e4m3, no lse", "prefills e4m3 head_dim 64", "prefills e4m3 head_dim 64, no lse", "mixed e4m3, no lse",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
@@ -44,7 +44,8 @@ BRIEF = {"decode of 12": 30, "decode split all fp8": 32, "decode features": 32} 
 MORE_CODE = {
     "draft 16": 64, "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "mixed": 117, "mixed new": 132,
     "mixed softcap": 168, "mixed e4m3": 156, "mixed e4m3, no lse": 140, "mixed all fp8": 142,
-    "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158, "prompts": 64,
+    "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158,
+    "prompts": 49, "prompts of 2048": 64,
     "prompts window sinks": 72, "prompts head_dim 64 alibi": 43, "prompts new softcap": 66,
     "long head_dim 64": 46, "long head_dim 64, no window": 43,
 }  # fmt: skip
@@ -52,7 +53,8 @@ MORE_CODE = {
 # cache ends, dead values become zero.  Between two of Triton's waits there would be one, too.
 MEET = {
     "prefill window sinks": 0, "prefill page 128": 0, "prefill head_dim 64": 0, "prefill head_dim 256": 0,
-    "prefill softcap": 0, "prefill new": 8, "prompts": 0, "prompts window sinks": 0, "prompts head_dim 64 alibi": 0,
+    "prefill softcap": 0, "prefill new": 8, "prompts": 0, "prompts of 2048": 0,
+    "prompts window sinks": 0, "prompts head_dim 64 alibi": 0,
     "prompts new softcap": 8, "speculate 32": 2, "speculate 32 tree": 2, "speculate 64": 2,
     "long": 0, "long fp16": 0, "long alibi": 0, "long softcap": 0, "long head_dim 64": 0,
     "long head_dim 64, no window": 0,

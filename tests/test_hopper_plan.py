@@ -315,6 +315,23 @@ def test_four_warpgroups_are_for_small_heads_and_enough_blocks(call: Problem, ro
 
 
 @pytest.mark.parametrize(
+    ("call", "tile"),
+    [
+        (even(8, 1024, 1024), 64),
+        (even(8, 1025, 1025), 128),
+        (even(32, 64, 512), 64),
+        (even(8, 1024, 1024)._replace(new=True, new_box=True), 128),
+        (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn), 128),
+        (even(8, 1024, 1024)._replace(tokens=2000), 128),  # mixed
+    ],
+)
+def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: int) -> None:
+    (launch,) = hopper.launches(call._replace(lse=True))
+    assert tile == launch.shape.TILE
+    assert not (tile == 64 and launch.shape.SPLIT)
+
+
+@pytest.mark.parametrize(
     ("call", "ahead"),
     [
         (even(8, 1024, 1024), True),

@@ -53,6 +53,7 @@ def asked(lengths: list[tuple[int, int]], device: str) -> Cuts:
 def launch_of(lengths: list[tuple[int, int]]) -> Launch:
     """What the planner would ask the device about them, if it were to choose a counter and cut."""
     longest, keys = (max(x) for x in zip(*lengths))
+    keys = max(keys, hopper.SHORT + 1)  # for as few it would not
     call = CALL._replace(tokens=sum(q for q, _ in lengths), seqs=len(lengths), max_seqlen_q=longest, max_seqlen_k=keys)
     launch = hopper.many(call, 0, False)
     return launch._replace(shape=launch.shape._replace(SPLIT=True), programs=PROGRAMS)

@@ -127,6 +127,7 @@ HOPPER = {
     "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
     "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
     "prompts": PROMPTS,
+    "prompts of 2048": PROMPTS | dict(query_lens=(2048,) * 8, seq_lens=(2048,) * 8),
     "prompts window sinks": PROMPTS | dict(window_size=(127, -1), sinks=True),
     "prompts head_dim 64 alibi": PROMPTS | dict(head_dim=64, alibi=True),
     "prompts new softcap": PROMPTS | dict(new=True, softcap=30.0),

@@ -103,7 +103,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
-    split = tiles > LEAST and (mixed or not _are_enough(p, tokens))
+    split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
@@ -199,14 +199,19 @@ def _is_for_four(p: Problem) -> bool:
     return of_four * p.kv_heads >= FOUR * p.device.multiprocessors
 
 
-def _block_rings(p: Problem, convert: int, consumers: int, rows: int) -> tuple[int, int, int, int]:
+def _is_short(p: Problem) -> bool:
+    """Whether sequences have so few keys that smaller tiles, of which less is masked, are better for blocks."""
+    return p.max_seqlen_k <= SHORT and dim_of(p) == 128 and p.cache.itemsize == 2 and not (p.softcap or p.new)
+
+
+def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: bool) -> tuple[int, int, int, int]:
     """As in STAGES; of a softcap a loop of half the code: see DESIGN.md."""
     if consumers == 3:
         return STAGES_OF_THREE
     if rows == 256:
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
-    if p.softcap and convert == NONE and tile == 128:
+    if convert == NONE and tile == 128 and (p.softcap or (_is_short(p) and not mixed)):
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
 
@@ -222,7 +227,7 @@ def _weighs_at_once(p: Problem, convert: int, tile: int) -> bool:
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers, rows = _consumers(p, convert, mixed)
-    keys, values, raw, tile = _block_rings(p, convert, consumers, rows)
+    keys, values, raw, tile = _block_rings(p, convert, consumers, rows, mixed)
     loaders = loaders_of(p, tile)
     boxed = is_boxed(p) and convert in (NONE, TRANSPOSE)  # otherwise queries change their type on their way
     at_once = _weighs_at_once(p, convert, tile) and not mixed
@@ -391,6 +396,7 @@ STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
+SHORT = 1024  # keys of a sequence up to which tiles of 64 are better than of 128, and no block is cut
 FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
