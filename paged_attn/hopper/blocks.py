@@ -29,7 +29,7 @@ from .shim import fence_async_shared, gl, gluon
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
 # have that long to come.  More would bind a program to an item long before it is free.
-REST = gl.constexpr(3)
+REST = gl.constexpr(4)
 
 
 @gluon.jit
