@@ -1,7 +1,7 @@
-"""The kernel for many rows: blocks of 64 rows for each of two or three warpgroups, items from one counter.
+"""The kernel for many rows: blocks of 64 rows for each of two to four warpgroups, items from one counter.
 
-Two warpgroups multiply that share one code, or two or three that have copies of it; two to four single warps load, the
-last of which also hands out the work.  Tiles of an fp8 cache pass one more warpgroup in between.
+Two or four warpgroups multiply that share one code, or two or three that have copies of it; two to four single warps
+load, the last of which also hands out the work.  Tiles of an fp8 cache pass one more warpgroup in between.
 """
 
 import triton
@@ -157,7 +157,8 @@ def registers_of(P):
     """Of a thread of each partition but the first, which gets what is left."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
-    return consumers + convert + [32 if P.ROWS == 256 else 40] * (2 * P.LOADERS)
+    loader = 32 if P.ROWS == 256 else 40  # so that four warpgroups have 112
+    return consumers + convert + [loader] * (2 * P.LOADERS)
 
 
 @gluon.jit

@@ -186,7 +186,7 @@ def _is_for_three(p: Problem) -> bool:
 
 
 def _is_for_four(p: Problem) -> bool:
-    """Whether four warpgroups suit blocks, which have registers for it up to 64 dims: unless some programs had none."""
+    """Whether four warpgroups suit blocks: up to 64 dims have registers for it, and few blocks leave programs idle."""
     if dim_of(p) > 64:
         return False
     group = p.heads // p.kv_heads
