@@ -35,7 +35,7 @@ def _small_heads(p: plan.Problem) -> bool:
 
 def shares() -> contextlib._GeneratorContextManager[None]:
     """Even shares also of many rows."""
-    return planned(_has_little=lambda p: True)
+    return planned(has_little=lambda p: True)
 
 
 def three() -> contextlib._GeneratorContextManager[None]:
@@ -43,14 +43,14 @@ def three() -> contextlib._GeneratorContextManager[None]:
     return planned(MOST_ROWS=0, UNCUT=0, LONG=0, _is_for_three=lambda p: hopper.dim_of(p) == 128, _is_for_four=_never)
 
 
-def one() -> contextlib._GeneratorContextManager[None]:
+def one(**more: Any) -> contextlib._GeneratorContextManager[None]:
     """Blocks of 128 rows for one consumer wherever it can do them, also of long queries."""
-    return planned(MOST_ROWS=0, LONG=1 << 40, _is_for_four=_never)
+    return planned(MOST_ROWS=0, LONG=1 << 40, _is_for_four=_never, **more)
 
 
 def uncut(**more: Any) -> contextlib._GeneratorContextManager[None]:
     """`one`, of whole blocks."""
-    return planned(MOST_ROWS=0, LONG=1 << 40, UNCUT=0, _is_for_four=_never, **more)
+    return one(UNCUT=0, **more)
 
 
 def four() -> contextlib._GeneratorContextManager[None]:

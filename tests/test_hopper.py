@@ -79,14 +79,20 @@ def test_blocks_that_no_sequence_has_are_nobodys() -> None:
 @pytest.mark.quick
 @hopper_plans.three()
 def test_three_consumers_do_a_small_batch() -> None:
-    run(sized("three", **ragged((200, 300), (50, 50))), DEVICE)
+    case = sized("three", **ragged((200, 300), (200, 200)), bounds=True)
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert launch.pipe.CONSUMERS == 3
+    run(case, DEVICE)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("plans", [hopper_plans.four, hopper_plans.four_uncut])
 def test_four_warpgroups_do_a_small_batch(plans: Any) -> None:
     with plans():
-        run(sized("four", **ragged((200, 300), (50, 50), (0, 9)), head_dim=64), DEVICE)
+        case = sized("four", **ragged((200, 300), (200, 900), (200, 0)), head_dim=64, bounds=True)
+        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        assert (256, plans == hopper_plans.four_uncut) == (launch.pipe.ROWS, launch.pipe.AHEAD)
+        run(case, DEVICE)
 
 
 @pytest.mark.quick

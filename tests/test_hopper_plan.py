@@ -299,6 +299,9 @@ def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: P
         (even(16, 64, 4160), 256),
         (even(1, 1024, 9216), 256),  # 128 blocks, as many as half a round of 256
         (even(1, 256, 16640), 128),
+        (even(64, 32, 32), 128),  # half of a block would have no query
+        (even(64, 96, 96), 128),
+        (even(64, 288, 288), 256),  # a tenth
         (even(4, 4096, 4096)._replace(window_left=1000, modified=True), 256),
         (even(4, 4096, 4096)._replace(softcap=True, modified=True, lse=True), 256),
         (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 256),
@@ -314,6 +317,15 @@ def test_four_warpgroups_are_for_small_heads_and_enough_blocks(call: Problem, ro
     assert launch.shape.ROWS < 256
 
 
+@pytest.mark.parametrize("window", [-1, 1000])
+@pytest.mark.parametrize("seqs", [1, 3, 8])
+def test_three_consumers_are_for_128_dims(seqs: int, window: int) -> None:
+    """Whose rings are for these: blocks of small heads are those of two or four warpgroups."""
+    for queries in range(100, 70000, 97):
+        (launch,) = hopper.launches(even(seqs, queries, queries)._replace(head_dim=64, window_left=window))
+        assert launch.pipe.CONSUMERS == 1, queries
+
+
 @pytest.mark.parametrize(
     ("call", "tile"),
     [
@@ -321,12 +333,12 @@ def test_four_warpgroups_are_for_small_heads_and_enough_blocks(call: Problem, ro
         (even(8, 1025, 1025), 128),
         (even(32, 64, 512), 64),
         (even(8, 1024, 1024)._replace(new=True, new_box=True), 128),
-        (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn), 128),
+        (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn, lse=True), 128),
         (even(8, 1024, 1024)._replace(tokens=2000), 128),  # mixed
     ],
 )
 def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: int) -> None:
-    (launch,) = hopper.launches(call._replace(lse=True))
+    (launch,) = hopper.launches(call)
     assert tile == launch.shape.TILE
     assert not (tile == 64 and launch.shape.SPLIT)
 

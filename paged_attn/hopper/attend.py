@@ -72,43 +72,6 @@ def operand_of(weights, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def send_tile(
-    q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale, slopes, mods,
-    S: gl.constexpr, P: gl.constexpr,
-):  # fmt: skip
-    """A tile's keys and the values of the one before are multiplied, and its scores weighed."""
-    keys, values = rings.key, rings.value
-    end_key, context_len = item.block.seq_len, rows.context_len
-    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
-    operand = operand_of(weights, S, P)
-    pingpong.take(S, P)
-    scores = multiply_keys(q, keys, k_turn, S, P)
-    acc = multiply_values(operand, values, v_turn, acc, True, S, P)
-    pingpong.give(S, P)
-    if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
-        scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
-    else:
-        scores = warpgroup_mma_wait(1, deps=(scores,))
-    k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
-    following, decay, row_max, added, acc = judge(
-        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
-    )
-    sums = sums * decay + added
-    following = pin(following)
-    # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
-    acc = warpgroup_mma_wait(0, deps=(acc,))
-    operand = pin(operand)
-    v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
-    if not P.AT_ONCE:
-        acc = scale_rows(acc, decay, S)
-    following = carried(following, S, P)
-    if S.APART:  # noqa: SIM102 (one is decided at compile time)
-        if tile == context_len // S.TILE:  # in which the cache ends
-            clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
-    return k_turn, v_turn, following, acc, row_max, sums
-
-
-@gluon.jit
 def send_tiles(
     q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr
 ):
@@ -135,10 +98,31 @@ def send_tiles(
 
     for i in range(1, end - begin):
         tile = end - 1 - i
-        k_turn, v_turn, weights, acc, row_max, sums = send_tile(
-            q, weights, rings, k_turn, v_turn, acc, row_max, sums, item, first_key, rows, span, key, tile, scale,
-            slopes, mods, S, P,
-        )  # fmt: skip
+        operand = operand_of(weights, S, P)
+        pingpong.take(S, P)
+        scores = multiply_keys(q, keys, k_turn, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, True, S, P)
+        pingpong.give(S, P)
+        if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
+            scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
+        else:
+            scores = warpgroup_mma_wait(1, deps=(scores,))
+        k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
+        following, decay, row_max, added, acc = judge(
+            scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
+        )
+        sums = sums * decay + added
+        following = pin(following)
+        # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        operand = pin(operand)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
+        if not P.AT_ONCE:
+            acc = scale_rows(acc, decay, S)
+        weights = carried(following, S, P)
+        if S.APART:  # noqa: SIM102 (one is decided at compile time)
+            if tile == context_len // S.TILE:  # in which the cache ends
+                clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
     operand = operand_of(weights, S, P)
     leave_queries(rings.queries, turns.query, S, P)

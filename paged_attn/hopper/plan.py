@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 import triton
@@ -12,7 +11,19 @@ from ..plan import UNBOUNDED, Launch, Problem
 from ..scratch import Need
 from . import invariant
 from .args import Pipe
-from .shapes import ONE_WARP, dim_of, is_boxed, is_even, launch_of, loaders_of, shape_of
+from .even_shares import few, has_little
+from .shapes import (
+    COLUMNS,
+    ONE_WARP,
+    dim_of,
+    has_tanh,
+    is_boxed,
+    is_even,
+    launch_of,
+    loaders_of,
+    rows_of,
+    shape_of,
+)  # fmt: skip
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
 TAKEN = 4  # counters before those of pieces: items taken, programs done
@@ -71,21 +82,16 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     return (many(p, shortest, not is_even(p)),)
 
 
-def _rows(p: Problem, longest: int) -> int:
-    """The most rows that a sequence of up to so many queries has for a KV head."""
-    return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
-
-
 def _few_rows(p: Problem) -> bool:
     """Whether even shares suit a batch: a block is all that a sequence has, or there is little to do."""
     if p.only == "decode" or not p.ragged:
         return True
-    rows = _rows(p, UNBOUNDED)
+    rows = rows_of(p, UNBOUNDED)
     if rows <= 64:
         return True
     if p.cache.itemsize == 1 or not is_even(p) or p.seqs > ONE_WARP:
         return False
-    return rows <= MOST_ROWS and _has_little(p)
+    return rows <= MOST_ROWS and has_little(p)
 
 
 def need_of(launch: Launch) -> Need:
@@ -136,7 +142,7 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
         return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 and not p.softcap else (2, 64)
     if convert == NONE and _is_for_four(p):
         return 1, 256
-    if is_long and p.softcap and not _has_tanh(p):
+    if is_long and p.softcap and not has_tanh(p):
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
 
@@ -155,11 +161,6 @@ def _block_columns(p: Problem, convert: int) -> int:
     return COLUMNS if p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0
 
 
-def _has_tanh(p: Problem) -> bool:
-    """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
-    return p.softcap and not p.lse and p.query != torch.float16
-
-
 def _are_alike(p: Problem) -> bool:
     """Whether blocks are about equally long, behind a context or in a window: what counts is how many a program has."""
     return p.window_left >= 0 or p.max_seqlen_k > 2 * p.max_seqlen_q
@@ -175,9 +176,11 @@ def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
     Registers are few, and three loops have to stay close to the multiprocessor:
-    no exact softcap, bias or new keys, no large heads.
+    no exact softcap, bias or new keys, no heads but of 128 dims.
     """
-    if (p.softcap and not _has_tanh(p)) or p.qq_bias or p.new or dim_of(p) > 128 or (p.modified and p.window_left >= 0):
+    if dim_of(p) != 128 or (p.softcap and not has_tanh(p)):
+        return False
+    if p.qq_bias or p.new or (p.modified and p.window_left >= 0):
         return False
     group = p.heads // p.kv_heads
     of_two, of_three = (_blocks(p, n * (64 // group)) for n in (2, 3))
@@ -186,14 +189,14 @@ def _is_for_three(p: Problem) -> bool:
 
 
 def _is_for_four(p: Problem) -> bool:
-    """Whether four warpgroups suit blocks: up to 64 dims have registers for it, and few blocks leave programs idle."""
-    if dim_of(p) > 64:
-        return False
+    """Whether four warpgroups suit blocks of sequences of as many queries: up to 64 dims have registers for it.
+
+    They take a ninth less for a row, or more; but few blocks leave programs idle, and short queries rows of a block.
+    """
     group = p.heads // p.kv_heads
-    if is_even(p):
-        of_two, of_four = (p.seqs * triton.cdiv(p.max_seqlen_q, n * (64 // group)) for n in (2, 4))
-    else:
-        of_two, of_four = (_blocks(p, n * (64 // group)) for n in (2, 4))
+    of_two, of_four = (p.seqs * triton.cdiv(p.max_seqlen_q, n * (64 // group)) for n in (2, 4))
+    if dim_of(p) > 64 or 8 * 2 * of_four > 9 * of_two:
+        return False
     if _are_alike(p):
         return _are_fewer(p, 4, of_four, of_two)
     return of_four * p.kv_heads >= FOUR * p.device.multiprocessors
@@ -247,7 +250,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         FP8_KEYS=convert in (TRANSPOSE, WIDEN_VALUES),
         FP8_PRODUCTS=convert == TRANSPOSE,
         COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps are as exact as scores
-        TANH=_has_tanh(p),
+        TANH=has_tanh(p),
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
@@ -258,126 +261,6 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     return pipe, tile
 
 
-class Shares(NamedTuple):
-    """How the tiles of a call are laid out for even shares of them."""
-
-    columns: int  # rows of a block that are columns of products; 0: they are rows
-    rows: int  # of a block
-    tile: int
-    stages: int  # slots of a ring
-    resident: int  # programs of a multiprocessor
-    groups: int  # shares of each KV head
-    blocks: int  # that a sequence may have
-    tiles: int  # that a block may see
-
-
-def _shares(p: Problem, longest: int) -> Shares:
-    """Blocks of few rows as columns, or of 64 rows."""
-    asked, group = _rows(p, longest), p.heads // p.kv_heads
-    columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
-    rows = columns or 64
-    tile, stages = _share_rings(p, columns)
-    keys = _keys(p, tile)
-    # fp8 leaves room for two programs, which wait in turn
-    resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
-    places = resident * p.device.multiprocessors
-    groups = max(1, places // p.kv_heads)
-    blocks = triton.cdiv(p.max_seqlen_q, rows // group)
-    return Shares(columns, rows, tile, stages, resident, groups, blocks, triton.cdiv(keys, tile))
-
-
-def _is_uneven(p: Problem) -> bool:
-    """Whether shares that begin with sequences are worth looking for: powers of two of them mostly divide even shares.
-
-    It decides about kernels, and so by nothing that `prepare` does not try.
-    """
-    return p.seqs & (p.seqs - 1) > 0
-
-
-def _keys(p: Problem, tile: int) -> int:
-    """The most that a block may see."""
-    return p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
-
-
-def _has_little(p: Problem) -> bool:
-    """Whether even shares of blocks of 64 rows are better than half as many of 128 from a counter: all are done soon.
-
-    What counts then is how much code a launch has to fetch, and how few rows of how few pieces a program has to join.
-    """
-    multiprocessors = p.device.multiprocessors
-    blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
-    return blocks <= multiprocessors and blocks * triton.cdiv(_keys(p, 64), 64) <= LITTLE * multiprocessors
-
-
-def few(p: Problem, shortest: int, longest: int) -> Launch:
-    """Even shares of all tiles."""
-    group, s = p.heads // p.kv_heads, _shares(p, longest)
-    programs = s.groups * p.kv_heads
-    shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
-    shape = shape._replace(
-        CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
-        WHOLE=shape.ONE_SCAN and _is_uneven(p),
-    )
-    live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
-    least = 1
-    if s.rows >= 64 and p.seqs * s.blocks < s.groups:
-        tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
-        least = tiles if tiles <= ONE_SHARE else LEAST_FEW
-    pipe = _share_pipe(p, s)._replace(BRIEF=longest == 1 and _is_brief(p, s))
-    return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-
-
-def _is_brief(p: Problem, s: Shares) -> bool:
-    """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
-    return s.columns == COLUMNS and _is_small(p) and dim_of(p) >= 128
-
-
-def _is_small(p: Problem) -> bool:
-    """Whether there are so few keys and values that finer tiles pay."""
-    most = SMALL_OF_128 if p.cache.itemsize == 2 and dim_of(p) == 128 else SMALL
-    return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < most
-
-
-def _share_pipe(p: Problem, s: Shares) -> Pipe:
-    """Of even shares."""
-    dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
-    long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
-    return Pipe(
-        SHARES=True,
-        AT_ONCE=s.columns == 0,
-        TANH=_has_tanh(p) and s.columns == 0,
-        CONSUMERS=1,
-        KEY_STAGES=s.stages,
-        VALUE_STAGES=s.stages,
-        COLUMNS=s.columns,
-        # boxes of nothing go where queries will, and large heads leave room for few of those
-        PREFETCH=p.cache.itemsize == 2 and box <= (32 if s.columns and dim > 128 else 64),
-        FP8=MANTISSA.get(p.cache, 0),
-        LOADERS=1,
-        JOINED=16 if s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and long else 8,  # not two waits for memory
-        BOX=box,
-        ROWS_PER_PAGE=p.rows_per_page,
-        SKIP=p.kv_heads * s.rows,
-        STRIDE=2 * p.kv_heads * s.rows,
-    )
-
-
-def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
-    """(tile, slots of each ring) of even shares with so many columns."""
-    dim = dim_of(p)
-    tile, stages = (64, 3) if _is_small(p) or dim > 128 else (128, 2)
-    if tile == 64:
-        stages *= 2 // p.cache.itemsize
-    if dim == 64:
-        return tile, 2 * stages
-    return tile, 5 if columns > 32 and dim > 128 else stages  # as many as the queries leave room for
-
-
-# Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
-# ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
-LEAST_FEW, ONE_SHARE = 4, 8
-LITTLE = 32  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
-COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {
@@ -399,7 +282,6 @@ FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model
 SHORT = 1024  # keys of a sequence up to which tiles of 64 are better than of 128, and no block is cut
 FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
-SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
 
 
 def _conversion(p: Problem) -> int:

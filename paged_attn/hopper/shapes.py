@@ -12,6 +12,7 @@ from .args import Pipe
 
 ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
 ONE_WARP = 32  # and within a warp
+COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 
 
 def is_even(p: Problem) -> bool:
@@ -33,6 +34,16 @@ def is_boxed(p: Problem) -> bool:
 def dim_of(p: Problem) -> int:
     """Head dims as tiles have them."""
     return max(64, triton.next_power_of_2(p.head_dim))
+
+
+def rows_of(p: Problem, longest: int) -> int:
+    """The most rows that a sequence of up to so many queries has for a KV head."""
+    return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
+
+
+def has_tanh(p: Problem) -> bool:
+    """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
+    return p.softcap and not p.lse and p.query != torch.float16
 
 
 def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:

@@ -1,0 +1,132 @@
+"""Launches of even shares of all tiles: decode, speculation, and what is done soon (`shares.py`)."""
+
+import math
+from typing import NamedTuple
+
+import triton
+
+from ..layout import MANTISSA
+from ..plan import UNBOUNDED, Launch, Problem
+from .args import Pipe
+from .shapes import COLUMNS, dim_of, has_tanh, launch_of, rows_of, shape_of
+
+# Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
+# ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
+LEAST_FEW, ONE_SHARE = 4, 8
+LITTLE = 32  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
+SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
+
+
+class Shares(NamedTuple):
+    """How the tiles of a call are laid out for even shares of them."""
+
+    columns: int  # rows of a block that are columns of products; 0: they are rows
+    rows: int  # of a block
+    tile: int
+    stages: int  # slots of a ring
+    resident: int  # programs of a multiprocessor
+    groups: int  # shares of each KV head
+    blocks: int  # that a sequence may have
+    tiles: int  # that a block may see
+
+
+def few(p: Problem, shortest: int, longest: int) -> Launch:
+    """Even shares of all tiles."""
+    group, s = p.heads // p.kv_heads, _shares(p, longest)
+    programs = s.groups * p.kv_heads
+    shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
+    shape = shape._replace(
+        CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
+        WHOLE=shape.ONE_SCAN and _is_uneven(p),
+    )
+    live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
+    least = 1
+    if s.rows >= 64 and p.seqs * s.blocks < s.groups:
+        tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
+        least = tiles if tiles <= ONE_SHARE else LEAST_FEW
+    pipe = _share_pipe(p, s)._replace(BRIEF=longest == 1 and _is_brief(p, s))
+    return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+
+
+def _is_brief(p: Problem, s: Shares) -> bool:
+    """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
+    return s.columns == COLUMNS and _is_small(p) and dim_of(p) >= 128
+
+
+def _is_small(p: Problem) -> bool:
+    """Whether there are so few keys and values that finer tiles pay."""
+    most = SMALL_OF_128 if p.cache.itemsize == 2 and dim_of(p) == 128 else SMALL
+    return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < most
+
+
+def _share_pipe(p: Problem, s: Shares) -> Pipe:
+    """Of even shares."""
+    dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
+    long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
+    return Pipe(
+        SHARES=True,
+        AT_ONCE=s.columns == 0,
+        TANH=has_tanh(p) and s.columns == 0,
+        CONSUMERS=1,
+        KEY_STAGES=s.stages,
+        VALUE_STAGES=s.stages,
+        COLUMNS=s.columns,
+        # boxes of nothing go where queries will, and large heads leave room for few of those
+        PREFETCH=p.cache.itemsize == 2 and box <= (32 if s.columns and dim > 128 else 64),
+        FP8=MANTISSA.get(p.cache, 0),
+        LOADERS=1,
+        JOINED=16 if s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and long else 8,  # not two waits for memory
+        BOX=box,
+        ROWS_PER_PAGE=p.rows_per_page,
+        SKIP=p.kv_heads * s.rows,
+        STRIDE=2 * p.kv_heads * s.rows,
+    )
+
+
+def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
+    """(tile, slots of each ring) of even shares with so many columns."""
+    dim = dim_of(p)
+    tile, stages = (64, 3) if _is_small(p) or dim > 128 else (128, 2)
+    if tile == 64:
+        stages *= 2 // p.cache.itemsize
+    if dim == 64:
+        return tile, 2 * stages
+    return tile, 5 if columns > 32 and dim > 128 else stages  # as many as the queries leave room for
+
+
+def _shares(p: Problem, longest: int) -> Shares:
+    """Blocks of few rows as columns, or of 64 rows."""
+    asked, group = rows_of(p, longest), p.heads // p.kv_heads
+    columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
+    rows = columns or 64
+    tile, stages = _share_rings(p, columns)
+    keys = _keys(p, tile)
+    # fp8 leaves room for two programs, which wait in turn
+    resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
+    places = resident * p.device.multiprocessors
+    groups = max(1, places // p.kv_heads)
+    blocks = triton.cdiv(p.max_seqlen_q, rows // group)
+    return Shares(columns, rows, tile, stages, resident, groups, blocks, triton.cdiv(keys, tile))
+
+
+def _is_uneven(p: Problem) -> bool:
+    """Whether shares that begin with sequences are worth looking for: powers of two of them mostly divide even shares.
+
+    It decides about kernels, and so by nothing that `prepare` does not try.
+    """
+    return p.seqs & (p.seqs - 1) > 0
+
+
+def _keys(p: Problem, tile: int) -> int:
+    """The most that a block may see."""
+    return p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
+
+
+def has_little(p: Problem) -> bool:
+    """Whether even shares of blocks of 64 rows are better than half as many of 128 from a counter: all are done soon.
+
+    What counts then is how much code a launch has to fetch, and how few rows of how few pieces a program has to join.
+    """
+    multiprocessors = p.device.multiprocessors
+    blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
+    return blocks <= multiprocessors and blocks * triton.cdiv(_keys(p, 64), 64) <= LITTLE * multiprocessors
