@@ -46,7 +46,7 @@ MORE_CODE = {
     "mixed softcap": 168, "mixed e4m3": 156, "mixed e4m3, no lse": 140, "mixed all fp8": 142,
     "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158,
     "prompts": 49, "prompts of 2048": 64,
-    "prompts window sinks": 72, "prompts head_dim 64 alibi": 43, "prompts new softcap": 66,
+    "prompts window sinks": 53, "prompts head_dim 64 alibi": 43, "prompts new softcap": 66,
     "long head_dim 64": 46, "long head_dim 64, no window": 43,
 }  # fmt: skip
 # Barriers of all threads in a loop over keys, of warpgroups that share one code and of three consumers: where the
