@@ -221,8 +221,8 @@ def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -
     return bound.where(weighted != 0, 0.0)  # nothing seen, or only the sink: exactly 0
 
 
-def problem_of(inputs: dict[str, Any]) -> Any:
-    """What the planner is told of a call."""
+def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
+    """What the planner is told of a call, on a device that need not be there."""
     import paged_attn
     from paged_attn import attend, backend, check
 
@@ -231,7 +231,7 @@ def problem_of(inputs: dict[str, Any]) -> Any:
     given = attend.Tensors(*(call.arguments[name] for name in attend.Tensors._fields))
     options = attend.Options(*(call.arguments[name] for name in attend.Options._fields))
     axes = check.check_attention(**given._asdict(), **options._asdict())
-    return attend._problem(given, options, axes, backend.device_of(given.q.device), given.out)
+    return attend._problem(given, options, axes, device or backend.device_of(given.q.device), given.out)
 
 
 def rounds_weights(problem: Any) -> bool:

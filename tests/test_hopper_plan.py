@@ -72,10 +72,10 @@ def test_boxes_of_new_keys_want_the_type_of_the_cache_and_steps_of_16_bytes(
 ) -> None:
     sizes: dict[str, Any] = dict(query_lens=(1,), seq_lens=(80,), heads=4, kv_heads=2, head_dim=64, new=True)
     inputs = build(Case("new", **(sizes | dict(dtype=torch.bfloat16) | change)))
-    assert problem_of(inputs).new_box == boxes
+    assert problem_of(inputs, H200).new_box == boxes
     if boxes:
         one_element_on = torch.empty(inputs["v_new"].numel() + 1, dtype=torch.bfloat16)[1:].view(inputs["v_new"].shape)
-        assert not problem_of(inputs | dict(v_new=one_element_on)).new_box
+        assert not problem_of(inputs | dict(v_new=one_element_on), H200).new_box
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 8, 64])
@@ -197,9 +197,8 @@ def test_a_block_holds_a_query_even_where_no_sequence_is_said_to_have_one(group:
 def test_results_are_held_to_fp8_weights_only_where_weights_are_fp8(change: dict[str, Any], rounds: bool) -> None:
     sizes: dict[str, Any] = dict(query_lens=(80,), seq_lens=(80,), heads=2, kv_heads=1, head_dim=64)
     fp8: dict[str, Any] = dict(dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e4m3fn)
-    problem = problem_of(build(Case("fp8", **(sizes | fp8 | change))))
-    # the interpreter computes in float32
-    assert rounds_weights(problem._replace(device=H200, compute=torch.float16)) == rounds
+    problem = problem_of(build(Case("fp8", **(sizes | fp8 | change))), H200)
+    assert rounds_weights(problem._replace(compute=torch.float16)) == rounds  # the interpreter computes in float32
 
 
 def even(batch: int, queries: int, keys: int) -> Problem:
