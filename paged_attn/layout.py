@@ -100,7 +100,12 @@ def boxable(*caches: torch.Tensor) -> bool:
 
 
 def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> int:
-    """Slot strides from page to page where boxes of several slots can be cut out of both caches; else 0."""
+    """Slot strides from page to page where boxes of several slots can be cut out of both caches; else 0.
+
+    Of x-packed caches pages are an axis of the boxes: 1.
+    """
+    if k_cache.ndim == 5:
+        return int(_packed_boxable(k_cache, v_cache))
     if not all(x.ndim == 4 and x.shape[0] > 0 and aligned(x) for x in (k_cache, v_cache)):
         return 0
     ratios = set()
@@ -110,6 +115,14 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
     rows = ratios.pop()
     fits = rows * k_cache.shape[0] < 2**31 - 2**16
     return rows if not ratios and fits else 0
+
+
+def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
+    """Whether slots x 16 bytes of keys, and slots of a dim's values, are each side by side, and the rest in 16 bytes."""
+    key, value = packed_key(k_cache), packed_value(v_cache)
+    dense = key.RUN.value * k_cache.element_size() == 16 and key.stride_slot.value == key.RUN.value
+    together = dense and k_cache.stride(4) == value.stride_slot == 1
+    return together and all(x.shape[0] > 0 and aligned(x) for x in (k_cache, v_cache))
 
 
 def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor, dtype: torch.dtype) -> bool:

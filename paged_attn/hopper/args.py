@@ -25,6 +25,7 @@ class Pipe(NamedTuple):
     MIXED: bool = False  # long and short queries may meet: items come from two lists
     COLUMNS: int = 0  # few rows of queries as the columns of products; 0: rows of queries are rows
     PREFETCH: bool = False  # descriptors are fetched while the schedule is made
+    PACKED: bool = False  # the cache is x-packed: packed.py
     FP8: int = 0  # mantissa bits of a cache of fp8 numbers
     CONVERT: int = 0  # what a warpgroup does to tiles between loaders and consumers: 0 nothing, see convert.py
     CONVERT_REGISTERS: int = 56  # of a thread of that warpgroup

@@ -8,6 +8,7 @@ import torch
 
 from ..kernels.args import KV, Rows, Shape
 from .args import Pipe
+from .shapes import LONGEST
 from .shim import TensorDescriptor, gl
 
 _GLUON = {
@@ -21,6 +22,8 @@ _FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bi
 
 @functools.cache
 def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
+    if len(shape) == 4:  # x-packed: as it lies in memory
+        return gl.NVMMASharedLayout(0, dtype.itemsize * 8, 4)
     return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
 
 
@@ -32,9 +35,26 @@ def _box(stored: KV | Rows, sizes: list[int], strides: list[int], box: tuple[int
 
 def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart."""
+    if pipe.PACKED:
+        return _packed_box(kv, shape, pipe)
     rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
     sizes = [rows, shape.KV_HEADS, shape.HEAD_DIM]
     return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+
+
+def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """An x-packed cache as [pages, heads, runs, page's slots x run], a run being what lies side by side of a key.
+
+    Whole pages that are one piece of memory are boxes of long rows.
+    """
+    run = kv.RUN.value
+    runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, pipe.BOX * run]
+    step = kv.stride_run
+    if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
+        runs, row, step, box = runs * row // LONGEST, LONGEST, LONGEST, [runs * row // LONGEST, LONGEST]
+    pages = kv.ptr.shape[0]
+    sizes, strides = [pages, shape.KV_HEADS, runs, row], [kv.stride_page, kv.stride_head, step, 1]
+    return _box(kv, sizes, strides, (1, 1, *box))
 
 
 def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:

@@ -4,8 +4,8 @@ A product has 64 rows at least, but any 8 columns: what few queries want of a ti
 rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
 other way around, so that masks and modifiers are those of rows.
 
-Keys and values of 16 bits are multiplied from shared memory as they came; fp8 ones are widened to float16 on their way
-into registers.
+Keys and values of 16 bits are multiplied from shared memory as they came, but x-packed ones from registers; fp8 ones are
+widened to float16 on their way there.
 """
 
 import triton
@@ -18,6 +18,7 @@ from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
+from .packed import packed_keys, packed_values
 from .queries import leave_queries, rows_of, take_queries
 from .ring import tile_of, wait_tile, words_of
 from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -28,8 +29,8 @@ FEW = gl.constexpr(16)  # columns that are weighed at once: beyond, registers ar
 
 @triton.constexpr_function
 def is_early(P):
-    """Whether keys and values are on their way into registers while others are multiplied: fp8 ones, of few columns."""
-    return P.FP8 > 0 and FEW.value >= P.COLUMNS
+    """Whether keys and values are on their way into registers while others are multiplied: for few columns."""
+    return (P.FP8 > 0 or P.PACKED) and FEW.value >= P.COLUMNS
 
 
 @gluon.jit
@@ -111,7 +112,9 @@ def gather(acc, S: gl.constexpr, P: gl.constexpr):
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
     wait_tile(keys, turn, P, there)
-    if keys.slots.dtype.primitive_bitwidth == 8:
+    if P.PACKED:
+        return packed_keys(keys, turn, S, P)
+    elif keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
     else:
         return tile_of(keys, turn, S)
@@ -128,7 +131,9 @@ def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
     """Values of the next tile as a left operand [DIM, TILE]."""
     wait_tile(values, turn, P)
-    if values.slots.dtype.primitive_bitwidth == 8:
+    if P.PACKED:
+        return packed_values(values, turn, tile, lo, end, S, P)
+    elif values.slots.dtype.primitive_bitwidth == 8:
         return widened_values(values, turn, tile, lo, end, S, P)
     else:
         clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S, P)

@@ -8,7 +8,7 @@ import triton
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
-from .shapes import COLUMNS, dim_of, has_tanh, launch_of, rows_of, shape_of
+from .shapes import COLUMNS, LONGEST, dim_of, has_tanh, launch_of, rows_of, shape_of
 
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
@@ -62,6 +62,8 @@ def _is_small(p: Problem) -> bool:
 def _share_pipe(p: Problem, s: Shares) -> Pipe:
     """Of even shares."""
     dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
+    if p.packed:
+        box = min(box, LONGEST // 8)
     long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,
@@ -72,7 +74,8 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
         VALUE_STAGES=s.stages,
         COLUMNS=s.columns,
         # boxes of nothing go where queries will, and large heads leave room for few of those
-        PREFETCH=p.cache.itemsize == 2 and box <= (32 if s.columns and dim > 128 else 64),
+        PACKED=p.packed,
+        PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= (32 if s.columns and dim > 128 else 64),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
         JOINED=16 if s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and long else 8,  # not two waits for memory
@@ -97,7 +100,8 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
 def _shares(p: Problem, longest: int) -> Shares:
     """Blocks of few rows as columns, or of 64 rows."""
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
-    columns = max(8, triton.next_power_of_2(asked)) if asked <= (64 if p.cache.itemsize == 1 else COLUMNS) else 0
+    most = 64 if p.cache.itemsize == 1 or p.packed else COLUMNS  # whose keys pass through registers
+    columns = max(8, triton.next_power_of_2(asked)) if asked <= most else 0
     rows = columns or 64
     tile, stages = _share_rings(p, columns)
     keys = _keys(p, tile)

@@ -46,6 +46,34 @@ def value_words_layout(rows, columns):
 
 
 @triton.constexpr_function
+def packed_keys_layout(tile, dim, box):
+    """[boxes, dim / 8, box, 8]: x-packed keys with the threads that have them in a left operand [tile, dim]."""
+
+    def key(n):
+        return [n // box, 0, n % box, 0]
+
+    eights = [[0, 1 << i, 0, 0] for i in range(dim.bit_length() - 4)]
+    more = [key(1 << i) for i in range(6, tile.bit_length() - 1)]
+    lanes = [[0, 0, 0, 2], [0, 0, 0, 4], key(1), key(2), key(4)]
+    shape = [tile // box, dim // 8, box, 8]
+    return gl.DistributedLinearLayout([[0, 0, 0, 1], key(8), *eights, *more], lanes, [key(16), key(32)], [], shape)
+
+
+@triton.constexpr_function
+def packed_values_layout(tile, dim, box):
+    """[boxes, dim, box]: the values beside them with the threads that have them in a left operand [dim, tile]."""
+
+    def key(n):
+        return [n // box, 0, n % box]
+
+    eights = [key(1 << i) for i in range(3, tile.bit_length() - 1)]
+    more = [[0, 1 << i, 0] for i in range(6, dim.bit_length() - 1)]
+    lanes = [key(2), key(4), [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    shape = [tile // box, dim, box]
+    return gl.DistributedLinearLayout([key(1), [0, 8, 0], *eights, *more], lanes, [[0, 16, 0], [0, 32, 0]], [], shape)
+
+
+@triton.constexpr_function
 def transposing_layout(rows, columns):
     """[rows, columns] of 32-bit words, 16 rows of a column with each thread, the columns with neighbouring threads."""
     row = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]

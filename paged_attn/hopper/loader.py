@@ -1,6 +1,7 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
 from ..kernels.schedule import gap_before, in_cache
+from .packed import rows_of_slot
 from .ring import advance, wait_empty
 from .shim import gl, gluon, load_box, mbarrier
 
@@ -23,14 +24,19 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 @gluon.jit
 def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """First cache rows of the boxes of one loader's part of a tile; pages without a live key are not followed."""
+    """First cache rows of the boxes of one loader's part of a tile; pages without a live key are not followed.
+
+    Of an x-packed cache pages.
+    """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     rows = ()
     for i in gl.static_range(PART_KEYS // P.BOX):
         pos = tile * S.TILE + PART * PART_KEYS + i * P.BOX
         page = pos // S.PAGE
         live = (page >= first // S.PAGE) & (pos < end)
-        row = gl.load(table + page, mask=live, other=0) * P.ROWS_PER_PAGE + pos % S.PAGE
+        row = gl.load(table + page, mask=live, other=0) * P.ROWS_PER_PAGE
+        if not P.PACKED:
+            row += pos % S.PAGE
         rows = rows + (gl.where(live, row, NOWHERE),)  # type: ignore[assignment]
     return rows
 
@@ -50,7 +56,7 @@ def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def fill(box, ring, turn, rows, kv_head, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def fill(box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Send for one loader's part of the next slot's tile."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     full = ring.full.index(turn.stage)
@@ -58,8 +64,12 @@ def fill(box, ring, turn, rows, kv_head, PART: gl.constexpr, S: gl.constexpr, P:
     mbarrier.expect(full, PART_KEYS * S.DIM * (ring.slots.dtype.primitive_bitwidth // 8))
     slot = ring.slots.index(turn.stage)
     for i in gl.static_range(PART_KEYS // P.BOX):
-        part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
-        load_box(box, [rows[i], kv_head, 0], full, part)
+        if P.PACKED:
+            first = (tile * S.TILE + i * P.BOX) % S.PAGE * rows_of_slot(box.block_shape, P.BOX)
+            load_box(box, [rows[i], kv_head, 0, first], full, slot.slice(i, 1, dim=0))
+        else:
+            part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
+            load_box(box, [rows[i], kv_head, 0], full, part)
 
 
 @gluon.jit
@@ -83,12 +93,12 @@ def load_tile(
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
             rows = page_rows(table, tile, first_key, context_len, PART, S, P)
-            fill(box, ring, turn, rows, kv_head, PART, S, P)
+            fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
         else:
-            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), kv_head, PART, S, P)
+            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, S, P)
     else:
         rows = page_rows(table, tile, first_key, block.seq_len, PART, S, P)
-        fill(box, ring, turn, rows, kv_head, PART, S, P)
+        fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
     return advance(turn, STAGES)
 
 
@@ -105,8 +115,8 @@ def load_both(
         )
     else:
         rows = page_rows(table, tile, first_key, block.seq_len, 0, S, P)
-        fill(key_box, keys, turn, rows, kv_head, 0, S, P)
-        fill(value_box, values, turn, rows, kv_head, 0, S, P)
+        fill(key_box, keys, turn, rows, tile, kv_head, 0, S, P)
+        fill(value_box, values, turn, rows, tile, kv_head, 0, S, P)
         return advance(turn, STAGES)
 
 

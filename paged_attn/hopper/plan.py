@@ -43,7 +43,14 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "an fp8 cache of head_dim up to 64, few queries",
     ),
     (lambda p: p.cache.itemsize != 1 or p.head_dim <= 128 or _few_rows(p), "an fp8 cache of head_dim above 128"),
-    (lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2, "an x-packed cache, or one not in steps of 16 bytes"),
+    (
+        lambda p: not p.packed or (_is_packed_for_few(p) and not p.new and not p.batch_invariant),
+        "an x-packed cache of 8 bits or of head_dim above 128, or with more than 64 rows, new keys or batch_invariant",
+    ),
+    (
+        lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2 or (p.packed and not _is_packed_for_few(p)),
+        "a cache not in steps of 16 bytes",
+    ),
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
     (lambda p: p.heads // p.kv_heads <= 64, "more than 64 heads on a KV head"),
@@ -92,6 +99,12 @@ def _few_rows(p: Problem) -> bool:
     if p.cache.itemsize == 1 or not is_even(p) or p.seqs > ONE_WARP:
         return False
     return rows <= MOST_ROWS and has_little(p)
+
+
+def _is_packed_for_few(p: Problem) -> bool:
+    """Whether a tile of an x-packed cache goes through registers, and all queries are columns of products."""
+    few = p.only == "decode" or not p.ragged or rows_of(p, UNBOUNDED) <= 64
+    return p.packed and few and p.cache.itemsize == 2 and dim_of(p) <= 128
 
 
 def need_of(launch: Launch) -> Need:

@@ -113,7 +113,12 @@ def make_ring(
     READERS: gl.constexpr,
 ):
     """An empty ring of tiles: so many arrivals fill and empty a slot."""
-    slots = make_slots(dtype, ROWS, COLUMNS, STAGES)
+    return ring_of(make_slots(dtype, ROWS, COLUMNS, STAGES), STAGES, FILLERS, READERS)
+
+
+@gluon.jit
+def ring_of(slots, STAGES: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
+    """An empty ring of these slots."""
     full, empty = make_barriers(STAGES, FILLERS, READERS)
     return Ring(slots, full, empty, 0, 0)
 

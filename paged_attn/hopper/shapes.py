@@ -12,6 +12,7 @@ from .args import Pipe
 
 ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
 ONE_WARP = 32  # and within a warp
+LONGEST = 256  # elements of a box along an axis
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 
 

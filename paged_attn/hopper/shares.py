@@ -15,8 +15,9 @@ from .consumer import consume
 from .fold import make_bank, tiles_of
 from .layouts import lanes_layout
 from .loader import fetch_descriptors, load_both, load_tiles
+from .packed import make_boxes
 from .queries import make_queries
-from .ring import WARPGROUP, make_ring, start_together
+from .ring import WARPGROUP, make_ring, ring_of, start_together
 from .schedule import TAKEN
 from .shim import fence_async_shared, gl, gluon, mbarrier
 from .walk import Walk, item_at
@@ -97,8 +98,12 @@ def shares_kernel(
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
-    keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, READERS)
-    values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, READERS)
+    if P.PACKED:
+        keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, P.LOADERS, READERS)
+        values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
+    else:
+        keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, READERS)
+        values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, READERS)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if P.COLUMNS > 0:
