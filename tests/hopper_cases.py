@@ -399,6 +399,7 @@ FEATURES = dict(window_size=(200, -1), softcap=20.0, alibi=True, sinks=True)
 # Small ones, for each way in which a launch may go.
 SMALL: dict[str, dict[str, Any]] = {
     "decodes": ragged((1, 300), (1, 0), (1, 2000)) | dict(decode_form=True),
+    "decodes with room for as many keys": ragged((1, 300), (1, 0), (1, 1000)) | dict(decode_form=True),
     "decodes over e4m3, features": ragged((1, 300), (1, 1000)) | E4M3_CACHE | FEATURES | dict(decode_form=True),
     "drafts, trees": ragged((8, 500), (5, 5), (0, 9)) | dict(bounds=True, qq_bias=8, tree=True),
     "even drafts": ragged((32, 700), (32, 40)) | dict(bounds=True),

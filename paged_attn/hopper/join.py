@@ -21,7 +21,7 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
     valid = rows.valid
     if S.LIVE < P.ROWS:  # more queries than the host was told of have no room
         valid &= row < S.LIVE
-    store_partial(results.partial, first_row + row, valid, dim, state, S)
+    store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # all, for `join_at_once`
 
 
 @gluon.jit
@@ -46,8 +46,9 @@ def load_state(parts, row, values, valid, inside, AHEAD: gl.constexpr, DIM: gl.c
 def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`merge.join` with one maximum for all states that are loaded together, and one address: a third of the code.
 
-    Small decodes wait for machine code at their end, too.  Their rows are heads of one token, which see the same keys:
-    no state of a row that saw nothing holds a product of 0 with what is no number.
+    Small decodes wait for machine code at their end, too.  Accumulators are weighed by 0 where nothing was seen, so all
+    have to be kept.  Rows are heads of one token, which see the same keys: none that saw nothing holds a product of 0
+    with what is no number.
     """
     inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.DIM, 0)
     values = parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0)

@@ -75,9 +75,11 @@ def store_rows(out, lse, rows, dim, state, scales, S: tl.constexpr):
 
 
 @triton.jit
-def store_partial(partial, at, valid, dim, state, S: tl.constexpr):
-    """The state of one piece of a block at rows at [R]; where nothing was seen acc is left alone."""
-    seen = valid & (state.sum != 0)  # also where it is not a number
+def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.constexpr = False):
+    """The state of one piece of a block at rows at [R]; where nothing was seen acc is left alone, unless ALL."""
+    seen = valid
+    if not ALL:
+        seen &= state.sum != 0  # also where it is not a number
     tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=seen[:, None])
     tl.store(partial.max + at, state.max, mask=valid)
     tl.store(partial.sum + at, state.sum, mask=valid)
