@@ -106,6 +106,8 @@ def _tiles(launch: Launch, done: Cut) -> str:
             rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"
     elif pipe.FP8:
         rings += " of fp8, products of float16"
+    elif pipe.PACKED:
+        rings += " of an x-packed cache, products from registers"
     loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {loaders}"
     parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT)

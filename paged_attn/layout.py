@@ -118,11 +118,10 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
 
 
 def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether slots x 16 bytes of keys, and slots of a dim's values, are each side by side, and the rest in 16 bytes."""
-    key, value = packed_key(k_cache), packed_value(v_cache)
-    dense = key.RUN.value * k_cache.element_size() == 16 and key.stride_slot.value == key.RUN.value
-    together = dense and k_cache.stride(4) == value.stride_slot == 1
-    return together and all(x.shape[0] > 0 and aligned(x) for x in (k_cache, v_cache))
+    """Whether a page's slots lie side by side, of keys in 16 bytes each, and all else in steps of 16 bytes."""
+    x = k_cache.shape[4]
+    dense = x * k_cache.element_size() == 16 and k_cache.stride()[3:] == (x, 1) and v_cache.stride(3) == 1
+    return dense and all(cache.shape[0] > 0 and aligned(cache) for cache in (k_cache, v_cache))
 
 
 def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor, dtype: torch.dtype) -> bool:

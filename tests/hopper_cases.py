@@ -48,6 +48,7 @@ SEAMS = ragged(*[(q, c + q) for q in (1, 40) for c in (0, 1, 63, 64, 65, 127, 12
 E4M3_CACHE: dict[str, Any] = dict(cache_dtype=E4M3, scales="per_head")
 E4M3_NO_LSE: dict[str, Any] = E4M3_CACHE | dict(lse=False)
 ALL_E4M3: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head")
+PACKED: dict[str, Any] = dict(layout="x")
 CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)  # by the unit for tanh
 CASES: dict[str, dict[str, Any]] = {
     "prefill of one tile": ragged((64, 64)),
@@ -162,6 +163,31 @@ CASES: dict[str, dict[str, Any]] = {
     | E4M3_CACHE
     | dict(bounds=True),
     "e4m3 speculation of 4": ragged(*[(4, 3000)] * 9) | E4M3_CACHE | dict(bounds=True, window_size=(700, -1)),
+    "x-packed decode of one tile": ragged((1, 64)) | PACKED | dict(decode_form=True),
+    "x-packed long decode": ragged((1, 40000)) | PACKED | dict(decode_form=True),
+    "x-packed decodes": DECODE | PACKED,
+    "x-packed decodes, page 8, float16": DECODE | PACKED | dict(page_size=8, dtype=torch.float16),
+    "x-packed decodes, page 24, head_dim 80": DECODE | PACKED | dict(page_size=24, head_dim=80),
+    "x-packed decodes, page 544, head_dim 64": DECODE | PACKED | dict(page_size=544, head_dim=64),
+    "x-packed decodes, page 32, head_dim 256": DECODE | PACKED | dict(page_size=32, head_dim=256),
+    "x-packed decodes, head_dim 96, fp8 out": DECODE | PACKED | dict(head_dim=96, out_dtype=E4M3),
+    "x-packed decodes, all features": DECODE
+    | PACKED
+    | dict(window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "x-packed decodes, ragged, padding": DECODES | PACKED | dict(bounds=True, padding=3),
+    "x-packed decodes, group 1": DECODE | PACKED | dict(kv_heads=32),
+    "x-packed decodes, group 3": DECODE | PACKED | dict(heads=24),
+    "x-packed decodes, group 64": DECODE | PACKED | dict(heads=64, kv_heads=1),
+    "64 long x-packed decodes": ragged(*[(1, 4096)] * 64) | PACKED | dict(decode_form=True),
+    "200 x-packed decodes": ragged(*[(1, 37 * i) for i in range(200)]) | PACKED | dict(decode_form=True),
+    "x-packed mixed, decodes only": MIXED | PACKED | dict(only="decode"),
+    "x-packed speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096))
+    | PACKED
+    | dict(bounds=True),
+    "x-packed speculation of 4": ragged(*[(4, 3000)] * 9) | PACKED | dict(bounds=True, window_size=(700, -1)),
+    "x-packed trees of 8": ragged((8, 8), (8, 5000), (1, 1), (5, 70))
+    | PACKED
+    | dict(bounds=True, qq_bias=8, tree=True),
     "all e4m3 prefill of one tile": ragged((64, 64)) | ALL_E4M3,
     "all e4m3 chunk": ragged((700, 3000)) | ALL_E4M3,
     "all e4m3 chunk, deposits": ragged((700, 6000)) | ALL_E4M3,
@@ -401,6 +427,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "decodes": ragged((1, 300), (1, 0), (1, 2000)) | dict(decode_form=True),
     "decodes with room for as many keys": ragged((1, 300), (1, 0), (1, 1000)) | dict(decode_form=True),
     "decodes over e4m3, features": ragged((1, 300), (1, 1000)) | E4M3_CACHE | FEATURES | dict(decode_form=True),
+    "decodes, x-packed, features": ragged((1, 300), (1, 0), (1, 1000)) | PACKED | FEATURES | dict(decode_form=True),
+    "drafts, x-packed, page 32": ragged((8, 500), (5, 5), (0, 9)) | PACKED | dict(bounds=True, page_size=32),
     "drafts, trees": ragged((8, 500), (5, 5), (0, 9)) | dict(bounds=True, qq_bias=8, tree=True),
     "even drafts": ragged((32, 700), (32, 40)) | dict(bounds=True),
     "chunk": ragged((100, 700)),
@@ -460,6 +488,8 @@ RISING: dict[str, dict[str, Any]] = {
     "decodes, float16": DECODES | dict(bounds=True, dtype=torch.float16),
     "decodes, softcap, alibi, sinks": DECODES | dict(bounds=True, softcap=50.0, alibi=True, sinks=True),
     "decodes over e4m3": DECODES | dict(bounds=True, cache_dtype=E4M3),
+    "decodes, x-packed": DECODES | PACKED | dict(bounds=True),
+    "drafts of 4, x-packed": ragged(*[(4, 3000)] * 5, (2, 1000)) | PACKED | dict(bounds=True),
     "drafts of 2": ragged(*[(2, 3000)] * 5, (1, 1000)) | dict(bounds=True),
     "drafts of 4 over e4m3": ragged(*[(4, 3000)] * 5, (2, 1000)) | dict(bounds=True, cache_dtype=E4M3),
     "drafts of 8 over e4m3": ragged(*[(8, 3000)] * 5, (2, 1000)) | dict(bounds=True, cache_dtype=E4M3),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tests.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, ragged
+from tests.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, PACKED, ragged
 
 # What random batches are of.
 RANDOM: dict[str, dict[str, Any]] = {
@@ -26,6 +26,27 @@ RANDOM: dict[str, dict[str, Any]] = {
     "all e4m3, no lse": ALL_E4M3 | dict(lse=False),
     "invariant": dict(batch_invariant=True),
 }
+
+DECODES: dict[str, dict[str, Any]] = {
+    "bfloat16": {},
+    "features": FEATURES,
+    "one KV head, no lse": dict(heads=8, kv_heads=1, lse=False),
+    "head_dim 64": dict(head_dim=64),
+    "e4m3 cache": E4M3_CACHE,
+    "new": NEW,
+    "x-packed": PACKED,
+    "x-packed, float16, head_dim 64, page 32": PACKED | dict(dtype=torch.float16, head_dim=64, page_size=32),
+    "x-packed, head_dim 256, page 8": PACKED | dict(head_dim=256, page_size=8),
+    "x-packed, drafts": PACKED | dict(drafts=True),
+}
+
+
+def random_decodes(rng: random.Random, drafts: bool = False) -> dict[str, Any]:
+    """Up to 9 sequences of about as many keys or of any number, some of none, a query each or up to 16."""
+    longest, ratio = 2 ** rng.uniform(5, 11.5), rng.choice([1.0, 1.5, 4.0, 1000.0])
+    keys = [int(longest * ratio ** -rng.random()) for _ in range(rng.randint(1, 9))]
+    lengths = [(rng.randint(1, 16) if drafts else 1, 0 if rng.random() < 0.1 else n) for n in keys]
+    return ragged(*lengths) | (dict(bounds=True) if drafts else dict(decode_form=True))
 
 
 def random_lengths(rng: random.Random) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from paged_attn.hopper.plan import LEAST
 from tests import hopper_plans
 from tests.cases import E4M3, Case, build, compare, problem_of, run
 from tests.hopper_cases import CASES, DECODE, DEVICE, LINES, LONG, SMALL, ragged, sized
-from tests.random_batches import RANDOM, random_lengths
+from tests.random_batches import DECODES as RANDOM_DECODES
+from tests.random_batches import RANDOM, random_decodes, random_lengths
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
@@ -38,6 +39,16 @@ def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) 
     rng = random.Random(f"{name} {seed}")
     for _ in range(4):
         fields = RANDOM[name] | random_lengths(rng)
+        run(sized(str(fields), seed=seed, **fields), DEVICE)
+
+
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.quick), *range(1, 8)])
+@pytest.mark.parametrize("name", RANDOM_DECODES)
+def test_random_decodes_give_the_results_of_the_reference(name: str, seed: int) -> None:
+    rng = random.Random(f"{name} {seed}")
+    for _ in range(6):
+        fields = dict(RANDOM_DECODES[name])
+        fields |= random_decodes(rng, fields.pop("drafts", False))
         run(sized(str(fields), seed=seed, **fields), DEVICE)
 
 

@@ -20,7 +20,7 @@ HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
     "draft 16", "decode features", "decode head_dim 192",
-    "decode split all fp8", "decode e4m3 head_dim 256", "prefill new", "prefill softcap",
+    "decode split all fp8", "decode e4m3 head_dim 256", "x-packed", "prefill new", "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
     "long", "long head_dim 64", "long head_dim 64, no window", "long fp16", "long alibi",
     "long softcap",
@@ -68,6 +68,7 @@ LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared m
 ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
 # Three consumers carry weights in words, and so do four warpgroups, which nothing takes apart.
 IN_WORDS = ("long", "long fp16", "long alibi", "long softcap", "long head_dim 64", "long head_dim 64, no window")
+MATRICES = 16  # four at a time of 8 x 8 numbers: 64 keys and values of 128 dims with each warp
 CUT = (  # blocks that are joined where the piece is that was done last
     "speculate 32", "speculate 32 tree", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
 )  # fmt: skip
@@ -175,6 +176,9 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
         scores = 64 if loop.get("MUFU", 0) >= 2 * 64 else 32
         if "alibi" in variant and loop["FFMA"] > ALIBI_FUSED * scores + 8:
             yield f"adds {loop['FFMA']} products for {scores} scores of a thread"
+    for loop in columns:
+        if "x-packed" in variant and loop.get("LDSM", 0) < MATRICES:
+            yield f"takes operands apart: {loop}"
     if "fp8" in variant or "e4m3" in variant:
         yield from _fp8_complaints(facts, rows, columns)
 

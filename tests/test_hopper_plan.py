@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from paged_attn import layout
 from paged_attn.backend import Device
 from paged_attn.hopper import plan as hopper
 from paged_attn.plan import Problem
@@ -19,6 +20,7 @@ CALL = Problem(
     query=torch.bfloat16, cache=torch.bfloat16, packed=False, pairable=False, boxable=True, rows_per_page=16,
     query_box=True, new=False, new_box=False, lse=False, batch_invariant=False, device=H200,
 )  # fmt: skip
+PACKED = CALL._replace(packed=True, rows_per_page=1, boxable=False, max_seqlen_q=2)
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32),
@@ -35,6 +37,15 @@ LEFT: list[dict[str, Any]] = [
     dict(batch_invariant=True, head_dim=192),
     dict(batch_invariant=True, cache=torch.float8_e4m3fn, compute=torch.float16),
 ]
+# of x-packed caches
+LEFT_OF_PACKED: list[dict[str, Any]] = [
+    dict(rows_per_page=0),
+    dict(cache=torch.float8_e4m3fn, compute=torch.float16),
+    dict(max_seqlen_q=17),
+    dict(head_dim=192, max_seqlen_q=3),
+    dict(new=True, new_box=True),
+    dict(batch_invariant=True),
+]
 
 
 @pytest.mark.parametrize("change", LEFT, ids=str)
@@ -42,6 +53,51 @@ def test_calls_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> 
     assert hopper.covers(CALL)
     assert not hopper.covers(CALL._replace(**change))
     assert len(hopper.uncovered(CALL._replace(**change))) == 1, "a reason is told once"
+
+
+@pytest.mark.parametrize("change", LEFT_OF_PACKED, ids=str)
+def test_calls_over_x_packed_caches_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> None:
+    assert hopper.covers(PACKED)
+    assert not hopper.covers(PACKED._replace(**change))
+    assert len(hopper.uncovered(PACKED._replace(**change))) == 1, "a reason is told once"
+
+
+@pytest.mark.parametrize("change", [dict(max_seqlen_q=16), dict(only="decode"), dict(ragged=False), dict(head_dim=256)])
+def test_few_rows_over_x_packed_caches_are_columns_of_products(change: dict[str, Any]) -> None:
+    call = PACKED._replace(max_seqlen_q=64) if "only" in change or "ragged" in change else PACKED
+    (launch,) = hopper.launches(call._replace(**change))
+    tokens = change.get("max_seqlen_q", 2) if launch.longest > 1 else 1
+    assert launch.pipe.PACKED
+    assert (max(8, 4 * tokens) if "ragged" not in change else 8) == launch.pipe.COLUMNS
+
+
+@pytest.mark.parametrize(
+    ("change", "boxes"),
+    [
+        (dict(), True),
+        (dict(page_size=544), True),
+        (dict(dtype=torch.float16), True),
+        (dict(x=4), False),
+        (dict(page_size=12), False),
+        (dict(dtype=torch.float32), False),
+        (dict(cache_dtype=torch.float8_e4m3fn), True),
+    ],
+    ids=str,
+)
+def test_boxes_of_x_packed_caches_want_16_bytes_side_by_side_and_steps_of_them(
+    change: dict[str, Any], boxes: bool
+) -> None:
+    sizes: dict[str, Any] = dict(query_lens=(1,), seq_lens=(80,), heads=4, kv_heads=2, head_dim=64, layout="x")
+    inputs = build(Case("x", **(sizes | dict(dtype=torch.bfloat16) | change)))
+    assert problem_of(inputs, H200).rows_per_page == boxes
+
+
+def test_slots_of_x_packed_keys_that_lie_apart_make_no_boxes() -> None:
+    values = torch.empty(3, 2, 64, 16, dtype=torch.bfloat16)
+    wide = torch.empty(3, 2, 8, 16, 16, dtype=torch.bfloat16)
+    assert layout.rows_per_page(wide[..., :8].contiguous(), values, "NHD") == 1
+    assert layout.rows_per_page(wide[..., :8], values, "NHD") == 0
+    assert layout.rows_per_page(wide[..., :8].contiguous(), values.transpose(2, 3), "NHD") == 0
 
 
 def test_new_keys_have_tiles_of_their_own_where_boxes_of_them_can_be_cut_out() -> None:

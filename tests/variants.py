@@ -109,6 +109,10 @@ HOPPER = {
     "prefills e4m3, no lse": PROMPTS | dict(cache_dtype=E4M3, lse=False),
     "mixed e4m3, no lse": PREFILL
     | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), cache_dtype=E4M3, lse=False),
+    "x-packed decode": DECODE | dict(layout="x"),
+    "x-packed decode split": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x", page_size=544),
+    "x-packed decode head_dim 256": DECODE | dict(layout="x", head_dim=256),
+    "x-packed draft": DECODE | dict(layout="x", query_lens=(2,) * 64, decode_form=False, bounds=True),
     "large boxes": LARGE,
     "large boxes e4m3": LARGE | dict(cache_dtype=E4M3),
     "large boxes e4m3 64 columns": LARGE | dict(cache_dtype=E4M3, heads=64, kv_heads=1),

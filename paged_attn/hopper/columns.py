@@ -4,8 +4,8 @@ A product has 64 rows at least, but any 8 columns: what few queries want of a ti
 rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
 other way around, so that masks and modifiers are those of rows.
 
-Keys and values of 16 bits are multiplied from shared memory as they came, but x-packed ones from registers; fp8 ones are
-widened to float16 on their way there.
+Keys and values of 16 bits are multiplied from shared memory as they came.  x-packed ones pass through registers, and so
+do fp8 ones, which are widened to float16 on their way.
 """
 
 import triton
@@ -28,9 +28,9 @@ FEW = gl.constexpr(16)  # columns that are weighed at once: beyond, registers ar
 
 
 @triton.constexpr_function
-def is_early(P):
-    """Whether keys and values are on their way into registers while others are multiplied: for few columns."""
-    return (P.FP8 > 0 or P.PACKED) and FEW.value >= P.COLUMNS
+def is_early(S, P):
+    """Whether keys and values are on their way into registers while others are multiplied: where both have room."""
+    return (P.FP8 > 0 or (P.PACKED and S.DIM <= 128)) and FEW.value >= P.COLUMNS
 
 
 @gluon.jit
@@ -43,7 +43,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
     and a warp's weights must not meet what another's product still reads.
     """
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
-    if is_early(P):
+    if is_early(S, P):
         layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
         return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
     elif is_shared(P):
@@ -58,7 +58,7 @@ def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
     if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
         return rows_of(rings.queries, done, 0, S, P)[0].slice(64, P.COLUMNS, dim=0)
-    elif is_early(P):
+    elif is_early(S, P):
         return rings.room.index(i % 2)
     else:
         return rings.room
@@ -144,7 +144,7 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
 def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
     AT_ONCE: gl.constexpr = P.COLUMNS <= FEW
-    EARLY: gl.constexpr = is_early(P)
+    EARLY: gl.constexpr = is_early(S, P)
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     ROWS: gl.constexpr = state.max.type.layout

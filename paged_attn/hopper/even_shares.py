@@ -89,7 +89,8 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     """(tile, slots of each ring) of even shares with so many columns."""
     dim = dim_of(p)
-    tile, stages = (64, 3) if _is_small(p) or dim > 128 else (128, 2)
+    small = _is_small(p) or dim > 128 or (p.packed and columns > COLUMNS)  # whose operands leave few registers
+    tile, stages = (64, 3) if small else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
     if dim == 64:

@@ -7,7 +7,7 @@ pass through registers, as fp8 numbers do.
 import triton
 
 from .layouts import packed_keys_layout, packed_values_layout, product_layout
-from .shim import gl, gluon, reinterpret, thread_barrier
+from .shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 
 X = gl.constexpr(8)  # dims side by side: 16 bytes
 
@@ -52,6 +52,7 @@ def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
         key = gl.expand_dims(gl.expand_dims(first + box * P.BOX, 1), 2)
         key += gl.expand_dims(gl.expand_dims(place, 0), 0)
         places.store(gl.where((key >= lo) & (key < end), places.load(LAYOUT), 0.0))
+        fence_async_shared()  # before the next box
         thread_barrier()
     x = places.load(LAYOUT).permute((1, 0, 2)).reshape([S.DIM, S.TILE])
     return gl.convert_layout(x, gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2), assert_trivial=True)
