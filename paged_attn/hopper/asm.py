@@ -367,6 +367,18 @@ def widen_bytes_apart(x, FP8: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,r", [x], dtype=_HALVES_4, is_pure=True, pack=1)
 
 
+_E4M3_PAIR = gl.constexpr("{ .reg .b32 w; cvt.rn.f16x2.e4m3x2 w, $2; mov.b32 {$0, $1}, w; }")
+_E5M2_PAIR = gl.constexpr("and.b16 $1, $2, 0xFF00; shl.b16 $0, $2, 8;")
+_HALVES_2 = gl.constexpr((gl.float16, gl.float16))
+
+
+@gluon.jit
+def widen_pair_apart(x, FP8: gl.constexpr):
+    """The two fp8 numbers of 16 bits, in float16."""
+    ASM: gl.constexpr = _E4M3_PAIR if FP8 == 3 else _E5M2_PAIR
+    return gl.inline_asm_elementwise(ASM, "=&h,=&h,h", [x], dtype=_HALVES_2, is_pure=True, pack=1)
+
+
 @gluon.jit
 def widen_pairs_apart(even, odd, FP8: gl.constexpr):
     """Of words of two keys the first, second, ... fp8 numbers, each of both keys, in float16."""

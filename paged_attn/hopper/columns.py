@@ -18,7 +18,7 @@ from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
 from .layouts import key_words_layout, product_layout, value_words_layout
-from .packed import packed_keys, packed_values
+from .packed import packed_key_words, packed_keys, packed_values
 from .queries import leave_queries, rows_of, take_queries
 from .ring import tile_of, wait_tile, words_of
 from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -71,7 +71,10 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
     A thread has 16 neighbouring dims of a key, and would have four pairs far apart.
     """
     LAYOUT: gl.constexpr = key_words_layout(S.TILE, S.DIM // 4)
-    words = words_of(keys, turn, S.TILE, S.DIM).load(LAYOUT)
+    if P.PACKED:
+        words = packed_key_words(keys, turn, LAYOUT, S, P)
+    else:
+        words = words_of(keys, turn, S.TILE, S.DIM).load(LAYOUT)
     x0, x1, x2, x3 = widen_bytes_apart(words, P.FP8)
     x = gl.join(gl.join(x0, x1), gl.join(x2, x3))  # [TILE, word, b, h]
     x = x.reshape([S.TILE, S.DIM // 64, 4, 4, 2, 2]).permute((0, 1, 3, 5, 2, 4)).reshape([S.TILE, S.DIM])
@@ -112,10 +115,10 @@ def gather(acc, S: gl.constexpr, P: gl.constexpr):
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
     wait_tile(keys, turn, P, there)
-    if P.PACKED:
-        return packed_keys(keys, turn, S, P)
-    elif keys.slots.dtype.primitive_bitwidth == 8:
+    if keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
+    elif P.PACKED:
+        return packed_keys(keys, turn, S, P)
     else:
         return tile_of(keys, turn, S)
 
@@ -204,7 +207,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         done += 1
         acc = state.acc * value_scale(scales, kv_head)
         row_max, row_sum = state.max, state.sum
-    if rings.value.slots.dtype.primitive_bitwidth == 8:
+    if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
         acc = gather(acc, S, P)
     acc = acc.permute((1, 0))
     if P.SHARES:  # shared memory has room to turn it around

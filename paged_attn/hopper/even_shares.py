@@ -63,7 +63,7 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
     """Of even shares."""
     dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
     if p.packed:
-        box = min(box, LONGEST // 8)
+        box = min(box, LONGEST * p.cache.itemsize // 16)
     long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,

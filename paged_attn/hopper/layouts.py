@@ -74,6 +74,34 @@ def packed_values_layout(tile, dim, box):
 
 
 @triton.constexpr_function
+def packed_key_words_layout(tile, dim, box):
+    """[boxes, dim / 16, box, 4]: words of x-packed fp8 keys with the threads of `key_words_layout`."""
+
+    def key(n):
+        return [n // box, 0, n % box, 0]
+
+    more = [[0, 1 << i, 0, 0] for i in range(2, dim.bit_length() - 5)]
+    more += [key(1 << i) for i in range(6, tile.bit_length() - 1)]
+    registers = [[0, 0, 0, 1], [0, 0, 0, 2], key(8), *more]
+    lanes = [[0, 1, 0, 0], [0, 2, 0, 0], key(1), key(2), key(4)]
+    return gl.DistributedLinearLayout(registers, lanes, [key(16), key(32)], [], [tile // box, dim // 16, box, 4])
+
+
+@triton.constexpr_function
+def packed_value_pairs_layout(tile, dim, box):
+    """[boxes, dim, box / 2]: `packed_values_layout`, two keys in one."""
+
+    def pair(n):
+        return [n // box, 0, n % box // 2]
+
+    more = [pair(1 << i) for i in range(3, tile.bit_length() - 1)]
+    more += [[0, 1 << i, 0] for i in range(6, dim.bit_length() - 1)]
+    lanes = [pair(2), pair(4), [0, 1, 0], [0, 2, 0], [0, 4, 0]]
+    shape = [tile // box, dim, box // 2]
+    return gl.DistributedLinearLayout([[0, 8, 0], *more], lanes, [[0, 16, 0], [0, 32, 0]], [], shape)
+
+
+@triton.constexpr_function
 def transposing_layout(rows, columns):
     """[rows, columns] of 32-bit words, 16 rows of a column with each thread, the columns with neighbouring threads."""
     row = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]

@@ -1,15 +1,23 @@
-"""Tiles of an x-packed cache: boxes of 8 dims x neighbouring keys, and of dims x neighbouring keys, one behind another.
+"""Tiles of an x-packed cache: boxes of 16 bytes x neighbouring keys, and of dims x neighbouring keys, one after another.
 
 No descriptor of a product describes them, but a thread's numbers of a left operand lie side by side in either, so they
-pass through registers, as fp8 numbers do.
+pass through registers.
 """
 
 import triton
 
-from .layouts import packed_keys_layout, packed_values_layout, product_layout
+from .asm import widen_pair_apart
+from .layouts import (
+    packed_key_words_layout,
+    packed_keys_layout,
+    packed_value_pairs_layout,
+    packed_values_layout,
+    product_layout,
+)
 from .shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 
-X = gl.constexpr(8)  # dims side by side: 16 bytes
+# A slot as what lies in it, in order.
+IN_ORDER_3, IN_ORDER_4 = (gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [*range(n)][::-1])) for n in (3, 4))
 
 
 @gluon.jit
@@ -27,32 +35,49 @@ def rows_of_slot(shape, box):
 
 @gluon.jit
 def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
-    """A tile's keys as a left operand [TILE, DIM]."""
-    LAYOUT: gl.constexpr = packed_keys_layout(S.TILE, S.DIM, P.BOX)
-    PLACES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [3, 2, 1, 0])
-    slot = ring.slots.index(turn.stage)
-    x = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM // X, P.BOX, X], PLACES).load(LAYOUT)
-    x = x.permute((0, 2, 1, 3)).reshape([S.TILE, S.DIM])
+    """A tile's keys of 16 bits as a left operand [TILE, DIM]."""
+    places = reinterpret(
+        ring.slots.index(turn.stage), ring.slots.dtype, [S.TILE // P.BOX, S.DIM // 8, P.BOX, 8], IN_ORDER_4
+    )
+    x = places.load(packed_keys_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3)).reshape([S.TILE, S.DIM])
     return gl.convert_layout(x, gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2), assert_trivial=True)
 
 
 @gluon.jit
-def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """A tile's values as a left operand [DIM, TILE], zero outside [lo, end)."""
-    LAYOUT: gl.constexpr = packed_values_layout(S.TILE, S.DIM, P.BOX)
-    PLACES: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
-    slot = ring.slots.index(turn.stage)
-    places = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM, P.BOX], PLACES)
+def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A tile's fp8 keys as words [TILE, DIM / 4] of four dims."""
+    places = reinterpret(ring.slots.index(turn.stage), gl.int32, [S.TILE // P.BOX, S.DIM // 16, P.BOX, 4], IN_ORDER_4)
+    x = places.load(packed_key_words_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3))
+    return gl.convert_layout(x.reshape([S.TILE, S.DIM // 4]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
+    """Zero a tile's values outside [lo, end) where they lie: in registers every tile would take its words apart."""
     first = tile * S.TILE
-    if (first < lo) | (first + S.TILE > end):  # where they lie: in registers every tile would take its words apart
-        WHERE: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT))
-        BOXES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT))
-        box = gl.arange(0, S.TILE // P.BOX, layout=BOXES)
-        place = gl.arange(0, P.BOX, layout=WHERE)
+    if (first < lo) | (first + S.TILE > end):
+        dtype: gl.constexpr = gl.int8 if P.FP8 > 0 else gl.int16
+        LAYOUT: gl.constexpr = packed_values_layout(S.TILE, S.DIM, P.BOX)
+        places = reinterpret(ring.slots.index(turn.stage), dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
+        box = gl.arange(0, S.TILE // P.BOX, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+        slot = gl.arange(0, P.BOX, layout=gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT)))
         key = gl.expand_dims(gl.expand_dims(first + box * P.BOX, 1), 2)
-        key += gl.expand_dims(gl.expand_dims(place, 0), 0)
-        places.store(gl.where((key >= lo) & (key < end), places.load(LAYOUT), 0.0))
+        key += gl.expand_dims(gl.expand_dims(slot, 0), 0)
+        places.store(gl.where((key >= lo) & (key < end), places.load(LAYOUT), 0))
         fence_async_shared()  # before the next box
         thread_barrier()
-    x = places.load(LAYOUT).permute((1, 0, 2)).reshape([S.DIM, S.TILE])
+
+
+@gluon.jit
+def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
+    """A tile's values as a left operand [DIM, TILE], in float16 if they are fp8, zero outside [lo, end)."""
+    clear_outside(ring, turn, tile, lo, end, S, P)
+    slot = ring.slots.index(turn.stage)
+    if P.FP8 > 0:
+        places = reinterpret(slot, gl.int16, [S.TILE // P.BOX, S.DIM, P.BOX // 2], IN_ORDER_3)
+        even, odd = widen_pair_apart(places.load(packed_value_pairs_layout(S.TILE, S.DIM, P.BOX)), P.FP8)
+        x = gl.join(even, odd).permute((1, 0, 2, 3)).reshape([S.DIM, S.TILE])
+    else:
+        places = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
+        x = places.load(packed_values_layout(S.TILE, S.DIM, P.BOX)).permute((1, 0, 2)).reshape([S.DIM, S.TILE])
     return gl.convert_layout(x, gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2), assert_trivial=True)
