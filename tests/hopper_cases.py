@@ -185,6 +185,22 @@ CASES: dict[str, dict[str, Any]] = {
     | PACKED
     | dict(bounds=True),
     "x-packed speculation of 4": ragged(*[(4, 3000)] * 9) | PACKED | dict(bounds=True, window_size=(700, -1)),
+    "x-packed e4m3 decodes": DECODE | PACKED | E4M3_CACHE,
+    "x-packed e4m3 decodes, page 544, float16": DECODE | PACKED | E4M3_CACHE | dict(page_size=544, dtype=torch.float16),
+    "x-packed e4m3 decodes, all features": DECODE
+    | PACKED
+    | E4M3_CACHE
+    | dict(window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "x-packed e4m3 decodes, page 32, head_dim 80": DECODE | PACKED | E4M3_CACHE | dict(page_size=32, head_dim=80),
+    "x-packed e4m3 decodes, head_dim 256": DECODE | PACKED | E4M3_CACHE | dict(head_dim=256),
+    "x-packed e4m3 decodes, group 64": DECODE | PACKED | E4M3_CACHE | dict(heads=64, kv_heads=1),
+    "x-packed e5m2 decodes": DECODE | PACKED | dict(cache_dtype=E5M2),
+    "x-packed all e4m3 decodes": DECODE | PACKED | ALL_E4M3,
+    "64 long x-packed e4m3 decodes": ragged(*[(1, 4096)] * 64) | PACKED | E4M3_CACHE | dict(decode_form=True),
+    "x-packed e4m3 speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096))
+    | PACKED
+    | E4M3_CACHE
+    | dict(bounds=True),
     "x-packed trees of 8": ragged((8, 8), (8, 5000), (1, 1), (5, 70))
     | PACKED
     | dict(bounds=True, qq_bias=8, tree=True),
@@ -428,6 +444,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "decodes with room for as many keys": ragged((1, 300), (1, 0), (1, 1000)) | dict(decode_form=True),
     "decodes over e4m3, features": ragged((1, 300), (1, 1000)) | E4M3_CACHE | FEATURES | dict(decode_form=True),
     "decodes, x-packed, features": ragged((1, 300), (1, 0), (1, 1000)) | PACKED | FEATURES | dict(decode_form=True),
+    "decodes, x-packed e5m2": ragged((1, 300), (1, 0), (1, 1000)) | PACKED | dict(cache_dtype=E5M2, decode_form=True),
     "drafts, x-packed, page 32": ragged((8, 500), (5, 5), (0, 9)) | PACKED | dict(bounds=True, page_size=32),
     "drafts, trees": ragged((8, 500), (5, 5), (0, 9)) | dict(bounds=True, qq_bias=8, tree=True),
     "even drafts": ragged((32, 700), (32, 40)) | dict(bounds=True),
@@ -489,6 +506,7 @@ RISING: dict[str, dict[str, Any]] = {
     "decodes, softcap, alibi, sinks": DECODES | dict(bounds=True, softcap=50.0, alibi=True, sinks=True),
     "decodes over e4m3": DECODES | dict(bounds=True, cache_dtype=E4M3),
     "decodes, x-packed": DECODES | PACKED | dict(bounds=True),
+    "drafts of 4, x-packed e4m3": ragged(*[(4, 3000)] * 5, (2, 1000)) | PACKED | dict(bounds=True, cache_dtype=E4M3),
     "drafts of 4, x-packed": ragged(*[(4, 3000)] * 5, (2, 1000)) | PACKED | dict(bounds=True),
     "drafts of 2": ragged(*[(2, 3000)] * 5, (1, 1000)) | dict(bounds=True),
     "drafts of 4 over e4m3": ragged(*[(4, 3000)] * 5, (2, 1000)) | dict(bounds=True, cache_dtype=E4M3),

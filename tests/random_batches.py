@@ -37,6 +37,8 @@ DECODES: dict[str, dict[str, Any]] = {
     "x-packed": PACKED,
     "x-packed, float16, head_dim 64, page 32": PACKED | dict(dtype=torch.float16, head_dim=64, page_size=32),
     "x-packed, head_dim 256, page 8": PACKED | dict(head_dim=256, page_size=8),
+    "x-packed, e4m3": PACKED | E4M3_CACHE,
+    "x-packed, all e4m3, drafts": PACKED | ALL_E4M3 | dict(drafts=True),
     "x-packed, drafts": PACKED | dict(drafts=True),
 }
 

@@ -40,7 +40,7 @@ LEFT: list[dict[str, Any]] = [
 # of x-packed caches
 LEFT_OF_PACKED: list[dict[str, Any]] = [
     dict(rows_per_page=0),
-    dict(cache=torch.float8_e4m3fn, compute=torch.float16),
+    dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64),
     dict(max_seqlen_q=17),
     dict(head_dim=192, max_seqlen_q=3),
     dict(new=True, new_box=True),
@@ -62,7 +62,17 @@ def test_calls_over_x_packed_caches_that_are_left_to_the_portable_kernels(change
     assert len(hopper.uncovered(PACKED._replace(**change))) == 1, "a reason is told once"
 
 
-@pytest.mark.parametrize("change", [dict(max_seqlen_q=16), dict(only="decode"), dict(ragged=False), dict(head_dim=256)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(max_seqlen_q=16),
+        dict(only="decode"),
+        dict(ragged=False),
+        dict(head_dim=256),
+        dict(cache=torch.float8_e4m3fn, compute=torch.float16, max_seqlen_q=4),
+    ],
+    ids=str,
+)
 def test_few_rows_over_x_packed_caches_are_columns_of_products(change: dict[str, Any]) -> None:
     call = PACKED._replace(max_seqlen_q=64) if "only" in change or "ragged" in change else PACKED
     (launch,) = hopper.launches(call._replace(**change))

@@ -112,6 +112,7 @@ HOPPER = {
     "x-packed decode": DECODE | dict(layout="x"),
     "x-packed decode split": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x", page_size=544),
     "x-packed decode head_dim 256": DECODE | dict(layout="x", head_dim=256),
+    "x-packed decode e4m3": DECODE | dict(layout="x", cache_dtype=E4M3, scales="per_head"),
     "x-packed draft": DECODE | dict(layout="x", query_lens=(2,) * 64, decode_form=False, bounds=True),
     "large boxes": LARGE,
     "large boxes e4m3": LARGE | dict(cache_dtype=E4M3),

@@ -30,7 +30,7 @@ FEW = gl.constexpr(16)  # columns that are weighed at once: beyond, registers ar
 @triton.constexpr_function
 def is_early(S, P):
     """Whether keys and values are on their way into registers while others are multiplied: where both have room."""
-    return (P.FP8 > 0 or (P.PACKED and S.DIM <= 128)) and FEW.value >= P.COLUMNS
+    return (S.DIM <= 128 if P.PACKED else P.FP8 > 0) and FEW.value >= P.COLUMNS
 
 
 @gluon.jit

@@ -88,14 +88,16 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
 
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     """(tile, slots of each ring) of even shares with so many columns."""
-    dim = dim_of(p)
-    small = _is_small(p) or dim > 128 or (p.packed and columns > COLUMNS)  # whose operands leave few registers
-    tile, stages = (64, 3) if small else (128, 2)
+    dim, fp8 = dim_of(p), p.cache.itemsize == 1
+    crowded = p.packed and (fp8 or columns > COLUMNS)  # operands leave few registers
+    tile, stages = (64, 3) if _is_small(p) or dim > 128 or crowded else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
     if dim == 64:
         return tile, 2 * stages
-    return tile, 5 if columns > 32 and dim > 128 else stages  # as many as the queries leave room for
+    # as many as the queries leave room for
+    full = columns > COLUMNS if p.packed and fp8 else columns > 32 and dim > 128
+    return tile, 5 if full else stages
 
 
 def _shares(p: Problem, longest: int) -> Shares:
