@@ -177,11 +177,11 @@ CASES: dict[str, dict[str, Any]] = {
     "x-packed decodes, ragged, padding": DECODES | PACKED | dict(bounds=True, padding=3),
     "x-packed decodes, group 1": DECODE | PACKED | dict(kv_heads=32),
     "x-packed decodes, group 3": DECODE | PACKED | dict(heads=24),
-    "x-packed decodes, group 64": DECODE | PACKED | dict(heads=64, kv_heads=1),
+    "x-packed decodes, group 32": DECODE | PACKED | dict(kv_heads=1),
     "64 long x-packed decodes": ragged(*[(1, 4096)] * 64) | PACKED | dict(decode_form=True),
     "200 x-packed decodes": ragged(*[(1, 37 * i) for i in range(200)]) | PACKED | dict(decode_form=True),
     "x-packed mixed, decodes only": MIXED | PACKED | dict(only="decode"),
-    "x-packed speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096))
+    "x-packed speculation": ragged((8, 512), (5, 5000), (0, 77), (8, 8), (1, 1), (3, 4096))
     | PACKED
     | dict(bounds=True),
     "x-packed speculation of 4": ragged(*[(4, 3000)] * 9) | PACKED | dict(bounds=True, window_size=(700, -1)),
@@ -193,11 +193,11 @@ CASES: dict[str, dict[str, Any]] = {
     | dict(window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
     "x-packed e4m3 decodes, page 32, head_dim 80": DECODE | PACKED | E4M3_CACHE | dict(page_size=32, head_dim=80),
     "x-packed e4m3 decodes, head_dim 256": DECODE | PACKED | E4M3_CACHE | dict(head_dim=256),
-    "x-packed e4m3 decodes, group 64": DECODE | PACKED | E4M3_CACHE | dict(heads=64, kv_heads=1),
+    "x-packed e4m3 decodes, group 32": DECODE | PACKED | E4M3_CACHE | dict(kv_heads=1),
     "x-packed e5m2 decodes": DECODE | PACKED | dict(cache_dtype=E5M2),
     "x-packed all e4m3 decodes": DECODE | PACKED | ALL_E4M3,
     "64 long x-packed e4m3 decodes": ragged(*[(1, 4096)] * 64) | PACKED | E4M3_CACHE | dict(decode_form=True),
-    "x-packed e4m3 speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096))
+    "x-packed e4m3 speculation": ragged((8, 512), (5, 5000), (0, 77), (8, 8), (1, 1), (3, 4096))
     | PACKED
     | E4M3_CACHE
     | dict(bounds=True),

@@ -44,10 +44,10 @@ DECODES: dict[str, dict[str, Any]] = {
 
 
 def random_decodes(rng: random.Random, drafts: bool = False) -> dict[str, Any]:
-    """Up to 9 sequences of about as many keys or of any number, some of none, a query each or up to 16."""
+    """Up to 9 sequences of about as many keys or of any number, some of none, a query each or up to 8."""
     longest, ratio = 2 ** rng.uniform(5, 11.5), rng.choice([1.0, 1.5, 4.0, 1000.0])
     keys = [int(longest * ratio ** -rng.random()) for _ in range(rng.randint(1, 9))]
-    lengths = [(rng.randint(1, 16) if drafts else 1, 0 if rng.random() < 0.1 else n) for n in keys]
+    lengths = [(rng.randint(1, 8) if drafts else 1, 0 if rng.random() < 0.1 else n) for n in keys]
     return ragged(*lengths) | (dict(bounds=True) if drafts else dict(decode_form=True))
 
 

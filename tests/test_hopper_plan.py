@@ -41,7 +41,7 @@ LEFT: list[dict[str, Any]] = [
 LEFT_OF_PACKED: list[dict[str, Any]] = [
     dict(rows_per_page=0),
     dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64),
-    dict(max_seqlen_q=17),
+    dict(max_seqlen_q=9),
     dict(head_dim=192, max_seqlen_q=3),
     dict(new=True, new_box=True),
     dict(batch_invariant=True),
@@ -65,7 +65,7 @@ def test_calls_over_x_packed_caches_that_are_left_to_the_portable_kernels(change
 @pytest.mark.parametrize(
     "change",
     [
-        dict(max_seqlen_q=16),
+        dict(max_seqlen_q=8),
         dict(only="decode"),
         dict(ragged=False),
         dict(head_dim=256),

@@ -1,4 +1,4 @@
-"""Tiles of an x-packed cache: boxes of 16 bytes x neighbouring keys, and of dims x neighbouring keys, one after another.
+"""Tiles of an x-packed cache: boxes of 16 bytes x neighbouring keys, and of dims x neighbouring keys, one by one.
 
 No descriptor of a product describes them, but a thread's numbers of a left operand lie side by side in either, so they
 pass through registers.

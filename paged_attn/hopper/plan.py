@@ -15,6 +15,7 @@ from .even_shares import few, has_little
 from .shapes import (
     COLUMNS,
     ONE_WARP,
+    PACKED_COLUMNS,
     dim_of,
     has_tanh,
     is_boxed,
@@ -104,7 +105,7 @@ def _few_rows(p: Problem) -> bool:
 def _is_packed_for_few(p: Problem) -> bool:
     """Whether all rows are columns of products with tiles of an x-packed cache, which take registers."""
     rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
-    return p.packed and p.cache.itemsize <= 2 and rows <= (64 if dim_of(p) <= 128 else COLUMNS)
+    return p.packed and p.cache.itemsize <= 2 and rows <= (PACKED_COLUMNS if dim_of(p) <= 128 else COLUMNS)
 
 
 def need_of(launch: Launch) -> Need:

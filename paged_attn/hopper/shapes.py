@@ -14,6 +14,7 @@ ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up
 ONE_WARP = 32  # and within a warp
 LONGEST = 256  # elements of a box along an axis
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
+PACKED_COLUMNS = 32  # over x-packed caches, whose keys pass through registers; of heads beyond 128 dims 8
 
 
 def is_even(p: Problem) -> bool:
