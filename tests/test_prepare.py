@@ -37,6 +37,8 @@ MODELS = {
     "llama": LLAMA,
     "window and sinks": LLAMA | dict(heads=64, head_dim=64, window_size=(127, -1), sinks=BF16),
     "page 128, softcap": LLAMA | dict(page_size=128, softcap=30.0, head_dim=256, heads=16),
+    "x-packed": LLAMA | dict(kv_layout="x"),
+    "fp8, x-packed": LLAMA | dict(cache_dtype=E4M3, kv_layout="x"),
     "fp8, x-packed, new": LLAMA | dict(cache_dtype=E4M3, kv_layout="x", new=True),
     "head_dim 64": LLAMA | dict(head_dim=64),
     "one KV head": LLAMA | dict(heads=64, kv_heads=1),
