@@ -105,7 +105,7 @@ def _tiles(launch: Launch, done: Cut) -> str:
         if pipe.FP8_KEYS and not pipe.FP8_PRODUCTS:
             rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"
     elif pipe.FP8:
-        rings += " of fp8, products of float16"
+        rings += f" of {'x-packed ' * pipe.PACKED}fp8, products of float16"
     elif pipe.PACKED:
         rings += " of an x-packed cache, products from registers"
     loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"

@@ -118,10 +118,14 @@ def rows_per_page(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) 
 
 
 def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
-    """Whether a page's slots lie side by side, of keys in 16 bytes each, and all else in steps of 16 bytes."""
-    x = k_cache.shape[4]
-    dense = x * k_cache.element_size() == 16 and k_cache.stride()[3:] == (x, 1) and v_cache.stride(3) == 1
-    return dense and all(cache.shape[0] > 0 and aligned(cache) for cache in (k_cache, v_cache))
+    """Whether a page's slots lie side by side, 16 bytes of keys each, and it and all else is in steps of 16 bytes."""
+    x, size = k_cache.shape[4], k_cache.element_size()
+    dense = x * size == 16 and k_cache.stride()[3:] == (x, 1) and v_cache.stride(3) == 1
+    return (
+        dense
+        and v_cache.shape[3] * size % 16 == 0
+        and all(cache.shape[0] > 0 and aligned(cache) for cache in (k_cache, v_cache))
+    )
 
 
 def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor, dtype: torch.dtype) -> bool:

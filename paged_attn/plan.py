@@ -39,7 +39,7 @@ class Problem(NamedTuple):
     packed: bool  # x-packed
     pairable: bool  # all keys are fp8, and can be read two dims at a time
     boxable: bool  # the copy engine can read the caches
-    rows_per_page: int  # slot strides from page to page, if boxes of several slots can be cut out; else 0
+    rows_per_page: int  # slot strides from page to page, x-packed 1, if boxes of several slots can be cut out; else 0
     query_box: bool  # the copy engine can read the queries
     new: bool  # keys outside the cache
     new_box: bool  # the copy engine can read them, and they are of the cache's type

@@ -12,8 +12,8 @@ import paged_attn
 from paged_attn import cuts, plan
 from paged_attn.hopper.plan import LEAST
 from tests import hopper_plans
-from tests.cases import E4M3, Case, build, compare, problem_of, run
-from tests.hopper_cases import CASES, DECODE, DEVICE, LINES, LONG, SMALL, ragged, sized
+from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
+from tests.hopper_cases import CASES, DECODE, DECODES, DEVICE, LINES, LONG, PACKED, SMALL, ragged, sized
 from tests.random_batches import DECODES as RANDOM_DECODES
 from tests.random_batches import RANDOM, random_decodes, random_lengths
 
@@ -64,6 +64,26 @@ def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> N
     assert done.schedule == "line"
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=str)
+def test_x_packed_caches_may_be_parts_of_larger_ones(dtype: torch.dtype) -> None:
+    """Of pages of more slots, and beside each other in one: what is around them is not a number."""
+    case = sized("parts", **DECODES, **PACKED, cache_dtype=dtype, scales="per_head", decode_form=True, lse=False)
+    inputs = build(case, DEVICE)
+    k_cache, v_cache = inputs["k_cache"], inputs["v_cache"]
+    assert k_cache.is_contiguous()
+    pages, heads, runs, slots, x = k_cache.shape
+    wide = torch.full((pages, 3, heads, runs * x * 2 * slots), torch.nan).to(k_cache.device, dtype)
+    keys = wide[:, 0].view(pages, heads, runs, 2 * slots, x)[:, :, :, :slots]
+    values = wide[:, 2].view(pages, heads, runs * x, 2 * slots)[..., slots:]
+    bits(keys).copy_(bits(k_cache))
+    bits(values).copy_(bits(v_cache))
+    parts = inputs | dict(k_cache=keys, v_cache=values)
+    (launch,) = plan.plan(problem_of(parts)).launches
+    assert launch.pipe.PACKED
+    compare(case, paged_attn.paged_attention(**parts), None, parts)
 
 
 EVEN = [name for name in CASES if name.startswith(("even", "a chunk")) and name != "even prefills"]

@@ -40,6 +40,7 @@ LEFT: list[dict[str, Any]] = [
 # of x-packed caches
 LEFT_OF_PACKED: list[dict[str, Any]] = [
     dict(rows_per_page=0),
+    dict(compute=torch.float32, query=torch.float32, cache=torch.float32, rows_per_page=0),
     dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64),
     dict(max_seqlen_q=9),
     dict(head_dim=192, max_seqlen_q=3),
@@ -108,6 +109,14 @@ def test_slots_of_x_packed_keys_that_lie_apart_make_no_boxes() -> None:
     assert layout.rows_per_page(wide[..., :8].contiguous(), values, "NHD") == 1
     assert layout.rows_per_page(wide[..., :8], values, "NHD") == 0
     assert layout.rows_per_page(wide[..., :8].contiguous(), values.transpose(2, 3), "NHD") == 0
+
+
+@pytest.mark.parametrize(("page_size", "boxes"), [(8, 0), (16, 1), (24, 0), (32, 1)])
+def test_boxes_of_x_packed_fp8_values_want_pages_of_16_slots(page_size: int, boxes: int) -> None:
+    """Also of pages that are parts of larger ones, whose strides are right."""
+    keys = torch.empty(3, 2, 8, 48, 16, dtype=torch.float8_e4m3fn)[:, :, :, :page_size]
+    values = torch.empty(3, 2, 128, 48, dtype=torch.float8_e4m3fn)[..., :page_size]
+    assert layout.rows_per_page(keys, values, "NHD") == boxes
 
 
 def test_new_keys_have_tiles_of_their_own_where_boxes_of_them_can_be_cut_out() -> None:

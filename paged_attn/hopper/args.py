@@ -14,7 +14,7 @@ class Pipe(NamedTuple):
     VALUE_STAGES: int
     LOADERS: int  # warps per ring: each loads its part of every tile
     BOX: int  # keys that one message of the copy engine brings
-    ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride
+    ROWS_PER_PAGE: Any  # the caches as the copy engine sees them: rows of one slot's stride; of x-packed ones pages, 1
     SKIP: int  # from a block's first state to its second, in rows
     STRIDE: int  # and from there on
     ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
@@ -58,7 +58,7 @@ def query_parts(P):
 class Ring(NamedTuple):
     """Slots of shared memory that loaders fill and consumers empty, with a barrier of each kind for every slot."""
 
-    slots: Any  # [STAGES, TILE, 1, DIM]; transposed values [STAGES, DIM, 1, TILE]
+    slots: Any  # [STAGES, TILE, 1, DIM]; transposed values [STAGES, DIM, 1, TILE]; x-packed [STAGES, boxes, 1, ...]
     full: Any  # [STAGES, 1]
     empty: Any
     full_at: Any  # their addresses, where the consumer's warpgroups wait each for itself; otherwise never used

@@ -73,8 +73,8 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
         KEY_STAGES=s.stages,
         VALUE_STAGES=s.stages,
         COLUMNS=s.columns,
-        # boxes of nothing go where queries will, and large heads leave room for few of those
         PACKED=p.packed,
+        # boxes of nothing go where queries will, and large heads leave room for few of those
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= (32 if s.columns and dim > 128 else 64),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
@@ -87,18 +87,18 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
 
 
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
-    """(tile, slots of each ring) of even shares with so many columns."""
+    """(tile, slots of each ring) of even shares with so many columns: as many slots as the queries leave room for."""
     dim, fp8 = dim_of(p), p.cache.itemsize == 1
-    # registers are few where operands of two products are on their way, for up to 16 columns (`columns.is_early`)
+    if p.packed and fp8 and columns > COLUMNS:
+        return 64, 5
+    # an x-packed tile, and the next one on its way for up to 16 columns (`columns.is_early`), leave few registers
     crowded = p.packed and (fp8 or COLUMNS < columns <= 16)
     tile, stages = (64, 3) if _is_small(p) or dim > 128 or crowded else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
     if dim == 64:
         return tile, 2 * stages
-    # as many as the queries leave room for
-    full = columns > COLUMNS if p.packed and fp8 else columns > 32 and dim > 128
-    return tile, 5 if full else stages
+    return tile, 5 if columns > 32 and dim > 128 else stages
 
 
 def _shares(p: Problem, longest: int) -> Shares:

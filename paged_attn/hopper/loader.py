@@ -1,7 +1,7 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
 from ..kernels.schedule import gap_before, in_cache
-from .packed import rows_of_slot
+from .packed import places_of_slot
 from .ring import advance, wait_empty
 from .shim import gl, gluon, load_box, mbarrier
 
@@ -24,9 +24,9 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 @gluon.jit
 def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """First cache rows of the boxes of one loader's part of a tile; pages without a live key are not followed.
+    """First cache rows, or pages of an x-packed cache, of the boxes of one loader's part of a tile.
 
-    Of an x-packed cache pages.
+    Pages without a live key are not followed.
     """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     rows = ()
@@ -65,7 +65,8 @@ def fill(box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, S: gl.constex
     slot = ring.slots.index(turn.stage)
     for i in gl.static_range(PART_KEYS // P.BOX):
         if P.PACKED:
-            first = (tile * S.TILE + i * P.BOX) % S.PAGE * rows_of_slot(box.block_shape, P.BOX)
+            gl.static_assert(P.LOADERS == 1)
+            first = (tile * S.TILE + i * P.BOX) % S.PAGE * places_of_slot(box.block_shape, P.BOX)
             load_box(box, [rows[i], kv_head, 0, first], full, slot.slice(i, 1, dim=0))
         else:
             part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)

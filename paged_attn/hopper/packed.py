@@ -28,9 +28,15 @@ def make_boxes(box, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 
 @triton.constexpr_function
-def rows_of_slot(shape, box):
+def places_of_slot(shape, box):
     """Places along a box's last axis from slot to slot; boxes of whole pages begin at none but the first."""
     return max(1, shape[3] // box)
+
+
+@gluon.jit
+def as_left_operand(x, P: gl.constexpr):
+    """What threads hold of it already, of a product with few columns."""
+    return gl.convert_layout(x, gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2), assert_trivial=True)
 
 
 @gluon.jit
@@ -40,7 +46,7 @@ def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
         ring.slots.index(turn.stage), ring.slots.dtype, [S.TILE // P.BOX, S.DIM // 8, P.BOX, 8], IN_ORDER_4
     )
     x = places.load(packed_keys_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3)).reshape([S.TILE, S.DIM])
-    return gl.convert_layout(x, gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2), assert_trivial=True)
+    return as_left_operand(x, P)
 
 
 @gluon.jit
@@ -80,4 +86,4 @@ def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
     else:
         places = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
         x = places.load(packed_values_layout(S.TILE, S.DIM, P.BOX)).permute((1, 0, 2)).reshape([S.DIM, S.TILE])
-    return gl.convert_layout(x, gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2), assert_trivial=True)
+    return as_left_operand(x, P)

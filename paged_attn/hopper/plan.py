@@ -45,7 +45,9 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: p.cache.itemsize != 1 or p.head_dim <= 128 or _few_rows(p), "an fp8 cache of head_dim above 128"),
     (
-        lambda p: not p.packed or (_is_packed_for_few(p) and not p.new and not p.batch_invariant),
+        lambda p: (
+            not p.packed or p.cache.itemsize > 2 or (_is_packed_for_few(p) and not p.new and not p.batch_invariant)
+        ),
         "an x-packed cache with more than few rows, new keys or batch_invariant",
     ),
     (
@@ -103,9 +105,9 @@ def _few_rows(p: Problem) -> bool:
 
 
 def _is_packed_for_few(p: Problem) -> bool:
-    """Whether all rows are columns of products with tiles of an x-packed cache, which take registers."""
+    """Whether all rows would be columns of products with tiles of an x-packed cache, which take registers."""
     rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
-    return p.packed and p.cache.itemsize <= 2 and rows <= (PACKED_COLUMNS if dim_of(p) <= 128 else COLUMNS)
+    return rows <= (PACKED_COLUMNS if dim_of(p) <= 128 else COLUMNS)
 
 
 def need_of(launch: Launch) -> Need:

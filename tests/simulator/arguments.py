@@ -70,5 +70,7 @@ def _box(descriptor: Any, meta: dict[str, Any]) -> bytes:
     box.box[:rank] = meta["block_size"][::-1]
     assert box.base % 16 == 0
     assert all(x % 16 == 0 for x in box.strides[1:rank])
+    assert box.box[0] * element % 16 == 0
+    assert max(box.box[:rank]) <= 256
     assert not box.swizzle or box.box[0] * element <= box.swizzle
     return bytes(box).ljust(BOX, b"\0")
