@@ -54,6 +54,8 @@ FEATURES = (
     uniform("decode b64 x 4096, page 128", 64, 1, 4096, page_size=128),
     uniform("decode b64 x 4096, page 544", 64, 1, 4096, page_size=544),
     uniform("decode b64 x 4096, x-packed", 64, 1, 4096, layout="x"),
+    uniform("decode b8 x 4096, x-packed", 8, 1, 4096, layout="x"),
+    uniform("speculate b16 x 8192, q_len 8, x-packed", 16, 8, 8192, layout="x"),
     uniform("decode b64 x 4096, hnd", 64, 1, 4096, layout="HND"),
     uniform("prefill b4 x 4096, window 1023, sinks", 4, 4096, 4096, window_size=(1023, -1), sinks=True),
     uniform("prefill b4 x 4096, sinks", 4, 4096, 4096, sinks=True),

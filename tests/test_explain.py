@@ -67,6 +67,11 @@ def test_a_plain_decode_on_an_h200_goes_to_hoppers_kernels() -> None:
     assert "237 us, bound by memory" in lines["at best"]
 
 
+def test_what_tiles_of_an_x_packed_cache_are_is_told() -> None:
+    assert "of an x-packed cache, products from registers" in printed("--layout x-packed --device sm90:132")
+    assert "of x-packed fp8, products of float16" in printed("--layout x-packed --kv-dtype fp8 --device sm90:132")
+
+
 def test_what_the_hopper_kernels_lack_is_named() -> None:
     for changes, reason in (
         (dict(page_size=12), "pages of other than a multiple of 8 tokens"),

@@ -64,22 +64,20 @@ def test_calls_over_x_packed_caches_that_are_left_to_the_portable_kernels(change
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "columns"),
     [
-        dict(max_seqlen_q=8),
-        dict(only="decode"),
-        dict(ragged=False),
-        dict(head_dim=256),
-        dict(cache=torch.float8_e4m3fn, compute=torch.float16, max_seqlen_q=4),
+        (dict(max_seqlen_q=8), 32),
+        (dict(max_seqlen_q=64, only="decode"), 8),
+        (dict(max_seqlen_q=64, ragged=False), 8),
+        (dict(head_dim=256), 8),
+        (dict(cache=torch.float8_e4m3fn, compute=torch.float16, max_seqlen_q=4), 16),
     ],
     ids=str,
 )
-def test_few_rows_over_x_packed_caches_are_columns_of_products(change: dict[str, Any]) -> None:
-    call = PACKED._replace(max_seqlen_q=64) if "only" in change or "ragged" in change else PACKED
-    (launch,) = hopper.launches(call._replace(**change))
-    tokens = change.get("max_seqlen_q", 2) if launch.longest > 1 else 1
+def test_few_rows_over_x_packed_caches_are_columns_of_products(change: dict[str, Any], columns: int) -> None:
+    (launch,) = hopper.launches(PACKED._replace(**change))
     assert launch.pipe.PACKED
-    assert (max(8, 4 * tokens) if "ragged" not in change else 8) == launch.pipe.COLUMNS
+    assert columns == launch.pipe.COLUMNS
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from .args import Turns, is_shared
 from .asm import widen_bytes_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
 from .epilogue import store
-from .layouts import key_words_layout, product_layout, value_words_layout
-from .packed import as_left_operand, packed_key_words, packed_keys, packed_values
+from .layouts import key_words_layout, operand_layout, product_layout, value_words_layout
+from .packed import packed_key_words, packed_keys, packed_values
 from .queries import leave_queries, rows_of, take_queries
 from .ring import tile_of, wait_tile, words_of
 from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -78,7 +78,7 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
     x0, x1, x2, x3 = widen_bytes_apart(words, P.FP8)
     x = gl.join(gl.join(x0, x1), gl.join(x2, x3))  # [TILE, word, b, h]
     x = x.reshape([S.TILE, S.DIM // 64, 4, 4, 2, 2]).permute((0, 1, 3, 5, 2, 4)).reshape([S.TILE, S.DIM])
-    return as_left_operand(x, P)
+    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
 
 
 @gluon.jit
@@ -99,7 +99,7 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
     upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
     x = gl.join(lower, upper).reshape([S.TILE // 2, S.DIM // 128, 4, 8, 2, 2, 2])
     x = x.permute((1, 6, 2, 5, 3, 0, 4)).reshape([S.DIM, S.TILE])
-    return as_left_operand(x, P)
+    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
 
 
 @gluon.jit

@@ -8,11 +8,11 @@ import triton
 
 from .asm import widen_pair_apart
 from .layouts import (
+    operand_layout,
     packed_key_words_layout,
     packed_keys_layout,
     packed_value_pairs_layout,
     packed_values_layout,
-    product_layout,
 )
 from .shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 
@@ -34,19 +34,13 @@ def places_of_slot(shape, box):
 
 
 @gluon.jit
-def as_left_operand(x, P: gl.constexpr):
-    """What threads hold of it already, of a product with few columns."""
-    return gl.convert_layout(x, gl.DotOperandLayout(0, product_layout(P.COLUMNS, False), 2), assert_trivial=True)
-
-
-@gluon.jit
 def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
     """A tile's keys of 16 bits as a left operand [TILE, DIM]."""
     places = reinterpret(
         ring.slots.index(turn.stage), ring.slots.dtype, [S.TILE // P.BOX, S.DIM // 8, P.BOX, 8], IN_ORDER_4
     )
     x = places.load(packed_keys_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3)).reshape([S.TILE, S.DIM])
-    return as_left_operand(x, P)
+    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
 
 
 @gluon.jit
@@ -86,4 +80,4 @@ def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
     else:
         places = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
         x = places.load(packed_values_layout(S.TILE, S.DIM, P.BOX)).permute((1, 0, 2)).reshape([S.DIM, S.TILE])
-    return as_left_operand(x, P)
+    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
