@@ -61,6 +61,11 @@ FEATURES = (
     uniform("prefill b4 x 4096, sinks", 4, 4096, 4096, sinks=True),
     uniform("prefill b4 x 4096, lse", 4, 4096, 4096, lse=True),
     uniform("prefill b4 x 4096, softcap", 4, 4096, 4096, softcap=30.0),
+    uniform("prefill b4 x 4096, softcap, lse", 4, 4096, 4096, softcap=30.0, lse=True),
+    uniform("prefill b4 x 4096, softcap, head_dim 64", 4, 4096, 4096, softcap=30.0, head_dim=64),
+    uniform("prefill b4 x 4096, softcap, window 1023", 4, 4096, 4096, softcap=50.0, window_size=(1023, -1)),
+    uniform("prefill b4 x 4096, softcap, large scores", 4, 4096, 4096, softcap=50.0, softmax_scale=0.6),
+    uniform("chunk of 2048 at 16384, softcap", 1, 2048, 16384, softcap=30.0),
     uniform("prefill b4 x 4096, alibi", 4, 4096, 4096, alibi=True),
     uniform("prefill b4 x 4096, x-packed, new", 4, 4096, 4096, layout="x", new=True),
 )

@@ -157,11 +157,9 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         max_seqlen_k=room if options.max_seqlen_k is None else min(options.max_seqlen_k, room),
         window_left=options.window_size[0],
         ragged=given.cu_seqlens_q is not None,
-        modified=(scale is not None and scale <= 0)
-        or options.softcap > 0
-        or given.alibi_slopes is not None
-        or given.qq_bias is not None,
-        softcap=options.softcap > 0,
+        positive=scale is None or scale > 0,
+        softcap=float(options.softcap),
+        alibi=given.alibi_slopes is not None,
         qq_bias=given.qq_bias is not None,
         only=options.only,
         compute=_compute_dtype(given.q, given.k_cache, given.k_new),

@@ -29,8 +29,9 @@ class Problem(NamedTuple):
     max_seqlen_k: int
     window_left: int  # -1: none
     ragged: bool  # cu_seqlens_q given
-    modified: bool  # scores meet more than a positive scale and a mask
-    softcap: bool
+    positive: bool  # the softmax scale is
+    softcap: float  # 0: none
+    alibi: bool
     qq_bias: bool
     only: str | None
     compute: torch.dtype
@@ -46,6 +47,11 @@ class Problem(NamedTuple):
     lse: bool  # log-sum-exps are asked for
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
+
+    @property
+    def modified(self) -> bool:
+        """Whether scores meet more than a positive scale and a mask."""
+        return not self.positive or self.softcap > 0 or self.alibi or self.qq_bias
 
 
 class Launch(NamedTuple):

@@ -127,9 +127,11 @@ def test_a_row_whose_maximum_rises_leaves_the_others_alone(cache_dtype: torch.dt
     assert torch.equal(out[:, kept], before[:, kept])
 
 
+@pytest.mark.parametrize("softcap", [10.0, 30.0])
 @pytest.mark.parametrize("asked", [dict(batch_invariant=True), {}, dict(lse=False)], ids=str)
-def test_scores_near_the_cap_leave_other_rows_alone(asked: dict[str, Any]) -> None:
-    case = sized("capped", **ragged((300, 700)), softcap=20.0, **asked)
+def test_scores_near_the_cap_leave_other_rows_alone(asked: dict[str, Any], softcap: float) -> None:
+    """By special functions, and by polynomials of which a row whose scores are too large for them has no use."""
+    case = sized("capped", **ragged((300, 700)), softcap=softcap, **asked)
     inputs = build(case, DEVICE)
     paged_attn.paged_attention(**inputs)
     before = inputs["out"].clone()
@@ -145,7 +147,7 @@ def test_scores_near_the_cap_leave_other_rows_alone(asked: dict[str, Any]) -> No
 @pytest.mark.parametrize("lse", [True, False])
 def test_what_nobody_uses_changes_no_bits_of_capped_scores(queries: tuple[int, ...], lse: bool) -> None:
     """Padding and slots without a key: numbers that are none beside zeros."""
-    case = sized("capped", **ragged(*zip(queries, (1500, 40))), softcap=20.0, padding=9, lse=lse)
+    case = sized("capped", **ragged(*zip(queries, (1500, 40))), softcap=30.0, padding=9, lse=lse)
     inputs = build(case, DEVICE)
     paged_attn.paged_attention(**inputs)
     before = inputs["out"].clone()
@@ -153,6 +155,46 @@ def test_what_nobody_uses_changes_no_bits_of_capped_scores(queries: tuple[int, .
         inputs[name] = inputs[name].nan_to_num(0.0)
     paged_attn.paged_attention(**inputs)
     assert torch.equal(inputs["out"][: sum(queries)], before[: sum(queries)])
+
+
+# Scores as shares of the cap, before it is met: of four heads each, which share a warp.
+AIMS = {
+    "all far below": (-3.0, -1.5, -1.1, -0.95),
+    "all far above": (3.0, 1.5, 1.1, 0.95),
+    "here and there": (-1.2, 0.4, 0.9, -0.5),
+    "around what polynomials hold for": (0.86, 0.87, -0.86, 0.71),
+    "small": (0.0, 0.01, -0.01, 0.3),
+}
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize("aims", AIMS)
+def test_capped_scores_of_any_size(aims: str, lse: bool) -> None:
+    """All keys of a row are about as far from zero, so that weights show what became of it."""
+    case = sized("aimed", **ragged((150, 700)), softcap=50.0, lse=lse)
+    inputs = build(case, DEVICE)
+    assert {x.pipe.CAP for x in plan.plan(problem_of(inputs)).launches} == {5 if lse else 3}
+    keys = inputs["k_cache"].float()
+    keys[..., :64] = 2.0 + 0.1 * keys[..., :64]  # what must not be read remains what it is
+    inputs["k_cache"] = keys.to(case.dtype)
+    shares = torch.tensor(AIMS[aims], device=DEVICE).repeat(case.heads // 4)[:, None]
+    one = 50.0 * case.head_dim**0.5 / (64 * 2.0)  # of the cap
+    inputs["q"][:150, :, :64] = (shares * one).to(case.dtype)
+    result = paged_attn.paged_attention(**inputs)
+    out, found = result if lse else (result, None)
+    compare(case, out, found, inputs, more=0 if lse else case.softcap * 2.0**-11)
+
+
+@pytest.mark.parametrize("lse", [False, True])
+@pytest.mark.parametrize(("softcap", "scale"), [(1e4, None), (1e4, 1e-6), (30.0, 1e-12)])
+def test_a_cap_that_nothing_is_near_is_none(softcap: float, scale: float | None, lse: bool) -> None:
+    """Nor do masked scores, whose square meets powers of next to nothing, become numbers or none."""
+    window = dict(window_size=(333, 40), causal=False)
+    case = sized("far", **ragged((150, 700)), softcap=softcap, softmax_scale=scale, lse=lse, **window)
+    inputs = build(case, DEVICE)
+    result = paged_attn.paged_attention(**inputs)
+    out, found = result if lse else (result, None)
+    compare(case, out, found, inputs, more=2.0**-11 * 5)  # of scores up to 5 or so, or 2^-22 of the cap
 
 
 @pytest.mark.parametrize("return_lse", [False, True])

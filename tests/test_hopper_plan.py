@@ -9,6 +9,7 @@ import torch
 
 from paged_attn import layout
 from paged_attn.backend import Device
+from paged_attn.hopper import asm
 from paged_attn.hopper import plan as hopper
 from paged_attn.plan import Problem
 from tests.cases import Case, build, problem_of, rounds_weights
@@ -16,9 +17,9 @@ from tests.cases import Case, build, problem_of, rounds_weights
 H200 = Device("sm90", 132)
 CALL = Problem(
     tokens=4096, seqs=8, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=2048, max_seqlen_k=8192,
-    window_left=-1, ragged=True, modified=False, softcap=False, qq_bias=False, only=None, compute=torch.bfloat16,
-    query=torch.bfloat16, cache=torch.bfloat16, packed=False, pairable=False, boxable=True, rows_per_page=16,
-    query_box=True, new=False, new_box=False, lse=False, batch_invariant=False, device=H200,
+    window_left=-1, ragged=True, positive=True, softcap=0.0, alibi=False, qq_bias=False, only=None,
+    compute=torch.bfloat16, query=torch.bfloat16, cache=torch.bfloat16, packed=False, pairable=False, boxable=True,
+    rows_per_page=16, query_box=True, new=False, new_box=False, lse=False, batch_invariant=False, device=H200,
 )  # fmt: skip
 PACKED = CALL._replace(packed=True, rows_per_page=1, boxable=False, max_seqlen_q=2)
 # what makes boxes impossible, or needs what only the portable kernels do
@@ -223,7 +224,7 @@ def test_consumers_beside_a_converter_weigh_at_once_where_registers_are_left() -
 
 def test_a_softcap_is_exact_where_its_error_would_show() -> None:
     """In log-sum-exps, in float16, and where no bit may depend on who asks."""
-    capped = CALL._replace(softcap=True, modified=True)
+    capped = CALL._replace(softcap=30.0)
     assert hopper.many(capped, 0, False).pipe.TANH
     assert not hopper.many(CALL, 0, False).pipe.TANH, "kernels without a softcap are the same kernels"
     for change in (dict(lse=True), dict(query=torch.float16), dict(batch_invariant=True)):
@@ -316,13 +317,49 @@ def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, whole
     assert whole == hopper.few(even(seqs, 1, 4096), 0, 1 << 30).shape.WHOLE
 
 
+CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "factors", "tile", "loaders"),
+    [
+        (CAPPED, 3, 128, 2),
+        (CAPPED._replace(page_size=128), 3, 128, 1),
+        (CAPPED._replace(new=True, new_box=True), 3, 128, 2),
+        (CAPPED._replace(max_seqlen_k=1024), 3, 64, 1),
+        (CAPPED._replace(window_left=1000), 3, 64, 1),
+        (CAPPED._replace(head_dim=64), 3, 64, 1),
+        (CAPPED._replace(head_dim=64, lse=True), 0, 64, 1),
+        (CAPPED._replace(head_dim=256), 0, 64, 1),
+        (CAPPED._replace(lse=True), 5, 64, 1),
+        (CAPPED._replace(compute=torch.float16, query=torch.float16, cache=torch.float16), 5, 64, 1),
+        (CAPPED._replace(alibi=True), 0, 64, 1),
+        (CAPPED._replace(qq_bias=True), 0, 64, 1),
+        (CAPPED._replace(positive=False), 0, 64, 1),
+        (CAPPED._replace(softcap=15.0), 0, 64, 1),
+        (CAPPED._replace(softcap=22.0), 3, 128, 2),
+        (CAPPED._replace(softcap=22.0, lse=True), 0, 64, 1),
+        (CAPPED._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 0, 64, 1),
+        (CAPPED._replace(tokens=9000), 0, 64, 1),  # mixed
+        (CAPPED._replace(batch_invariant=True), 0, 64, 1),
+        (CAPPED._replace(softcap=0.0), 0, 64, 2),
+    ],
+)
+def test_polynomials_cap_scores_where_these_meet_nothing_else(
+    call: Problem, factors: int, tile: int, loaders: int
+) -> None:
+    (launch,) = hopper.launches(call)
+    assert (factors, tile, loaders) == (launch.pipe.CAP, launch.shape.TILE, launch.pipe.LOADERS)
+    assert factors in (0, *asm.CAPS)
+
+
 @pytest.mark.parametrize(
     ("call", "consumers"),
     [
         (even(4, 4096, 4096), 3),
         (even(8, 1024, 1024), 1),  # fetching the code counts
         (even(8, 4095, 4095), 1),
-        (even(1, 16384, 16384)._replace(modified=True), 3),  # ALiBi
+        (even(1, 16384, 16384)._replace(alibi=True), 3),
         (even(1, 16384, 16384)._replace(window_left=1000), 3),
         (even(1, 4096, 4096), 3),
         (even(2, 1024, 1024), 1),
@@ -333,20 +370,23 @@ def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, whole
         (even(1, 8192, 131072), 1),  # 11 against 16
         (even(1, 7000, 131072), 3),  # 9 against 14
         (even(64, 200, 200), 1),
-        (even(4, 4096, 4096)._replace(softcap=True, modified=True), 3),
-        (even(4, 4096, 4096)._replace(softcap=True, modified=True, lse=True), 2),  # no unit for tanh
-        (even(4, 4096, 4096)._replace(softcap=True, modified=True, query=torch.float16), 2),
-        (even(8, 1024, 1024)._replace(softcap=True, modified=True), 1),
-        (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 1),
+        (even(4, 4096, 4096)._replace(softcap=30.0), 1),  # by a polynomial
+        (even(4, 4096, 4096)._replace(softcap=30.0, lse=True), 1),
+        (even(4, 4096, 4096)._replace(softcap=30.0, alibi=True), 3),
+        (even(4, 4096, 4096)._replace(softcap=10.0), 3),
+        (even(4, 4096, 4096)._replace(softcap=10.0, lse=True), 2),  # no unit for tanh
+        (even(4, 4096, 4096)._replace(softcap=10.0, query=torch.float16), 2),
+        (even(8, 1024, 1024)._replace(softcap=30.0), 1),
+        (even(4, 4096, 4096)._replace(qq_bias=True), 1),
         (even(4, 4096, 4096)._replace(new=True, new_box=True), 1),
         (even(4, 4096, 4096)._replace(head_dim=256), 1),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 1),
-        (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn, softcap=True, modified=True), 1),
+        (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn, softcap=30.0), 1),
         (even(4, 4096, 4096)._replace(tokens=9000), 1),  # mixed
         (even(4, 4096, 4096)._replace(tokens=9000, head_dim=64), 2),
         (even(4, 4096, 4096)._replace(tokens=9000, heads=96), 2),  # no columns
         (even(4, 4096, 4096)._replace(tokens=9000, cache=torch.float8_e4m3fn), 2),
-        (even(4, 4096, 4096)._replace(tokens=9000, softcap=True, modified=True), 2),
+        (even(4, 4096, 4096)._replace(tokens=9000, softcap=30.0), 2),
     ],
 )
 def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: Problem, consumers: int) -> None:
@@ -374,9 +414,9 @@ def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: P
         (even(64, 32, 32), 128),  # half of a block would have no query
         (even(64, 96, 96), 128),
         (even(64, 288, 288), 256),  # a tenth
-        (even(4, 4096, 4096)._replace(window_left=1000, modified=True), 256),
-        (even(4, 4096, 4096)._replace(softcap=True, modified=True, lse=True), 256),
-        (even(4, 4096, 4096)._replace(qq_bias=True, modified=True), 256),
+        (even(4, 4096, 4096)._replace(window_left=1000, alibi=True), 256),
+        (even(4, 4096, 4096)._replace(softcap=30.0, lse=True), 256),
+        (even(4, 4096, 4096)._replace(qq_bias=True), 256),
         (even(4, 4096, 4096)._replace(new=True, new_box=True), 256),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 128),
     ],
@@ -404,6 +444,7 @@ def test_three_consumers_are_for_128_dims(seqs: int, window: int) -> None:
         (even(8, 1024, 1024), 64),
         (even(8, 1025, 1025), 128),
         (even(32, 64, 512), 64),
+        (even(8, 1024, 1024)._replace(softcap=30.0), 64),
         (even(8, 1024, 1024)._replace(new=True, new_box=True), 128),
         (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn, lse=True), 128),
         (even(8, 1024, 1024)._replace(tokens=2000), 128),  # mixed
@@ -420,7 +461,7 @@ def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: 
     [
         (even(8, 1024, 1024), True),
         (even(128, 64, 512), True),
-        (even(8, 1024, 1024)._replace(softcap=True, modified=True), True),
+        (even(8, 1024, 1024)._replace(softcap=30.0), True),
         (even(1, 2048, 4096), True),  # 512 blocks of a head for four rounds of 132 programs
         (even(1, 1100, 4096), False),  # 280 for three: cut
         (even(1, 300, 8192)._replace(tokens=2048), False),  # most are padding

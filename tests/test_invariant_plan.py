@@ -14,7 +14,9 @@ from paged_attn.question import need_of
 
 def problem(**changes: Any) -> plan.Problem:
     sizes = dict(tokens=64, seqs=64, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=1)
-    options = dict(ragged=True, modified=False, softcap=False, qq_bias=False, only=None, packed=False, boxable=True)
+    options = dict(
+        ragged=True, positive=True, softcap=0.0, alibi=False, qq_bias=False, only=None, packed=False, boxable=True
+    )
     dtypes = dict(compute=torch.bfloat16, cache=torch.bfloat16, device=Device("sm90", 132))
     rest = dict(max_seqlen_k=32768, window_left=-1, batch_invariant=True, lse=False, pairable=False, new=False)
     rest |= dict(query=torch.bfloat16, rows_per_page=16, query_box=True, new_box=False)
@@ -46,8 +48,8 @@ BATCHES: list[dict[str, Any]] = [
         dict(kv_heads=1),
         dict(kv_heads=32),
         dict(window_left=1023),
-        dict(modified=True),
-        dict(modified=True, softcap=True),
+        dict(alibi=True),
+        dict(softcap=30.0),
     ],
     ids=str,
 )

@@ -63,7 +63,7 @@ def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -
 
 def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
     """Items from a counter, none of them cut."""
-    pipe = _pipe(p, 2, loaders_of(p, _tile(p)))._replace(QUERY_BOX=is_boxed(p))
+    pipe = _pipe(p, 2, loaders_of(p, _tile(p), p.modified))._replace(QUERY_BOX=is_boxed(p))
     return _launch(p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS, 0)
 
 

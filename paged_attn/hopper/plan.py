@@ -158,9 +158,21 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
         return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 and not p.softcap else (2, 64)
     if convert == NONE and _is_for_four(p):
         return 1, 256
-    if is_long and p.softcap and not has_tanh(p):
+    if is_long and p.softcap > 0 and not has_tanh(p) and not _cap(p, convert):
         return 2, 64
     return (3, 64) if is_long and _is_for_three(p) else (1, 128)
+
+
+def _cap(p: Problem, convert: int) -> int:
+    """Factors of the polynomial that caps scores of whole blocks; 0: special functions do, or nothing.
+
+    Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
+    registers that four warpgroups do not have.
+    """
+    if p.alibi or p.qq_bias or not p.positive or convert != NONE or dim_of(p) > 128:
+        return 0
+    factors, least = COARSE if has_tanh(p) else FINE
+    return factors if p.softcap >= least and (factors == COARSE[0] or dim_of(p) == 128) else 0
 
 
 def _is_ahead(p: Problem, pipe: Pipe, split: bool) -> bool:
@@ -192,9 +204,9 @@ def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
     Registers are few, and three loops have to stay close to the multiprocessor:
-    no exact softcap, bias or new keys, no heads but of 128 dims.
+    no softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
     """
-    if dim_of(p) != 128 or (p.softcap and not has_tanh(p)):
+    if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or _cap(p, NONE) > 0)):
         return False
     if p.qq_bias or p.new or (p.modified and p.window_left >= 0):
         return False
@@ -220,7 +232,8 @@ def _is_for_four(p: Problem) -> bool:
 
 def _is_short(p: Problem) -> bool:
     """Whether sequences have so few keys that smaller tiles, of which less is masked, are better for blocks."""
-    return p.max_seqlen_k <= SHORT and dim_of(p) == 128 and p.cache.itemsize == 2 and not (p.softcap or p.new)
+    plain = not p.new and (p.softcap == 0 or _cap(p, NONE) > 0)
+    return p.max_seqlen_k <= SHORT and dim_of(p) == 128 and p.cache.itemsize == 2 and plain
 
 
 def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: bool) -> tuple[int, int, int, int]:
@@ -230,7 +243,8 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
     if rows == 256:
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
-    if convert == NONE and tile == 128 and (p.softcap or (_is_short(p) and not mixed)):
+    capped = p.softcap > 0 and (mixed or p.window_left >= 0 or _cap(p, convert) != COARSE[0])
+    if convert == NONE and tile == 128 and (capped or (_is_short(p) and not mixed)):
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
 
@@ -247,7 +261,8 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers, rows = _consumers(p, convert, mixed)
     keys, values, raw, tile = _block_rings(p, convert, consumers, rows, mixed)
-    loaders = loaders_of(p, tile)
+    cap = 0 if mixed else _cap(p, convert)
+    loaders = loaders_of(p, tile, p.modified and not (cap and tile == 128))
     boxed = is_boxed(p) and convert in (NONE, TRANSPOSE)  # otherwise queries change their type on their way
     at_once = _weighs_at_once(p, convert, tile) and not mixed
     pipe = Pipe(
@@ -267,6 +282,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         FP8_PRODUCTS=convert == TRANSPOSE,
         COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps are as exact as scores
         TANH=has_tanh(p),
+        CAP=cap,
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
@@ -277,6 +293,9 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     return pipe, tile
 
 
+# (factors of a polynomial of asm.CAPS, softcap from which on it holds where scores reach some 3 before they are scaled
+# by log2 e): to be off by 2^-11, as the instruction for tanh is, and by 2^-21
+COARSE, FINE = (3, 20.0), (5, 23.0)
 NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {

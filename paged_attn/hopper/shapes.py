@@ -22,10 +22,10 @@ def is_even(p: Problem) -> bool:
     return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
 
 
-def loaders_of(p: Problem, tile: int) -> int:
+def loaders_of(p: Problem, tile: int, modified: bool) -> int:
     """Warps for each ring of blocks."""
     # two would send small boxes faster, but have twice the code, and beside that of modifiers it does not stay at hand
-    return 2 if math.gcd(p.page_size, tile) < tile and not p.modified else 1
+    return 2 if math.gcd(p.page_size, tile) < tile and not modified else 1
 
 
 def is_boxed(p: Problem) -> bool:
@@ -45,7 +45,7 @@ def rows_of(p: Problem, longest: int) -> int:
 
 def has_tanh(p: Problem) -> bool:
     """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
-    return p.softcap and not p.lse and p.query != torch.float16
+    return p.softcap > 0 and not p.lse and p.query != torch.float16
 
 
 def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:

@@ -165,8 +165,10 @@ def judge(
     """
     # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and mods.qq_bias is None
-    unit, shift = scale * LOG2E, None
-    if S.SCALE_FIRST:
+    unit, shift, cap_factor = scale * LOG2E, None, None
+    if AT_ONCE and P.CAP > 0:
+        unit, cap_factor = mods.softcap * LOG2E, scale / mods.softcap
+    elif S.SCALE_FIRST:
         unit, factor, offset = LOG2E, scale, None
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
@@ -191,7 +193,7 @@ def judge(
         scores = add_qq_bias(scores, rows, key, first, mods, S)
     scores = mask_edges(scores, rows, span, tile, mods, S)
     if AT_ONCE:
-        return weigh_at_once(scores, row_max, acc, unit, shift, RELATIVE, S, P)
+        return weigh_at_once(scores, row_max, acc, unit, shift, cap_factor, RELATIVE, S, P)
     else:
         weights, decay, row_max, sums = weigh(scores, row_max, unit, shift, S, P)
         return weights, decay, row_max, sums, acc
