@@ -25,14 +25,16 @@ HOPPER = (
     "long", "long head_dim 64", "long head_dim 64, no window", "long fp16", "long alibi",
     "long softcap",
     "long exact softcap",
+    "long softcap of 10",
+    "long exact softcap of 10",
     "prompts", "prompts of 2048", "prompts window sinks", "prompts head_dim 64 alibi", "prompts new softcap",
     "prefills e4m3, no lse", "prefills e4m3 head_dim 64", "prefills e4m3 head_dim 64, no lse", "mixed e4m3, no lse",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
     "draft 16": 1, "draft of 12": 1, "invariant 1": 1,
-    "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3, "long softcap": 3,
-    "long exact softcap": 2,
+    "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3,
+    "long softcap of 10": 3, "long exact softcap of 10": 2,
     "mixed softcap": 2, "mixed e4m3": 2, "mixed e4m3, no lse": 2, "mixed all fp8": 2, "mixed all fp8, no lse": 2,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
@@ -57,17 +59,25 @@ MEET = {
     "prompts window sinks": 0, "prompts head_dim 64 alibi": 0,
     "prompts new softcap": 8, "speculate 32": 2, "speculate 32 tree": 2, "speculate 64": 2,
     "long": 0, "long fp16": 0, "long alibi": 0, "long softcap": 0, "long head_dim 64": 0,
+    "long exact softcap": 0, "long softcap of 10": 0,
     "long head_dim 64, no window": 0,
 }  # fmt: skip
 RESULTS = {"prompts head_dim 64 alibi": 8}  # exchanges of a thread: of 128 dims of two rows, of four at a time two
 # Of a softcap for 32 scores of a thread: tanh and an exponential each, or two exponentials and a reciprocal, and what
 # rows need; the power of each score, and results.
 TANH_FUNCTIONS, EXACT_FUNCTIONS, SOFTCAP_MULTIPLIES = 2 * 32 + 4, 3 * 32 + 4, 32 + 64 + 4
-EXACT = ("mixed softcap", "prompts new softcap", "long exact softcap")
+EXACT = ("mixed softcap", "long exact softcap of 10")
+# By a polynomial: (scores of a thread, its factors).  Special functions cap what is beyond it, behind a jump.
+POLYNOMIAL = {
+    "prefill softcap": (64, 3), "long softcap": (64, 3), "long exact softcap": (32, 5), "prompts new softcap": (32, 5),
+}  # fmt: skip
+POLYNOMIAL_MULTIPLIES = {3: 1 + 1, 5: 1 + 3}  # a score: its square, and its cap where it is weighed again
 LINE_FUSED = 64 + 64 + 8  # one a score, of results that join others in shared memory, and what rows need
 ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima rise; and 8 for rows
 # Three consumers carry weights in words, and so do four warpgroups, which nothing takes apart.
-IN_WORDS = ("long", "long fp16", "long alibi", "long softcap", "long head_dim 64", "long head_dim 64, no window")
+IN_WORDS = (
+    "long", "long fp16", "long alibi", "long softcap of 10", "long head_dim 64", "long head_dim 64, no window",
+)  # fmt: skip
 MATRICES = 16  # four at a time of 8 x 8 numbers: 64 keys and values of 128 dims with each warp
 CUT = (  # blocks that are joined where the piece is that was done last
     "speculate 32", "speculate 32 tree", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
@@ -168,7 +178,13 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
             yield f"rescales where maxima stay: {loop}"
         if loop.get("BAR", 0) > MEET.get(variant, 99):
             yield f"has warpgroups wait for each other {loop['BAR']} times a tile"
-        if "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
+        if variant in POLYNOMIAL:
+            number, factors = POLYNOMIAL[variant]
+            if loop["FMUL"] > number * POLYNOMIAL_MULTIPLIES[factors] + 64 + 4:
+                yield f"multiplies {loop['FMUL']} times for {number} scores of a thread"
+            if loop["FFMA"] > number * (factors + factors // 2) + 8:
+                yield f"adds {loop['FFMA']} products for {number} scores of a thread"
+        elif "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
         if variant in IN_WORDS and loop.get("PRMT", 0):
             yield f"permutes words of weights: {loop}"
@@ -189,9 +205,14 @@ def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) 
     if len(found) < loops:
         yield f"waits for results before it looks for maxima: {found}"
     functions = max((under["functions_always"] for under in found), default=0)
-    if "softcap" in variant and functions > (EXACT_FUNCTIONS if variant in EXACT else TANH_FUNCTIONS):
-        yield f"takes {functions} special functions for 32 scores of a thread"
-    if _weighs_at_once(variant) and any(under["maxima_always"] or under["exponentials"] < 32 for under in found):
+    number, _ = POLYNOMIAL.get(variant, (32, 0))
+    most = number + 4 if variant in POLYNOMIAL else EXACT_FUNCTIONS if variant in EXACT else TANH_FUNCTIONS
+    if "softcap" in variant and functions > most:
+        yield f"takes {functions} special functions for {number} scores of a thread"
+    limits = 4 if variant in POLYNOMIAL else 0  # of rows, and of factors
+    if _weighs_at_once(variant) and any(
+        under["maxima_always"] > limits or under["exponentials"] < number for under in found
+    ):
         yield f"looks for maxima before it weighs: {found}"
 
 
@@ -339,12 +360,22 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in complaints(facts))
     assert found == "takes spills has is stores uses converts does sends spills waits waits rescales converts does"
-    divided = facts | dict(variant="prefill softcap", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1, BAR=1)])
+    divided = facts | dict(
+        variant="long exact softcap of 10", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1, BAR=1)]
+    )
     under = dict(maxima=38, maxima_always=38, exponentials=2, functions_always=101)
     found = " ".join(complaints(divided | dict(under_products=[under])))
     assert "looks for maxima before it weighs" in found
     assert "takes 101 special functions for 32 scores of a thread" in found
     assert "multiplies 196 times for 32 scores of a thread" in found
+    loop = dict(HGMMA=16, MUFU=198, FMUL=197, FFMA=265, VOTE=1, BAR=1)
+    capped = facts | dict(variant="prefill softcap", innermost=[loop])
+    under = dict(maxima=72, maxima_always=5, exponentials=132, functions_always=69)
+    found = " ".join(complaints(capped | dict(under_products=[under])))
+    assert "looks for maxima before it weighs" in found
+    assert "takes 69 special functions for 64 scores of a thread" in found
+    assert "multiplies 197 times for 64 scores of a thread" in found
+    assert "adds 265 products for 64 scores of a thread" in found
     assert "has warpgroups wait for each other 1 times a tile" in found
     biased = facts | dict(variant="long alibi", innermost=[dict(HGMMA=12, MUFU=66, FFMA=132, FMUL=64, VOTE=1)] * 3)
     assert "adds 132 products for 32 scores of a thread" in " ".join(complaints(biased))
@@ -361,5 +392,14 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     assert "in fours" not in " ".join(complaints(facts | halves))
     facts = facts | dict(in_fours={"LDG.E.128": 16, "STG.E.128": 16})
     assert "sends products in turn in 0 loops" in " ".join(complaints(facts | dict(variant="speculate 64")))
-    named = {*EXACT, *IN_TURN, *CUT, *(x["variant"] for x in (biased, late, coarse)), *MEET, *RESULTS}
+    named = {
+        *EXACT,
+        *POLYNOMIAL,
+        *IN_WORDS,
+        *IN_TURN,
+        *CUT,
+        *(x["variant"] for x in (biased, late, coarse)),
+        *MEET,
+        *RESULTS,
+    }
     assert named <= set(variants.HOPPER | variants.ATTENTION)

@@ -144,6 +144,8 @@ HOPPER = {
     "long alibi": LONG_PREFILL | dict(alibi=True),
     "long softcap": LONG_PREFILL | dict(softcap=30.0, lse=False),
     "long exact softcap": LONG_PREFILL | dict(softcap=30.0),
+    "long softcap of 10": LONG_PREFILL | dict(softcap=10.0, lse=False),
+    "long exact softcap of 10": LONG_PREFILL | dict(softcap=10.0),
     "decode of 12": DECODE | dict(query_lens=(1,) * 12, seq_lens=(512,) * 12),
     "draft of 12": DECODE | dict(query_lens=(16,) * 12, seq_lens=(512,) * 12, decode_form=False, bounds=True),
     "invariant 1": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,
