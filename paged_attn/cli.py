@@ -145,7 +145,7 @@ def check() -> None:
 @click.option("--batch-invariant", is_flag=True)
 @click.option("--max-queries", type=click.IntRange(1), help="max_seqlen_q.  [the longest]")
 @click.option("--max-keys", type=click.IntRange(1), help="max_seqlen_k, or what the page table holds.  [the longest]")
-@click.option("--device", help="sm90, or sm90:132 with its multiprocessors.  [this GPU, else an H200]")
+@click.option("--device", help="sm90, sm90:132 with its multiprocessors, or h100.  [this GPU, else h200]")
 def explain(**given: Any) -> None:
     """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))

@@ -19,8 +19,12 @@ from .work import Ceilings, page_ids, visible_keys, visible_pairs
 
 # Of an A100, an H200, a B200, an MI300X.
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
-# Of an H200: a loop that only reads, and 8192^3 bfloat16 products, 740 to 800 TFLOP/s as its power allows.
-CEILINGS = {"sm90": ("an H200", Ceilings(4.54e12, 770e12))}
+# What was measured of GPUs of sm90, by the names that CUDA has for them: a stream that is only read, and 8192^3
+# bfloat16 products, 740 to 820 TFLOP/s as their power allows.
+CEILINGS = {
+    "h200": ("NVIDIA H200", Ceilings(4.54e12, 770e12)),
+    "h100": ("NVIDIA H100 80GB HBM3", Ceilings(3.11e12, 800e12)),
+}
 TF32 = 1 / 6  # of the rate of 16 bits: a float32 product is three of TF32, each at half of it
 FP8 = 2  # of that rate, where queries and weights are fp8, too
 
@@ -36,6 +40,7 @@ class Question(NamedTuple):
     max_seqlen_k: int
     batch_invariant: bool
     device: Device
+    gpu: str | None  # whose ceilings are the device's, if they are known
 
     @property
     def batch(self) -> Batch:
@@ -98,15 +103,15 @@ def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
 
 def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceilings, float, float] | None:
     """(whose ceilings, the ceilings for this call's dtype, seconds for memory, seconds for arithmetic), if known."""
-    if question.device.arch not in CEILINGS:
+    if question.gpu is None:
         return None
-    name, ceilings = CEILINGS[question.device.arch]
+    _, ceilings = CEILINGS[question.gpu]
     problem = question.problem
     rate = TF32 if problem.compute == torch.float32 else 1
     if any(launch.pipe is not None and launch.pipe.FP8_PRODUCTS for launch in plan(problem).launches):
         rate = FP8
     ceilings = ceilings._replace(flops_per_s=rate * ceilings.flops_per_s)
-    return name, ceilings, moved / ceilings.bytes_per_s, computed / ceilings.flops_per_s
+    return f"an {question.gpu.upper()}", ceilings, moved / ceilings.bytes_per_s, computed / ceilings.flops_per_s
 
 
 # ---- from words ----------------------------------------------------------------------------------
@@ -179,7 +184,14 @@ def question_of(
     )
     bounds = max_queries or max(query_lens), max_keys or max(seq_lens)
     return Question(
-        model, query_lens, seq_lens, max(query_lens) > 1, *bounds, batch_invariant, device=device_named(device)
+        model,
+        query_lens,
+        seq_lens,
+        max(query_lens) > 1,
+        *bounds,
+        batch_invariant,
+        device_named(device),
+        gpu_named(device),
     )
 
 
@@ -195,13 +207,25 @@ def lengths(text: str) -> list[int]:
 
 
 def device_named(text: str | None) -> Device:
-    """sm90 or sm90:132; where nothing is named this machine's GPU, else an H200."""
-    if text is None:
-        return Device("sm90", MULTIPROCESSORS["sm90"]) if INTERPRET else device_of(torch.device("cuda"))
+    """sm90, sm90:132 or h200; where nothing is named this machine's GPU, else an H200."""
+    if text is None and not INTERPRET:
+        return device_of(torch.device("cuda"))
+    if text is None or text in CEILINGS:
+        return Device("sm90", MULTIPROCESSORS["sm90"])
     arch, _, count = text.partition(":")
     if not count and arch in MULTIPROCESSORS:
         return Device(arch, MULTIPROCESSORS[arch])
     if not (arch.startswith(("sm", "gfx")) and count.isdecimal() and int(count) > 0):
-        known = ", ".join(MULTIPROCESSORS)
+        known = ", ".join([*MULTIPROCESSORS, *CEILINGS])
         raise ValueError(f"a device must be one of {known}, or with its multiprocessors, like sm89:142, got {text!r}")
     return Device(arch, int(count))
+
+
+def gpu_named(text: str | None) -> str | None:
+    """Whose ceilings belong to `device_named`: an H200's to any sm90 of which nothing else is said."""
+    if text is None and not INTERPRET:
+        name = torch.cuda.get_device_name()
+        return next((gpu for gpu, (of_cuda, _) in CEILINGS.items() if of_cuda == name), None)
+    if text is None or text.startswith("sm90"):
+        return "h200"
+    return text if text in CEILINGS else None

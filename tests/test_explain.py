@@ -111,6 +111,16 @@ def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_
     assert told._replace(compute=asked.problem.compute) == asked.problem
 
 
+def test_ceilings_are_those_of_the_gpu_that_is_named() -> None:
+    """Decodes as long as the card's memory takes."""
+    least = [printed(f"--queries 1 --keys 4096 --batch 64 --device {gpu}") for gpu in ("sm90", "h200", "h100")]
+    assert least[0] == least[1]
+    assert "237 us, bound by memory" in least[1]
+    assert "(an H200: 4.54 TB/s, 770 TFLOP/s)" in least[1]
+    assert "346 us, bound by memory" in least[2]
+    assert "(an H100: 3.11 TB/s, 800 TFLOP/s)" in least[2]
+
+
 def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
     lines = told(device="sm80")
     assert lines["device"] == "sm80, 108 multiprocessors"
