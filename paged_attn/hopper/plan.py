@@ -171,8 +171,8 @@ def _cap(p: Problem, convert: int) -> int:
     """
     if p.alibi or p.qq_bias or not p.positive or convert != NONE or dim_of(p) > 128:
         return 0
-    factors, least = COARSE if has_tanh(p) else FINE
-    return factors if p.softcap >= least and (factors == COARSE[0] or dim_of(p) == 128) else 0
+    factors, least = CAP_AS_TANH if has_tanh(p) else CAP_EXACTLY
+    return factors if p.softcap >= least and (has_tanh(p) or dim_of(p) == 128) else 0
 
 
 def _is_ahead(p: Problem, pipe: Pipe, split: bool) -> bool:
@@ -243,7 +243,7 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
     if rows == 256:
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
-    capped = p.softcap > 0 and (mixed or p.window_left >= 0 or _cap(p, convert) != COARSE[0])
+    capped = p.softcap > 0 and (mixed or p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
     if convert == NONE and tile == 128 and (capped or (_is_short(p) and not mixed)):
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
@@ -293,9 +293,9 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     return pipe, tile
 
 
-# (factors of a polynomial of asm.CAPS, softcap from which on it holds where scores reach some 3 before they are scaled
-# by log2 e): to be off by 2^-11, as the instruction for tanh is, and by 2^-21
-COARSE, FINE = (3, 20.0), (5, 23.0)
+# (factors of a polynomial of asm.CAPS, least softcap): as coarse as the instruction for tanh, and as special functions.
+# The smaller the cap, the higher a row's maximum has to be for it; with these 2.7, of scores.
+CAP_AS_TANH, CAP_EXACTLY = (3, 20.0), (5, 23.0)
 NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3  # convert.py
 # (keys, values, raw): slots of the rings, as many as shared memory has room for, and tile, by conversion and head_dim
 STAGES = {
