@@ -3,7 +3,8 @@
     python -m benchmarks.stalls "prefill b4 x 4096" [--instructions 40] [--csv FILE]
 
 Wants `ncu` on the path and leave to read the counters.  Instructions that ran equally often are told together: the loop
-of a partition, or what happens once an item.  All partitions are in it, so a loader's wait for room is no loss.
+of a partition, or what happens once an item.  All partitions are in it, so a loader's wait for room is no loss.  Of
+those with most samples, mostly the consumers' loop, each kind is told by itself, and what one takes of the average.
 --csv reads what `ncu --page source --csv` has printed instead, or where there is no such file keeps it there.
 """
 
@@ -15,9 +16,9 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -26,7 +27,8 @@ from benchmarks.suites import SUITES
 
 INSTRUCTION_BYTES = 16
 KERNELS = "regex:shares_kernel|blocks_kernel|attention_kernel"
-GROUPS, REASONS = 8, 4  # told at most
+GROUPS, KINDS, REASONS = 8, 12, 4  # told at most
+Key = TypeVar("Key", bound=Hashable)
 
 
 class Instruction(NamedTuple):
@@ -75,20 +77,38 @@ def _number(text: str) -> int:
 
 def groups(instructions: Sequence[Instruction]) -> list[Group]:
     """Those that took the most samples first."""
-    found: dict[int, list[Instruction]] = {}
+    return [group for _, group in _grouped(instructions, lambda one: one.executed)]
+
+
+def kinds(instructions: Sequence[Instruction]) -> list[tuple[str, Group]]:
+    """(what it does, like FFMA, and these) of the instructions of the first group, likewise."""
+    executed = groups(instructions)[0].executed
+    return _grouped([one for one in instructions if one.executed == executed], _kind)
+
+
+def _kind(one: Instruction) -> str:
+    words = [word for word in one.text.split() if not word.startswith("@")]
+    return words[0].split(".")[0]
+
+
+def _grouped(instructions: Sequence[Instruction], key: Callable[[Instruction], Key]) -> list[tuple[Key, Group]]:
+    found: dict[Key, list[Instruction]] = {}
     for one in instructions:
-        found.setdefault(one.executed, []).append(one)
+        found.setdefault(key(one), []).append(one)
     made = [
-        Group(
-            executed,
-            ones[0].address,
-            len(ones),
-            sum(x.samples for x in ones),
-            sum((Counter(x.stalls) for x in ones), Counter()),
+        (
+            name,
+            Group(
+                ones[0].executed,
+                ones[0].address,
+                len(ones),
+                sum(x.samples for x in ones),
+                sum((Counter(x.stalls) for x in ones), Counter()),
+            ),
         )
-        for executed, ones in found.items()
+        for name, ones in found.items()
     ]
-    return sorted(made, key=lambda group: group.samples, reverse=True)
+    return sorted(made, key=lambda one: one[1].samples, reverse=True)
 
 
 def tables(instructions: Sequence[Instruction], many: int) -> Iterator[Table]:
@@ -97,9 +117,17 @@ def tables(instructions: Sequence[Instruction], many: int) -> Iterator[Table]:
     rows = _table("times", "from", "KB", "samples", "waiting for")
     for group in groups(instructions)[:GROUPS]:
         size = f"{group.instructions * INSTRUCTION_BYTES / 1024:.1f}"
-        reasons = [f"{name} {n / max(1, group.samples):.0%}" for name, n in group.stalls.most_common(REASONS) if n]
         share = f"{group.samples / total:.1%}"
-        rows.add_row(f"{group.executed}", f"{group.first:#x}", size, share, ", ".join(reasons))
+        rows.add_row(f"{group.executed}", f"{group.first:#x}", size, share, _reasons(group))
+    yield rows
+    busiest = groups(instructions)[0]
+    average = max(1, busiest.samples) / busiest.instructions
+    rows = _table("kind", "number", "samples", "of one", "waiting for")
+    for name, group in kinds(instructions)[:KINDS]:
+        share = f"{group.samples / max(1, busiest.samples):.1%}"
+        rows.add_row(
+            name, f"{group.instructions}", share, f"{group.samples / group.instructions / average:.2f}", _reasons(group)
+        )
     yield rows
     rows = _table("times", "at", "samples", "waiting for", "instruction")
     first = sorted(sorted(instructions, key=lambda x: x.samples, reverse=True)[:many])
@@ -111,10 +139,15 @@ def tables(instructions: Sequence[Instruction], many: int) -> Iterator[Table]:
         yield rows
 
 
+def _reasons(group: Group) -> str:
+    found = group.stalls.most_common(REASONS)
+    return ", ".join(f"{name} {n / max(1, group.samples):.0%}" for name, n in found if n)
+
+
 def _table(*columns: str) -> Table:
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for column in columns:
-        rows.add_column(column, justify="left" if column in ("waiting for", "instruction") else "right")
+        rows.add_column(column, justify="left" if column in ("waiting for", "instruction", "kind") else "right")
     return rows
 
 

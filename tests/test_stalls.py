@@ -36,13 +36,21 @@ def test_instructions_that_ran_equally_often_are_told_together() -> None:
     assert (once.executed, once.samples, once.stalls["no_inst"]) == (8, 10, 9)
 
 
+def test_what_each_kind_of_instruction_takes_of_the_busiest_is_told() -> None:
+    found = stalls.kinds(stalls.read(PRINTED.splitlines()))
+    assert [(name, group.instructions, group.samples) for name, group in found] == [("FADD", 1, 60), ("HGMMA", 1, 30)]
+    guarded = stalls.Instruction(0, "@!P0 BRA 0x10", 1, 5, {})
+    assert [name for name, _ in stalls.kinds([guarded])] == ["BRA"]
+
+
 def test_the_command_tells_what_a_file_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "ncu.csv"
     file.write_text(PRINTED, encoding="utf-8")
     stalls.main(["prefill b4 x 4096", "--csv", str(file), "--instructions", "1"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1] == ["1024", "0x10", "0.0", "90.0%", "no_inst", "56%,", "barrier", "22%,", "wait", "22%"]
-    assert lines[4][:3] == ["1024", "0x20", "60.0%"]
+    assert lines[4] == ["FADD", "1", "66.7%", "1.33", "no_inst", "83%,", "wait", "17%"]
+    assert lines[7][:3] == ["1024", "0x20", "60.0%"]
 
 
 def test_a_case_is_profiled_in_a_process_of_its_own_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
