@@ -112,7 +112,7 @@ def _tiles(launch: Launch, done: Cut) -> str:
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {loaders}"
     parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT)
     parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH
-    parts += [f"of small scores by a polynomial of {pipe.CAP} terms"] * (pipe.CAP > 0) + fixed
+    parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0) + fixed
     return text + ", ".join(parts)
 
 

@@ -49,7 +49,8 @@ E4M3_CACHE: dict[str, Any] = dict(cache_dtype=E4M3, scales="per_head")
 E4M3_NO_LSE: dict[str, Any] = E4M3_CACHE | dict(lse=False)
 ALL_E4M3: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head")
 PACKED: dict[str, Any] = dict(layout="x")
-CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)  # by the unit for tanh
+# by the unit for tanh, where only these are weighed; of blocks scores below 0.7 of the cap by a polynomial
+CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)
 CASES: dict[str, dict[str, Any]] = {
     "prefill of one tile": ragged((64, 64)),
     "prefill": ragged((200, 200)),
@@ -426,6 +427,7 @@ LONG: dict[str, dict[str, Any]] = {
     "prefills, shared buffer, strided": PREFILLS | dict(shared_buffer=True, strided=True),
     "prefills, softcap, alibi, sinks": PREFILLS | dict(softcap=20.0, alibi=True, sinks=True),
     "prefills, softcap, no lse": PREFILLS | CAPPED,
+    "prefills, softcap of 10, no lse": PREFILLS | dict(softcap=10.0, lse=False),
     "prefills, softcap, alibi, sinks, no lse": PREFILLS | CAPPED | dict(alibi=True, sinks=True),
     "prefills, new": PREFILLS | NEW,
     "prefills, new, head_dim 64, window": PREFILLS | NEW | dict(head_dim=64, window_size=(255, -1)),
@@ -451,6 +453,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "chunk": ragged((100, 700)),
     "chunk, features": ragged((100, 700)) | FEATURES,
     "chunk, softcap": ragged((100, 700)) | CAPPED,
+    "prompt, softcap": ragged((150, 300)) | dict(softcap=30.0, lse=False),
+    "prompt, softcap, float16": ragged((150, 300)) | dict(softcap=30.0, dtype=torch.float16),
     "chunk, new": ragged((100, 700)) | NEW,
     "chunk, head_dim 256, page 24": ragged((40, 200)) | dict(head_dim=256, page_size=24),
     "chunk over e4m3": ragged((100, 400)) | E4M3_CACHE,
@@ -492,6 +496,7 @@ RISING: dict[str, dict[str, Any]] = {
     "a chunk, not causal, window to both sides": ragged((700, 3000)) | dict(causal=False, window_size=(400, 300)),
     "a chunk, softcap, alibi, sinks": ragged((700, 3000)) | dict(softcap=50.0, alibi=True, sinks=True),
     "a chunk, softcap": ragged((700, 3000)) | dict(softcap=50.0, lse=False),
+    "a chunk, softcap, float16": ragged((700, 3000)) | dict(softcap=50.0, dtype=torch.float16),
     "a chunk over e4m3": ragged((700, 3000)) | dict(cache_dtype=E4M3, lse=False),
     "prefills over e4m3": PREFILLS | dict(cache_dtype=E4M3, lse=False),
     "a chunk over e4m3, softcap": ragged((700, 3000)) | dict(softcap=50.0, lse=False, cache_dtype=E4M3),

@@ -9,6 +9,7 @@ import torch
 
 from tests.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, PACKED, ragged
 
+EVEN: dict[str, Any] = dict(even=True)  # blocks of many queries, no mixed batches
 # What random batches are of.
 RANDOM: dict[str, dict[str, Any]] = {
     "bfloat16": {},
@@ -16,10 +17,10 @@ RANDOM: dict[str, dict[str, Any]] = {
     "head_dim 256, page 8": dict(head_dim=256, page_size=8),
     "features": FEATURES,
     "features, no lse": FEATURES | dict(lse=False),
-    "softcap": dict(softcap=30.0),
-    "softcap, no lse, window, sinks": dict(softcap=30.0, lse=False, window_size=(200, -1), sinks=True),
-    "softcap, no lse, new": NEW | dict(softcap=50.0, lse=False),
-    "softcap, no lse, head_dim 64": dict(softcap=20.0, lse=False, head_dim=64),
+    "softcap": EVEN | dict(softcap=30.0),
+    "softcap, no lse, window, sinks": EVEN | dict(softcap=30.0, lse=False, window_size=(200, -1), sinks=True),
+    "softcap, no lse, new": EVEN | NEW | dict(softcap=50.0, lse=False),
+    "softcap, no lse, head_dim 64": EVEN | dict(softcap=20.0, lse=False, head_dim=64),
     "window to both sides": dict(window_size=(100, 50), causal=False),
     "one KV head": dict(heads=8, kv_heads=1),
     "group 3": dict(heads=24),
@@ -59,8 +60,15 @@ def random_decodes(rng: random.Random, drafts: bool = False) -> dict[str, Any]:
     return ragged(*lengths) | (dict(bounds=True) if drafts else dict(decode_form=True))
 
 
-def random_lengths(rng: random.Random) -> dict[str, Any]:
-    """Up to 12 sequences: decodes, drafts, chunks, whole prefills, empty ones, or many of one kind."""
+def random_lengths(rng: random.Random, even: bool = False) -> dict[str, Any]:
+    """Up to 12 sequences: decodes, drafts, chunks, whole prefills, empty ones, or many of one kind.
+
+    even: up to 5 of as many queries, more than even shares are for, over any number of keys.
+    """
+    if even:
+        queries = rng.randint(130, 300)
+        keys = [rng.choice([0, int(2 ** rng.uniform(0, 10.5))]) for _ in range(rng.randint(1, 5))]
+        return ragged(*[(queries, queries + n) for n in keys]) | dict(bounds=True)
 
     def sequence(kind: str) -> tuple[int, int]:
         keys = int(2 ** rng.uniform(0, 11.5))

@@ -25,14 +25,16 @@ def by_lane(scores: np.ndarray) -> np.ndarray:
     return np.stack([scores[row, column], scores[row, column + 1]], 1)
 
 
-def numbers(words: np.ndarray) -> np.ndarray:
-    """The two bfloat16 of each word."""
+def numbers(words: np.ndarray, dtype: str = "bf16") -> np.ndarray:
+    """The two numbers of 16 bits of each word."""
+    if dtype == "fp16":
+        return words[..., None].view(np.float16).astype(np.float32)
     return np.stack([words << 16, words & np.uint32(0xFFFF0000)], -1).view(np.float32)
 
 
-def by_row(words: np.ndarray) -> np.ndarray:
+def by_row(words: np.ndarray, dtype: str) -> np.ndarray:
     """The other way around, of words [pairs, 32]."""
-    words = numbers(words)
+    words = numbers(words, dtype)
     found = np.full((ROWS, 4 * len(words)), np.nan, np.float32)
     for pair, word in enumerate(words):
         for half in (0, 1):
@@ -63,45 +65,46 @@ def weigh(
     relative: bool,
     results: np.ndarray,
     any_size: bool = False,
-    cap: tuple[int, float] = (0, 0.0),
+    capped: tuple[int, float] = (0, 0.0),
+    dtype: str = "bf16",
 ) -> tuple[np.ndarray, ...]:
     """What `weigh_pairs` and `weigh_again` make of scores [ROWS, N] and results [ROWS, some N].
 
     (weights [ROWS, N], sums by lane, maxima, decays [ROWS, 4], results).
-    cap: (factors of a polynomial for tanh(score * a), a); 0: scores are not capped.
+    capped: (terms of a polynomial for tanh(score * a), a); 0: scores are not.
     """
     pairs = scores.shape[1] // 4
     x, shifts = by_lane(scores), np.full(32, shift, np.float32)
-    number, inner = cap
+    terms, inner = capped
     row = np.arange(pairs)[:, None] % 2 * 8 + LANES // 4
     tops = maxima[row]
     base = np.where(tops > NOTHING, tops, 0).astype(np.float32) - shifts
-    units = np.full(32, CAPPED_UNIT if number else UNIT)
+    units = np.full(32, CAPPED_UNIT if terms else UNIT)
     offsets = [shifts] * pairs
-    factors, known = [units], []
-    if number:
-        of_cap, highest = asm.CAPS[number], CAPPED_UNIT * np.float32(asm.CAPS[number].largest)
-        factors = [units * np.float32(y * inner ** (2 * i + 1)) for i, y in enumerate(of_cap.factors)]
-        known = [np.full(32, y, np.float32) for y in (inner, -asm.NOTHING - highest, highest) for _ in range(pairs)]
+    coefficients, known = [units], []
+    if terms:
+        cap, largest = asm.CAPS[terms], CAPPED_UNIT * np.float32(asm.CAPS[terms].largest)
+        coefficients = [units * np.float32(y * inner ** (2 * i + 1)) for i, y in enumerate(cap.coefficients)]
+        known = [np.full(32, y, np.float32) for y in (inner, -asm.NOTHING - largest, largest) for _ in range(pairs)]
     if relative:
         x, units = (x * UNIT - base[:, None]).astype(np.float32), np.ones(32, np.float32)
         offsets = [y + shifts for y in base]
     words, sums = [], np.zeros((2, 32), np.float32)
     for k in range(pairs):
-        more = [] if relative else [*factors, -base[k]]
-        word, added, *_ = assembly.run(asm._PAIRS["bf16", max(0, len(more) - 1)], [None, None, x[k, 0], x[k, 1], *more])
+        more = [] if relative else [*coefficients, -base[k]]
+        word, added, *_ = assembly.run(asm._PAIRS[dtype, max(0, len(more) - 1)], [None, None, x[k, 0], x[k, 1], *more])
         words.append(word)
         sums[k % 2] += added.view(np.float32)
     unwritten = [None] * (3 * pairs)
     before = [*by_lane(results).swapaxes(0, 1).reshape(-1, 32)]  # even ones and odd ones
     many = [sums[k % 2] for k in range(pairs)]
     inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *offsets, *before, *known]
-    text, constraints = asm._AGAIN["bf16", pairs, len(before) // pairs, any_size, number]
+    text, constraints = asm._AGAIN[dtype, pairs, len(before) // pairs, any_size, terms]
     assert len(constraints.split(",")) == len(words) + len(unwritten) + len(before) + len(inputs)
     found = assembly.run(text, [*words, *unwritten, *before, *inputs])
     rest = (np.stack(found[n * pairs : n * pairs + 2]).view(np.float32) for n in (1, 2, 3))
     after = np.stack(found[4 * pairs : 4 * pairs + len(before)]).view(np.float32)
-    return by_row(np.stack(found[:pairs])), *map(of_rows, rest), of_lanes(after)
+    return by_row(np.stack(found[:pairs]), dtype), *map(of_rows, rest), of_lanes(after)
 
 
 def rows_of_scores(columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -167,22 +170,26 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(
         assert weights[row].max() <= asm.LIMIT
 
 
-@pytest.mark.parametrize(("factors", "error"), [(3, 2.0**-11), (5, 2.0**-21.4)])
-def test_polynomials_cap_what_they_hold_for(factors: int, error: float) -> None:
+@pytest.mark.parametrize(("terms", "error"), [(3, 2.0**-11), (5, 2.0**-21.4)])
+def test_polynomials_cap_what_they_hold_for(terms: int, error: float) -> None:
     """And are too large, and rise, from there on: no weight that is small enough comes of a larger score."""
-    polynomial, largest = asm.CAPS[factors]
+    coefficients, largest = asm.CAPS[terms]
     x = np.linspace(1e-6, 30, 1_000_001)
-    found = x * np.polyval(polynomial[::-1], x * x)
+    found = x * np.polyval(coefficients[::-1], x * x)
     held = np.tanh(x) <= largest
     assert np.abs(found / np.tanh(x) - 1)[held].max() <= error
     assert (np.diff(found) > 0).all()
-    assert polynomial[-1] > 0, "also of a masked score, whose square is infinite"
+    assert coefficients[-1] > 0, "also of a masked score, whose square is infinite"
 
 
 @pytest.mark.parametrize("columns", [64, 128])
-@pytest.mark.parametrize("factors", asm.CAPS)
+@pytest.mark.parametrize(("dtype", "half"), [("bf16", 2.0**-8), ("fp16", 2.0**-11)])
+@pytest.mark.parametrize("terms", asm.CAPS)
 @pytest.mark.parametrize("seed", range(3))
-def test_rows_are_capped_exactly_where_a_polynomial_does_not_hold(columns: int, factors: int, seed: int) -> None:
+def test_rows_are_capped_exactly_where_a_polynomial_does_not_hold(
+    columns: int, dtype: str, half: float, terms: int, seed: int
+) -> None:
+    """half: an ulp of a weight."""
     random = np.random.default_rng(seed)
     inner = 1 / 50.0
     scores = random.normal(size=(ROWS, columns)).astype(np.float32) * 4
@@ -192,30 +199,34 @@ def test_rows_are_capped_exactly_where_a_polynomial_does_not_hold(columns: int, 
     scores[3], maxima[3] = -80 - scores[3], -68  # a row of which all are far below
     scores[4, 7] = -300  # one that is
     scores[5, ::3] = NOTHING
+    scores[8], maxima[8] = scores[8] + 15, 5  # above all before by 2^13 and more, for which float16 has no room
     scores[6], maxima[6] = NOTHING, NOTHING
     maxima[7] = NOTHING  # sees its first keys
     scores[9, 3], scores[10, 4] = np.nan, np.inf
+    # far below zero, and some keys so far that the shorter polynomial would make a fifth less of what they weigh, 2^-16
+    maxima[11], scores[11], scores[11, ::2] = -39, -30.5, -50
     before = random.normal(size=(ROWS, columns)).astype(np.float32)
-    weights, sums, tops, decays, after = weigh(scores, maxima, 0.0, False, before, cap=(factors, inner))
+    weights, sums, tops, decays, after = weigh(scores, maxima, 0.0, False, before, capped=(terms, inner), dtype=dtype)
     np.testing.assert_array_equal(after, before * decays[:, :1])
     exact = float(CAPPED_UNIT) * np.tanh(scores.astype(np.float64) * inner)
     exact[scores == NOTHING] = -np.inf
-    off = 2.0**-11 * 50 if factors == 3 else 1e-4  # of a score
+    off = 2.0**-11 * 50 if terms == 3 else 1e-4  # of a score
     for row in range(ROWS):
         top = tops[row, 0]
         assert (tops[row] == top).all()
         if row == 9:
             assert np.isnan(weights[row]).any()
             continue
-        if row in (1, 7, 10):
+        if row in (1, 7, 8, 10):
             assert top == pytest.approx(exact[row].max(), abs=2 * off)
             assert decays[row, 0] == pytest.approx(np.exp2(float(maxima[row]) - float(top)), rel=1e-5)
-        elif row != 3:
+        elif row not in (3, 11):  # whose maxima may rise by less
             assert top == maxima[row]
             assert decays[row, 0] == 1
         want = np.exp2(exact[row] - (top if top > NOTHING else 0))
-        np.testing.assert_allclose(weights[row], want, rtol=2.0**-8 + off, atol=2.0**asm.NOTHING)
-        assert sums[row].sum() == pytest.approx(want.sum(), rel=off + 1e-5, abs=columns * 2.0**asm.NOTHING)
+        np.testing.assert_allclose(weights[row], want, rtol=half + off, atol=2.0**-24)
+        assert sums[row].sum() == pytest.approx(want.sum(), rel=off + 1e-5, abs=columns * 2.0**-24)
+    assert weights.max() <= asm.LIMIT or np.isnan(weights).any()
     assert weights[3].sum() > 0.1, "what is far below zero counts where nothing else is there"
 
 

@@ -329,6 +329,10 @@ def test_even_shares_of_a_line_are_told() -> None:
 def test_a_softcap_that_is_not_exact_is_told() -> None:
     told = printed("--queries 2048 --keys 2048 --softcap 30 --device sm90")
     assert "tanh by one instruction" in told
+    assert "tanh of small scores by a polynomial of 3 terms" in told
+    told = printed("--queries 2048 --keys 2048 --softcap 30 --lse --device sm90")
+    assert "tanh by one instruction" not in told
+    assert "tanh of small scores by a polynomial of 5 terms" in told
     assert "tanh" not in printed("--queries 1 --keys 2048 --softcap 30 --device sm90")
 
 

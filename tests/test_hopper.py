@@ -38,7 +38,8 @@ def test_small_batches_give_the_results_of_the_reference(name: str) -> None:
 def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) -> None:
     rng = random.Random(f"{name} {seed}")
     for _ in range(4):
-        fields = RANDOM[name] | random_lengths(rng)
+        fields = dict(RANDOM[name])
+        fields |= random_lengths(rng, fields.pop("even", False))
         run(sized(str(fields), seed=seed, **fields), DEVICE)
 
 
@@ -148,7 +149,7 @@ def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.
         run(case, DEVICE)
 
 
-@pytest.mark.parametrize("name", [name for name in LONG if "head_dim 64" not in name])
+@pytest.mark.parametrize("name", [x for x in LONG if "head_dim 64" not in x and x != "prefills, softcap, no lse"])
 @hopper_plans.three()
 def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])

@@ -173,7 +173,7 @@ def test_capped_scores_of_any_size(aims: str, lse: bool) -> None:
     """All keys of a row are about as far from zero, so that weights show what became of it."""
     case = sized("aimed", **ragged((150, 700)), softcap=50.0, lse=lse)
     inputs = build(case, DEVICE)
-    assert {x.pipe.CAP for x in plan.plan(problem_of(inputs)).launches} == {5 if lse else 3}
+    assert {x.pipe.TERMS for x in plan.plan(problem_of(inputs)).launches} == {5 if lse else 3}
     keys = inputs["k_cache"].float()
     keys[..., :64] = 2.0 + 0.1 * keys[..., :64]  # what must not be read remains what it is
     inputs["k_cache"] = keys.to(case.dtype)
@@ -186,12 +186,22 @@ def test_capped_scores_of_any_size(aims: str, lse: bool) -> None:
 
 
 @pytest.mark.parametrize("lse", [False, True])
-@pytest.mark.parametrize(("softcap", "scale"), [(1e4, None), (1e4, 1e-6), (30.0, 1e-12)])
-def test_a_cap_that_nothing_is_near_is_none(softcap: float, scale: float | None, lse: bool) -> None:
-    """Nor do masked scores, whose square meets powers of next to nothing, become numbers or none."""
+@pytest.mark.parametrize(
+    ("softcap", "scale", "larger"),
+    [(1e4, None, 1), (1e4, 1e-6, 1), (30.0, 1e-12, 1), (1e4, 1e-4, 30), (30.0, 1e-3, 9), (30.0, 1e-7, 1e3),
+     (30.0, 1e7, 3e-5), (30.0, 2e9, 2e-6)],
+)  # fmt: skip
+def test_capped_scores_of_any_scale(softcap: float, scale: float | None, larger: float, lse: bool) -> None:
+    """Powers of a scale may be too small or large for float32; nor do masked scores become numbers, or zeros none.
+
+    larger: queries, and keys, so that scores have an ordinary size, or none.
+    """
     window = dict(window_size=(333, 40), causal=False)
-    case = sized("far", **ragged((150, 700)), softcap=softcap, softmax_scale=scale, lse=lse, **window)
+    case = sized("scaled", **ragged((150, 700)), softcap=softcap, softmax_scale=scale, lse=lse, **window)
     inputs = build(case, DEVICE)
+    for name in ("q", "k_cache"):
+        inputs[name] = (inputs[name].float() * larger).to(case.dtype)
+    inputs["q"][3:5] = 0.0
     result = paged_attn.paged_attention(**inputs)
     out, found = result if lse else (result, None)
     compare(case, out, found, inputs, more=2.0**-11 * 5)  # of scores up to 5 or so, or 2^-22 of the cap

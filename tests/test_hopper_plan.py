@@ -321,7 +321,7 @@ CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
 
 
 @pytest.mark.parametrize(
-    ("call", "factors", "tile", "loaders"),
+    ("call", "terms", "tile", "loaders"),
     [
         (CAPPED, 3, 128, 2),
         (CAPPED._replace(page_size=128), 3, 128, 1),
@@ -346,11 +346,11 @@ CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
     ],
 )
 def test_polynomials_cap_scores_where_these_meet_nothing_else(
-    call: Problem, factors: int, tile: int, loaders: int
+    call: Problem, terms: int, tile: int, loaders: int
 ) -> None:
     (launch,) = hopper.launches(call)
-    assert (factors, tile, loaders) == (launch.pipe.CAP, launch.shape.TILE, launch.pipe.LOADERS)
-    assert factors in (0, *asm.CAPS)
+    assert (terms, tile, loaders) == (launch.pipe.TERMS, launch.shape.TILE, launch.pipe.LOADERS)
+    assert terms in (0, *asm.CAPS)
 
 
 @pytest.mark.parametrize(
@@ -454,6 +454,13 @@ def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: 
     (launch,) = hopper.launches(call)
     assert tile == launch.shape.TILE
     assert not (tile == 64 and launch.shape.SPLIT)
+
+
+def test_mixed_batches_with_a_softcap_may_be_cut_however_short() -> None:
+    """They have no polynomial, and so nothing of what is better where scores are capped by one."""
+    for softcap in (10.0, 30.0):
+        (launch,) = hopper.launches(even(8, 1024, 1024)._replace(tokens=2000, softcap=softcap))
+        assert launch.shape.SPLIT
 
 
 @pytest.mark.parametrize(

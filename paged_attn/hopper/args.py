@@ -34,7 +34,7 @@ class Pipe(NamedTuple):
     FP8_PRODUCTS: bool = False  # queries and weights are fp8, too
     COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
     TANH: bool = False  # a softcap by one instruction, up to 2^-11 of a score off, not by exponentials
-    CAP: int = 0  # factors of a polynomial that caps small scores, where they are weighed at once; see asm.CAPS
+    TERMS: int = 0  # of the polynomial that caps small scores, where they are weighed at once; see asm.CAPS
     QUERY_BOX: bool = False  # queries come through the copy engine
 
 

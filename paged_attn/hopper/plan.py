@@ -125,7 +125,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
-    split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
+    split = tiles > LEAST and not _is_short(p, mixed) and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
@@ -164,15 +164,15 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
 
 
 def _cap(p: Problem, convert: int) -> int:
-    """Factors of the polynomial that caps scores of whole blocks; 0: special functions do, or nothing.
+    """Terms of the polynomial that caps scores of whole blocks; 0: special functions do, or nothing.
 
     Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
     registers that four warpgroups do not have.
     """
     if p.alibi or p.qq_bias or not p.positive or convert != NONE or dim_of(p) > 128:
         return 0
-    factors, least = CAP_AS_TANH if has_tanh(p) else CAP_EXACTLY
-    return factors if p.softcap >= least and (has_tanh(p) or dim_of(p) == 128) else 0
+    terms, least = CAP_AS_TANH if has_tanh(p) else CAP_EXACTLY
+    return terms if p.softcap >= least and (has_tanh(p) or dim_of(p) == 128) else 0
 
 
 def _is_ahead(p: Problem, pipe: Pipe, split: bool) -> bool:
@@ -230,9 +230,9 @@ def _is_for_four(p: Problem) -> bool:
     return of_four * p.kv_heads >= FOUR * p.device.multiprocessors
 
 
-def _is_short(p: Problem) -> bool:
+def _is_short(p: Problem, mixed: bool) -> bool:
     """Whether sequences have so few keys that smaller tiles, of which less is masked, are better for blocks."""
-    plain = not p.new and (p.softcap == 0 or _cap(p, NONE) > 0)
+    plain = not p.new and (p.softcap == 0 or (not mixed and _cap(p, NONE) > 0))
     return p.max_seqlen_k <= SHORT and dim_of(p) == 128 and p.cache.itemsize == 2 and plain
 
 
@@ -244,7 +244,7 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
     capped = p.softcap > 0 and (mixed or p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
-    if convert == NONE and tile == 128 and (capped or (_is_short(p) and not mixed)):
+    if convert == NONE and tile == 128 and (capped or (_is_short(p, mixed) and not mixed)):
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
 
@@ -261,8 +261,8 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     consumers, rows = _consumers(p, convert, mixed)
     keys, values, raw, tile = _block_rings(p, convert, consumers, rows, mixed)
-    cap = 0 if mixed else _cap(p, convert)
-    loaders = loaders_of(p, tile, p.modified and not (cap and tile == 128))
+    terms = 0 if mixed else _cap(p, convert)
+    loaders = loaders_of(p, tile, p.modified and not (terms and tile == 128))
     boxed = is_boxed(p) and convert in (NONE, TRANSPOSE)  # otherwise queries change their type on their way
     at_once = _weighs_at_once(p, convert, tile) and not mixed
     pipe = Pipe(
@@ -282,7 +282,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         FP8_PRODUCTS=convert == TRANSPOSE,
         COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps are as exact as scores
         TANH=has_tanh(p),
-        CAP=cap,
+        TERMS=terms,
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, tile // loaders),
         ROWS_PER_PAGE=p.rows_per_page,
@@ -293,7 +293,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     return pipe, tile
 
 
-# (factors of a polynomial of asm.CAPS, least softcap): as coarse as the instruction for tanh, and as special functions.
+# (terms of a polynomial of asm.CAPS, least softcap): as coarse as the instruction for tanh, and as special functions.
 # The smaller the cap, the higher a row's maximum has to be for it; with these 2.7, of scores.
 CAP_AS_TANH, CAP_EXACTLY = (3, 20.0), (5, 23.0)
 NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3  # convert.py

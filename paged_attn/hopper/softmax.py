@@ -1,17 +1,16 @@
 """The online softmax with as little work per tile as its result allows; its ends are those of `kernels/softmax.py`."""
 
-import triton
 import triton.language as tl
 
 from ..kernels.numerics import rounded_product
 from ..kernels.softmax import base_of
 from . import asm
-from .asm import CAPS, exp2_words, line_words, raise_max, rescale, weigh_again, weigh_pairs
+from .asm import DIGEST, cap_of, exp2_words, line_words, raise_max, rescale, weigh_again, weigh_pairs
 from .layouts import threads_layout
 from .shim import gl, gluon
 
 SLACK, NOTHING = gl.constexpr(asm.SLACK), gl.constexpr(asm.NOTHING)
-LEAST = gl.constexpr(2.0**-126)  # of normal float32 numbers
+LEAST, MOST = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
 ALL = gl.constexpr(tl.PropagateNan.ALL)
 
 # fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(5 + FP8_SLACK).  A whole
@@ -212,32 +211,29 @@ def whole_of(parts, like):
         return as_product(gl.join(parts[0], parts[1]), like)
 
 
-@triton.constexpr_function
-def cap_of(factors):
-    return CAPS[factors]
-
-
 @gluon.jit
-def powers_of(unit, cap_factor, RELATIVE, FACTORS):
-    """(factors, cap) by which scores x become powers of two, as `weigh_pairs` and `weigh_again` take them.
+def powers_of(unit, cap_factor, RELATIVE, TERMS):
+    """(coefficients, cap) by which scores x become powers of two, as `weigh_pairs` and `weigh_again` take them.
 
-    FACTORS: of a polynomial for unit * tanh(x * cap_factor); 0: x * unit, or RELATIVE x itself.
+    TERMS: of a polynomial for unit * tanh(x * cap_factor); 0: x * unit, or RELATIVE x itself.
     """
     if RELATIVE:
         return (), ()
-    elif FACTORS == 0:
+    elif TERMS == 0:
         return (unit,), ()
     else:
-        CAP: gl.constexpr = cap_of(FACTORS)
+        CAP: gl.constexpr = cap_of(TERMS, DIGEST)
         power = unit * cap_factor
-        factors = ()
-        for i in gl.static_range(FACTORS - 1):
-            factors = factors + (power * CAP[0][i],)
+        coefficients = ()
+        for i in gl.static_range(TERMS - 1):
+            coefficients = coefficients + (power * CAP[0][i],)
             power *= cap_factor * cap_factor
+        last, largest = power * CAP[0][TERMS - 1], unit * CAP[1]
+        # a scale so small or large that float32 has no such coefficient: every row is weighed again
+        usable = (last >= LEAST) & (last <= MOST)
+        least_max = gl.where(usable, -NOTHING - largest, float("inf"))
         # never 0, of which the square of a masked score would make no number
-        factors = factors + (gl.maximum(power * CAP[0][FACTORS - 1], LEAST),)
-        highest = unit * CAP[1]
-        return factors, (cap_factor, -NOTHING - highest, highest)
+        return coefficients + (gl.maximum(last, LEAST),), (cap_factor, least_max, largest)
 
 
 @gluon.jit
@@ -249,26 +245,25 @@ def weigh_at_once(
     The weights are those by the maximum so far; only where a thread's sum of them tells that it is too small by far,
     they are made again.  Last returned is acc, maybe still being added to, times the factor of what was there before.
     RELATIVE: scores are what the weights are powers of, less the base of that maximum already.
-    cap_factor: if any, tanh(score * cap_factor) takes a score's place.
+    cap_factor: tanh(score * cap_factor) takes a score's place, if a polynomial is to cap it.
     """
     dtype: gl.constexpr = S.COMPUTE
     even, odd = gl.split(by_thread(scores))
     base = base_of(row_max)
     if S.NORMALIZED and not S.SCALE_FIRST:
         unit = beside_pairs(spread(unit, P.ROWS), even)
-    FACTORS: gl.constexpr = 0 if cap_factor is None else P.CAP
-    factors, cap = powers_of(unit, cap_factor, RELATIVE, FACTORS)
+    coefficients, cap = powers_of(unit, cap_factor, RELATIVE, P.TERMS)
     if RELATIVE:
         unit, shift = 1.0, beside_pairs(base, even)
     elif shift is None:
         shift = 0.0
     else:
         base -= shift
-    words, sums = weigh_pairs(even, odd, factors, beside_pairs(-base, even), dtype)
+    words, sums = weigh_pairs(even, odd, coefficients, beside_pairs(-base, even), dtype)
     sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
     sums, row_max = beside_pairs(sums, even), beside_pairs(row_max, even)
     found = weigh_again(
-        words, even, odd, sums, row_max, unit, shift, parts_of(acc, even), cap, S.NORMALIZED, FACTORS, dtype
+        words, even, odd, sums, row_max, unit, shift, parts_of(acc, even), cap, S.NORMALIZED, P.TERMS, dtype
     )
     sums, row_max = first_of_thread(found[1], P.ROWS), first_of_thread(found[2], P.ROWS)
     return found[0], first_of_thread(found[3], P.ROWS), row_max, sums, whole_of(found[4:], acc)

@@ -166,7 +166,7 @@ def judge(
     # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and mods.qq_bias is None
     unit, shift, cap_factor = scale * LOG2E, None, None
-    if AT_ONCE and P.CAP > 0:
+    if AT_ONCE and P.TERMS > 0:
         unit, cap_factor = mods.softcap * LOG2E, scale / mods.softcap
     elif S.SCALE_FIRST:
         unit, factor, offset = LOG2E, scale, None
