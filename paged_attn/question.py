@@ -23,7 +23,7 @@ MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 # bfloat16 products, 740 to 820 TFLOP/s as their power allows.
 CEILINGS = {
     "h200": ("NVIDIA H200", Ceilings(4.54e12, 770e12)),
-    "h100": ("NVIDIA H100 80GB HBM3", Ceilings(3.11e12, 800e12)),
+    "h100": ("NVIDIA H100 80GB HBM3", Ceilings(3.11e12, 816e12)),
 }
 TF32 = 1 / 6  # of the rate of 16 bits: a float32 product is three of TF32, each at half of it
 FP8 = 2  # of that rate, where queries and weights are fp8, too

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from paged_attn.hopper import asm
+from paged_attn.hopper import asm, softmax
 from tests.simulator import COMPILER, assembly
 from tests.simulator.assembly import LANES
 
@@ -355,3 +357,10 @@ def test_logistic_numbers_end_at_0_and_1() -> None:
     x = np.resize([np.inf, -np.inf, np.nan, 0.0], 32).astype(np.float32)
     (got,) = assembly.run(asm._LOGISTIC.value, [None, x])[:1]
     np.testing.assert_array_equal(got.view(np.float32), np.resize([0.0, 1.0, np.nan, 0.5], 32).astype(np.float32))
+
+
+@pytest.mark.parametrize("function", [asm.weigh_pairs, asm.weigh_again, softmax.powers_of])
+def test_kernels_on_disk_are_known_by_what_is_looked_up(function: Any) -> None:
+    """Of dicts that a `constexpr_function` reads Triton's key knows nothing."""
+    assert function.cache_key
+    assert "DIGEST" in {name for name, _ in function.used_global_vals}
