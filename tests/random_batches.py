@@ -10,6 +10,7 @@ import torch
 from tests.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, PACKED, ragged
 
 EVEN: dict[str, Any] = dict(even=True)  # blocks of many queries, no mixed batches
+KINDS = {"even", "drafts"}  # of lengths
 # What random batches are of.
 RANDOM: dict[str, dict[str, Any]] = {
     "bfloat16": {},

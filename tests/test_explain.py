@@ -121,6 +121,19 @@ def test_ceilings_are_those_of_the_gpu_that_is_named() -> None:
     assert "(an H100: 3.11 TB/s, 816 TFLOP/s)" in least[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "gpu"), [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", None)]
+)
+def test_this_machine_has_its_own_ceilings_if_they_are_known(
+    monkeypatch: pytest.MonkeyPatch, name: str, gpu: str | None
+) -> None:
+    monkeypatch.setattr(question, "INTERPRET", False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
+    assert gpu == question.gpu_named(None)
+    assert question.gpu_named("sm90:114") == "h200"
+    assert question.gpu_named("sm80") is None
+
+
 def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
     lines = told(device="sm80")
     assert lines["device"] == "sm80, 108 multiprocessors"

@@ -15,7 +15,7 @@ from tests import hopper_plans
 from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
 from tests.hopper_cases import CASES, DECODE, DECODES, DEVICE, LINES, LONG, PACKED, SMALL, ragged, sized
 from tests.random_batches import DECODES as RANDOM_DECODES
-from tests.random_batches import RANDOM, random_decodes, random_lengths
+from tests.random_batches import KINDS, RANDOM, random_decodes, random_lengths
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
@@ -36,20 +36,21 @@ def test_small_batches_give_the_results_of_the_reference(name: str) -> None:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) -> None:
-    rng = random.Random(f"{name} {seed}")
-    for _ in range(4):
-        fields = dict(RANDOM[name])
-        fields |= random_lengths(rng, fields.pop("even", False))
-        run(sized(str(fields), seed=seed, **fields), DEVICE)
+    run_random(name, seed, RANDOM[name], random_lengths, 4)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.quick), *range(1, 8)])
 @pytest.mark.parametrize("name", RANDOM_DECODES)
 def test_random_decodes_give_the_results_of_the_reference(name: str, seed: int) -> None:
+    run_random(name, seed, RANDOM_DECODES[name], random_decodes, 6)
+
+
+def run_random(name: str, seed: int, family: dict[str, Any], lengths: Any, batches: int) -> None:
+    """Of a family, whose words in KINDS say which lengths are drawn."""
     rng = random.Random(f"{name} {seed}")
-    for _ in range(6):
-        fields = dict(RANDOM_DECODES[name])
-        fields |= random_decodes(rng, fields.pop("drafts", False))
+    for _ in range(batches):
+        drawn = lengths(rng, **{word: family[word] for word in KINDS & family.keys()})
+        fields = {word: value for word, value in family.items() if word not in KINDS} | drawn
         run(sized(str(fields), seed=seed, **fields), DEVICE)
 
 

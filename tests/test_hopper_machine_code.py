@@ -67,7 +67,7 @@ RESULTS = {"prompts head_dim 64 alibi": 8}  # exchanges of a thread: of 128 dims
 # rows need; the power of each score, and results.
 TANH_FUNCTIONS, EXACT_FUNCTIONS, SOFTCAP_MULTIPLIES = 2 * 32 + 4, 3 * 32 + 4, 32 + 64 + 4
 EXACT = ("mixed softcap", "long exact softcap of 10")
-# By a polynomial: (scores of a thread, its factors).  Special functions cap what is beyond it, behind a jump.
+# By a polynomial: (scores of a thread, its terms).  Special functions cap what is beyond it, behind a jump.
 POLYNOMIAL = {
     "prefill softcap": (64, 3), "long softcap": (64, 3), "long exact softcap": (32, 5), "prompts new softcap": (32, 5),
 }  # fmt: skip
@@ -179,10 +179,10 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
         if loop.get("BAR", 0) > MEET.get(variant, 99):
             yield f"has warpgroups wait for each other {loop['BAR']} times a tile"
         if variant in POLYNOMIAL:
-            number, factors = POLYNOMIAL[variant]
-            if loop["FMUL"] > number * POLYNOMIAL_MULTIPLIES[factors] + 64 + 4:
+            number, terms = POLYNOMIAL[variant]
+            if loop["FMUL"] > number * POLYNOMIAL_MULTIPLIES[terms] + 64 + 4:
                 yield f"multiplies {loop['FMUL']} times for {number} scores of a thread"
-            if loop["FFMA"] > number * (factors + factors // 2) + 8:
+            if loop["FFMA"] > number * (terms + terms // 2) + 8:
                 yield f"adds {loop['FFMA']} products for {number} scores of a thread"
         elif "softcap" in variant and loop["FMUL"] > SOFTCAP_MULTIPLIES:
             yield f"multiplies {loop['FMUL']} times for 32 scores of a thread"
@@ -209,7 +209,7 @@ def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) 
     most = number + 4 if variant in POLYNOMIAL else EXACT_FUNCTIONS if variant in EXACT else TANH_FUNCTIONS
     if "softcap" in variant and functions > most:
         yield f"takes {functions} special functions for {number} scores of a thread"
-    limits = 4 if variant in POLYNOMIAL else 0  # of rows, and of factors
+    limits = 4 if variant in POLYNOMIAL else 0  # of rows, and of a coefficient
     if _weighs_at_once(variant) and any(
         under["maxima_always"] > limits or under["exponentials"] < number for under in found
     ):

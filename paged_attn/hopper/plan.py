@@ -151,7 +151,8 @@ def _are_enough(p: Problem, tokens: int) -> bool:
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     """(consumers of blocks, rows of each): two or four warpgroups that share one code, unless copies of it are better.
 
-    For long queries the time to fetch these does not count.  An exact softcap's loop is best run by warpgroups apart.
+    For long queries the time to fetch these does not count.  Without a polynomial an exact softcap's
+    loop is best run by warpgroups apart.
     """
     is_long = convert == NONE and p.max_seqlen_q >= LONG
     if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
