@@ -66,6 +66,7 @@ FEATURES = (
     uniform("prefill b4 x 4096, softcap, window 1023", 4, 4096, 4096, softcap=50.0, window_size=(1023, -1)),
     uniform("prefill b4 x 4096, softcap, large scores", 4, 4096, 4096, softcap=50.0, softmax_scale=0.6),
     uniform("chunk of 2048 at 16384, softcap", 1, 2048, 16384, softcap=30.0),
+    ragged("16 prefills, 16..4096, softcap", log_uniform(16, 4096, 16), log_uniform(16, 4096, 16), softcap=30.0),
     uniform("prefill b4 x 4096, alibi", 4, 4096, 4096, alibi=True),
     uniform("prefill b4 x 4096, x-packed, new", 4, 4096, 4096, layout="x", new=True),
 )
@@ -92,6 +93,7 @@ PREFILL = (
     uniform("chunk of 512 at 16384", 1, 512, 16384),
     uniform("chunk of 256 at 16384", 1, 256, 16384),
     ragged("16 prefills, 16..4096", log_uniform(16, 4096, 16), log_uniform(16, 4096, 16)),
+    ragged("16 prefills, 16..4096, head_dim 64", log_uniform(16, 4096, 16), log_uniform(16, 4096, 16), head_dim=64),
 )
 MIXED = (
     ragged("1 x 2048 + 63 decodes at 4096", (2048,) + (1,) * 63, (2048,) + (4096,) * 63),
@@ -103,6 +105,8 @@ MIXED = (
         heads=64, head_dim=64, sinks=True,
     ),
     ragged("1 x 2048 + 63 decodes at 4096, heads 128/8", (2048,) + (1,) * 63, (2048,) + (4096,) * 63, heads=128),
+    ragged("1 x 2048 + 63 decodes at 4096, softcap", (2048,) + (1,) * 63, (2048,) + (4096,) * 63, softcap=30.0),
+    ragged("1 x 512 at 2048 + 7 decodes at 1000", (512,) + (1,) * 7, (2048,) + (1000,) * 7),
 )  # fmt: skip
 RAGGED = (
     ragged("decode b64, 256..32768", (1,) * 64, log_uniform(256, 32768, 64)),
@@ -131,7 +135,8 @@ FP8_CACHES = tuple(
         uniform("speculate b16 x 8192, q_len 8", 16, 8, 8192),
         uniform("prefill b4 x 4096", 4, 4096, 4096),
         uniform("chunk of 2048 at 16384", 1, 2048, 16384),
-        MIXED[0],
+        PREFILL[-2],
+        *MIXED[:2],
     )
     for twin in (case, replace(case, name=f"{case.name}, e4m3 cache", **FP8))
 ) + (uniform("decode b64 x 4096, e4m3 cache, scale per head", 64, 1, 4096, scales="per_head", **FP8),)

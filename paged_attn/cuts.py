@@ -15,7 +15,7 @@ from .hopper.plan import PIECES
 from .kernels.schedule import IN_STEP, ONE_EACH, OTHERS
 from .plan import Launch
 
-WHOLE = Cuts(1 << 30, 0, 0, 0)  # no block is
+WHOLE = Cuts(1 << 30, 1 << 30, 0, 0, 0)  # no block is
 
 
 class Batch(NamedTuple):
@@ -85,15 +85,14 @@ def piece_size(blocks: Sequence[Block], launch: Launch) -> Cuts:
     """How blocks are cut where a launch is not of shares of its own: pieces.piece_size."""
     heads, programs = launch.shape.KV_HEADS, launch.programs
     total = sum(block.tiles for block in blocks) * heads
-    if launch.pipe.MIXED:
-        return Cuts(max(launch.least, -(-total // (programs * PIECES))), 0, 0, total)
+    alike = launch.pipe.MIXED
     longest = max((block.tiles for block in blocks), default=1)
     least = max(launch.least, math.ceil(total / (programs * PIECES)))
     items = len(blocks) * heads
     times = {(longest, 0): _time(longest, items, total, 0, programs)}
     filling = [int(0.25 * 2**i * programs * longest / max(total, 1) + SURE.value) for i in range(DOUBLED.value)]
     rounds = items // programs
-    for uncut in sorted({0, rounds * programs // heads}):
+    for uncut in sorted({0, 0 if alike else rounds * programs // heads}):
         share = 1 - uncut * heads / max(items, 1)
         before = min(rounds * longest, total * (1 - share) / programs + longest) if uncut else 0
         for pieces in (*range(2, MOST.value + 1), *filling):
@@ -105,14 +104,14 @@ def piece_size(blocks: Sequence[Block], launch: Launch) -> Cuts:
                 time += JOIN_KEYS.value / launch.shape.TILE * max(longest / size - MOST.value, 0)
                 times.setdefault((size, uncut), time)
     size, uncut = min(times, key=times.__getitem__)
-    sharers = _sharers(blocks, launch, longest)
+    sharers = 0 if alike else _sharers(blocks, launch, longest)
     if sharers:
         share = total / sharers
         time = share + EVEN_CUTS.value * CUT_KEYS.value / launch.shape.TILE
         time += JOIN_KEYS.value / launch.shape.TILE * max(longest / max(share, 1) - MOST.value, 0)
         if share < launch.least or time >= times[size, uncut]:
             sharers = 0
-    return Cuts(size, uncut, sharers, total)
+    return Cuts(size, least, uncut, sharers, total)
 
 
 def _sharers(blocks: Sequence[Block], launch: Launch, longest: int) -> int:
@@ -134,6 +133,17 @@ def _time(size: int, items: float, total: float, cut: float, programs: int) -> f
     )
 
 
+def _size_of(block: Block, launch: Launch, chosen: Cuts) -> int:
+    """Of a block's pieces, about: those of few queries are a list of their own in mixed batches."""
+    few = launch.pipe.MIXED and block.siblings == 1 and block.tokens <= 64 // launch.shape.GROUP
+    return chosen.least if few else chosen.size
+
+
+def _pieces_of(block: Block, size: int) -> int:
+    """schedule._pieces."""
+    return max((2 * block.tiles + size) // (2 * size), 1)
+
+
 def cut(launch: Launch, batch: Batch) -> Cut:
     """What the launch's programs will find to do."""
     shape, pipe = launch.shape, launch.pipe
@@ -144,9 +154,7 @@ def cut(launch: Launch, batch: Batch) -> Cut:
         schedule, (parts, least, most, counts), counted = "line", _line(launch, blocks, chosen), shape.KV_HEADS
     elif chosen is not None:
         counts = [(block, 1) for block in blocks[: chosen.uncut]]
-        counts += [
-            (block, max((2 * block.tiles + chosen.size) // (2 * chosen.size), 1)) for block in blocks[chosen.uncut :]
-        ]
+        counts += [(block, _pieces_of(block, _size_of(block, launch, chosen))) for block in blocks[chosen.uncut :]]
         schedule, parts, least = "counter", sum(count for _, count in counts) * shape.KV_HEADS, 0
         most = max((-(-block.tiles // count) for block, count in counts), default=0)
     elif shape.SPLIT:

@@ -33,6 +33,16 @@ def _small_heads(p: plan.Problem) -> bool:
     return hopper.dim_of(p) == 64
 
 
+def mixed() -> contextlib._GeneratorContextManager[None]:
+    """Batches of uneven queries as those of many keys, which wait for memory."""
+    return planned(LITTLE=0, MOSTLY_LONG=1 << 40)
+
+
+def long() -> contextlib._GeneratorContextManager[None]:
+    """Batches of uneven queries as those of long ones."""
+    return planned(MOSTLY_LONG=0)
+
+
 def shares() -> contextlib._GeneratorContextManager[None]:
     """Even shares also of many rows."""
     return planned(has_little=lambda p: True)

@@ -13,7 +13,7 @@ from paged_attn import cuts, plan
 from paged_attn.hopper.plan import LEAST
 from tests import hopper_plans
 from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
-from tests.hopper_cases import CASES, DECODE, DECODES, DEVICE, LINES, LONG, PACKED, SMALL, ragged, sized
+from tests.hopper_cases import CASES, DECODE, DECODES, DEVICE, LINES, LONG, MIXED, PACKED, SMALL, ragged, sized
 from tests.random_batches import DECODES as RANDOM_DECODES
 from tests.random_batches import KINDS, RANDOM, random_decodes, random_lengths
 
@@ -21,22 +21,49 @@ pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 
 @pytest.mark.parametrize("name", CASES)
+@hopper_plans.mixed()
 def test_results_are_those_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
 
 
+UNEVEN = [
+    name
+    for name, fields in CASES.items()
+    if fields["query_lens"] == MIXED["query_lens"] and not {"batch_invariant", "only"} & fields.keys()
+]
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+@hopper_plans.long()
+def test_uneven_queries_served_as_long_ones_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **CASES[name])
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert not launch.pipe.MIXED
+    run(case, DEVICE)
+    run(case, DEVICE)
+
+
 @pytest.mark.quick
 @pytest.mark.parametrize("name", SMALL)
+@hopper_plans.mixed()
 def test_small_batches_give_the_results_of_the_reference(name: str) -> None:
+    run(sized(name, **SMALL[name]), DEVICE)
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", [name for name in SMALL if "mixed" in name])
+@hopper_plans.long()
+def test_small_batches_of_uneven_queries_give_the_results_of_the_reference(name: str) -> None:
     run(sized(name, **SMALL[name]), DEVICE)
 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) -> None:
-    run_random(name, seed, RANDOM[name], random_lengths, 4)
+    with hopper_plans.long() if seed % 2 else hopper_plans.mixed():
+        run_random(name, seed, RANDOM[name], random_lengths, 4)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.quick), *range(1, 8)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -317,6 +318,7 @@ def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, whole
     assert whole == hopper.few(even(seqs, 1, 4096), 0, 1 << 30).shape.WHOLE
 
 
+MIXED = even(64, 2048, 4096)._replace(tokens=2048 + 63)
 CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
 
 
@@ -340,7 +342,8 @@ CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
         (CAPPED._replace(softcap=22.0), 3, 128, 2),
         (CAPPED._replace(softcap=22.0, lse=True), 0, 64, 1),
         (CAPPED._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 0, 64, 1),
-        (CAPPED._replace(tokens=9000), 0, 64, 1),  # mixed
+        (MIXED._replace(softcap=30.0), 0, 128, 1),
+        (CAPPED._replace(tokens=9000), 3, 128, 2),  # of uneven queries, but long
         (CAPPED._replace(batch_invariant=True), 0, 64, 1),
         (CAPPED._replace(softcap=0.0), 0, 64, 2),
     ],
@@ -382,11 +385,13 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
         (even(4, 4096, 4096)._replace(head_dim=256), 1),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 1),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn, softcap=30.0), 1),
-        (even(4, 4096, 4096)._replace(tokens=9000), 1),  # mixed
-        (even(4, 4096, 4096)._replace(tokens=9000, head_dim=64), 2),
-        (even(4, 4096, 4096)._replace(tokens=9000, heads=96), 2),  # no columns
-        (even(4, 4096, 4096)._replace(tokens=9000, cache=torch.float8_e4m3fn), 2),
-        (even(4, 4096, 4096)._replace(tokens=9000, softcap=30.0), 2),
+        (even(4, 4096, 4096)._replace(tokens=9000), 3),  # of uneven queries, but long
+        (MIXED, 1),
+        (MIXED._replace(head_dim=64), 2),
+        (MIXED._replace(heads=96), 1),  # no columns
+        (MIXED._replace(head_dim=256), 1),
+        (MIXED._replace(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn), 2),
+        (MIXED._replace(softcap=30.0), 1),
     ],
 )
 def test_copies_of_a_consumer_are_for_long_queries_and_for_mixed_batches(call: Problem, consumers: int) -> None:
@@ -429,6 +434,57 @@ def test_four_warpgroups_are_for_small_heads_and_enough_blocks(call: Problem, ro
     assert launch.shape.ROWS < 256
 
 
+E4M3_CACHE: dict[str, Any] = dict(cache=torch.float8_e4m3fn, compute=torch.float16)
+ALL_E4M3: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn)
+UNEVEN = {
+    "decodes beside a prefill": (MIXED, "mixed"),
+    "as many tokens each, about": (MIXED._replace(tokens=64 * 128 - 1), "mixed"),
+    "mostly long ones": (MIXED._replace(tokens=64 * 128), "blocks"),
+    "little to read": (MIXED._replace(max_seqlen_k=500), "blocks"),
+    "as little in fp8": (MIXED._replace(max_seqlen_k=1000, **E4M3_CACHE), "blocks"),
+    "small heads": (MIXED._replace(head_dim=64), "mixed"),
+    "large heads": (MIXED._replace(head_dim=256), "blocks"),
+    "a token of 16 rows": (MIXED._replace(heads=128), "blocks"),
+    "over e4m3, which is converted": (MIXED._replace(**E4M3_CACHE), "3.. 0..2"),
+    "over e4m3, a token of 16 rows": (MIXED._replace(heads=128, **E4M3_CACHE), "2.. 0..1"),
+    "over e4m3, no decodes": (MIXED._replace(only="prefill", **E4M3_CACHE), "3.. 2..2"),
+    "over e4m3, no decodes, a token of 8 rows": (MIXED._replace(only="prefill", heads=64, **E4M3_CACHE), "blocks"),
+    "over e4m3, small heads": (MIXED._replace(head_dim=64, **E4M3_CACHE), "blocks"),
+    "over e4m3, mostly long ones": (MIXED._replace(tokens=9000, **E4M3_CACHE), "blocks"),
+    "all of e4m3": (MIXED._replace(**ALL_E4M3), "mixed"),
+    "all of e4m3, small heads": (MIXED._replace(head_dim=64, **ALL_E4M3), "mixed"),
+}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_uneven_queries_are_two_lists_or_one_or_two_launches(name: str) -> None:
+    """Whichever list or launch serves a sequence, one does."""
+    call, expected = UNEVEN[name]
+    launches = hopper.launches(call)
+    served = sorted((x.shortest, x.longest) for x in launches)
+    assert served[0][0] == (2 if call.only == "prefill" else 0)
+    assert served[-1][1] == hopper.UNBOUNDED
+    assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(served))
+    blocks, *shares = launches
+    assert [x.pipe.SHARES for x in launches] == [False] + [True] * len(shares)
+    assert (call.only is None) == blocks.shape.CLEAR
+    assert not any(x.shape.CLEAR for x in shares), "once is enough"
+    if shares:
+        assert f"{blocks.shortest}.. {shares[0].shortest}..{shares[0].longest}" == expected
+        assert shares[0].longest * call.heads // call.kv_heads <= shares[0].pipe.COLUMNS
+    else:
+        assert ("mixed" if blocks.pipe.MIXED else "blocks") == expected
+
+
+def test_long_sequences_of_uneven_batches_may_be_cut() -> None:
+    """One that decodes may have as many keys as all others, and no other blocks."""
+    for keys, may in ((4096, False), (5000, True)):
+        (launch,) = hopper.launches(MIXED._replace(tokens=64 * 200, max_seqlen_k=keys))
+        assert may == launch.shape.SPLIT
+    (launch,) = hopper.launches(even(64, 200, 5000))
+    assert not launch.shape.SPLIT
+
+
 @pytest.mark.parametrize("window", [-1, 1000])
 @pytest.mark.parametrize("seqs", [1, 3, 8])
 def test_three_consumers_are_for_128_dims(seqs: int, window: int) -> None:
@@ -447,20 +503,14 @@ def test_three_consumers_are_for_128_dims(seqs: int, window: int) -> None:
         (even(8, 1024, 1024)._replace(softcap=30.0), 64),
         (even(8, 1024, 1024)._replace(new=True, new_box=True), 128),
         (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn, lse=True), 128),
-        (even(8, 1024, 1024)._replace(tokens=2000), 128),  # mixed
+        (even(8, 1024, 1024)._replace(tokens=2000), 64),  # of uneven queries
+        (MIXED._replace(max_seqlen_k=1024), 128),
     ],
 )
 def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: int) -> None:
     (launch,) = hopper.launches(call)
     assert tile == launch.shape.TILE
     assert not (tile == 64 and launch.shape.SPLIT)
-
-
-def test_mixed_batches_with_a_softcap_may_be_cut_however_short() -> None:
-    """They have no polynomial, and so nothing of what is better where scores are capped by one."""
-    for softcap in (10.0, 30.0):
-        (launch,) = hopper.launches(even(8, 1024, 1024)._replace(tokens=2000, softcap=softcap))
-        assert launch.shape.SPLIT
 
 
 @pytest.mark.parametrize(
@@ -477,7 +527,8 @@ def test_mixed_batches_with_a_softcap_may_be_cut_however_short() -> None:
         (even(8, 1024, 1024)._replace(head_dim=256), False),
         (even(8, 1024, 1024)._replace(heads=24), False),  # queries make no box
         (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn), False),
-        (even(8, 1024, 1024)._replace(tokens=2000), False),  # mixed
+        (even(8, 1024, 1024)._replace(tokens=2000), True),  # of uneven queries
+        (MIXED._replace(max_seqlen_k=1024), False),
     ],
 )
 def test_a_consumer_alone_is_an_item_ahead(call: Problem, ahead: bool) -> None:

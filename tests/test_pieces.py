@@ -32,21 +32,22 @@ class Shape(NamedTuple):
 
 
 @triton.jit
-def ask_kernel(size, batch, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
-    found = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES, S)
+def ask_kernel(size, batch, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr):
+    found = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES, S, ALIKE)
     tl.store(size, found.size)
-    tl.store(size + 1, found.uncut)
-    tl.store(size + 2, found.sharers)
-    tl.store(size + 3, found.total)
+    tl.store(size + 1, found.least)
+    tl.store(size + 2, found.uncut)
+    tl.store(size + 3, found.sharers)
+    tl.store(size + 4, found.total)
 
 
-def asked(lengths: list[tuple[int, int]], device: str) -> Cuts:
+def asked(lengths: list[tuple[int, int]], device: str, alike: bool = False) -> Cuts:
     """How sequences of (query_len, seq_len) are cut, as the device says."""
     starts = torch.tensor([0, *(q for q, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     lens = torch.tensor([k for _, k in lengths], dtype=torch.int32, device=device)
-    size = torch.zeros(4, dtype=torch.int32, device=device)
+    size = torch.zeros(5, dtype=torch.int32, device=device)
     batch = Batch(starts, lens, lens, 0, len(lengths), int(starts[-1]), 0, 1 << 30, LEAST, 0)
-    ask_kernel[(1,)](size, batch, PROGRAMS, Modifiers(), PIECES, Shape())
+    ask_kernel[(1,)](size, batch, PROGRAMS, Modifiers(), PIECES, Shape(), alike)
     return Cuts(*size.tolist())
 
 
@@ -78,9 +79,10 @@ BY_HAND = {
 }
 
 
-def told(lengths: list[tuple[int, int]]) -> Cuts:
+def told(lengths: list[tuple[int, int]], alike: bool = False) -> Cuts:
     """`asked`, as the host says it."""
     launch = launch_of(lengths)
+    launch = launch._replace(pipe=launch.pipe._replace(MIXED=alike))
     batch = cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
     found = cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     # plan.many has so many states for each program
@@ -92,7 +94,7 @@ def told(lengths: list[tuple[int, int]]) -> Cuts:
 def test_blocks_are_cut_where_programs_would_wait_for_them(name: str, device: str) -> None:
     lengths, chosen = BY_HAND[name]
     assert asked(lengths, device) == told(lengths)
-    assert told(lengths)[:2] == chosen
+    assert (told(lengths).size, told(lengths).uncut) == chosen
     assert not told(lengths).sharers
 
 
@@ -161,6 +163,9 @@ def test_the_device_chooses_as_the_host_says_and_scratch_holds_what_it_chooses(s
         query_len = round(2048 ** rng.random())
         lengths.append((query_len, query_len + round(131072 ** rng.random())))
     assert asked(lengths, device) == told(lengths)
+    alike = told(lengths, alike=True)
+    assert asked(lengths, device, alike=True) == alike
+    assert (alike.uncut, alike.sharers) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -169,10 +174,12 @@ def test_what_is_left_of_whole_rounds_is_cut(seed: int, device: str) -> None:
     rng = random.Random(seed)
     blocks = PROGRAMS // HEADS + rng.randint(1, 5)
     lengths = [(TOKENS, rng.randint(12500, 13000)) for _ in range(blocks)]
-    size, uncut, sharers, _ = told(lengths)
+    size, _, uncut, sharers, _ = told(lengths)
     assert asked(lengths, device) == told(lengths)
     assert uncut == PROGRAMS // HEADS
     assert size < 12500 // TILE
     assert not sharers
     kept = cuts.cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
     assert kept.cut == blocks - uncut
+    assert asked(lengths, device, alike=True) == told(lengths, alike=True)
+    assert not told(lengths, alike=True).uncut, "in mixed batches"

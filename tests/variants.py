@@ -101,14 +101,14 @@ ATTENTION = {
 
 LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
+MIXED: dict[str, Any] = dict(query_lens=(128, 1, 1, 1), seq_lens=(16384, 64, 64, 64))  # mostly of keys, told by bounds
 LARGE = DECODE | dict(head_dim=256, page_size=64)
 # What only the Hopper kernels do in a way of its own; compiled where asked for by name.
 HOPPER = {
     "prefills e4m3 head_dim 64": PROMPTS | dict(cache_dtype=E4M3, head_dim=64),
     "prefills e4m3 head_dim 64, no lse": PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
     "prefills e4m3, no lse": PROMPTS | dict(cache_dtype=E4M3, lse=False),
-    "mixed e4m3, no lse": PREFILL
-    | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), cache_dtype=E4M3, lse=False),
+    "mixed e4m3, no lse": PREFILL | MIXED | dict(cache_dtype=E4M3, lse=False),
     "x-packed": DECODE | dict(layout="x"),
     "x-packed split": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x", page_size=544),
     "x-packed head_dim 256": DECODE | dict(layout="x", head_dim=256),
@@ -129,8 +129,8 @@ HOPPER = {
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
     "prefill softcap": PREFILL | dict(softcap=30.0, lse=False),
     "prefill new": PREFILL | dict(new=True),
-    "mixed softcap": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), softcap=30.0),
-    "mixed new": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), new=True),
+    "mixed softcap": PREFILL | MIXED | dict(softcap=30.0),
+    "mixed new": PREFILL | MIXED | dict(new=True),
     "prompts": PROMPTS,
     "prompts of 2048": PROMPTS | dict(query_lens=(2048,) * 8, seq_lens=(2048,) * 8),
     "prompts window sinks": PROMPTS | dict(window_size=(127, -1), sinks=True),
@@ -151,11 +151,10 @@ HOPPER = {
     "invariant 1": DECODE | dict(query_lens=(1,), seq_lens=LONG) | INVARIANT,
     "invariant 32": PREFILL | dict(query_lens=(32,), seq_lens=LONG, bounds=True) | INVARIANT,
     "invariant 4096": PREFILL | dict(query_lens=(4096,), seq_lens=(4096,), bounds=True) | INVARIANT,
-    "mixed": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096)),
-    "mixed e4m3": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), cache_dtype=E4M3),
-    "mixed all fp8": PREFILL | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), dtype=E4M3, cache_dtype=E4M3),
-    "mixed all fp8, no lse": PREFILL
-    | dict(query_lens=(128, 1, 1), seq_lens=(8192, 4096, 4096), dtype=E4M3, cache_dtype=E4M3, lse=False),
+    "mixed": PREFILL | MIXED,
+    "mixed e4m3": PREFILL | MIXED | dict(cache_dtype=E4M3),
+    "mixed all fp8": PREFILL | MIXED | dict(dtype=E4M3, cache_dtype=E4M3),
+    "mixed all fp8, no lse": PREFILL | MIXED | dict(dtype=E4M3, cache_dtype=E4M3, lse=False),
 }
 
 

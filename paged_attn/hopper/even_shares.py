@@ -113,7 +113,7 @@ def _shares(p: Problem, longest: int) -> Shares:
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
     places = resident * p.device.multiprocessors
     groups = max(1, places // p.kv_heads)
-    blocks = triton.cdiv(p.max_seqlen_q, rows // group)
+    blocks = triton.cdiv(min(p.max_seqlen_q, longest), rows // group)
     return Shares(columns, rows, tile, stages, resident, groups, blocks, triton.cdiv(keys, tile))
 
 

@@ -29,6 +29,7 @@ class Cuts(NamedTuple):
     """How the blocks of a batch are cut."""
 
     size: Any  # tiles of a piece, about; as many as the longest block has: none is cut
+    least: Any  # that a piece may have, with no more of these for a program than there is room for
     uncut: Any  # blocks of a KV head, from the first on, that stay uncut
     sharers: Any  # programs that have even shares of all tiles instead; 0: nobody has
     total: Any  # tiles of all KV heads
@@ -86,8 +87,8 @@ def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
 
 
 @triton.jit
-def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr):
-    """Cuts, into up to PIECES a program.  lane [SCAN] counts from 0.
+def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr = False):
+    """Cuts, into up to PIECES a program.  lane [SCAN] counts from 0.  ALIKE: all blocks are cut, if one is.
 
     The blocks that are left behind whole rounds are taken to be as long as the others.
     """
@@ -113,7 +114,8 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     items = tl.maximum(count, total * share / most * each)
     time = time_before + time_of(size, items, total * share, cut, programs)
     time += join * tl.maximum(most / size - MOST, 0.0)
-    tried = (number < MOST + DOUBLED) & (size < most) & (lane < 2 * TRIED) & ((front > 0) | (lane < TRIED))
+    tried = (number < MOST + DOUBLED) & (size < most)
+    tried &= (lane < TRIED) | ((front > 0) & (lane < 2 * TRIED) & (not ALIKE))
     time = tl.where(tried, time, NEVER)
     time_whole = time_of(most, blocks * 1.0, total, 0.0, programs)
     best = tl.min(time, 0)
@@ -121,10 +123,11 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     chosen = tl.max(tl.where(lane == winner, size, 0.0), 0)
     share = total / tl.maximum(sharers, 1)
     time_even = share + EVEN_CUTS * cut + join * tl.maximum(most / tl.maximum(share, 1.0) - MOST, 0.0)
-    even = (sharers > 0) & (share >= batch.least) & (time_even < best) & (time_even < time_whole)
+    even = (sharers > 0) & (not ALIKE) & (share >= batch.least) & (time_even < best) & (time_even < time_whole)
     cuts = best < time_whole
     return Cuts(
         tl.where(cuts, chosen, most).to(tl.int32),
+        least.to(tl.int32),
         tl.where(cuts & (winner >= TRIED), front, 0),
         tl.where(even, sharers, 0),
         tiles * S.KV_HEADS,

@@ -89,7 +89,14 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     shortest = 0 if p.only is None else 2
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
-    return (many(p, shortest, not is_even(p)),)
+    if is_even(p) or _are_long(p):
+        return (many(p, shortest, False),)
+    if _conversion(p) not in (WIDEN, WIDEN_VALUES):
+        return (many(p, shortest, True),)
+    # a converter is slower than memory, and few rows do without one
+    longest = max(1, COLUMNS // (p.heads // p.kv_heads))
+    apart = (few(p, shortest, longest),) if shortest <= longest else ()
+    return (many(p, max(shortest, longest + 1), False), *apart)
 
 
 def _few_rows(p: Problem) -> bool:
@@ -102,6 +109,20 @@ def _few_rows(p: Problem) -> bool:
     if p.cache.itemsize == 1 or not is_even(p) or p.seqs > ONE_WARP:
         return False
     return rows <= MOST_ROWS and has_little(p)
+
+
+def _are_long(p: Problem) -> bool:
+    """Whether sequences of uneven queries are all served as long ones are, in one list.
+
+    Most are, and products take longer than memory; or there is little to read; or few rows have no kernel of their own.
+    """
+    token_bytes = 2 * p.kv_heads * p.head_dim * p.cache.itemsize
+    if p.tokens >= MOSTLY_LONG * p.seqs or p.seqs * p.max_seqlen_k * token_bytes < LITTLE:
+        return True
+    convert = _conversion(p)
+    if convert == NONE:
+        return dim_of(p) > 128 or not _block_columns(p, convert)
+    return dim_of(p) == 64 and convert != TRANSPOSE
 
 
 def _is_packed_for_few(p: Problem) -> bool:
@@ -125,7 +146,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
     tiles = triton.cdiv(p.max_seqlen_k, tile)
-    split = tiles > LEAST and not _is_short(p, mixed) and (mixed or not _are_enough(p, tokens))
+    split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
@@ -138,6 +159,11 @@ def _blocks(p: Problem, tokens: int) -> int:
     return p.tokens // tokens + p.seqs
 
 
+def _likely_blocks(p: Problem, tokens: int) -> int:
+    """As many as it has where all sequences have as many queries."""
+    return p.seqs * triton.cdiv(p.max_seqlen_q, tokens) if is_even(p) else _blocks(p, tokens)
+
+
 def _are_enough(p: Problem, tokens: int) -> bool:
     """Whether no block needs to be cut: there are several for each program or, of one sequence, whole rounds."""
     multiprocessors = p.device.multiprocessors
@@ -145,6 +171,8 @@ def _are_enough(p: Problem, tokens: int) -> bool:
         items = triton.cdiv(p.max_seqlen_q, tokens) * p.kv_heads
         if items >= FULL * multiprocessors * triton.cdiv(items, multiprocessors):
             return True
+    if not is_even(p) and p.max_seqlen_k > UNEVEN:
+        return False
     return _blocks(p, tokens) * p.kv_heads >= UNCUT * multiprocessors
 
 
@@ -154,9 +182,10 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     For long queries the time to fetch these does not count.  Without a polynomial an exact softcap's
     loop is best run by warpgroups apart.
     """
-    is_long = convert == NONE and p.max_seqlen_q >= LONG
+    # where the host knows no bound, it takes all tokens for one sequence's
+    is_long = convert == NONE and p.max_seqlen_q >= LONG and 8 * p.tokens >= LONG * p.seqs
     if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
-        return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 and not p.softcap else (2, 64)
+        return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 else (2, 64)
     if convert == NONE and _is_for_four(p):
         return 1, 256
     if is_long and p.softcap > 0 and not has_tanh(p) and not _cap(p, convert):
@@ -223,7 +252,7 @@ def _is_for_four(p: Problem) -> bool:
     They take a ninth less for a row, or more; but few blocks leave programs idle, and short queries rows of a block.
     """
     group = p.heads // p.kv_heads
-    of_two, of_four = (p.seqs * triton.cdiv(p.max_seqlen_q, n * (64 // group)) for n in (2, 4))
+    of_two, of_four = (_likely_blocks(p, n * (64 // group)) for n in (2, 4))
     if dim_of(p) > 64 or 8 * 2 * of_four > 9 * of_two:
         return False
     if _are_alike(p):
@@ -231,9 +260,9 @@ def _is_for_four(p: Problem) -> bool:
     return of_four * p.kv_heads >= FOUR * p.device.multiprocessors
 
 
-def _is_short(p: Problem, mixed: bool) -> bool:
+def _is_short(p: Problem) -> bool:
     """Whether sequences have so few keys that smaller tiles, of which less is masked, are better for blocks."""
-    plain = not p.new and (p.softcap == 0 or (not mixed and _cap(p, NONE) > 0))
+    plain = not p.new and (p.softcap == 0 or _cap(p, NONE) > 0)
     return p.max_seqlen_k <= SHORT and dim_of(p) == 128 and p.cache.itemsize == 2 and plain
 
 
@@ -244,8 +273,8 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
     if rows == 256:
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
-    capped = p.softcap > 0 and (mixed or p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
-    if convert == NONE and tile == 128 and (capped or (_is_short(p, mixed) and not mixed)):
+    capped = p.softcap > 0 and not mixed and (p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
+    if convert == NONE and tile == 128 and (capped or (_is_short(p) and not mixed)):
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
 
@@ -313,6 +342,9 @@ STAGES = {
 # likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
 STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
+MOSTLY_LONG = 128  # tokens for each sequence from which on a batch of uneven queries is taken to be of long ones
+LITTLE = 128 << 20  # bytes of keys and values, at most, up to which it is as well
+UNEVEN = 4096  # keys up to which, of uneven queries, no block is so much longer than others that it has to be cut
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
 SHORT = 1024  # keys of a sequence up to which tiles of 64 are better than of 128, and no block is cut

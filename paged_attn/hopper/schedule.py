@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import triton
 
 from ..kernels.args import Batch, Block
-from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, total_work, visible_range, work
+from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, visible_range, work
 from . import plan
 from .args import Item
 from .asm import bring_line
@@ -42,6 +42,7 @@ class Lists(NamedTuple):
     few: Any
     slots: Any  # states that the first list may use
     size: Any  # tiles of a piece, about
+    few_size: Any  # likewise, of few queries: their states are small
     uncut: Any  # blocks of a KV head before those that may be cut into such pieces; 0 in mixed batches
     sharers: Any  # programs that have an even share of all tiles each, and nobody asks a counter; 0: all do
     total: Any  # tiles, where there are sharers
@@ -111,23 +112,30 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 
 @gluon.jit
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
-    """All items; in mixed batches a piece has about so many tiles that every program gets a few, or batch.least."""
-    size = 1 << 30
+    """All items; of few queries a piece has about so many tiles that every program gets a few, or batch.least."""
+    size, few_size = 1 << 30, 1 << 30
     none = batch.num_seqs * 0
     uncut, sharers, all_tiles = none, none, none
     if S.SPLIT and P.MIXED:
-        pieces = gl.num_programs(0) * PIECES
-        total = total_work(batch, lane, mods, S).to(gl.int64) * S.KV_HEADS  # of half a million queries, beyond 32 bits
-        size = gl.maximum(batch.least, ((total + pieces - 1) // pieces).to(gl.int32))
+        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S, ALIKE=True)
+        size, few_size = cuts.size, cuts.least
     elif S.SPLIT:
         cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
         size, uncut, sharers, all_tiles = cuts.size, cuts.uncut, cuts.sharers, cuts.total
     if P.MIXED:
         many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
-        few, _ = count_items(part_of(batch, False, S), lane, size, mods, S)
-        return Lists(many, few, slots, size, uncut, sharers, all_tiles)
+        few, _ = count_items(part_of(batch, False, S), lane, few_size, mods, S)
+        return Lists(many, few, slots, size, few_size, uncut, sharers, all_tiles)
     else:
-        return Lists(none + (1 << 30), none, none, size, uncut, sharers, all_tiles)
+        return Lists(none + (1 << 30), none, none, size, size, uncut, sharers, all_tiles)
+
+
+@gluon.jit
+def of_few(lists):
+    """The lists as the items of few queries are cut."""
+    return Lists(
+        lists.many, lists.few, lists.slots, lists.few_size, lists.few_size, lists.uncut, lists.sharers, lists.total
+    )
 
 
 @triton.constexpr_function
@@ -328,7 +336,9 @@ def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.const
             many_cursor, item, _ = item_of(part_of(batch, True, S), many_cursor, many, many, 0, lists, mods, S, P)
         else:
             few = part_of(batch, False, S)
-            few_cursor, item, _ = item_of(few, few_cursor, taken.few, many, lists.slots, lists, mods, S, P)
+            few_cursor, item, _ = item_of(
+                few, few_cursor, taken.few, many, lists.slots, of_few(lists), mods, S, P
+            )  # fmt: skip
     else:
         many_cursor, item, following = item_of(batch, many_cursor, many, taken.few, 0, lists, mods, S, P)
         if may_share(S, P):
