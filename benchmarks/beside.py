@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
@@ -39,15 +40,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
             for process in parts:
                 process.communicate()
         seconds: list[dict[str, list[float]]] = [{} for _ in options.versions]
-        for _ in range(options.turns):
-            for version, result, times in zip(options.versions, results, seconds):
-                for name, time in _finish(_start(version, names, options.rounds, result)).items():
-                    times.setdefault(name, []).append(time)
         console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
-        console.print(table(list(map(str, options.versions)), names, seconds))
+        signal.signal(signal.SIGTERM, _stop)
+        try:
+            for _ in range(options.turns):
+                for version, result, times in zip(options.versions, results, seconds):
+                    for name, time in _finish(_start(version, names, options.rounds, result)).items():
+                        times.setdefault(name, []).append(time)
+        finally:  # whoever stops it in the middle is told what there is
+            console.print(table(list(map(str, options.versions)), names, seconds))
         for version, result in zip(options.versions[1:], results[1:]):
             for name, error in differences(results[0], result):
                 console.print(f"{version} differs from {options.versions[0]} in {name}: {error:.2g}", markup=False)
+
+
+def _stop(number: int, frame: object) -> None:
+    """As a keyboard's interrupt: a signal alone would end the process at once."""
+    raise SystemExit(128 + number)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -118,7 +127,12 @@ def _start(version: Path, names: Sequence[str], rounds: int = 0, result: Path | 
 
 
 def _finish(process: subprocess.Popen[str]) -> dict[str, float]:
-    said = process.communicate()[0].splitlines()
+    with process:
+        try:
+            said = process.communicate()[0].splitlines()
+        except BaseException:
+            process.kill()
+            raise
     if process.returncode:
         raise SystemExit(f"a version failed with status {process.returncode}")
     return json.loads(said[-1])

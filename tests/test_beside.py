@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from textwrap import dedent
 
@@ -53,6 +58,25 @@ def test_each_version_runs_its_own_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert "20.0" not in rows["decode b1 x 131072"], "neither version has it"
     for name in ("decode b1 x 512", "3x64x16384"):
         assert f"{versions[1]} differs from {versions[0]} in {name}: 0.5" in told.replace("\n", "")
+
+
+def test_a_run_that_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
+    slow = version(tmp_path / "slow", 1.5, 10.0)
+    sleep = "import pathlib, time\ndef measure(calls, rounds): pathlib.Path('begun').touch(); time.sleep(600)"
+    (slow / "benchmarks" / "measure.py").write_text(sleep, encoding="utf-8")
+    words = [str(version(tmp_path / "old", 1.0, 20.0)), str(slow), "decode", "--rounds", "2", "--turns", "1"]
+    command = [sys.executable, beside.__file__, *words, "--only", "b1 x 512", "--processes", "1"]
+    root = Path(beside.__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, env=os.environ | {"PYTHONPATH": str(root)}, stdout=subprocess.PIPE) as run:
+        for _ in range(600):
+            time.sleep(0.1)
+            if (slow / "begun").exists():
+                break
+        run.send_signal(signal.SIGTERM)
+        told = run.communicate(timeout=60)[0].decode()
+    assert "decode b1 x 512" in told
+    assert "40.0" in told
+    assert run.returncode == 128 + signal.SIGTERM
 
 
 def test_a_version_that_fails_is_told(tmp_path: Path) -> None:
