@@ -464,6 +464,37 @@ SMALL: dict[str, dict[str, Any]] = {
     "prefills of any length": ragged(*[(n, n) for n in (112, 107, 165, 25, 64, 154, 57, 138)]),
     "invariant": ragged((1, 600), (70, 700)) | dict(batch_invariant=True),
 }
+# Blocks over x-packed caches, with and without keys outside of these.
+SMALL_BLOCKS = ragged((1, 500), (70, 300), (1, 0), (9, 9)) | PACKED
+BLOCKS: dict[str, dict[str, Any]] = {
+    "small": SMALL_BLOCKS,
+    "small, features, page 48": SMALL_BLOCKS | FEATURES | dict(page_size=48),
+    "small, new, features": SMALL_BLOCKS | NEW | FEATURES,
+    "chunk": ragged((700, 3000)) | PACKED,
+    "prefills": PREFILLS | PACKED,
+    "prefills, head_dim 64, float16": PREFILLS | PACKED | dict(head_dim=64, dtype=torch.float16),
+    "prefills, head_dim 256": PREFILLS | PACKED | dict(head_dim=256),
+    "prefills, softcap": PREFILLS | PACKED | CAPPED,
+    "prefills, new, page 544": PREFILLS | PACKED | NEW | dict(page_size=544),
+    "chunks": CHUNKS | PACKED,
+    "drafts, trees": TREES | PACKED | dict(qq_bias=64),
+    "mixed": MIXED | PACKED,
+    "mixed, lse, fp8 out, padding": MIXED | PACKED | dict(out_dtype=E4M3, padding=5, bounds=True),
+    "mixed, window to both sides": MIXED | PACKED | dict(window_size=(100, 50), causal=False),
+    "mixed, softcap, alibi, sinks": MIXED | PACKED | dict(softcap=20.0, alibi=True, sinks=True),
+    "mixed, prefills only, page 128": MIXED | PACKED | dict(only="prefill", page_size=128),
+    "mixed, head_dim 80": MIXED | PACKED | dict(head_dim=80),
+    "mixed, group 1": MIXED | PACKED | dict(kv_heads=32),
+    "mixed, group 3": MIXED | PACKED | dict(heads=24),
+    "mixed, group 32": MIXED | PACKED | dict(kv_heads=1),
+    "mixed, new": MIXED | PACKED | NEW,
+    "mixed, new, window, sinks": MIXED | PACKED | NEW | dict(window_size=(255, -1), sinks=True),
+    "mixed, new, not causal": MIXED | PACKED | NEW | dict(causal=False),
+    "mixed, new, head_dim 64, page 32": MIXED | PACKED | NEW | dict(head_dim=64, page_size=32),
+    "mixed, new, head_dim 256, group 3": MIXED | PACKED | NEW | dict(head_dim=256, heads=24),
+    "seams, new": SEAMS | PACKED | NEW,
+    "seams, new, window, float16": SEAMS | PACKED | NEW | dict(window_size=(70, -1), dtype=torch.float16),
+}
 # Too few blocks for all programs, which have even shares of a line of them instead.
 DRAFTS_LINE = ragged(*[(32, 8192)] * 6) | dict(bounds=True)
 CHUNKS_LINE = ragged(*[(64, 8192)] * 3) | dict(bounds=True)  # of two blocks that read the same keys

@@ -43,6 +43,11 @@ def long() -> contextlib._GeneratorContextManager[None]:
     return planned(MOSTLY_LONG=0)
 
 
+def packed() -> contextlib._GeneratorContextManager[None]:
+    """Blocks over x-packed caches, which no plan has yet."""
+    return planned(PACKED_BLOCKS=True, LITTLE=0)
+
+
 def shares() -> contextlib._GeneratorContextManager[None]:
     """Even shares also of many rows."""
     return planned(has_little=lambda p: True)

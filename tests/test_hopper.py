@@ -13,7 +13,7 @@ from paged_attn import cuts, plan
 from paged_attn.hopper.plan import LEAST
 from tests import hopper_plans
 from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
-from tests.hopper_cases import CASES, DECODE, DECODES, DEVICE, LINES, LONG, MIXED, PACKED, SMALL, ragged, sized
+from tests.hopper_cases import BLOCKS, CASES, DECODE, DECODES, DEVICE, LINES, LONG, MIXED, PACKED, SMALL, ragged, sized
 from tests.random_batches import DECODES as RANDOM_DECODES
 from tests.random_batches import KINDS, RANDOM, random_decodes, random_lengths
 
@@ -79,6 +79,17 @@ def run_random(name: str, seed: int, family: dict[str, Any], lengths: Any, batch
         drawn = lengths(rng, **{word: family[word] for word in KINDS & family.keys()})
         fields = {word: value for word, value in family.items() if word not in KINDS} | drawn
         run(sized(str(fields), seed=seed, **fields), DEVICE)
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * x.startswith("small")) for x in BLOCKS])
+@hopper_plans.packed()
+def test_blocks_over_x_packed_caches_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **BLOCKS[name])
+    blocks, *_ = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert blocks.pipe.PACKED
+    assert not blocks.pipe.SHARES
+    run(case, DEVICE)
+    run(case, DEVICE)  # with counters as the first run left them
 
 
 SMALL_LINE = "chunks, window, not causal"

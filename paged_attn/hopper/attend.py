@@ -5,7 +5,7 @@ import triton
 from ..kernels.args import State
 from ..kernels.schedule import end_in, gap_before
 from . import pingpong
-from .args import Turns
+from .args import Item, Turns
 from .asm import pin
 from .convert import NONE
 from .layouts import operand_layout, product_layout
@@ -21,9 +21,51 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
 
     No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
     """
+    if P.PACKED and S.APART:  # tiles of two forms, for which instructions differ
+        border = gl.cdiv(gl.maximum(rows.context_len, 0), S.TILE)
+        border = gl.minimum(gl.maximum(border, item.begin), item.end)
+        new, stored = with_tiles(item, border, item.end), with_tiles(item, item.begin, border)
+        if border < item.end:
+            UNPACKED: gl.constexpr = unpacked_pipe(P)
+            turns, state = attend_tiles(
+                q, rings, turns, new, first_key, rows, span, state, scale, mods, S, UNPACKED, LEAVE=False
+            )
+        if item.begin < border:
+            turns, state = attend_tiles(
+                q, rings, turns, stored, first_key, rows, span, state, scale, mods, S, P, MORE=True, LEAVE=False
+            )
+        leave_queries(rings.queries, turns.query, S, P)
+    else:
+        turns, state = attend_tiles(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+    return turns, state
+
+
+@triton.constexpr_function
+def unpacked_pipe(P):
+    """Of tiles of keys that are not in the cache."""
+    return P._replace(PACKED=False)
+
+
+@gluon.jit
+def with_tiles(item, begin, end):
+    """An item, but of these tiles."""
+    return Item(
+        item.block, item.kv_head, begin, end, item.first, item.pieces, item.holders, item.first_row, item.row,
+        item.counter,
+    )  # fmt: skip
+
+
+@gluon.jit
+def attend_tiles(
+    q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
+    MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
+):  # fmt: skip
+    """`attend` of tiles that lie alike."""
     scores = multiply_keys(q, rings.key, turns.key, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
-    turns, sent = send_tiles(q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+    turns, sent = send_tiles(
+        q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S, P, MORE, LEAVE
+    )  # fmt: skip
     return receive(sent, rings, turns, state, P)
 
 
@@ -73,9 +115,13 @@ def operand_of(weights, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def send_tiles(
-    q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr
-):
-    """From the scores of a first tile until the last values are sent to be multiplied: (turns, state by thread)."""
+    q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
+    MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
+):  # fmt: skip
+    """From the scores of a first tile until the last values are sent to be multiplied: (turns, state by thread).
+
+    MORE: acc holds something already.  LEAVE: no more keys will be multiplied by these queries.
+    """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
@@ -92,6 +138,8 @@ def send_tiles(
     # all of a row's sum so far with the first of its four threads
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
+    if MORE:
+        acc = scale_rows(acc, decay, S)
     weights = carried(weights, S, P)
     if P.CONVERT == NONE:
         clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
@@ -125,7 +173,8 @@ def send_tiles(
                 clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
     operand = operand_of(weights, S, P)
-    leave_queries(rings.queries, turns.query, S, P)
+    if LEAVE:
+        leave_queries(rings.queries, turns.query, S, P)
     if P.CONVERT == NONE and mods.left is not None:
         first = tile * S.TILE - gap_before(tile, context_len, S)
         if (first < first_key) & (tile < end - 1):

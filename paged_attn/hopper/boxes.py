@@ -17,20 +17,23 @@ _GLUON = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
 }
+CORE = 8  # keys, and dims of 16 bits, that lie side by side for a product: a matrix of 8 x 16 bytes
 _FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bits
 
 
 @functools.cache
-def _layout(shape: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
-    if len(shape) == 4:  # x-packed: as it lies in memory
-        return gl.NVMMASharedLayout(0, dtype.itemsize * 8, 4)
+def _layout(shape: tuple[int, ...], dtype: torch.dtype, swizzle: int) -> gl.NVMMASharedLayout:
+    if len(shape) == 4:  # x-packed: as it lies in memory, but for values that are right operands
+        return gl.NVMMASharedLayout(swizzle, dtype.itemsize * 8, 4)
     return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
 
 
-def _box(stored: KV | Rows, sizes: list[int], strides: list[int], box: tuple[int, ...]) -> TensorDescriptor:
+def _box(
+    stored: KV | Rows, sizes: list[int], strides: list[int], box: tuple[int, ...], swizzle: int = 0
+) -> TensorDescriptor:
     fp8 = _FP8[stored.FP8.value]
     tensor = stored.ptr if fp8 is None else stored.ptr.view(fp8)
-    return TensorDescriptor(tensor, sizes, strides, list(box), _layout(box, tensor.dtype))
+    return TensorDescriptor(tensor, sizes, strides, list(box), _layout(box, tensor.dtype, swizzle))
 
 
 def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
@@ -48,13 +51,14 @@ def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     Whole pages that are one piece of memory are boxes of long rows.
     """
     run = kv.RUN.value
-    runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, pipe.BOX * run]
+    keys = pipe.BOX if pipe.SHARES or run == 1 else CORE
+    runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, keys * run]
     step = kv.stride_run
-    if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
+    if pipe.SHARES and pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
         runs, row, step, box = runs * row // LONGEST, LONGEST, LONGEST, [runs * row // LONGEST, LONGEST]
     pages = kv.ptr.shape[0]
     sizes, strides = [pages, shape.KV_HEADS, runs, row], [kv.stride_page, kv.stride_head, step, 1]
-    return _box(kv, sizes, strides, (1, 1, *box))
+    return _box(kv, sizes, strides, (1, 1, *box), swizzle=0 if pipe.SHARES or run > 1 else 2 * pipe.BOX)
 
 
 def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:

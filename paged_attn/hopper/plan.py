@@ -45,13 +45,11 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: p.cache.itemsize != 1 or p.head_dim <= 128 or _few_rows(p), "an fp8 cache of head_dim above 128"),
     (
-        lambda p: (
-            not p.packed or p.cache.itemsize > 2 or (_is_packed_for_few(p) and not p.new and not p.batch_invariant)
-        ),
+        lambda p: not p.packed or p.cache.itemsize > 2 or _takes_packed(p),
         "an x-packed cache with more than few rows, new keys or batch_invariant",
     ),
     (
-        lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2 or (p.packed and not _is_packed_for_few(p)),
+        lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2 or (p.packed and not _takes_packed(p)),
         "a cache not in steps of 16 bytes",
     ),
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
@@ -89,11 +87,11 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     shortest = 0 if p.only is None else 2
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
-    if is_even(p) or _are_long(p):
+    if is_even(p) or _are_long(p) or (p.packed and p.new):
         return (many(p, shortest, False),)
-    if _conversion(p) not in (WIDEN, WIDEN_VALUES):
+    if _conversion(p) not in (WIDEN, WIDEN_VALUES) and not p.packed:
         return (many(p, shortest, True),)
-    # a converter is slower than memory, and few rows do without one
+    # a converter is slower than memory, and few rows do without one; x-packed, these are columns of other boxes
     longest = max(1, COLUMNS // (p.heads // p.kv_heads))
     apart = (few(p, shortest, longest),) if shortest <= longest else ()
     return (many(p, max(shortest, longest + 1), False), *apart)
@@ -104,6 +102,8 @@ def _few_rows(p: Problem) -> bool:
     if p.only == "decode" or not p.ragged:
         return True
     rows = rows_of(p, UNBOUNDED)
+    if p.packed:
+        return _is_packed_for_few(p) and not p.new
     if rows <= 64:
         return True
     if p.cache.itemsize == 1 or not is_even(p) or p.seqs > ONE_WARP:
@@ -137,6 +137,16 @@ def need_of(launch: Launch) -> Need:
     slots = launch.slots if shape.SPLIT else 0
     blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
     return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + blocks * pipe.CONSUMERS)
+
+
+def _takes_packed(p: Problem) -> bool:
+    """Whether an x-packed cache is read here."""
+    return not p.batch_invariant and ((_is_packed_for_few(p) and not p.new) or _is_packed_for_blocks(p))
+
+
+def _is_packed_for_blocks(p: Problem) -> bool:
+    """Whether tiles of an x-packed cache can be multiplied as they are."""
+    return PACKED_BLOCKS and p.cache.itemsize == 2 and p.page_size % PACKED_BOX == 0 and p.ragged and p.only != "decode"
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
@@ -210,7 +220,7 @@ def _is_ahead(p: Problem, pipe: Pipe, split: bool) -> bool:
 
     What is kept and joined of blocks that are cut needs too many of these.
     """
-    alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED
+    alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED and not (p.packed and p.new)
     return alone and pipe.QUERY_BOX and not split and dim_of(p) <= 128
 
 
@@ -314,7 +324,8 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         TANH=has_tanh(p),
         TERMS=terms,
         LOADERS=loaders,
-        BOX=math.gcd(p.page_size, tile // loaders),
+        BOX=PACKED_BOX if p.packed else math.gcd(p.page_size, tile // loaders),
+        PACKED=p.packed,
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
         SKIP=rows * consumers,
@@ -342,6 +353,8 @@ STAGES = {
 # likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
 STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
+PACKED_BOX = 16  # x-packed values: rows of 32 bytes
+PACKED_BLOCKS = False  # whether blocks take x-packed caches: right where simulated, but not yet run on a GPU
 MOSTLY_LONG = 128  # tokens for each sequence from which on a batch of uneven queries is taken to be of long ones
 LITTLE = 128 << 20  # bytes of keys and values, at most, up to which it is as well
 UNEVEN = 4096  # keys up to which, of uneven queries, no block is so much longer than others that it has to be cut

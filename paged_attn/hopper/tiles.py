@@ -6,6 +6,7 @@ from ..kernels.scores import add_qq_bias, load_slopes
 from ..kernels.softmax import base_of
 from .asm import logistic, tanh
 from .layouts import product_layout
+from .packed import key_tile, value_tile, zero_keys_outside
 from .ring import advance, release_tile, tile_of, wait_tile, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .softmax import as_product, beside, by_thread, times, weigh, weigh_at_once
@@ -29,7 +30,7 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
     """Start <q, k> of the next tile, q in parts; its result is there after a wait.  there: as in `ring.wait_full`."""
     scores = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_KEYS, P.ROWS))
     wait_tile(keys, turn, P, there)
-    k = tile_of(keys, turn, S).permute((1, 0))
+    k = (key_tile(keys, turn, S) if P.PACKED else tile_of(keys, turn, S)).permute((1, 0))
     for i in gl.static_range(len(q)):
         scores = warpgroup_mma(q[i], k, scores, use_acc=i > 0, is_async=True)
     return scores
@@ -41,6 +42,8 @@ def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.
     wait_tile(values, turn, P)
     if P.FP8_PRODUCTS:
         v = values.slots.index(turn.stage).reshape([S.DIM, S.TILE]).permute((1, 0))
+    elif P.PACKED:
+        v = value_tile(values, turn, S, P)
     else:
         v = tile_of(values, turn, S)
     return warpgroup_mma(weights, v, acc, use_acc=use_acc, is_async=True)
@@ -54,12 +57,15 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
     """
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
     wait_tile(values, turn, P)
-    words = words_of(values, turn, S.TILE, S.DIM * 2)
-    for i in gl.static_range(S.TILE // ROWS):
-        pos = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-        live = (pos >= first_key) & (pos < end_key)
-        part = words.slice(i * ROWS, ROWS, dim=0)
-        part.store(gl.where(gl.expand_dims(live, 1), part.load(LAYOUT), 0))
+    if P.PACKED:
+        zero_keys_outside(values, turn, first, first_key, end_key, S, P)
+    else:
+        words = words_of(values, turn, S.TILE, S.DIM * 2)
+        for i in gl.static_range(S.TILE // ROWS):
+            pos = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+            live = (pos >= first_key) & (pos < end_key)
+            part = words.slice(i * ROWS, ROWS, dim=0)
+            part.store(gl.where(gl.expand_dims(live, 1), part.load(LAYOUT), 0))
     fence_async_shared()
     thread_barrier()
 
