@@ -35,7 +35,7 @@ def _small_heads(p: plan.Problem) -> bool:
 
 def mixed() -> contextlib._GeneratorContextManager[None]:
     """Batches of uneven queries as those of many keys, which wait for memory."""
-    return planned(LITTLE=0, MOSTLY_LONG=1 << 40)
+    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40)
 
 
 def long() -> contextlib._GeneratorContextManager[None]:
@@ -45,7 +45,7 @@ def long() -> contextlib._GeneratorContextManager[None]:
 
 def packed() -> contextlib._GeneratorContextManager[None]:
     """Blocks over x-packed caches, which no plan has yet."""
-    return planned(PACKED_BLOCKS=True, LITTLE=0)
+    return planned(PACKED_BLOCKS=True, LITTLE_TO_READ=0)
 
 
 def shares() -> contextlib._GeneratorContextManager[None]:

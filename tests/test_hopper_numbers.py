@@ -25,6 +25,7 @@ def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", RISING)
+@hopper_plans.mixed()
 def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
     case = sized(name, **RISING[name])
     columns = {"decodes": 8, "drafts of 2": 8, "drafts of 4": 16, "drafts of 8": 32}
@@ -102,6 +103,7 @@ INFINITE = {
 
 
 @pytest.mark.parametrize("name", INFINITE)
+@hopper_plans.mixed()
 def test_a_sink_of_infinity_takes_all_weight(name: str) -> None:
     """Also of blocks that are cut, whose pieces are joined by their maxima."""
     case = sized("infinite sinks", **INFINITE[name], sinks=True)
@@ -145,6 +147,7 @@ def test_scores_near_the_cap_leave_other_rows_alone(asked: dict[str, Any], softc
 
 @pytest.mark.parametrize("queries", [(70,), (700,), (700, 33)], ids=["shares", "blocks", "mixed"])
 @pytest.mark.parametrize("lse", [True, False])
+@hopper_plans.mixed()
 def test_what_nobody_uses_changes_no_bits_of_capped_scores(queries: tuple[int, ...], lse: bool) -> None:
     """Padding and slots without a key: numbers that are none beside zeros."""
     case = sized("capped", **ragged(*zip(queries, (1500, 40))), softcap=30.0, padding=9, lse=lse)

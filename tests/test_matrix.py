@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import paged_attn
+from tests import hopper_plans
 from tests.cases import E4M3, Case, build, compare, run
 
 pytestmark = pytest.mark.gpu
@@ -39,12 +40,14 @@ GPU_LENGTHS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_matrix(dtype: str, feature: str, lengths: str, layout: str, page_size: int, device: str) -> None:
     options = {**GPU_LENGTHS[lengths], **GPU_FEATURES[feature], **GPU_DTYPES[dtype]}
-    run(Case("matrix", **options, layout=layout, page_size=page_size, heads=16, kv_heads=4, head_dim=128), device)
+    with hopper_plans.mixed() if page_size < 544 else hopper_plans.long():
+        run(Case("matrix", **options, layout=layout, page_size=page_size, heads=16, kv_heads=4, head_dim=128), device)
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 192, 256])
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("lengths", GPU_LENGTHS)
+@hopper_plans.mixed()
 def test_matrix_of_head_dims(dtype: str, head_dim: int, lengths: str, device: str) -> None:
     run(Case("dims", **GPU_LENGTHS[lengths], **GPU_DTYPES[dtype], heads=10, kv_heads=2, head_dim=head_dim), device)
 

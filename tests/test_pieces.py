@@ -183,3 +183,17 @@ def test_what_is_left_of_whole_rounds_is_cut(seed: int, device: str) -> None:
     assert kept.cut == blocks - uncut
     assert asked(lengths, device, alike=True) == told(lengths, alike=True)
     assert not told(lengths, alike=True).uncut, "in mixed batches"
+
+
+def test_few_queries_of_mixed_batches_are_cut_by_a_size_of_their_own() -> None:
+    """Decodes into as many pieces as there is room for, where no long block is cut."""
+    lengths = [(600, 3000)] + [(1, 5000)] * 10 + [(1, 1500)] * 38
+    call = CALL._replace(tokens=648, seqs=49, max_seqlen_q=600, max_seqlen_k=5000)
+    launch = hopper.many(call, 0, True)._replace(programs=PROGRAMS)
+    batch = cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
+    chosen = cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
+    assert launch.pipe.MIXED
+    assert chosen.size == 40, "as long as the longest"
+    assert chosen.least == 20
+    done = cuts.cut(launch, batch)
+    assert (done.cut, done.pieces) == (10, 20)

@@ -38,6 +38,7 @@ MODELS = {
     "window and sinks": LLAMA | dict(heads=64, head_dim=64, window_size=(127, -1), sinks=BF16),
     "page 128, softcap": LLAMA | dict(page_size=128, softcap=30.0, head_dim=256, heads=16),
     "x-packed": LLAMA | dict(kv_layout="x"),
+    "fp8": LLAMA | dict(cache_dtype=E4M3),
     "fp8, x-packed": LLAMA | dict(cache_dtype=E4M3, kv_layout="x"),
     "fp8, x-packed, new": LLAMA | dict(cache_dtype=E4M3, kv_layout="x", new=True),
     "head_dim 64": LLAMA | dict(head_dim=64),
@@ -122,6 +123,26 @@ def test_no_sequence_alone_needs_a_kernel_that_was_not_prepared(name: str, token
     model = Model(**MODELS[name])
     calls = (Lengths(True, 1, n, n, n + context) for n in range(1, tokens, 13) for context in (0, 5000, KEYS - n))
     assert set().union(*(variants_of(model, call, H200) for call in calls)) <= prepared(name, tokens)
+
+
+# A shard of a model, of few heads: (heads, KV heads), the most keys, and a batch of decodes beside a prefill of some.
+SHARDS = {
+    (8, 1): (20000, Lengths(True, 29, 540, 512, 20000)),
+    (8, 1, "no bounds"): (20000, Lengths(True, 30, 2077, 2077, 20000)),
+    (16, 2): (10000, Lengths(True, 30, 2077, 2077, 10000)),
+    (8, 1, "more"): (5000, Lengths(True, 120, 2167, 2048, 5000)),
+}
+
+
+@pytest.mark.parametrize("sizes", SHARDS, ids=str)
+def test_no_shard_of_a_model_needs_a_kernel_that_was_not_prepared(sizes: tuple[Any, ...]) -> None:
+    """Few rows over fp8 have a launch of their own only where there is much to read, which few heads seldom have."""
+    keys, batch = SHARDS[sizes]
+    model = Model(**MODELS["fp8"] | dict(heads=sizes[0], kv_heads=sizes[1]))
+    needed = variants_of(model, batch, H200)
+    for tried in distinct(model, batches_up_to(256, 8192, keys), H200):
+        needed -= variants_of(model, tried, H200)
+    assert not needed
 
 
 @pytest.mark.parametrize("name", MODELS)

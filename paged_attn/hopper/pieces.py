@@ -88,7 +88,7 @@ def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
 
 @triton.jit
 def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr = False):
-    """Cuts, into up to PIECES a program.  lane [SCAN] counts from 0.  ALIKE: all blocks are cut, if one is.
+    """Cuts, into up to PIECES a program.  lane [SCAN] counts from 0.  ALIKE: by one rule, first ones or last.
 
     The blocks that are left behind whole rounds are taken to be as long as the others.
     """

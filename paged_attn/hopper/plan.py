@@ -115,9 +115,14 @@ def _are_long(p: Problem) -> bool:
     """Whether sequences of uneven queries are all served as long ones are, in one list.
 
     Most are, and products take longer than memory; or there is little to read; or few rows have no kernel of their own.
+    As many keys as a sequence has queries are sure to meet these: of a context that is longer the host knows nothing.
     """
-    token_bytes = 2 * p.kv_heads * p.head_dim * p.cache.itemsize
-    if p.tokens >= MOSTLY_LONG * p.seqs or p.seqs * p.max_seqlen_k * token_bytes < LITTLE:
+    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q)
+    if p.tokens * min(p.max_seqlen_q, keys) >= MOSTLY_LONG * p.seqs * keys:
+        return True
+    # by powers of two, so that for `prepare` as many sequences as it tries stand for those between
+    seqs = triton.next_power_of_2(p.seqs)
+    if 2 * seqs * keys * p.kv_heads * p.head_dim * p.cache.itemsize < LITTLE_TO_READ:
         return True
     convert = _conversion(p)
     if convert == NONE:
@@ -174,6 +179,11 @@ def _likely_blocks(p: Problem, tokens: int) -> int:
     return p.seqs * triton.cdiv(p.max_seqlen_q, tokens) if is_even(p) else _blocks(p, tokens)
 
 
+def _may_be_longer(p: Problem) -> bool:
+    """Whether one block may have so many more keys than others that it has to be cut, however many they are."""
+    return not is_even(p) and p.max_seqlen_k > UNEVEN
+
+
 def _are_enough(p: Problem, tokens: int) -> bool:
     """Whether no block needs to be cut: there are several for each program or, of one sequence, whole rounds."""
     multiprocessors = p.device.multiprocessors
@@ -181,7 +191,7 @@ def _are_enough(p: Problem, tokens: int) -> bool:
         items = triton.cdiv(p.max_seqlen_q, tokens) * p.kv_heads
         if items >= FULL * multiprocessors * triton.cdiv(items, multiprocessors):
             return True
-    if not is_even(p) and p.max_seqlen_k > UNEVEN:
+    if _may_be_longer(p):
         return False
     return _blocks(p, tokens) * p.kv_heads >= UNCUT * multiprocessors
 
@@ -246,6 +256,8 @@ def _is_for_three(p: Problem) -> bool:
     Registers are few, and three loops have to stay close to the multiprocessor:
     no softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
     """
+    if _may_be_longer(p):
+        return False
     if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or _cap(p, NONE) > 0)):
         return False
     if p.qq_bias or p.new or (p.modified and p.window_left >= 0):
@@ -257,7 +269,7 @@ def _is_for_three(p: Problem) -> bool:
 
 
 def _is_for_four(p: Problem) -> bool:
-    """Whether four warpgroups suit blocks of sequences of as many queries: up to 64 dims have registers for it.
+    """Whether four warpgroups suit blocks: up to 64 dims have registers for it.
 
     They take a ninth less for a row, or more; but few blocks leave programs idle, and short queries rows of a block.
     """
@@ -355,8 +367,9 @@ STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 PACKED_BOX = 16  # x-packed values: rows of 32 bytes
 PACKED_BLOCKS = False  # whether blocks take x-packed caches: right where simulated, but not yet run on a GPU
-MOSTLY_LONG = 128  # tokens for each sequence from which on a batch of uneven queries is taken to be of long ones
-LITTLE = 128 << 20  # bytes of keys and values, at most, up to which it is as well
+# Uneven queries are taken to be mostly long from so many tokens for each sequence on, more where its keys may
+# be more than its queries; and up to so many bytes of keys and values.
+MOSTLY_LONG, LITTLE_TO_READ = 128, 128 << 20
 UNEVEN = 4096  # keys up to which, of uneven queries, no block is so much longer than others that it has to be cut
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
