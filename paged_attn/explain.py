@@ -107,10 +107,11 @@ def _tiles(launch: Launch, done: Cut) -> str:
     elif pipe.FP8:
         rings += f" of {'x-packed ' * pipe.PACKED}fp8, products of float16"
     elif pipe.PACKED:
-        rings += " of an x-packed cache, products from registers"
+        rings += " of an x-packed cache" + ", products from registers" * pipe.SHARES
     loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"
     warps = f"{_some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {loaders}"
     parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT)
+    parts += [f"up to {pipe.COLUMNS} rows as columns"] * (pipe.COLUMNS > 0 and not pipe.SHARES)
     parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH
     parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0) + fixed
     return text + ", ".join(parts)
@@ -126,7 +127,9 @@ def _work(launch: Launch, done: Cut) -> str:
     if done.schedule == "line":
         return f"{text}even shares of all heads' tiles: {done.parts} of {span} tiles"
     if done.schedule == "counter":
-        return f"{text}from a counter: {done.parts} items of up to {done.most} tiles"
+        mixed = launch.pipe is not None and launch.pipe.MIXED
+        counter = "two counters, of many rows and of few" if mixed else "a counter"
+        return f"{text}from {counter}: {done.parts} items of up to {done.most} tiles"
     return f"{text}a program per block: {span} tiles"
 
 

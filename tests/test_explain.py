@@ -178,7 +178,9 @@ CALLS: dict[str, dict[str, Any]] = {
     "one": dict(keys="32768"),
     "prefill": dict(queries="2048", keys="2048"),
     "chunk": dict(queries="64", keys="16384"),
-    "mixed": dict(queries="1x700,5x1", keys="1x2500,5x900"),
+    "mixed": dict(queries="1x700,63x1", keys="1x2500,63x900"),
+    "mixed over fp8": dict(queries="1x700,63x1", keys="1x2500,63x900", kv_dtype=torch.float8_e4m3fn),
+    "uneven": dict(queries="1x700,5x1", keys="1x2500,5x900"),
     "window": dict(batch=3, keys="5000", window=(100, -1)),
     "new": dict(queries="1x700,5x1", keys="1x2500,5x900", new=True),
     "new decode": dict(batch=5, keys="5000", new=True),
@@ -330,6 +332,19 @@ def test_pieces_are_told() -> None:
     assert "8 blocks are cut, into 16 pieces" in told
     told = printed("--queries 64 --keys 131072 --heads 8 --kv-heads 1 --device sm90")  # four blocks for 132 programs
     assert "from a counter: 128 items of up to 32 tiles" in told
+
+
+def test_how_uneven_queries_are_served_is_told() -> None:
+    call = "--queries 1x2048,63x1 --keys 1x2048,63x4096 --device sm90"
+    told = printed(call)
+    assert "from two counters, of many rows and of few: 1016 items" in told
+    assert "up to 8 rows as columns" in told
+    told = printed(f"{call} --kv-dtype fp8")
+    assert "for sequences of 3 queries or more" in told
+    assert "for sequences of 1 to 2 queries" in told
+    told = printed("--queries 4x2048,2x1 --keys 6x4096 --device sm90")
+    assert "from a counter" in told
+    assert "columns" not in told
 
 
 def test_even_shares_of_a_line_are_told() -> None:

@@ -79,7 +79,10 @@ def covers(p: Problem) -> bool:
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """Even shares where all sequences have few queries, blocks from a counter where some have many."""
+    """Even shares where all sequences have few queries, blocks from a counter where some have many.
+
+    Where many have few beside these, it depends on what the batch waits for: `_are_long`.
+    """
     if p.batch_invariant:
         return invariant.launches(p)
     if p.only == "decode" or not p.ragged:
