@@ -22,7 +22,7 @@ class Pipe(NamedTuple):
     BRIEF: bool = False  # as little machine code as will do, for that has to be fetched: one loader, a shorter join
     AT_ONCE: bool = False  # rows that are no columns are weighed by the maximum so far, again where that was too small
     AHEAD: bool = False  # an item's first keys are multiplied while the results before it leave
-    MIXED: bool = False  # long and short queries may meet: items come from two lists
+    MIXED: bool = False  # items come from two lists, of long and of short queries
     COLUMNS: int = 0  # few rows of queries as the columns of products; 0: rows of queries are rows
     PREFETCH: bool = False  # descriptors are fetched while the schedule is made
     PACKED: bool = False  # the cache is x-packed: packed.py

@@ -72,7 +72,7 @@ def value_tile(ring, turn, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def zero_keys_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
+def zero_values_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
     """Zero values of a tile, from position first on, outside [first_key, end_key), in words of two."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [P.ROWS // 16, 1], [1, 0])
     words = as_words(values.slots.index(turn.stage), S.TILE // P.BOX * S.DIM, P.BOX * 2)

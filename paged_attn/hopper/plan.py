@@ -90,7 +90,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     shortest = 0 if p.only is None else 2
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
-    if is_even(p) or _are_long(p) or (p.packed and p.new):
+    if is_even(p) or _are_long(p):
         return (many(p, shortest, False),)
     if _conversion(p) not in (WIDEN, WIDEN_VALUES) and not p.packed:
         return (many(p, shortest, True),)
@@ -127,6 +127,8 @@ def _are_long(p: Problem) -> bool:
     seqs = triton.next_power_of_2(p.seqs)
     if 2 * seqs * keys * p.kv_heads * p.head_dim * p.cache.itemsize < LITTLE_TO_READ:
         return True
+    if p.packed:
+        return p.new
     convert = _conversion(p)
     if convert == NONE:
         return dim_of(p) > 128 or not _block_columns(p, convert)
@@ -158,7 +160,7 @@ def _is_packed_for_blocks(p: Problem) -> bool:
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
-    """Blocks of 128, 192 or 256 rows, items from a counter; mixed: some sequences may have few queries."""
+    """Blocks of 128, 192 or 256 rows, items from a counter; mixed: from two, of sequences of many rows and of few."""
     pipe, tile = _block_pipe(p, _conversion(p), mixed)
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
@@ -202,10 +204,10 @@ def _are_enough(p: Problem, tokens: int) -> bool:
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     """(consumers of blocks, rows of each): two or four warpgroups that share one code, unless copies of it are better.
 
-    For long queries the time to fetch these does not count.  Without a polynomial an exact softcap's
-    loop is best run by warpgroups apart.
+    For long queries the time to fetch these does not count.  Without a polynomial an exact softcap's loop is best run
+    by warpgroups apart.
     """
-    # where the host knows no bound, it takes all tokens for one sequence's
+    # some are long, and an eighth of that on average: without a bound all tokens may be one sequence's
     is_long = convert == NONE and p.max_seqlen_q >= LONG and 8 * p.tokens >= LONG * p.seqs
     if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
         return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 else (2, 64)
@@ -259,15 +261,13 @@ def _is_for_three(p: Problem) -> bool:
     Registers are few, and three loops have to stay close to the multiprocessor:
     no softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
     """
-    if _may_be_longer(p):
-        return False
     if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or _cap(p, NONE) > 0)):
         return False
     if p.qq_bias or p.new or (p.modified and p.window_left >= 0):
         return False
     group = p.heads // p.kv_heads
     of_two, of_three = (_blocks(p, n * (64 // group)) for n in (2, 3))
-    enough = of_three * p.kv_heads >= UNCUT * p.device.multiprocessors
+    enough = not _may_be_longer(p) and of_three * p.kv_heads >= UNCUT * p.device.multiprocessors
     return enough and (not _are_alike(p) or _are_fewer(p, 3, of_three, of_two))
 
 
@@ -298,8 +298,8 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
     if rows == 256:
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
-    capped = p.softcap > 0 and not mixed and (p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
-    if convert == NONE and tile == 128 and (capped or (_is_short(p) and not mixed)):
+    capped = p.softcap > 0 and (p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
+    if convert == NONE and tile == 128 and not mixed and (capped or _is_short(p)):
         return 2 * keys, 2 * values, raw, 64
     return keys, values, raw, tile
 

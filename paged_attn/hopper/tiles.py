@@ -6,7 +6,7 @@ from ..kernels.scores import add_qq_bias, load_slopes
 from ..kernels.softmax import base_of
 from .asm import logistic, tanh
 from .layouts import product_layout
-from .packed import key_tile, value_tile, zero_keys_outside
+from .packed import key_tile, value_tile, zero_values_outside
 from .ring import advance, release_tile, tile_of, wait_tile, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .softmax import as_product, beside, by_thread, times, weigh, weigh_at_once
@@ -58,7 +58,7 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
     wait_tile(values, turn, P)
     if P.PACKED:
-        zero_keys_outside(values, turn, first, first_key, end_key, S, P)
+        zero_values_outside(values, turn, first, first_key, end_key, S, P)
     else:
         words = words_of(values, turn, S.TILE, S.DIM * 2)
         for i in gl.static_range(S.TILE // ROWS):
