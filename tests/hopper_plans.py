@@ -43,11 +43,6 @@ def long() -> contextlib._GeneratorContextManager[None]:
     return planned(MOSTLY_LONG=0)
 
 
-def packed() -> contextlib._GeneratorContextManager[None]:
-    """Blocks over x-packed caches, which no plan has yet."""
-    return planned(PACKED_BLOCKS=True, LITTLE_TO_READ=0)
-
-
 def shares() -> contextlib._GeneratorContextManager[None]:
     """Even shares also of many rows."""
     return planned(has_little=lambda p: True)

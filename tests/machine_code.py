@@ -16,7 +16,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -302,16 +302,56 @@ def _written(instruction: str) -> frozenset[int]:
     return frozenset(range(first, first + (int(product[1]) // 2 if product else several)))
 
 
+def _converted(instruction: str) -> frozenset[int]:
+    """The register of fp8 numbers that an instruction converts."""
+    read = re.search(r"F2FP\.F16\.E[45]M[32]\.UNPACK_B R\d+, R(\d+)", instruction)
+    return frozenset({int(read[1])} if read else ())
+
+
+@functools.cache
+def _uniform(instruction: str) -> tuple[frozenset[int], frozenset[int]]:
+    """Numbers of the uniform registers that an instruction writes and reads."""
+    name, *operands = re.sub(r"^@!?U?P\w+\s+", "", instruction).replace(",", " ").split()
+    while operands and re.fullmatch(r"!?U?P\w+", operands[0]):
+        del operands[0]
+    wide = 2 if name.startswith("U") and ".64" in name else 1
+    target = re.fullmatch(r"UR(\d+)", operands[0]) if operands else None
+    if target and re.match(r"U(?!TMA|BLK|ISETP)|R2UR|S2UR|REDUX|VOTEU|SYNCS", name):
+        del operands[0]
+    else:
+        target = None
+    written = range(int(target[1]), int(target[1]) + (2 if "WIDE" in name else wide)) if target else ()
+    read: set[int] = set()
+    for x in operands:
+        # both descriptors of a product, or the second one
+        in_row = range(2 if re.match(r"R\d", operands[1]) else 0, 4) if "gdesc" in x else range(wide)
+        read |= {int(n) + i for n in re.findall(r"UR(\d+)", x) for i in in_row}
+    return frozenset(written), frozenset(read)
+
+
 def unwritten(code: list[str]) -> int:
-    """Conversions from fp8 numbers of registers that not every way there has written.
+    """Uses of registers that not every way there has written: uniform ones, and of fp8 numbers that are converted.
 
     ptxas 12.8 makes one instruction of two conversions to fp8 whose results are stored side by side, and leaves none
-    for what else the lower one is wanted for.
+    for what else the lower one is wanted for.  And where 64-bit words that a product is told are sums of an address and
+    constants of both halves, it adds some of these to uniform registers that nobody has written.
     """
     blocks = _blocks(code)
     ways = _ways(blocks)
-    writes = [frozenset().union(*(_written(x) for x in block if not x.endswith(":"))) for block in blocks]
+    return sum(
+        _uses_of_unwritten(blocks, ways, *effects)
+        for effects in (
+            (_written, _converted),
+            (lambda x: _uniform(x)[0], lambda x: _uniform(x)[1]),
+        )
+    )
+
+
+def _uses_of_unwritten(
+    blocks: list[list[str]], ways: list[Any], written: Callable[[str], Set], read: Callable[[str], Set]
+) -> int:
     before: dict[int, frozenset[int]] = {0: frozenset()}  # written on every way to a block
+    writes = [frozenset().union(*(written(x) for x in block if not x.endswith(":"))) for block in blocks]
     changed = [0]
     while changed:
         i = changed.pop()
@@ -324,9 +364,9 @@ def unwritten(code: list[str]) -> int:
     found = 0
     for i, known in before.items():
         for x in blocks[i]:
-            read = re.search(r"F2FP\.F16\.E[45]M[32]\.UNPACK_B R\d+, R(\d+)", x)
-            found += read is not None and int(read[1]) not in known
-            known |= frozenset() if x.endswith(":") else _written(x)
+            if not x.endswith(":"):
+                found += not read(x) <= known
+                known |= written(x)
     return found
 
 

@@ -76,7 +76,15 @@ def test_what_the_hopper_kernels_lack_is_named() -> None:
     for changes, reason in (
         (dict(page_size=12), "pages of other than a multiple of 8 tokens"),
         (dict(kv_dtype=torch.float8_e4m3fn, head_dim=64), "an fp8 cache of head_dim up to 64, few queries"),
-        (dict(layout="x-packed", queries="2048"), "an x-packed cache with more than few rows"),
+        (
+            dict(layout="x-packed", kv_dtype=torch.float8_e4m3fn, queries="2048"),
+            "more than few rows or new keys over an x-packed cache",
+        ),
+        (
+            dict(layout="x-packed", page_size=8, queries="2048"),
+            "but by prefills over 16 bits in pages of 16 n tokens",
+        ),
+        (dict(layout="x-packed", batch_invariant=True), "batch_invariant over an x-packed cache"),
         (dict(batch_invariant=True, heads=1024, head_dim=256), "more than 64 heads on a KV head nor batch_invariant"),
         (dict(new=True, kv_dtype=torch.float8_e4m3fn), "keys outside the cache of another type"),
     ):

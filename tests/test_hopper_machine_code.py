@@ -29,6 +29,8 @@ HOPPER = (
     "long exact softcap of 10",
     "prompts", "prompts of 2048", "prompts window sinks", "prompts head_dim 64 alibi", "prompts new softcap",
     "prefills e4m3, no lse", "prefills e4m3 head_dim 64", "prefills e4m3 head_dim 64, no lse", "mixed e4m3, no lse",
+    "prompts x-packed", "prompts x-packed head_dim 64", "chunk x-packed head_dim 256", "chunk x-packed new",
+    "long x-packed",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
@@ -36,6 +38,7 @@ ROWS = {
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3,
     "long softcap of 10": 3, "long exact softcap of 10": 2,
     "mixed all fp8": 2, "mixed all fp8, no lse": 2,
+    "long x-packed": 3, "chunk x-packed new": 2,
 }  # fmt: skip
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
@@ -50,6 +53,7 @@ MORE_CODE = {
     "prompts": 49, "prompts of 2048": 64,
     "prompts window sinks": 53, "prompts head_dim 64 alibi": 43, "prompts new softcap": 66,
     "long head_dim 64": 46, "long head_dim 64, no window": 43,
+    "prompts x-packed": 50, "prompts x-packed head_dim 64": 44, "chunk x-packed head_dim 256": 56,
 }  # fmt: skip
 BESIDE_BLOCKS = {"mixed e4m3": 47, "mixed e4m3, no lse": 44}  # of the even shares of a second launch
 # Barriers of all threads in a loop over keys, of warpgroups that share one code and of three consumers: where the
@@ -61,9 +65,13 @@ MEET = {
     "prompts new softcap": 8, "speculate 32": 2, "speculate 32 tree": 2, "speculate 64": 2,
     "long": 0, "long fp16": 0, "long alibi": 0, "long softcap": 0, "long head_dim 64": 0,
     "long exact softcap": 0, "long softcap of 10": 0,
-    "long head_dim 64, no window": 0,
+    "long head_dim 64, no window": 0, "prompts x-packed": 0, "prompts x-packed head_dim 64": 0,
+    "chunk x-packed head_dim 256": 0, "chunk x-packed new": 8, "long x-packed": 0,
 }  # fmt: skip
-RESULTS = {"prompts head_dim 64 alibi": 8}  # exchanges of a thread: of 128 dims of two rows, of four at a time two
+RESULTS = {
+    "prompts head_dim 64 alibi": 8,
+    "prompts x-packed head_dim 64": 8,
+}  # exchanges of a thread: of 128 dims of two rows, of four at a time two
 # Of a softcap for a score of a thread: tanh and an exponential, or two exponentials and a reciprocal; and of rows.
 TANH_FUNCTIONS, EXACT_FUNCTIONS, OF_ROWS = 2, 3, 4
 EXACT = {"mixed softcap": 64, "long exact softcap of 10": 32}  # scores
@@ -77,6 +85,7 @@ ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima r
 # Three consumers carry weights in words, and so do four warpgroups, which nothing takes apart.
 IN_WORDS = (
     "long", "long fp16", "long alibi", "long softcap of 10", "long head_dim 64", "long head_dim 64, no window",
+    "long x-packed",
 )  # fmt: skip
 MATRICES = 16  # four at a time of 8 x 8 numbers: 64 keys and values of 128 dims with each warp
 CUT = (  # blocks that are joined where the piece is that was done last
@@ -148,7 +157,7 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     if facts["reused_barriers"]:
         yield "uses memory of barriers that were not invalidated"
     if facts["unwritten"]:
-        yield f"converts {facts['unwritten']} registers that not every way there has written"
+        yield f"uses {facts['unwritten']} registers that not every way there has written"
     if not facts["operations"].get("UTMALDG"):
         yield "does not use the copy engine"
     if facts["boxes_in_loops_of_their_own"]:
@@ -349,12 +358,28 @@ def test_conversions_of_what_nobody_wrote_are_found() -> None:
     assert machine_code.unwritten([convert]) == 1
     assert machine_code.unwritten(["LDS.64 R0, [R9]", "STS [R2], R2", "FADD R1, R2, R2", convert]) == 1
     assert all(machine_code.unwritten([x, convert]) == 0 for x in written)
-    assert machine_code.unwritten(["HGMMA.64x8x16.F32 R0, gdesc[UR4], R0", convert]) == 0
+    words = ["ULDC.64 UR4, c[0x0][0x218]", "UIMAD.WIDE.U32 UR6, UR5, UR4, URZ"]
+    assert machine_code.unwritten([*words, "HGMMA.64x8x16.F32 R0, gdesc[UR4], R0", convert]) == 0
     # on one of two ways, and in a loop only behind it
     branch = ["@P0 BRA `(.L_x_0)", "MOV R2, R5", ".L_x_0:", convert, "EXIT"]
     assert machine_code.unwritten(branch) == 1
     assert machine_code.unwritten(["MOV R2, R4", *branch]) == 0
     assert machine_code.unwritten([".L_x_1:", convert, "MOV R2, R5", "@P0 BRA `(.L_x_1)", "EXIT"]) == 1
+
+
+def test_uses_of_uniform_registers_that_nobody_wrote_are_found() -> None:
+    """As of what a product was told of keys of 128 dims, the third 16 of them on."""
+    made = ["R2UR UR4, R7", "@P0 S2UR UR7, SR_CTAID.X", "UMOV UR5, 0x40000040", "UIADD3 UR6, UP1, UR7, 0x80010, URZ"]
+    product, of_registers = "HGMMA.64x64x16 R8, gdesc[UR4], R8", "HGMMA.64x64x16 R8, R40, gdesc[UR4], R8"
+    assert machine_code.unwritten([*made, product]) == 0
+    assert machine_code.unwritten([*made[:1], *made[2:], product]) == 2
+    assert machine_code.unwritten([*made[1:], product]) == 1
+    assert machine_code.unwritten([*made[1:2], *made[3:], of_registers]) == 0
+    high = "UIADD3.X UR7, UR9, 0x80080, URZ, UP0, !UPT"
+    assert machine_code.unwritten([*made, high, product]) == 1
+    assert machine_code.unwritten([*made, "UIADD3.64 UR8, UR4, 0x400, URZ", high, product]) == 0
+    assert machine_code.unwritten([*made, "UISETP.GE.AND UP0, UPT, UR4, UR9, UPT"]) == 1
+    assert machine_code.unwritten([*made, "UTMALDG.4D [UR4], [UR8]", "SYNCS.PHASECHK.TRANS64 P1, [UR10+0x8], R1"]) == 2
 
 
 def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
@@ -365,7 +390,7 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
         innermost=[loop], under_products=[], code_bytes=116 << 10, loops_in_turn=0, named_barriers=[0, 14],
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in complaints(facts))
-    assert found == "takes spills has is stores uses converts does sends spills waits waits rescales converts does"
+    assert found == "takes spills has is stores uses uses does sends spills waits waits rescales converts does"
     divided = facts | dict(
         variant="long exact softcap of 10", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1, BAR=1)]
     )

@@ -43,9 +43,11 @@ LEFT_OF_PACKED: list[dict[str, Any]] = [
     dict(rows_per_page=0),
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32, rows_per_page=0),
     dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64),
-    dict(max_seqlen_q=9),
-    dict(head_dim=192, max_seqlen_q=3),
-    dict(new=True, new_box=True),
+    dict(cache=torch.float8_e4m3fn, compute=torch.float16, max_seqlen_q=9),
+    dict(page_size=24, max_seqlen_q=9),
+    dict(page_size=24, head_dim=192, max_seqlen_q=3),
+    dict(page_size=8, new=True, new_box=True),
+    dict(new=True, new_box=True, ragged=False),
     dict(batch_invariant=True),
 ]
 

@@ -136,6 +136,11 @@ HOPPER = {
     "prompts window sinks": PROMPTS | dict(window_size=(127, -1), sinks=True),
     "prompts head_dim 64 alibi": PROMPTS | dict(head_dim=64, alibi=True),
     "prompts new softcap": PROMPTS | dict(new=True, softcap=30.0),
+    "prompts x-packed": PROMPTS | dict(layout="x"),
+    "prompts x-packed head_dim 64": PROMPTS | dict(layout="x", head_dim=64),
+    "chunk x-packed head_dim 256": PREFILL | dict(layout="x", head_dim=256),
+    "chunk x-packed new": PREFILL | dict(layout="x", new=True),
+    "long x-packed": LONG_PREFILL | dict(layout="x"),
     "long": LONG_PREFILL,
     "long head_dim 64": PREFILL
     | dict(query_lens=(16384,), seq_lens=(16384,), head_dim=64, window_size=(127, -1), sinks=True),

@@ -64,6 +64,7 @@ class Ring(NamedTuple):
     empty: Any
     full_at: Any  # their addresses, where the consumer's warpgroups wait each for itself; otherwise never used
     empty_at: Any
+    at: Any  # address of the first slot, of keys that assembly multiplies; otherwise never used
 
 
 class Gates(NamedTuple):
@@ -88,6 +89,14 @@ class Queries(NamedTuple):
     empty: Any  # as in Ring, of slots in turn; otherwise never used
     full_at: Any
     empty_at: Any
+    at: Any  # as in Ring
+
+
+class QueryRows(NamedTuple):
+    """A consumer's queries of one block."""
+
+    parts: Any  # matrices [R, D] whose sum they are
+    at: Any  # address of the first, where it is known
 
 
 class Rings(NamedTuple):

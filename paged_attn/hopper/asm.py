@@ -530,20 +530,30 @@ def words_beside(a, b, c, d, DTYPE: gl.constexpr):
     return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=_TWO, is_pure=False, pack=1)
 
 
-# What lies behind an array of barriers, so that its address can be found.
+# What lies behind an array of barriers, or in the first slot of a ring, so that its address can be found.
 TAG = gl.constexpr(0x0B5E55EDBA221E25)
-# From the end of shared memory downwards, 32 words of 64 bits at a time; a tag that is nowhere stops the program.
-_FIND = gl.constexpr(
-    "{ .reg .pred found, inside; .reg .b32 base, at, lane; .reg .b64 word; "
-    "bar.warp.sync 0xffffffff; mov.u32 base, global_smem; mov.u32 at, %dynamic_smem_size; "
-    "and.b32 at, at, 0xfffffff8; add.u32 at, at, base; "
-    "mov.u32 lane, %laneid; shl.b32 lane, lane, 3; sub.u32 at, at, lane; sub.u32 at, at, 8; mov.u32 $0, 0; "
-    "NEXT: setp.ge.u32 inside, at, base; setp.ne.u32 found, base, base; "
-    "@inside ld.shared.b64 word, [at]; @inside setp.eq.b64 found, word, $1; @found mov.u32 $0, at; "
-    "vote.sync.any.pred found, found, 0xffffffff; @found bra FOUND; "
-    "vote.sync.any.pred inside, inside, 0xffffffff; sub.u32 at, at, 256; @inside bra NEXT; trap; "
-    "FOUND: redux.sync.max.u32 $0, $0, 0xffffffff; }"
-)
+
+
+@triton.constexpr_function
+def _find(unit):
+    """From the end of shared memory downwards, 32 units of so many bytes at a time.
+
+    A tag that no unit begins with stops the program.
+    """
+    return (
+        "{ .reg .pred found, inside; .reg .b32 base, at, lane; .reg .b64 word; "
+        "bar.warp.sync 0xffffffff; mov.u32 base, global_smem; mov.u32 at, %dynamic_smem_size; "
+        f"and.b32 at, at, {2**32 - unit:#x}; add.u32 at, at, base; "
+        f"mov.u32 lane, %laneid; shl.b32 lane, lane, {unit.bit_length() - 1}; sub.u32 at, at, lane;"
+        f" sub.u32 at, at, {unit}; mov.u32 $0, 0; "
+        "NEXT: setp.ge.s32 inside, at, base; setp.ne.u32 found, base, base; "
+        "@inside ld.shared.b64 word, [at]; @inside setp.eq.b64 found, word, $1; @found mov.u32 $0, at; "
+        "vote.sync.any.pred found, found, 0xffffffff; @found bra FOUND; "
+        f"vote.sync.any.pred inside, inside, 0xffffffff; sub.u32 at, at, {32 * unit}; @inside bra NEXT; trap; "
+        "FOUND: redux.sync.max.u32 $0, $0, 0xffffffff; }"
+    )
+
+
 _AWAIT = gl.constexpr(
     "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }"
 )
@@ -560,9 +570,10 @@ _ARRIVE = gl.constexpr(
 
 
 @gluon.jit
-def find_tag(tag):
-    """Address in shared memory of the last tag, of which the warp has written one."""
-    return gl.inline_asm_elementwise(_FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
+def find_tag(tag, UNIT: gl.constexpr = 8):
+    """Address in shared memory of the last tag, of which the warp has written one, at a multiple of UNIT bytes."""
+    FIND: gl.constexpr = _find(UNIT)
+    return gl.inline_asm_elementwise(FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -634,6 +645,54 @@ def take_turn():
 def give_turn():
     """To the other warpgroup."""
     _execute(_GIVE_TURN)
+
+
+@triton.constexpr_function
+def _cores(rows, columns, dims, dtype):
+    """A product of each warpgroup, of 64 of `rows` rows, from the address of its queries and that of the keys.
+
+    The first are swizzled rows of 128 bytes, 64 dims beside the next 64; the others matrices of 8 keys x 16 bytes, the
+    dims of 8 keys before those of the next 8.
+    """
+    n = columns // 2
+    numbers = ",".join(f"${i}" for i in range(n))
+    text = (
+        "{ .reg .b32 q, k, q_form, k_form; .reg .b64 a, b; wgmma.fence.sync.aligned;"
+        f" shr.u32 q, ${n}, 4; shr.u32 k, ${2 * n}, 4; add.u32 k, k, {8 << 16};"
+        f" mov.u32 q_form, {1 << 30 | 64}; mov.u32 k_form, {dims};"
+    )
+    if rows > 64:
+        text += " .reg .b32 group; mov.u32 group, %tid.x; shr.u32 group, group, 7; mad.lo.u32 q, group, 512, q;"
+    for i in range(dims // 16):
+        text += (
+            f" .reg .b32 q{i}, k{i}; add.u32 q{i}, q, {i // 4 * rows * 8 + i % 4 * 2}; add.u32 k{i}, k, {i * 16};"
+            f" mov.b64 a, {{q{i}, q_form}}; mov.b64 b, {{k{i}, k_form}};"
+            f" wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype}"
+            f" {{{numbers}}}, a, b, {min(i, 1)}, 1, 1, 0, 0;"
+        )
+    return text + " wgmma.commit_group.sync.aligned; }"
+
+
+@triton.constexpr_function
+def _in_cores(columns):
+    return ",".join(["=f"] * (columns // 2) + ["r"] * columns)
+
+
+@gluon.jit
+def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
+    """Start the product of queries [R, DIM] and keys [N, DIM] at these addresses, scores [R, N] once it is waited for.
+
+    Of the same descriptors Triton 3.6 counts a base offset from product to product where nothing is swizzled, and for
+    words that differ in both halves ptxas 12.8 adds to uniform registers that nobody has written.
+    """
+    ROWS: gl.constexpr = scores.shape[0]
+    COLUMNS: gl.constexpr = scores.shape[1]
+    ASM: gl.constexpr = _cores(ROWS, COLUMNS, DIM, "bf16" if gl.bfloat16 == DTYPE else "f16")
+    IN: gl.constexpr = _in_cores(COLUMNS)
+    nothing = gl.full([ROWS, COLUMNS], 0, gl.int32, scores.type.layout)
+    return gl.inline_asm_elementwise(
+        ASM, IN, [nothing + q_at, nothing + k_at], dtype=gl.float32, is_pure=False, pack=COLUMNS // 2
+    )
 
 
 _BRING = gl.constexpr(

@@ -8,7 +8,7 @@ import torch
 
 from ..kernels.args import KV, Rows, Shape
 from .args import Pipe
-from .shapes import LONGEST
+from .shapes import CORE_KEYS, LONGEST, ROW_VALUES
 from .shim import TensorDescriptor, gl
 
 _GLUON = {
@@ -17,14 +17,13 @@ _GLUON = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
 }
-CORE = 8  # keys, and dims of 16 bits, that lie side by side for a product: a matrix of 8 x 16 bytes
 _FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bits
 
 
 @functools.cache
 def _layout(shape: tuple[int, ...], dtype: torch.dtype, swizzle: int) -> gl.NVMMASharedLayout:
-    if len(shape) == 4:  # x-packed: as it lies in memory, but for values that are right operands
-        return gl.NVMMASharedLayout(swizzle, dtype.itemsize * 8, 4)
+    if len(shape) > 3:  # x-packed: as it lies in memory, but for values that are right operands
+        return gl.NVMMASharedLayout(swizzle, dtype.itemsize * 8, len(shape))
     return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
 
 
@@ -39,7 +38,7 @@ def _box(
 def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart."""
     if pipe.PACKED:
-        return _packed_box(kv, shape, pipe)
+        return _packed_box(kv, shape, pipe) if pipe.SHARES else _core_box(kv, shape, pipe)
     rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
     sizes = [rows, shape.KV_HEADS, shape.HEAD_DIM]
     return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
@@ -51,14 +50,27 @@ def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     Whole pages that are one piece of memory are boxes of long rows.
     """
     run = kv.RUN.value
-    keys = pipe.BOX if pipe.SHARES or run == 1 else CORE
-    runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, keys * run]
+    runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, pipe.BOX * run]
     step = kv.stride_run
-    if pipe.SHARES and pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
+    if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
         runs, row, step, box = runs * row // LONGEST, LONGEST, LONGEST, [runs * row // LONGEST, LONGEST]
     pages = kv.ptr.shape[0]
     sizes, strides = [pages, shape.KV_HEADS, runs, row], [kv.stride_page, kv.stride_head, step, 1]
-    return _box(kv, sizes, strides, (1, 1, *box), swizzle=0 if pipe.SHARES or run > 1 else 2 * pipe.BOX)
+    return _box(kv, sizes, strides, (1, 1, *box))
+
+
+def _core_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """An x-packed cache as [pages, heads, groups of keys, runs, group x run]: a product reads what such boxes leave.
+
+    Of keys the last two axes are matrices of 8 x 16 bytes, of values rows of 32 bytes, one for each dim.
+    """
+    run = kv.RUN.value
+    group = CORE_KEYS if run > 1 else ROW_VALUES
+    pages, runs = kv.ptr.shape[0], shape.HEAD_DIM // run
+    sizes = [pages, shape.KV_HEADS, shape.PAGE // group, runs, group * run]
+    strides = [kv.stride_page, kv.stride_head, group * run, kv.stride_run, 1]
+    box = (1, 1, pipe.BOX // group, shape.DIM // run, group * run)
+    return _box(kv, sizes, strides, box, swizzle=0 if run > 1 else 32)
 
 
 def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:

@@ -57,7 +57,7 @@ def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
     """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
     if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
-        return rows_of(rings.queries, done, 0, S, P)[0].slice(64, P.COLUMNS, dim=0)
+        return rows_of(rings.queries, done, 0, S, P).parts[0].slice(64, P.COLUMNS, dim=0)
     elif is_early(S, P):
         return rings.room.index(i % 2)
     else:
@@ -198,7 +198,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         scale = score_scale(scales, kv_head)
         scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
         span = visible_range(block, mods, TOKENS)
-        q = rows_of(queries, done, 0, S, P)[0].slice(0, N, dim=0)
+        q = rows_of(queries, done, 0, S, P).parts[0].slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         leave_queries(queries, done, S, P)

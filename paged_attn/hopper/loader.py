@@ -1,7 +1,7 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
 from ..kernels.schedule import gap_before, in_cache
-from .packed import boxes_of, keys_in, places_of_slot
+from .packed import boxes_of, places_of_slot
 from .ring import advance, wait_empty
 from .shim import gl, gluon, load_box, mbarrier
 
@@ -23,15 +23,15 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 
 @gluon.jit
-def page_rows(table, tile, first, end, PART: gl.constexpr, BOX: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """First cache rows, or pages of an x-packed cache, of the boxes of one loader's part of a tile.
 
     Pages without a live key are not followed.
     """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     rows = ()
-    for i in gl.static_range(PART_KEYS // BOX):
-        pos = tile * S.TILE + PART * PART_KEYS + i * BOX
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        pos = tile * S.TILE + PART * PART_KEYS + i * P.BOX
         page = pos // S.PAGE
         live = (page >= first // S.PAGE) & (pos < end)
         row = gl.load(table + page, mask=live, other=0) * P.ROWS_PER_PAGE
@@ -59,20 +59,25 @@ def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 def fill(box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Send for one loader's part of the next slot's tile."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
-    BOX: gl.constexpr = keys_in(box.block_shape, S.DIM)
+    AXES: gl.constexpr = len(box.block_shape)
     full = ring.full.index(turn.stage)
     wait_empty(ring, turn)
     mbarrier.expect(full, PART_KEYS * S.DIM * (ring.slots.dtype.primitive_bitwidth // 8))
-    PACKED: gl.constexpr = len(box.block_shape) == 4
     slot = ring.slots.index(turn.stage)
-    if PACKED and not P.SHARES:
-        slot = boxes_of(slot, box, S)
-    for i in gl.static_range(PART_KEYS // BOX):
-        if PACKED:
-            first = (tile * S.TILE + PART * PART_KEYS + i * BOX) % S.PAGE * places_of_slot(box.block_shape, BOX)
-            load_box(box, [rows[i], kv_head, 0, first], full, slot.slice(PART * (PART_KEYS // BOX) + i, 1, dim=0))
+    if AXES == 5:
+        slot = boxes_of(slot, box, S, P)
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        first = (tile * S.TILE + PART * PART_KEYS + i * P.BOX) % S.PAGE
+        if AXES == 5:  # x-packed, in groups of keys
+            group = first // (P.BOX // box.block_shape[2])
+            part = slot.slice(PART * (PART_KEYS // P.BOX) + i, 1, dim=0)
+            load_box(box, [rows[i], kv_head, group, 0, 0], full, part)
+        elif AXES == 4:
+            gl.static_assert(P.LOADERS == 1)
+            place = first * places_of_slot(box.block_shape, P.BOX)
+            load_box(box, [rows[i], kv_head, 0, place], full, slot.slice(i, 1, dim=0))
         else:
-            part = slot.slice(PART * PART_KEYS + i * BOX, BOX, dim=0)
+            part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
             load_box(box, [rows[i], kv_head, 0], full, part)
 
 
@@ -96,12 +101,12 @@ def load_tile(
     if S.APART:
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
-            rows = page_rows(table, tile, first_key, context_len, PART, keys_in(box.block_shape, S.DIM), S, P)
+            rows = page_rows(table, tile, first_key, context_len, PART, S, P)
             fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
         else:
             fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, S, P)
     else:
-        rows = page_rows(table, tile, first_key, block.seq_len, PART, keys_in(box.block_shape, S.DIM), S, P)
+        rows = page_rows(table, tile, first_key, block.seq_len, PART, S, P)
         fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
     return advance(turn, STAGES)
 
@@ -118,7 +123,7 @@ def load_both(
             value_box, new_value_box, values, turn, table, block, kv_head, tile, first_key, 0, STAGES, S, P
         )
     else:
-        rows = page_rows(table, tile, first_key, block.seq_len, 0, P.BOX, S, P)
+        rows = page_rows(table, tile, first_key, block.seq_len, 0, S, P)
         fill(key_box, keys, turn, rows, tile, kv_head, 0, S, P)
         fill(value_box, values, turn, rows, tile, kv_head, 0, S, P)
         return advance(turn, STAGES)

@@ -4,8 +4,6 @@ As left operands of products they pass through registers, for a thread's numbers
 ones they are multiplied where they lie, if boxes of keys are of 8 of them, and those of values rows of 32 bytes.
 """
 
-import math
-
 import triton
 
 from .asm import widen_pair_apart
@@ -23,12 +21,6 @@ from .shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 IN_ORDER_3, IN_ORDER_4 = (gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [*range(n)][::-1])) for n in (3, 4))
 
 
-@triton.constexpr_function
-def keys_in(shape, dim):
-    """Keys that a box has, or as many values."""
-    return math.prod(shape) // dim
-
-
 @gluon.jit
 def make_boxes(box, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Slots of a ring, each the boxes of a tile."""
@@ -42,32 +34,18 @@ def places_of_slot(shape, box):
     return max(1, shape[3] // box)
 
 
-@triton.constexpr_function
-def boxes_shape(shape, tile, dim):
-    """A slot as the boxes of this shape that make a tile."""
-    return [tile // keys_in(shape, dim), *shape[1:]]
-
-
 @gluon.jit
-def boxes_of(slot, box, S: gl.constexpr):
+def boxes_of(slot, box, S: gl.constexpr, P: gl.constexpr):
     """A slot of [TILE, 1, DIM] as boxes of a tile."""
-    SHAPE: gl.constexpr = boxes_shape(box.block_shape, S.TILE, S.DIM)
-    return reinterpret(slot, slot.dtype, SHAPE, box.layout)
+    SHAPE: gl.constexpr = box.block_shape
+    return reinterpret(slot, slot.dtype, [S.TILE // P.BOX, 1, SHAPE[2], SHAPE[3], SHAPE[4]], box.layout)
 
 
 @gluon.jit
-def key_tile(ring, turn, S: gl.constexpr):
-    """The slot's keys as a matrix [TILE, DIM] that a product can be told of."""
+def value_tile(ring, turn, S: gl.constexpr):
+    """The slot's values, rows of 16 for each dim, as a matrix [TILE, DIM] that a product can be told of."""
     slot = ring.slots.index(turn.stage)
-    boxes = reinterpret(slot, slot.dtype, [S.TILE // 8, S.DIM // 8, 8, 8], gl.NVMMASharedLayout(0, 16, 4))
-    return boxes.permute((0, 2, 1, 3)).reshape([S.TILE, S.DIM])
-
-
-@gluon.jit
-def value_tile(ring, turn, S: gl.constexpr, P: gl.constexpr):
-    """The same of values."""
-    slot = ring.slots.index(turn.stage)
-    boxes = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM, P.BOX], gl.NVMMASharedLayout(2 * P.BOX, 16, 3))
+    boxes = reinterpret(slot, slot.dtype, [S.TILE // 16, S.DIM, 16], gl.NVMMASharedLayout(32, 16, 3))
     return boxes.permute((1, 0, 2)).reshape([S.DIM, S.TILE]).permute((1, 0))
 
 
@@ -75,10 +53,10 @@ def value_tile(ring, turn, S: gl.constexpr, P: gl.constexpr):
 def zero_values_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
     """Zero values of a tile, from position first on, outside [first_key, end_key), in words of two."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [P.ROWS // 16, 1], [1, 0])
-    words = as_words(values.slots.index(turn.stage), S.TILE // P.BOX * S.DIM, P.BOX * 2)
-    row = gl.arange(0, S.TILE // P.BOX * S.DIM, layout=gl.SliceLayout(1, LAYOUT))
-    pair = gl.arange(0, P.BOX // 2, layout=gl.SliceLayout(0, LAYOUT))
-    pos = first + gl.expand_dims(row // S.DIM * P.BOX, 1) + gl.expand_dims(2 * pair, 0)
+    words = as_words(values.slots.index(turn.stage), S.TILE // 16 * S.DIM, 32)
+    row = gl.arange(0, S.TILE // 16 * S.DIM, layout=gl.SliceLayout(1, LAYOUT))
+    pair = gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    pos = first + gl.expand_dims(row // S.DIM * 16, 1) + gl.expand_dims(2 * pair, 0)
     lower = gl.where((pos >= first_key) & (pos < end_key), 0xFFFF, 0)
     upper = gl.where((pos + 1 >= first_key) & (pos + 1 < end_key), 0xFFFF, 0)
     words.store(words.load(LAYOUT) & (lower | (upper << 16)))

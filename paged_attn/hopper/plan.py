@@ -16,6 +16,7 @@ from .shapes import (
     COLUMNS,
     ONE_WARP,
     PACKED_COLUMNS,
+    ROW_VALUES,
     dim_of,
     has_tanh,
     is_boxed,
@@ -45,9 +46,10 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: p.cache.itemsize != 1 or p.head_dim <= 128 or _few_rows(p), "an fp8 cache of head_dim above 128"),
     (
-        lambda p: not p.packed or p.cache.itemsize > 2 or _takes_packed(p),
-        "an x-packed cache with more than few rows, new keys or batch_invariant",
+        lambda p: not p.packed or p.cache.itemsize > 2 or p.batch_invariant or _takes_packed(p),
+        "more than few rows or new keys over an x-packed cache, but by prefills over 16 bits in pages of 16 n tokens",
     ),
+    (lambda p: not p.packed or not p.batch_invariant, "batch_invariant over an x-packed cache"),
     (
         lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2 or (p.packed and not _takes_packed(p)),
         "a cache not in steps of 16 bytes",
@@ -156,7 +158,7 @@ def _takes_packed(p: Problem) -> bool:
 
 def _is_packed_for_blocks(p: Problem) -> bool:
     """Whether tiles of an x-packed cache can be multiplied as they are."""
-    return PACKED_BLOCKS and p.cache.itemsize == 2 and p.page_size % PACKED_BOX == 0 and p.ragged and p.only != "decode"
+    return p.cache.itemsize == 2 and p.page_size % ROW_VALUES == 0 and p.ragged and p.only != "decode"
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
@@ -339,7 +341,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         TANH=has_tanh(p),
         TERMS=terms,
         LOADERS=loaders,
-        BOX=PACKED_BOX if p.packed else math.gcd(p.page_size, tile // loaders),
+        BOX=math.gcd(p.page_size, tile // loaders),
         PACKED=p.packed,
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
@@ -368,8 +370,6 @@ STAGES = {
 # likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
 STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
-PACKED_BOX = 16  # x-packed values: rows of 32 bytes
-PACKED_BLOCKS = False  # whether blocks take x-packed caches: right where simulated, but not yet run on a GPU
 # Uneven queries are taken to be mostly long from so many tokens for each sequence on, more where its keys may
 # be more than its queries; and up to so many bytes of keys and values.
 MOSTLY_LONG, LITTLE_TO_READ = 128, 128 << 20

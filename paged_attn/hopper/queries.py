@@ -4,9 +4,9 @@ import triton
 
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
-from .args import Queries, Turn, is_shared, query_parts
+from .args import Queries, QueryRows, Turn, is_shared, query_parts
 from .asm import arrive_at, await_at, bring_near, e4m3_in_two
-from .ring import QUERIES, as_words, gate, wait_released
+from .ring import QUERIES, address_of, as_words, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
@@ -45,7 +45,8 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
         full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(full.index(i), count=1)
-    return Queries(slots, full, empty, full_at, empty_at)
+    at = address_of(slots, QUERIES, P) if P.PACKED and not P.SHARES else 0
+    return Queries(slots, full, empty, full_at, empty_at, at)
 
 
 @gluon.jit
@@ -106,16 +107,14 @@ def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A consumer's queries as matrices [R, D]: parts whose sum they are."""
+    """A consumer's queries."""
     PARTS: gl.constexpr = query_parts(P)
+    first = turn_of(done, S).stage if is_shared(P) and P.QUERY_BOX else NUMBER * PARTS
     parts = ()
     for i in gl.static_range(PARTS):
-        if is_shared(P) and P.QUERY_BOX:
-            slot = queries.slots.index(turn_of(done, S).stage)
-        else:
-            slot = queries.slots.index(NUMBER * PARTS + i)
+        slot = queries.slots.index(first + i)
         parts = parts + (slot.reshape([slot.shape[0] * slot.shape[1], S.DIM]),)  # type: ignore[assignment]
-    return parts
+    return QueryRows(parts, queries.at + first * (P.ROWS * S.DIM * 2))
 
 
 @gluon.jit
@@ -163,7 +162,7 @@ def take_queries(
         x = loaded.parts[0]
         if P.SHARES and P.FP8 > 0:
             x = scatter(x, ROWS, S)
-        slots = rows_of(queries, done, NUMBER, S, P)
+        slots = rows_of(queries, done, NUMBER, S, P).parts
         unit = loaded.unit
         if query_parts(P) == 2:
             store_in_two(slots[0], slots[1], x, S, P)

@@ -104,6 +104,17 @@ def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, S
 
 
 @gluon.jit
+def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
+    """Where slots of a kind lie in shared memory: each warp leaves a tag in the first one, and finds it."""
+    WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
+    OWN_TAG: gl.constexpr = TAG + 1 + KIND
+    words = reinterpret(slots.index(0), gl.int64, [slots.shape[1] * slots.shape[2] * slots.shape[3] // 4], WORDS)
+    words.slice(0, 32, dim=0).store(gl.full([32], OWN_TAG, gl.int64, THREADS))
+    return find_tag(gl.to_tensor(OWN_TAG), 1024)
+
+
+@gluon.jit
 def make_ring(
     dtype: gl.constexpr,
     ROWS: gl.constexpr,
@@ -120,7 +131,7 @@ def make_ring(
 def ring_of(slots, STAGES: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
     """An empty ring of these slots."""
     full, empty = make_barriers(STAGES, FILLERS, READERS)
-    return Ring(slots, full, empty, 0, 0)
+    return Ring(slots, full, empty, 0, 0, 0)
 
 
 @gluon.jit
@@ -139,7 +150,9 @@ def make_read_ring(
         gl.static_assert(STAGES <= DEPTH)
         full, full_at = gate(gates, KIND)
         empty, empty_at = gate(gates, KIND + 1)
-        return Ring(make_slots(dtype, ROWS, COLUMNS, STAGES), full, empty, full_at, empty_at)
+        slots = make_slots(dtype, ROWS, COLUMNS, STAGES)
+        at = address_of(slots, KIND, P) if P.PACKED and KIND == KEYS else 0
+        return Ring(slots, full, empty, full_at, empty_at, at)
     else:
         return make_ring(dtype, ROWS, COLUMNS, STAGES, FILLERS, P.CONSUMERS * threads_of(P.ROWS))
 

@@ -13,6 +13,8 @@ from .args import Pipe
 ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
 ONE_WARP = 32  # and within a warp
 LONGEST = 256  # elements of a box along an axis
+# of an x-packed cache, side by side for a product: keys, of 8 dims each, and values of a dim
+CORE_KEYS, ROW_VALUES = 8, 16
 COLUMNS = 8  # rows of 16-bit queries up to which they are columns
 PACKED_COLUMNS = 32  # over x-packed caches, whose keys pass through registers; of heads beyond 128 dims 8
 

@@ -4,9 +4,9 @@ from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
 from ..kernels.scores import add_qq_bias, load_slopes
 from ..kernels.softmax import base_of
-from .asm import logistic, tanh
+from .asm import logistic, multiply_cores, tanh
 from .layouts import product_layout
-from .packed import key_tile, value_tile, zero_values_outside
+from .packed import value_tile, zero_values_outside
 from .ring import advance, release_tile, tile_of, wait_tile, words_of
 from .shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .softmax import as_product, beside, by_thread, times, weigh, weigh_at_once
@@ -27,12 +27,16 @@ def value_scale(scales, kv_head):
 
 @gluon.jit
 def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Start <q, k> of the next tile, q in parts; its result is there after a wait.  there: as in `ring.wait_full`."""
+    """Start <q, k> of the next tile; its result is there after a wait.  there: as in `ring.wait_full`."""
     scores = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_KEYS, P.ROWS))
     wait_tile(keys, turn, P, there)
-    k = (key_tile(keys, turn, S) if P.PACKED else tile_of(keys, turn, S)).permute((1, 0))
-    for i in gl.static_range(len(q)):
-        scores = warpgroup_mma(q[i], k, scores, use_acc=i > 0, is_async=True)
+    if P.PACKED:
+        at = keys.at + turn.stage * (S.TILE * S.DIM * 2)
+        scores = multiply_cores(q.at, at, scores, keys.slots.dtype, S.DIM)
+    else:
+        k = tile_of(keys, turn, S).permute((1, 0))
+        for i in gl.static_range(len(q.parts)):
+            scores = warpgroup_mma(q.parts[i], k, scores, use_acc=i > 0, is_async=True)
     return scores
 
 
@@ -43,7 +47,7 @@ def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.
     if P.FP8_PRODUCTS:
         v = values.slots.index(turn.stage).reshape([S.DIM, S.TILE]).permute((1, 0))
     elif P.PACKED:
-        v = value_tile(values, turn, S, P)
+        v = value_tile(values, turn, S)
     else:
         v = tile_of(values, turn, S)
     return warpgroup_mma(weights, v, acc, use_acc=use_acc, is_async=True)

@@ -67,7 +67,7 @@ struct Matrix {  // in shared memory, as a product is told of it: lines of so ma
     Matrix(u64 d, bool transposed, u32 lines, u32 bytes)
         : start(u32(d & 0x3fff) << 4), leading(u32(d >> 16 & 0x3fff) << 4), stride(u32(d >> 32 & 0x3fff) << 4),
           swizzle(std::array{0, 128, 64, 32}[d >> 62]), transposed(transposed), lines(lines), bytes(bytes) {
-        if (swizzle && d >> 49 & 7) fail("a matrix with a base offset");
+        if (d >> 49 & 7) fail("a matrix with a base offset");
         if (!swizzle && transposed) fail("a transposed matrix that is not swizzled");
     }
     u32 address(u32 line, u32 byte) const {
