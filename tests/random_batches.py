@@ -31,6 +31,10 @@ RANDOM: dict[str, dict[str, Any]] = {
     "all e4m3": ALL_E4M3,
     "all e4m3, no lse": ALL_E4M3 | dict(lse=False),
     "invariant": dict(batch_invariant=True),
+    "x-packed": PACKED,
+    "x-packed, features": PACKED | FEATURES,
+    "x-packed, new, page 32": PACKED | NEW | dict(page_size=32),
+    "x-packed, head_dim 64, new, window": PACKED | NEW | dict(head_dim=64, window_size=(200, -1)),
 }
 
 DECODES: dict[str, dict[str, Any]] = {

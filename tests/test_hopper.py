@@ -82,7 +82,7 @@ def run_random(name: str, seed: int, family: dict[str, Any], lengths: Any, batch
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * x.startswith("small")) for x in BLOCKS])
-@hopper_plans.planned(LITTLE_TO_READ=0)
+@hopper_plans.mixed()
 def test_blocks_over_x_packed_caches_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **BLOCKS[name])
     blocks, *_ = plan.plan(problem_of(build(case, DEVICE))).launches

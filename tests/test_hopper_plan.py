@@ -346,7 +346,7 @@ CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
         (MIXED._replace(softcap=30.0), 0, 128, 1),
         (CAPPED._replace(tokens=9000), 3, 128, 2),  # of uneven queries, but long
         (CAPPED._replace(batch_invariant=True), 0, 64, 1),
-        (CAPPED._replace(softcap=0.0), 0, 64, 2),
+        (CAPPED._replace(softcap=0.0), 0, 128, 2),
     ],
 )
 def test_polynomials_cap_scores_where_these_meet_nothing_else(
@@ -360,12 +360,15 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
 @pytest.mark.parametrize(
     ("call", "consumers"),
     [
-        (even(4, 4096, 4096), 3),
+        (even(4, 8192, 8192), 3),
+        (even(8, 8191, 8191), 1),
         (even(8, 1024, 1024), 1),  # fetching the code counts
-        (even(8, 4095, 4095), 1),
+        (even(8, 4096, 4096), 1),  # an item ahead
+        (even(8, 4096, 4096)._replace(window_left=1000), 3),
+        (even(8, 4095, 4095)._replace(window_left=1000), 1),
+        (even(4, 8192, 8192)._replace(packed=True, rows_per_page=1, boxable=False), 1),
         (even(1, 16384, 16384)._replace(alibi=True), 3),
         (even(1, 16384, 16384)._replace(window_left=1000), 3),
-        (even(1, 4096, 4096), 3),
         (even(2, 1024, 1024), 1),
         (even(1, 2048, 16384), 1),
         (even(2, 8192, 8192)._replace(heads=32, kv_heads=32), 3),
@@ -386,7 +389,7 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
         (even(4, 4096, 4096)._replace(head_dim=256), 1),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn), 1),
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn, softcap=30.0), 1),
-        (even(4, 4096, 4096)._replace(tokens=9000), 3),  # of uneven queries, but long
+        (even(4, 4096, 4096)._replace(tokens=9000, alibi=True), 3),  # of uneven queries, but long
         (MIXED, 1),
         (MIXED._replace(head_dim=64), 2),
         (MIXED._replace(heads=96), 1),  # no columns
@@ -473,7 +476,8 @@ def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: 
         (even(1, 1100, 4096), False),  # 280 for three: cut
         (even(1, 300, 8192)._replace(tokens=2048), False),  # most are padding
         (even(3, 600, 4096), False),  # how many keys each sequence has the host does not know
-        (even(8, 4096, 4096), False),  # three consumers
+        (even(8, 4096, 4096), True),
+        (even(8, 8192, 8192), False),  # three consumers
         (even(8, 1024, 1024)._replace(head_dim=256), False),
         (even(8, 1024, 1024)._replace(heads=24), False),  # queries make no box
         (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn), False),

@@ -261,11 +261,13 @@ def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
     Registers are few, and three loops have to stay close to the multiprocessor:
-    no softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
+    no softcap by more than an instruction, bias, new keys or x-packed cache, no heads but of 128 dims.
     """
     if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or _cap(p, NONE) > 0)):
         return False
-    if p.qq_bias or p.new or (p.modified and p.window_left >= 0):
+    if p.packed or p.qq_bias or p.new or (p.modified and p.window_left >= 0):
+        return False
+    if not p.modified and p.window_left < 0 and p.max_seqlen_k < LONGER:  # an item ahead gains as much
         return False
     group = p.heads // p.kv_heads
     of_two, of_three = (_blocks(p, n * (64 // group)) for n in (2, 3))
@@ -379,6 +381,7 @@ FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model
 SHORT = 1024  # keys of a sequence up to which tiles of 64 are better than of 128, and no block is cut
 FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
+LONGER = 8192  # and its keys, where nothing is modified and all are seen
 
 
 def _conversion(p: Problem) -> int:
