@@ -68,7 +68,9 @@ FEATURES = (
     uniform("chunk of 2048 at 16384, softcap", 1, 2048, 16384, softcap=30.0),
     ragged("16 prefills, 16..4096, softcap", log_uniform(16, 4096, 16), log_uniform(16, 4096, 16), softcap=30.0),
     uniform("prefill b4 x 4096, alibi", 4, 4096, 4096, alibi=True),
+    uniform("prefill b4 x 4096, x-packed", 4, 4096, 4096, layout="x"),
     uniform("prefill b4 x 4096, x-packed, new", 4, 4096, 4096, layout="x", new=True),
+    uniform("chunk of 2048 at 16384, x-packed, new", 1, 2048, 16384, layout="x", new=True),
 )
 PREFILL = (
     uniform("prefill b1 x 1024", 1, 1024, 1024),
