@@ -135,6 +135,8 @@ FP8_CACHES = tuple(
         uniform("decode b256 x 4096", 256, 1, 4096),
         uniform("decode b64 x 4096, x-packed", 64, 1, 4096, layout="x"),
         uniform("speculate b16 x 8192, q_len 8", 16, 8, 8192),
+        uniform("speculate b16 x 8192, q_len 16", 16, 16, 8192),
+        uniform("speculate b16 x 8192, q_len 8, x-packed", 16, 8, 8192, layout="x"),
         uniform("prefill b4 x 4096", 4, 4096, 4096),
         uniform("chunk of 2048 at 16384", 1, 2048, 16384),
         PREFILL[-2],
@@ -145,6 +147,7 @@ FP8_CACHES = tuple(
 ALL_FP8: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16)
 FP8_SUITE = FP8_CACHES + (
     uniform("decode b64 x 4096, all e4m3", 64, 1, 4096, **ALL_FP8),
+    uniform("speculate b16 x 8192, q_len 16, all e4m3", 16, 16, 8192, **ALL_FP8),
     uniform("prefill b4 x 4096, all e4m3", 4, 4096, 4096, **ALL_FP8),
     uniform("prefill b1 x 16384, all e4m3", 1, 16384, 16384, **ALL_FP8),
     uniform("chunk of 2048 at 16384, all e4m3", 1, 2048, 16384, **ALL_FP8),

@@ -39,6 +39,9 @@ DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
 # as many queries each, in two blocks, over more keys and fewer
 CHUNKS = ragged((64, 5000), (64, 70), (64, 64), (64, 900), (64, 30), (64, 0)) | dict(bounds=True)
 # blocks of which a consumer has no rows, for groups of 3, 4 and 24, before blocks of others
+# of up to 64 rows, in two blocks of columns or, of more sequences, in one of rows
+DRAFTS_OF_16 = ragged((16, 3000), (9, 700), (0, 50), (16, 20), (1, 2000), (16, 0)) | dict(bounds=True)
+MANY_DRAFTS = ragged(*[(1 + i % 16, 300 + 90 * i) for i in range(20)]) | dict(bounds=True)
 PREFILLS = ragged(*[(393, 1500)] * 3, (393, 393), (393, 700)) | dict(bounds=True)
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
@@ -51,6 +54,7 @@ ALL_E4M3: dict[str, Any] = dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bf
 PACKED: dict[str, Any] = dict(layout="x")
 # by the unit for tanh, where only these are weighed; of blocks scores below 0.7 of the cap by a polynomial
 CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)
+FEATURES = dict(window_size=(200, -1), softcap=20.0, alibi=True, sinks=True)
 CASES: dict[str, dict[str, Any]] = {
     "prefill of one tile": ragged((64, 64)),
     "prefill": ragged((200, 200)),
@@ -58,6 +62,18 @@ CASES: dict[str, dict[str, Any]] = {
     "even prefills": ragged(*[(512, 512)] * 4),
     "many even prefills": ragged(*[(1024, 1024)] * 24),
     "prefills known to be even": PREFILLS,
+    "drafts of 16 over e4m3": DRAFTS_OF_16 | E4M3_CACHE,
+    "drafts of 16 over e4m3, no lse, group 3": DRAFTS_OF_16 | E4M3_NO_LSE | dict(heads=24),
+    "drafts of 16 over e4m3, features": DRAFTS_OF_16 | E4M3_CACHE | FEATURES,
+    "drafts of 16 over e4m3, head_dim 256": DRAFTS_OF_16 | E4M3_CACHE | dict(head_dim=256),
+    "drafts of 16 over e4m3, head_dim 64": DRAFTS_OF_16 | E4M3_CACHE | dict(head_dim=64),
+    "drafts of 16 over e4m3, trees": DRAFTS_OF_16 | E4M3_CACHE | dict(qq_bias=16, tree=True),
+    "many drafts of up to 16 over e4m3": MANY_DRAFTS | E4M3_NO_LSE,
+    "drafts of 16 of e4m3": DRAFTS_OF_16 | ALL_E4M3,
+    "many drafts of up to 16 of e4m3": MANY_DRAFTS | ALL_E4M3 | dict(lse=False),
+    "drafts of 16, x-packed": DRAFTS_OF_16 | PACKED,
+    "drafts of 16, x-packed, page 24": DRAFTS_OF_16 | PACKED | dict(page_size=24),
+    "drafts of 16 over e4m3, x-packed": DRAFTS_OF_16 | E4M3_CACHE | PACKED,
     "prefills known to be even, hnd, page 544": PREFILLS | dict(layout="HND", page_size=544),
     "prefills known to be even, head_dim 64, float16": PREFILLS | dict(head_dim=64, dtype=torch.float16),
     "prefills known to be even, head_dim 256": PREFILLS | dict(head_dim=256),
@@ -439,7 +455,6 @@ LONG: dict[str, dict[str, Any]] = {
     "all lengths, new": ALL_LENGTHS | NEW,
     "all lengths, prefills only": ALL_LENGTHS | dict(only="prefill"),
 }
-FEATURES = dict(window_size=(200, -1), softcap=20.0, alibi=True, sinks=True)
 # Small ones, for each way in which a launch may go.
 SMALL: dict[str, dict[str, Any]] = {
     "decodes": ragged((1, 300), (1, 0), (1, 2000)) | dict(decode_form=True),

@@ -43,8 +43,8 @@ LEFT_OF_PACKED: list[dict[str, Any]] = [
     dict(rows_per_page=0),
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32, rows_per_page=0),
     dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64),
-    dict(cache=torch.float8_e4m3fn, compute=torch.float16, max_seqlen_q=9),
-    dict(page_size=24, max_seqlen_q=9),
+    dict(cache=torch.float8_e4m3fn, compute=torch.float16, max_seqlen_q=17),
+    dict(page_size=24, max_seqlen_q=17),
     dict(page_size=24, head_dim=192, max_seqlen_q=3),
     dict(page_size=8, new=True, new_box=True),
     dict(new=True, new_box=True, ragged=False),
@@ -241,6 +241,47 @@ def test_few_rows_over_fp8_are_columns(group: int, columns: int) -> None:
     (launch,) = hopper.launches(call)
     assert (columns, columns, columns // group) == (launch.pipe.COLUMNS, launch.shape.ROWS, launch.shape.BLOCK_Q)
     assert launch.grid[0] == (264 if columns <= 32 else 128)
+
+
+ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn, compute=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("change", "seqs", "columns", "tokens"),
+    [
+        (dict(), 16, 0, 16),  # 128 blocks of rows, converted once
+        (dict(), 9, 0, 16),
+        (dict(), 8, 32, 8),  # 64, so two of columns each
+        (dict(max_seqlen_k=1 << 20), 1, 32, 8),
+        (dict(heads=64), 4, 32, 4),
+        (dict(heads=384), 1, 64, 1),  # no smaller block holds a token
+        (dict(head_dim=64), 1, 0, 16),
+        (dict(head_dim=256), 64, 32, 8),
+        (dict(tokens=20), 8, 32, 8),  # of uneven queries
+        (dict(tokens=200), 32, 0, 16),
+        (ALL_FP8, 2, 32, 8),
+        (ALL_FP8, 4, 0, 16),
+        (ALL_FP8, 8, 0, 16),
+        (ALL_FP8 | dict(max_seqlen_k=1 << 14), 8, 0, 16),
+        (ALL_FP8 | dict(max_seqlen_k=1 << 13), 1, 32, 8),
+        (ALL_FP8 | dict(max_seqlen_k=1 << 14), 1, 0, 16),
+        (dict(packed=True, rows_per_page=1), 64, 32, 8),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16), 8, 32, 8),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16), 16, 0, 16),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16, page_size=24), 16, 32, 8),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16, heads=384), 4, 0, 1),
+    ],
+    ids=str,
+)
+def test_up_to_64_rows_over_fp8_or_x_packed_caches_are_two_blocks_of_columns_or_one(
+    change: dict[str, Any], seqs: int, columns: int, tokens: int
+) -> None:
+    queries = 1 if change.get("heads") == 384 else 8 if change.get("heads") == 64 else 16
+    call = FP8._replace(tokens=seqs * queries, seqs=seqs, max_seqlen_q=queries, max_seqlen_k=4096)._replace(**change)
+    (launch,) = hopper.launches(call)
+    assert (columns, columns > 0) == (launch.pipe.COLUMNS, launch.pipe.SHARES)
+    assert tokens == launch.block_tokens
+    assert not launch.pipe.MIXED
 
 
 @pytest.mark.parametrize("queries", [1, 2, 3, 16])

@@ -102,6 +102,7 @@ ATTENTION = {
 LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
 MIXED: dict[str, Any] = dict(query_lens=(128, 1, 1, 1), seq_lens=(16384, 64, 64, 64))  # mostly of keys, told by bounds
+DRAFT_OF_8 = DECODE | dict(query_lens=(8,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True)
 LARGE = DECODE | dict(head_dim=256, page_size=64)
 # What only the Hopper kernels do in a way of its own; compiled where asked for by name.
 HOPPER = {
@@ -113,6 +114,11 @@ HOPPER = {
     "x-packed split": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x", page_size=544),
     "x-packed head_dim 256": DECODE | dict(layout="x", head_dim=256),
     "x-packed e4m3": DECODE | dict(layout="x", cache_dtype=E4M3, scales="per_head"),
+    "draft of 8 e4m3": DRAFT_OF_8 | dict(cache_dtype=E4M3),
+    "draft of 8 e4m3 head_dim 256": DRAFT_OF_8 | dict(cache_dtype=E4M3, head_dim=256),
+    "draft of 8 all fp8": DRAFT_OF_8 | dict(dtype=E4M3, cache_dtype=E4M3),
+    "draft of 8 x-packed": DRAFT_OF_8 | dict(layout="x"),
+    "draft of 8 e4m3 x-packed": DRAFT_OF_8 | dict(cache_dtype=E4M3, layout="x"),
     "x-packed draft": DECODE | dict(layout="x", query_lens=(2,) * 64, decode_form=False, bounds=True),
     "large boxes": LARGE,
     "large boxes e4m3": LARGE | dict(cache_dtype=E4M3),

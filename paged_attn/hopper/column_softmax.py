@@ -1,8 +1,8 @@
 """The online softmax of rows of queries that are columns of products, whose keys all warps share.
 
 A maximum or a sum over keys goes through shared memory, and so does what is multiplied by it next: seven barriers a
-tile.  Of few rows weights are those by the maximum so far, and made again where one is too large: two barriers, of
-which one tells all warps both that weights are there and whether they will do.
+tile.  So weights are those by the maximum so far, and made again where one is too large: two barriers, of which one
+tells all warps both that weights are there and whether they will do.
 """
 
 from ..kernels.args import State
@@ -51,7 +51,7 @@ def exp2_columns(scores, unit, base, S: gl.constexpr):
 def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
     """(weights [N, TILE], factor of what was there before, maximum), which rises by more than the slack or not at all.
 
-    over: the rows of which it may; True: all.
+    over: the rows of which it may.
     """
     top = gl.where(over, gl.max(scores, axis=1) * unit, row_max)
     top = gl.where(top > row_max + SLACK, top, row_max)
@@ -63,16 +63,6 @@ def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
 def scale_columns(acc, factor):
     """Results [DIM, N], each column times its factor [N]."""
     return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(0, acc.type.layout)), 0)
-
-
-@gluon.jit
-def weigh_columns(scores, unit, state, room, S: gl.constexpr):
-    """The state before a tile's values are multiplied by its weights, which are in their room."""
-    weights, decay, row_max = raise_columns(scores, unit, state.max, True, S)
-    room.store(weights.to(room.dtype))
-    fence_async_shared()
-    thread_barrier()
-    return State(scale_columns(state.acc, decay), row_max, state.sum * decay + gl.sum(weights, axis=1))
 
 
 @gluon.jit
@@ -122,11 +112,12 @@ def any_flag(flags, P: gl.constexpr):
 
 
 @gluon.jit
-def weigh_columns_at_once(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr):
-    """(state, sums) as `weigh_columns`, of `count` rows, by the maxima so far if their weights will do.
+def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr):
+    """(state, sums) before a tile's values are multiplied by its weights, which are in their room; of `count` rows.
 
-    An item's first tile looks for maxima, since most rows have none.  A row without one has infinite weights, which
-    will not do.  Rows that share a block with one that is beyond the limit keep their maxima, and so their bits.
+    Weights are those by the maxima so far, if these will do.  An item's first tile looks for maxima, since most rows
+    have none.  A row without one has infinite weights, which will not do.  Rows that share a block with one that is
+    beyond the limit keep their maxima, and so their bits.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout

@@ -15,7 +15,7 @@ from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Turns, is_shared
 from .asm import widen_bytes_apart, widen_pairs_apart
-from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns, weigh_columns_at_once
+from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .epilogue import store
 from .layouts import key_words_layout, operand_layout, product_layout, value_words_layout
 from .packed import packed_key_words, packed_keys, packed_values
@@ -24,7 +24,7 @@ from .ring import tile_of, wait_tile, words_of
 from .shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .tiles import clear_dead, leave, score_scale, value_scale
 
-FEW = gl.constexpr(16)  # columns that are weighed at once: beyond, registers are few
+FEW = gl.constexpr(16)  # columns beside which registers have room for the next keys or values
 
 
 @triton.constexpr_function
@@ -144,15 +144,13 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
 @gluon.jit
 def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
-    AT_ONCE: gl.constexpr = P.COLUMNS <= FEW
     EARLY: gl.constexpr = is_early(S, P)
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     ROWS: gl.constexpr = state.max.type.layout
     count = (item.block.query_len - item.block.first) * S.GROUP
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
-    if AT_ONCE:
-        sums = no_sums(state, S, P)
+    sums = no_sums(state, S, P)
     if EARLY:
         k = take_keys(keys, k_turn, None, S, P)
     for i in range(item.end - item.begin):
@@ -166,10 +164,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
         room = weights_room(rings, turns.query, i, S, P)
-        if AT_ONCE:
-            state, sums = weigh_columns_at_once(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
-        else:
-            state = weigh_columns(scores, unit, state, room, S)
+        state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
         if not EARLY:
             v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
         acc = warpgroup_mma(v, room.permute((1, 0)), state.acc, is_async=True)
@@ -177,9 +172,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
             k = take_keys(keys, k_turn, tile > item.begin, S, P)
         state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
-    if AT_ONCE:
-        state = sums_together(state, sums)
-    return Turns(k_turn, v_turn, turns.query), state
+    return Turns(k_turn, v_turn, turns.query), sums_together(state, sums)
 
 
 @gluon.jit

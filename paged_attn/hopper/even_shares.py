@@ -8,7 +8,7 @@ import triton
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
-from .shapes import COLUMNS, LONGEST, PACKED_COLUMNS, dim_of, has_tanh, launch_of, rows_of, shape_of
+from .shapes import COLUMNS, FP8_COLUMNS, LONGEST, PACKED_COLUMNS, dim_of, has_tanh, launch_of, rows_of, shape_of
 
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
@@ -91,8 +91,9 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     dim, fp8 = dim_of(p), p.cache.itemsize == 1
     if p.packed and fp8 and columns > COLUMNS:
         return 64, 5
-    # an x-packed tile, and the next one on its way for up to 16 columns (`columns.is_early`), leave few registers
-    crowded = p.packed and (fp8 or COLUMNS < columns <= 16)
+    # an x-packed tile, and the next one on its way for up to 16 columns (`columns.is_early`), leave few registers, and
+    # so do more columns of fp8
+    crowded = (p.packed and (fp8 or COLUMNS < columns <= 16)) or (fp8 and columns > 16)
     tile, stages = (64, 3) if _is_small(p) or dim > 128 or crowded else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
@@ -104,6 +105,8 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
 def _shares(p: Problem, longest: int) -> Shares:
     """Blocks of few rows as columns, or of 64 rows."""
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
+    if p.cache.itemsize == 1 or p.packed:
+        asked = min(asked, max(FP8_COLUMNS, group))
     most = 64 if p.cache.itemsize == 1 else PACKED_COLUMNS if p.packed else COLUMNS
     columns = max(8, triton.next_power_of_2(asked)) if asked <= most else 0
     rows = columns or 64

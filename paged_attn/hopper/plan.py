@@ -14,6 +14,7 @@ from .args import Pipe
 from .even_shares import few, has_little
 from .shapes import (
     COLUMNS,
+    FP8_COLUMNS,
     ONE_WARP,
     PACKED_COLUMNS,
     ROW_VALUES,
@@ -92,7 +93,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     shortest = 0 if p.only is None else 2
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
-    if is_even(p) or _are_long(p):
+    if is_even(p) or rows_of(p, UNBOUNDED) <= 64 or _are_long(p):
         return (many(p, shortest, False),)
     if _conversion(p) not in (WIDEN, WIDEN_VALUES) and not p.packed:
         return (many(p, shortest, True),)
@@ -109,11 +110,33 @@ def _few_rows(p: Problem) -> bool:
     rows = rows_of(p, UNBOUNDED)
     if p.packed:
         return _is_packed_for_few(p) and not p.new
+    if p.cache.itemsize == 1:
+        return rows <= FP8_COLUMNS or (rows <= 64 and _suit_columns(p))
     if rows <= 64:
         return True
-    if p.cache.itemsize == 1 or not is_even(p) or p.seqs > ONE_WARP:
+    if not is_even(p) or p.seqs > ONE_WARP:
         return False
     return rows <= MOST_ROWS and has_little(p)
+
+
+def _suit_columns(p: Problem) -> bool:
+    """Whether two blocks of columns suit a sequence of up to 64 rows, or there are no other blocks for it.
+
+    One block of rows converts or reads keys once for all of them; but few blocks leave programs idle, or are cut.
+    """
+    is_fp8 = p.cache.itemsize == 1
+    if is_fp8 and (p.packed or p.head_dim > 128):
+        return True
+    if p.head_dim <= 64 and is_fp8:
+        return False
+    if p.packed and p.heads // p.kv_heads > PACKED_COLUMNS:
+        return False
+    if p.packed and not _is_packed_for_blocks(p):
+        return True
+    blocks = triton.next_power_of_2(p.seqs) * p.kv_heads  # as in `_are_long`
+    if _conversion(p) == TRANSPOSE:  # which waits for nothing
+        return 4 * blocks <= p.device.multiprocessors and blocks * p.max_seqlen_k < FP8_SCORES
+    return 2 * blocks <= p.device.multiprocessors
 
 
 def _are_long(p: Problem) -> bool:
@@ -140,7 +163,9 @@ def _are_long(p: Problem) -> bool:
 def _is_packed_for_few(p: Problem) -> bool:
     """Whether all rows would be columns of products with tiles of an x-packed cache, which take registers."""
     rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
-    return rows <= (PACKED_COLUMNS if dim_of(p) <= 128 else COLUMNS)
+    if dim_of(p) > 128:
+        return rows <= COLUMNS
+    return rows <= PACKED_COLUMNS or (rows <= 64 and _suit_columns(p))
 
 
 def need_of(launch: Launch) -> Need:
@@ -371,6 +396,9 @@ STAGES = {
 }
 # likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
 STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
+FP8_SCORES = (
+    1 << 17
+)  # keys of all blocks from which on products of fp8 are better for 64 rows than two blocks of columns
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 # Uneven queries are taken to be mostly long from so many tokens for each sequence on, more where its keys may
 # be more than its queries; and up to so many bytes of keys and values.
