@@ -32,7 +32,7 @@ HOPPER = (
     "prompts x-packed", "prompts x-packed head_dim 64", "chunk x-packed head_dim 256", "chunk x-packed new",
     "long x-packed",
     "draft of 8 e4m3", "draft of 8 e4m3 head_dim 256", "draft of 8 all fp8", "draft of 8 x-packed",
-    "draft of 8 e4m3 x-packed",
+    "draft of 8 e4m3 x-packed", "chunk e4m3 head_dim 256",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
@@ -237,7 +237,7 @@ def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) 
 
 
 def _weighs_at_once(variant: str) -> bool:
-    return not any(word in variant for word in ("mixed", "fp8", "invariant"))
+    return not any(word in variant for word in ("mixed", "fp8", "invariant", "e4m3 head_dim 256"))
 
 
 def _products(loop: dict[str, int]) -> int:

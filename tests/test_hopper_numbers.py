@@ -33,7 +33,8 @@ def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
         if name.startswith(("decodes", "drafts")):
             assert next(n for word, n in columns.items() if name.startswith(word)) == launch.pipe.COLUMNS
         else:
-            assert (not name.startswith(("mixed", "invariant"))) == launch.pipe.AT_ONCE
+            has_registers = not (name.startswith(("mixed", "invariant")) or name.endswith("e4m3, head_dim 256"))
+            assert has_registers == launch.pipe.AT_ONCE
     check_rising(case)
 
 

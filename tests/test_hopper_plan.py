@@ -26,7 +26,6 @@ PACKED = CALL._replace(packed=True, rows_per_page=1, boxable=False, max_seqlen_q
 LEFT: list[dict[str, Any]] = [
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32),
     dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64, ragged=False),
-    dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=256),
     dict(query=torch.float8_e4m3fn),
     dict(rows_per_page=0),
     dict(page_size=12),
@@ -256,7 +255,8 @@ ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m
         (dict(heads=64), 4, 32, 4),
         (dict(heads=384), 1, 64, 1),  # no smaller block holds a token
         (dict(head_dim=64), 1, 0, 16),
-        (dict(head_dim=256), 64, 32, 8),
+        (dict(head_dim=256), 8, 0, 16),
+        (dict(head_dim=256), 4, 32, 8),
         (dict(tokens=20), 8, 32, 8),  # of uneven queries
         (dict(tokens=200), 32, 0, 16),
         (ALL_FP8, 2, 32, 8),

@@ -135,6 +135,7 @@ HOPPER = {
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_bias=32),
     "prefill softcap": PREFILL | dict(softcap=30.0, lse=False),
     "prefill new": PREFILL | dict(new=True),
+    "chunk e4m3 head_dim 256": PREFILL | dict(cache_dtype=E4M3, head_dim=256),
     "mixed softcap": PREFILL | MIXED | dict(softcap=30.0),
     "mixed new": PREFILL | MIXED | dict(new=True),
     "prompts": PROMPTS,

@@ -8,7 +8,7 @@ from . import pingpong
 from .args import Item, Turns
 from .asm import pin
 from .convert import NONE
-from .layouts import operand_layout, product_layout
+from .layouts import product_layout, weights_layout
 from .queries import leave_queries
 from .shim import gl, gluon, warpgroup_mma_wait
 from .softmax import of_rows, packed, scale_rows, spread, unpacked
@@ -90,7 +90,7 @@ def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
     LAYOUT: gl.constexpr = product_layout(S.TILE, P.FP8_KEYS, P.ROWS)
     if weights.dtype == gl.int32:
         weights = unpacked(weights, LAYOUT, S)
-    return gl.convert_layout(weights, operand_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
+    return gl.convert_layout(weights, weights_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE))
 
 
 @gluon.jit

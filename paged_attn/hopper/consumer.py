@@ -8,10 +8,11 @@ from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Turns
 from .attend import attend
+from .convert import NONE
 from .epilogue import leaving, store
 from .fold import attend_pieces, tiles_of
 from .fp8 import attend_fp8
-from .layouts import product_layout
+from .layouts import product_layout, results_layout
 from .queries import rows_of, take_queries, wait_queries
 from .ring import wait_tile
 from .shim import gl, gluon
@@ -43,7 +44,8 @@ def attend_item(
     queries, whole, kv_head = rings.queries, item.block, item.kv_head
     sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
     row_max, row_sum = start(sinks, rows, item.first > 0, S)
-    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS))
+    ACC: gl.constexpr = results_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
+    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, ACC)
     if item.end - item.begin > 0:
         scale = score_scale(scales, kv_head)
         LAYOUT: gl.constexpr = row_max.type.layout

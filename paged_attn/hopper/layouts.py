@@ -13,9 +13,21 @@ def lanes_layout(size, rows):
 
 
 @triton.constexpr_function
-def product_layout(columns, fp8, rows=64):
-    """[rows, columns] of a consumer's product, of 16-bit or fp8 operands: scores, results; 64 rows a warpgroup."""
-    return gl.NVMMADistributedLayout([3, 0], [rows // 16, 1], [16, columns, 32 if fp8 else 16])
+def product_layout(columns, fp8, rows=64, most=256):
+    """[rows, columns] of a consumer's product, of 16-bit or fp8 operands: scores, results; 64 rows a warpgroup.
+
+    most: columns of one instruction.
+    """
+    return gl.NVMMADistributedLayout([3, 0], [rows // 16, 1], [16, min(columns, most), 32 if fp8 else 16])
+
+
+@triton.constexpr_function
+def results_layout(dim, fp8, rows, converted):
+    """[rows, dim] of blocks' results.
+
+    Beside a converter ptxas lets no instruction have 256 columns: they are more registers than a thread starts with.
+    """
+    return product_layout(dim, fp8, rows, 128 if converted else 256)
 
 
 @triton.constexpr_function
@@ -160,8 +172,14 @@ def bank_layout(pieces):
 
 @triton.constexpr_function
 def operand_layout(columns, fp8, rows=64):
-    """The left operand of such a product: weights."""
+    """The left operand of such a product."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)
+
+
+@triton.constexpr_function
+def weights_layout(dim, fp8, rows, converted):
+    """The left operand of a product that adds to blocks' results."""
+    return gl.DotOperandLayout(0, results_layout(dim, fp8, rows, converted), 4 if fp8 else 2)
 
 
 @triton.constexpr_function

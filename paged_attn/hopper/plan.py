@@ -40,12 +40,11 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "float32",
     ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
-    # words of four dims make 128 rows of a product, and 256 columns of one take the registers of two warpgroups
+    # words of four dims make 128 rows of a product
     (
         lambda p: p.cache.itemsize != 1 or p.head_dim > 64 or not _few_rows(p),
         "an fp8 cache of head_dim up to 64, few queries",
     ),
-    (lambda p: p.cache.itemsize != 1 or p.head_dim <= 128 or _few_rows(p), "an fp8 cache of head_dim above 128"),
     (
         lambda p: not p.packed or p.cache.itemsize > 2 or p.batch_invariant or _takes_packed(p),
         "more than few rows or new keys over an x-packed cache, but by prefills over 16 bits in pages of 16 n tokens",
@@ -125,7 +124,7 @@ def _suit_columns(p: Problem) -> bool:
     One block of rows converts or reads keys once for all of them; but few blocks leave programs idle, or are cut.
     """
     is_fp8 = p.cache.itemsize == 1
-    if is_fp8 and (p.packed or p.head_dim > 128):
+    if p.packed and is_fp8:
         return True
     if p.head_dim <= 64 and is_fp8:
         return False
@@ -134,9 +133,10 @@ def _suit_columns(p: Problem) -> bool:
     if p.packed and not _is_packed_for_blocks(p):
         return True
     blocks = triton.next_power_of_2(p.seqs) * p.kv_heads  # as in `_are_long`
-    if _conversion(p) == TRANSPOSE:  # which waits for nothing
-        return 4 * blocks <= p.device.multiprocessors and blocks * p.max_seqlen_k < FP8_SCORES
-    return 2 * blocks <= p.device.multiprocessors
+    if _conversion(p) == TRANSPOSE and blocks * p.max_seqlen_k >= FP8_SCORES:  # which waits for nothing
+        return False
+    most = 4 if _conversion(p) == TRANSPOSE or p.head_dim > 128 else 2
+    return most * blocks <= p.device.multiprocessors
 
 
 def _are_long(p: Problem) -> bool:
@@ -338,7 +338,7 @@ def _weighs_at_once(p: Problem, convert: int, tile: int) -> bool:
 
     Beside a converter they are few.  In mixed batches what is made again would be too much code as well.
     """
-    return convert == NONE or (convert != TRANSPOSE and (tile == 64 or dim_of(p) == 64))
+    return convert == NONE or (convert != TRANSPOSE and dim_of(p) <= 128 and (tile == 64 or dim_of(p) == 64))
 
 
 def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
@@ -389,6 +389,7 @@ STAGES = {
     (NONE, 256): (2, 2, 0, 64),
     (WIDEN, 64): (4, 4, 4, 128),
     (WIDEN, 128): (2, 2, 2, 128),
+    (WIDEN, 256): (2, 2, 1, 64),
     (WIDEN_VALUES, 64): (8, 4, 4, 128),
     (WIDEN_VALUES, 128): (8, 6, 4, 64),
     (TRANSPOSE, 64): (4, 4, 4, 128),
@@ -420,5 +421,5 @@ def _conversion(p: Problem) -> int:
     if both and is_boxed(p) and p.head_dim <= 128:
         return TRANSPOSE
     # the tensor cores keep 14 bits of a sum of fp8 products: what a log-sum-exp would show
-    in_two = p.query == torch.bfloat16 and p.cache == torch.float8_e4m3fn and not p.lse
+    in_two = p.query == torch.bfloat16 and p.cache == torch.float8_e4m3fn and not p.lse and p.head_dim <= 128
     return WIDEN_VALUES if in_two else WIDEN
