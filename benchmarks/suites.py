@@ -139,6 +139,7 @@ FP8_CACHES = tuple(
         uniform("speculate b16 x 8192, q_len 8, x-packed", 16, 8, 8192, layout="x"),
         uniform("prefill b4 x 4096", 4, 4096, 4096),
         uniform("chunk of 2048 at 16384", 1, 2048, 16384),
+        uniform("prefill b4 x 4096, head_dim 256", 4, 4096, 4096, heads=16, kv_heads=4, head_dim=256),
         PREFILL[-2],
         *MIXED[:2],
     )

@@ -66,7 +66,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed over e4m3, head_dim 192, features": MIXED | E4M3_NO_LSE | FEATURES | dict(head_dim=192),
     "prefills over e4m3, head_dim 256, group 3": PREFILLS | E4M3_NO_LSE | dict(head_dim=256, heads=24),
     "prefills over e5m2, head_dim 256, float16": PREFILLS | dict(cache_dtype=E5M2, dtype=torch.float16, head_dim=256),
-    "a chunk of e4m3, head_dim 256": ragged((700, 3000)) | ALL_E4M3 | dict(head_dim=256),
+    "chunk of e4m3, head_dim 256": ragged((700, 3000)) | ALL_E4M3 | dict(head_dim=256),
     "drafts of 16 over e4m3": DRAFTS_OF_16 | E4M3_CACHE,
     "drafts of 16 over e4m3, no lse, group 3": DRAFTS_OF_16 | E4M3_NO_LSE | dict(heads=24),
     "drafts of 16 over e4m3, features": DRAFTS_OF_16 | E4M3_CACHE | FEATURES,
