@@ -408,6 +408,7 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
         (even(8, 4096, 4096)._replace(window_left=1000), 3),
         (even(8, 4095, 4095)._replace(window_left=1000), 1),
         (even(4, 8192, 8192)._replace(packed=True, rows_per_page=1, boxable=False), 1),
+        (even(4, 8192, 8192)._replace(packed=True, rows_per_page=1, boxable=False, softcap=10.0, lse=True), 1),
         (even(1, 16384, 16384)._replace(alibi=True), 3),
         (even(1, 16384, 16384)._replace(window_left=1000), 3),
         (even(2, 1024, 1024), 1),

@@ -231,11 +231,11 @@ def _are_enough(p: Problem, tokens: int) -> bool:
 def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     """(consumers of blocks, rows of each): two or four warpgroups that share one code, unless copies of it are better.
 
-    For long queries the time to fetch these does not count.  Without a polynomial an exact softcap's loop is best run
-    by warpgroups apart.
+    For long queries the time to fetch these does not count, but over x-packed caches they gain nothing.  Without a
+    polynomial an exact softcap's loop is best run by warpgroups apart.
     """
     # some are long, and an eighth of that on average: without a bound all tokens may be one sequence's
-    is_long = convert == NONE and p.max_seqlen_q >= LONG and 8 * p.tokens >= LONG * p.seqs
+    is_long = convert == NONE and not p.packed and p.max_seqlen_q >= LONG and 8 * p.tokens >= LONG * p.seqs
     if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
         return (1, 128) if _block_columns(p, convert) and dim_of(p) == 128 else (2, 64)
     if convert == NONE and _is_for_four(p):
@@ -286,11 +286,11 @@ def _is_for_three(p: Problem) -> bool:
     """Whether three consumers suit blocks of long queries: so many that none needs to be cut.
 
     Registers are few, and three loops have to stay close to the multiprocessor:
-    no softcap by more than an instruction, bias, new keys or x-packed cache, no heads but of 128 dims.
+    no softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
     """
     if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or _cap(p, NONE) > 0)):
         return False
-    if p.packed or p.qq_bias or p.new or (p.modified and p.window_left >= 0):
+    if p.qq_bias or p.new or (p.modified and p.window_left >= 0):
         return False
     if not p.modified and p.window_left < 0 and p.max_seqlen_k < LONGER:  # an item ahead gains as much
         return False

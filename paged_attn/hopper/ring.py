@@ -154,6 +154,7 @@ def make_read_ring(
         at = address_of(slots, KIND, P) if P.PACKED and KIND == KEYS else 0
         return Ring(slots, full, empty, full_at, empty_at, at)
     else:
+        gl.static_assert(not P.PACKED)  # whose keys have to have an address
         return make_ring(dtype, ROWS, COLUMNS, STAGES, FILLERS, P.CONSUMERS * threads_of(P.ROWS))
 
 
