@@ -397,9 +397,7 @@ STAGES = {
 }
 # likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
 STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
-FP8_SCORES = (
-    1 << 17
-)  # keys of all blocks from which on products of fp8 are better for 64 rows than two blocks of columns
+FP8_SCORES = 1 << 17  # keys of all blocks of 64 rows from which on products of fp8 are better than columns
 MOST_ROWS = 512  # of a sequence and KV head for which even shares are better than a counter
 # Uneven queries are taken to be mostly long from so many tokens for each sequence on, more where its keys may
 # be more than its queries; and up to so many bytes of keys and values.
