@@ -61,8 +61,10 @@ def test_uneven_queries_are_two_lists_or_one_or_two_launches(name: str) -> None:
 def test_long_sequences_of_uneven_batches_may_be_cut() -> None:
     """One that decodes may have as many keys as all others, and no other blocks."""
     for keys, may in ((4096, False), (5000, True)):
-        (launch,) = hopper.launches(MIXED._replace(tokens=64 * 1000, max_seqlen_q=5000, max_seqlen_k=keys))
+        call = MIXED._replace(tokens=64 * 1000, max_seqlen_q=5000, max_seqlen_k=keys)
+        (launch,) = hopper.launches(call)
         assert may == launch.shape.SPLIT
+        (launch,) = hopper.launches(call._replace(alibi=True))
         assert (1 if may else 3) == launch.pipe.CONSUMERS, "three would be too much code with what is cut"
     (launch,) = hopper.launches(even(64, 200, 5000))
     assert not launch.shape.SPLIT
