@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from .hopper.block_items import PIECES
 from .hopper.pieces import CONTEXT, CUT_KEYS, DOUBLED, EVEN_CUTS, JOIN_KEYS, MOST, SURE, Cuts
-from .hopper.plan import PIECES
 from .kernels.schedule import IN_STEP, ONE_EACH, OTHERS
 from .plan import Launch
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paged_attn import calls, plan
+from paged_attn.hopper import block_items
 from paged_attn.hopper import plan as hopper
 
 
@@ -19,7 +20,7 @@ def planned(**changes: Any) -> Iterator[None]:
         plan.plan.cache_clear()
         calls.clear()
         for name, value in changes.items():
-            monkeypatch.setattr(hopper, name, value)
+            monkeypatch.setattr(hopper if hasattr(hopper, name) else block_items, name, value)
         yield
     plan.plan.cache_clear()
     calls.clear()

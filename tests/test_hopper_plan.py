@@ -11,6 +11,7 @@ from paged_attn import layout
 from paged_attn.backend import Device
 from paged_attn.hopper import asm
 from paged_attn.hopper import plan as hopper
+from paged_attn.hopper.block_items import PIECES
 from paged_attn.plan import Problem
 from tests.cases import Case, build, problem_of, rounds_weights
 
@@ -176,7 +177,7 @@ def test_scratch_depends_on_the_device_not_on_the_batch(seqs: int) -> None:
         for keys in (2**14, 2**20)
         for launch in hopper.launches(CALL._replace(seqs=seqs, tokens=2048 * seqs + 1, max_seqlen_k=keys))
     }
-    assert all(need.states <= 2 * hopper.PIECES * 132 * 128 * 130 for need in needs)
+    assert all(need.states <= 2 * PIECES * 132 * 128 * 130 for need in needs)
     assert len(needs) == 1
 
 

@@ -12,8 +12,8 @@ import triton.language as tl
 
 from paged_attn import cuts
 from paged_attn.hopper import plan as hopper
+from paged_attn.hopper.block_items import LEAST, PIECES, SHORT
 from paged_attn.hopper.pieces import Cuts, piece_size
-from paged_attn.hopper.plan import LEAST, PIECES
 from paged_attn.kernels.args import Batch, Modifiers
 from paged_attn.plan import Launch
 from tests.test_hopper_plan import CALL
@@ -54,7 +54,7 @@ def asked(lengths: list[tuple[int, int]], device: str, alike: bool = False) -> C
 def launch_of(lengths: list[tuple[int, int]]) -> Launch:
     """What the planner would ask the device about them, if it were to choose a counter and cut."""
     longest, keys = (max(x) for x in zip(*lengths))
-    keys = max(keys, hopper.SHORT + 1)  # for as few it would not
+    keys = max(keys, SHORT + 1)  # for as few it would not
     call = CALL._replace(tokens=sum(q for q, _ in lengths), seqs=len(lengths), max_seqlen_q=longest, max_seqlen_k=keys)
     launch = hopper.many(call, 0, False)
     return launch._replace(shape=launch.shape._replace(SPLIT=True), programs=PROGRAMS)

@@ -9,16 +9,16 @@ A value that no row may see becomes zero here: 0 * NaN is NaN.
 
 import triton
 
-from . import plan
+from . import block_items
 from .args import Turns
 from .asm import transpose_bytes, widen_bytes
 from .layouts import transposing_layout
 from .ring import advance, release, wait_empty, wait_full, words_of
 from .shim import fence_async_shared, gl, gluon, mbarrier
 
-NONE = gl.constexpr(plan.NONE)
-WIDEN = gl.constexpr(plan.WIDEN)
-TRANSPOSE = gl.constexpr(plan.TRANSPOSE)
+NONE = gl.constexpr(block_items.NONE)
+WIDEN = gl.constexpr(block_items.WIDEN)
+TRANSPOSE = gl.constexpr(block_items.TRANSPOSE)
 
 
 @triton.constexpr_function

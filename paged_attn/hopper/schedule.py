@@ -15,14 +15,14 @@ import triton
 
 from ..kernels.args import Batch, Block
 from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, visible_range, work
-from . import plan
+from . import block_items, plan
 from .args import Item
 from .asm import bring_line
 from .pieces import piece_size
 from .shim import gl, gluon
 
 TAKEN = gl.constexpr(plan.TAKEN)
-PIECES = gl.constexpr(plan.PIECES)
+PIECES = gl.constexpr(block_items.PIECES)
 LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
 
 
