@@ -348,8 +348,9 @@ def unwritten(code: list[str]) -> int:
 
 
 def _uses_of_unwritten(
-    blocks: list[list[str]], ways: list[Any], written: Callable[[str], Set], read: Callable[[str], Set]
+    blocks: list[list[str]], ways: list[list[int]], written: Callable[[str], Set[int]], read: Callable[[str], Set[int]]
 ) -> int:
+    """Instructions that read a register which not every way to them has written, by what each writes and reads."""
     before: dict[int, frozenset[int]] = {0: frozenset()}  # written on every way to a block
     writes = [frozenset().union(*(written(x) for x in block if not x.endswith(":"))) for block in blocks]
     changed = [0]
