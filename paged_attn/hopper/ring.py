@@ -105,13 +105,20 @@ def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, S
 
 @gluon.jit
 def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
-    """Where slots of a kind lie in shared memory: each warp leaves a tag in the first one, and finds it."""
+    """Where slots of a kind lie in shared memory: each warp leaves a tag in the first one, and finds it.
+
+    A program that gets no work writes nothing over it, and the next one on its multiprocessor must not find it.
+    """
     WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
     OWN_TAG: gl.constexpr = TAG + 1 + KIND
     words = reinterpret(slots.index(0), gl.int64, [slots.shape[1] * slots.shape[2] * slots.shape[3] // 4], WORDS)
-    words.slice(0, 32, dim=0).store(gl.full([32], OWN_TAG, gl.int64, THREADS))
-    return find_tag(gl.to_tensor(OWN_TAG), 1024)
+    words = words.slice(0, 32, dim=0)
+    words.store(gl.full([32], OWN_TAG, gl.int64, THREADS))
+    at = find_tag(gl.to_tensor(OWN_TAG), 1024)
+    thread_barrier()  # all have found it
+    words.store(gl.full([32], 0, gl.int64, THREADS))
+    return at
 
 
 @gluon.jit

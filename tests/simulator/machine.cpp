@@ -94,6 +94,8 @@ struct Launch {  // as the caller passes it
     u64 parameters;     // their address
     const u64* memory;  // (from, to) each
     s64 num_memory;
+    const u64* traces;  // words of which a program must leave none in shared memory
+    s64 num_traces;
     u64 seed;
     s64 most;  // instructions of warps, in all
 };
@@ -201,8 +203,15 @@ static void run(const Launch& launch, int& at) {
         idle = stuck && machine.events == before ? idle + 1 : 0;
         if (idle > 3) fail_for_ever(warps);
     }
-    for (auto& program : programs)
+    for (auto& program : programs) {
         if (!program->copies.empty()) fail("a program ended before what it copies was there");
+        for (size_t at = 0; at + 8 <= program->shared.size(); at += 8) {
+            u64 word;
+            std::memcpy(&word, &program->shared[at], 8);
+            if (std::count(launch.traces, launch.traces + launch.num_traces, word))
+                fail("a program leaves in shared memory what the next one there may look for");
+        }
+    }
 }
 
 // 0, or -1 with what went wrong, and at which instruction if it was at one.

@@ -44,6 +44,8 @@ class Launch(ctypes.Structure):
         ("parameters", ctypes.c_void_p),
         ("memory", ctypes.c_void_p),
         ("num_memory", ctypes.c_int64),
+        ("traces", ctypes.c_void_p),
+        ("num_traces", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
         ("most", ctypes.c_int64),
     )
@@ -67,11 +69,12 @@ def _simulate() -> Any:
 class Kernel:
     """A kernel that can be run again and again."""
 
-    def __init__(self, ptx: str, shared: int = 0) -> None:
-        """shared: bytes of shared memory of each program."""
+    def __init__(self, ptx: str, shared: int = 0, traces: Sequence[int] = ()) -> None:
+        """shared: bytes of shared memory of each program; traces: words of which it must leave none there."""
         self.parameters = ctypes.create_string_buffer(MOST_PARAMETERS)
         self.parsed = parsed = parse(ptx)
         self.shared = shared
+        self.traces = np.array(traces, np.uint64)
         self.names = "".join(f"{x}\n" for x in parsed.names).encode()
         constants = np.array([(at, value & (1 << 64) - 1) for at, value in parsed.constants.items()], np.uint64)
         self.arrays = np.array(parsed.ops, np.int64), np.array(parsed.operands, np.int64), constants
@@ -89,7 +92,8 @@ class Kernel:
         ranges, parsed = np.array(memory, np.uint64), self.parsed
         pointers = [x for array in self.arrays for x in (array.ctypes.data, len(array))]
         sizes = (parsed.words, parsed.specials, parsed.threads, programs, self.shared)
-        launch = Launch(self.names, *pointers, *sizes, parameters, ranges.ctypes.data, len(ranges), seed, MOST)
+        words = ranges.ctypes.data, len(ranges), self.traces.ctypes.data, len(self.traces)
+        launch = Launch(self.names, *pointers, *sizes, parameters, *words, seed, MOST)
         message, at = ctypes.create_string_buffer(ROOM), ctypes.c_int64()
         if _simulate()(ctypes.byref(launch), message, ctypes.c_int64(ROOM), ctypes.byref(at)):
             raise RuntimeError(self._told(message.value.decode(), at.value))

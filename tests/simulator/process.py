@@ -15,11 +15,14 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
 from paged_attn import backend, launch, offline, scratch
+from paged_attn.hopper.asm import TAG
+from paged_attn.hopper.ring import KINDS
 
 from .arguments import memory_of, values_of
 from .machine import Kernel
 
 MULTIPROCESSORS = 33  # a quarter of an H200's
+TAGS = [TAG.value + i for i in range(KINDS.value + 1)]  # by which a program finds addresses
 
 
 def edit(ptx: str) -> str:
@@ -38,7 +41,7 @@ def simulate() -> None:
         compiled = kernel.warmup(*args, grid=grid, **options)
         key = edit(compiled.asm["ptx"]), compiled.metadata.shared
         if key not in kernels:
-            kernels[key] = Kernel(*key)
+            kernels[key] = Kernel(*key, TAGS)
         # the same turns whenever a test is run, whatever runs beside it
         test = os.environ.get("PYTEST_CURRENT_TEST", "")
         launches[test] += 1
