@@ -173,6 +173,23 @@ CASES: dict[str, dict[str, Any]] = {
     "e4m3 decodes, group 16": DECODE | E4M3_CACHE | dict(heads=64, kv_heads=4),
     "e4m3 decodes, group 64": DECODE | E4M3_CACHE | dict(heads=64, kv_heads=1),
     "e4m3 decodes, head_dim 80": DECODE | E4M3_CACHE | dict(head_dim=80),
+    "e4m3 decodes, head_dim 64": DECODE | E4M3_CACHE | dict(head_dim=64),
+    "e4m3 decodes, head_dim 64, all features": DECODE
+    | E4M3_CACHE
+    | dict(head_dim=64, window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "e4m3 decodes, head_dim 64, page 8, hnd": DECODE | E4M3_CACHE | dict(head_dim=64, page_size=8, layout="HND"),
+    "e4m3 decodes, head_dim 64, group 32": DECODE | E4M3_CACHE | dict(head_dim=64, kv_heads=1),
+    "e4m3 decodes, head_dim 48": DECODE | E4M3_CACHE | dict(head_dim=48),
+    "e5m2 decodes, head_dim 64, float16": DECODE | dict(cache_dtype=E5M2, head_dim=64, dtype=torch.float16),
+    "all e4m3 decodes, head_dim 64": DECODE | ALL_E4M3 | dict(head_dim=64),
+    "64 long e4m3 decodes, head_dim 64": ragged(*[(1, 4096)] * 64) | E4M3_CACHE | dict(decode_form=True, head_dim=64),
+    "e4m3 speculation, head_dim 64": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096))
+    | E4M3_CACHE
+    | dict(bounds=True, head_dim=64),
+    "x-packed e4m3 decodes, head_dim 64": DECODE | PACKED | E4M3_CACHE | dict(head_dim=64),
+    "x-packed e5m2 decodes, page 544, head_dim 64": DECODE
+    | PACKED
+    | dict(cache_dtype=E5M2, page_size=544, head_dim=64),
     "e4m3 decodes, head_dim 256": DECODE | E4M3_CACHE | dict(head_dim=256),
     "e4m3 decodes, head_dim 256, page 64": DECODE | E4M3_CACHE | dict(head_dim=256, page_size=64),
     "e4m3 decodes, head_dim 256, group 64": DECODE | E4M3_CACHE | dict(head_dim=256, heads=64, kv_heads=1),

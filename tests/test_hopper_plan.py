@@ -26,7 +26,6 @@ PACKED = CALL._replace(packed=True, rows_per_page=1, boxable=False, max_seqlen_q
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32),
-    dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64, ragged=False),
     dict(query=torch.float8_e4m3fn),
     dict(rows_per_page=0),
     dict(page_size=12),
@@ -42,7 +41,6 @@ LEFT: list[dict[str, Any]] = [
 LEFT_OF_PACKED: list[dict[str, Any]] = [
     dict(rows_per_page=0),
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32, rows_per_page=0),
-    dict(cache=torch.float8_e4m3fn, compute=torch.float16, head_dim=64),
     dict(cache=torch.float8_e4m3fn, compute=torch.float16, max_seqlen_q=17),
     dict(page_size=24, max_seqlen_q=17),
     dict(page_size=24, head_dim=192, max_seqlen_q=3),
@@ -255,7 +253,8 @@ ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m
         (dict(max_seqlen_k=1 << 20), 1, 32, 8),
         (dict(heads=64), 4, 32, 4),
         (dict(heads=384), 1, 64, 1),  # no smaller block holds a token
-        (dict(head_dim=64), 1, 0, 16),
+        (dict(head_dim=64), 8, 32, 8),
+        (dict(head_dim=64), 9, 0, 16),
         (dict(head_dim=256), 8, 0, 16),
         (dict(head_dim=256), 4, 32, 8),
         (dict(tokens=20), 8, 32, 8),  # of uneven queries

@@ -31,7 +31,7 @@ UNEVEN = {
     "over e4m3, a token of 16 rows": (MIXED._replace(heads=128, **E4M3_CACHE), "2.. 0..1"),
     "over e4m3, no decodes": (MIXED._replace(only="prefill", **E4M3_CACHE), "3.. 2..2"),
     "over e4m3, no decodes, a token of 8 rows": (MIXED._replace(only="prefill", heads=64, **E4M3_CACHE), "blocks"),
-    "over e4m3, small heads": (MIXED._replace(head_dim=64, **E4M3_CACHE), "blocks"),
+    "over e4m3, small heads": (MIXED._replace(head_dim=64, **E4M3_CACHE), "3.. 0..2"),
     "over e4m3, mostly long ones": (MIXED._replace(tokens=9000, max_seqlen_q=9000, **E4M3_CACHE), "blocks"),
     "all of e4m3": (MIXED._replace(**ALL_E4M3), "mixed"),
     "all of e4m3, small heads": (MIXED._replace(head_dim=64, **ALL_E4M3), "mixed"),

@@ -454,6 +454,24 @@ def widen_pairs_apart(even, odd, FP8: gl.constexpr):
     )
 
 
+_E4M3_HALVES_APART = gl.constexpr(
+    "{ .reg .b32 e, o, x; .reg .b16 l, u; cvt.u32.u16 e, $4; cvt.u32.u16 o, $5; prmt.b32 x, e, o, 0x5140;"
+    " mov.b32 {l, u}, x; cvt.rn.f16x2.e4m3x2 e, l; cvt.rn.f16x2.e4m3x2 o, u;"
+    " mov.b32 {$0, $1}, e; mov.b32 {$2, $3}, o; }"
+)
+_E5M2_HALVES_APART = gl.constexpr(
+    "{ .reg .b32 e, o; cvt.u32.u16 e, $4; cvt.u32.u16 o, $5; prmt.b32 e, e, o, 0x5140;"
+    " prmt.b32 o, e, 0, 0x3424; prmt.b32 e, e, 0, 0x1404; mov.b32 {$0, $1}, e; mov.b32 {$2, $3}, o; }"
+)
+
+
+@gluon.jit
+def widen_halves_apart(even, odd, FP8: gl.constexpr):
+    """`widen_pairs_apart` of 16 bits of two keys: the first number of both keys, and the second, in float16."""
+    ASM: gl.constexpr = _E4M3_HALVES_APART if FP8 == 3 else _E5M2_HALVES_APART
+    return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,h,h", [even, odd], dtype=_HALVES_4, is_pure=True, pack=1)
+
+
 @gluon.jit
 def exp2_words(a, b, c, d, unit, shift):
     """(words of exp2(x * unit + shift) of four x in e4m3, a's the lowest, and their sums, not rounded)."""

@@ -14,7 +14,7 @@ from ..kernels.args import State
 from ..kernels.schedule import row_tile, visible_range
 from ..kernels.softmax import start
 from .args import Turns, is_shared
-from .asm import widen_bytes_apart, widen_pairs_apart
+from .asm import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .epilogue import store
 from .layouts import key_words_layout, operand_layout, product_layout, value_words_layout
@@ -85,27 +85,38 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
 def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
     """fp8 values as a left operand [DIM, TILE], their dims in places that `gather` knows, zero outside [lo, end).
 
-    A thread has four neighbouring dims of a key, and would have them eight apart.
+    A thread has four neighbouring dims of a key, two of 64 dims, and would have them eight apart.
     """
-    LAYOUT: gl.constexpr = value_words_layout(S.TILE, S.DIM // 4)
-    words = words_of(values, turn, S.TILE, S.DIM).load(LAYOUT)
+    HALVES: gl.constexpr = S.DIM == 64  # a product has 64 rows at least, two with each thread
+    dtype: gl.constexpr = gl.int16 if HALVES else gl.int32
+    WORDS: gl.constexpr = S.DIM * 8 // dtype.primitive_bitwidth
+    LAYOUT: gl.constexpr = value_words_layout(S.TILE, WORDS)
+    words = words_of(values, turn, S.TILE, S.DIM, dtype).load(LAYOUT)
     first = tile * S.TILE
     if (first < lo) | (first + S.TILE > end):
         key = first + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
         words = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), words, 0)
-    even, odd = gl.split(words.reshape([S.TILE // 2, 2, S.DIM // 4]).permute((0, 2, 1)))
-    z = widen_pairs_apart(even, odd, P.FP8)  # four dims x two keys
-    lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [pair of keys, word, b, h]
-    upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
-    x = gl.join(lower, upper).reshape([S.TILE // 2, S.DIM // 128, 4, 8, 2, 2, 2])
-    x = x.permute((1, 6, 2, 5, 3, 0, 4)).reshape([S.DIM, S.TILE])
-    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
+    even, odd = gl.split(words.reshape([S.TILE // 2, 2, WORDS]).permute((0, 2, 1)))
+    if HALVES:
+        z = widen_halves_apart(even, odd, P.FP8)  # two dims x two keys
+        x = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3])).reshape([S.TILE // 2, 4, 8, 2, 2])
+        x = x.permute((1, 4, 2, 0, 3))
+    else:
+        z = widen_pairs_apart(even, odd, P.FP8)  # four dims x two keys
+        lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [pair of keys, word, b, h]
+        upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
+        x = gl.join(lower, upper).reshape([S.TILE // 2, S.DIM // 128, 4, 8, 2, 2, 2])
+        x = x.permute((1, 6, 2, 5, 3, 0, 4))
+    return gl.convert_layout(x.reshape([S.DIM, S.TILE]), operand_layout(P.COLUMNS, False), assert_trivial=True)
 
 
 @gluon.jit
 def gather(acc, S: gl.constexpr, P: gl.constexpr):
     """Results [DIM, N] of widened values, their dims in order again; moves nothing between threads."""
-    x = acc.reshape([S.DIM // 128, 2, 4, 2, 8, P.COLUMNS]).permute((0, 2, 4, 1, 3, 5))
+    if S.DIM == 64:
+        x = acc.reshape([4, 2, 8, P.COLUMNS]).permute((0, 2, 1, 3))
+    else:
+        x = acc.reshape([S.DIM // 128, 2, 4, 2, 8, P.COLUMNS]).permute((0, 2, 4, 1, 3, 5))
     return x.reshape([S.DIM, P.COLUMNS])
 
 

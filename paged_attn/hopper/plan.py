@@ -27,11 +27,6 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "float32",
     ),
     (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
-    # words of four dims make 128 rows of a product
-    (
-        lambda p: p.cache.itemsize != 1 or p.head_dim > 64 or not _few_rows(p),
-        "an fp8 cache of head_dim up to 64, few queries",
-    ),
     (
         lambda p: not p.packed or p.cache.itemsize > 2 or p.batch_invariant or _takes_packed(p),
         "more than few rows or new keys over an x-packed cache, but by prefills over 16 bits in pages of 16 n tokens",
@@ -113,8 +108,6 @@ def _suit_columns(p: Problem) -> bool:
     is_fp8 = p.cache.itemsize == 1
     if p.packed and is_fp8:
         return True
-    if p.head_dim <= 64 and is_fp8:
-        return False
     if p.packed and p.heads // p.kv_heads > PACKED_COLUMNS:
         return False
     if p.packed and not _is_packed_for_blocks(p):
@@ -144,7 +137,7 @@ def _are_long(p: Problem) -> bool:
     convert = conversion(p)
     if convert == NONE:
         return dim_of(p) > 128 or not block_columns(p, convert)
-    return dim_of(p) == 64 and convert != TRANSPOSE
+    return False
 
 
 def _is_packed_for_few(p: Problem) -> bool:

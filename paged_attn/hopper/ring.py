@@ -239,14 +239,15 @@ def tile_of(ring, turn, S: gl.constexpr):
 
 
 @gluon.jit
-def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr):
-    """The slot as a matrix of 32-bit words."""
-    return as_words(ring.slots.index(turn.stage), ROWS, BYTES)
+def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
+    """The slot as a matrix of words."""
+    return as_words(ring.slots.index(turn.stage), ROWS, BYTES, dtype)
 
 
 @gluon.jit
-def as_words(slot, ROWS: gl.constexpr, BYTES: gl.constexpr):
-    """Shared memory as a matrix of 32-bit words: the copy engine's swizzle moves 16 bytes, whatever they hold."""
+def as_words(slot, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
+    """Shared memory as a matrix of words: the copy engine's swizzle moves 16 bytes, whatever they hold."""
     SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
-    layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, 32, 2)
-    return reinterpret(slot, gl.int32, [ROWS, BYTES // 4], layout)
+    BITS: gl.constexpr = dtype.primitive_bitwidth
+    layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, BITS, 2)
+    return reinterpret(slot, dtype, [ROWS, BYTES * 8 // BITS], layout)
