@@ -83,9 +83,10 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every launch of the test has to be of the Hopper dialect."""
+def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Every launch of the test has to be of the Hopper dialect, also of few queries that see few keys."""
     from paged_attn import plan
+    from tests import hopper_plans
 
     made = plan.plan
 
@@ -95,6 +96,8 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
         return launches
 
     monkeypatch.setattr("paged_attn.attend.plan", checked)
+    with hopper_plans.planned(FEW_KEYS=-1, FEW_KEYS_OF_LARGE=-1):
+        yield
 
 
 @pytest.fixture

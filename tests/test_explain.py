@@ -75,6 +75,7 @@ def test_what_tiles_of_an_x_packed_cache_are_is_told() -> None:
 def test_what_the_hopper_kernels_lack_is_named() -> None:
     for changes, reason in (
         (dict(page_size=12), "pages of other than a multiple of 8 tokens"),
+        (dict(keys="200"), "few queries of few keys"),
         (
             dict(layout="x-packed", kv_dtype=torch.float8_e4m3fn, queries="2048"),
             "more than few rows or new keys over an x-packed cache",

@@ -26,6 +26,10 @@ PACKED = CALL._replace(packed=True, rows_per_page=1, boxable=False, max_seqlen_q
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32),
+    dict(max_seqlen_q=16, max_seqlen_k=256),
+    dict(ragged=False, window_left=192),
+    dict(only="decode", window_left=192),
+    dict(ragged=False, max_seqlen_k=128, head_dim=192),
     dict(query=torch.float8_e4m3fn),
     dict(rows_per_page=0),
     dict(page_size=12),
@@ -55,6 +59,25 @@ def test_calls_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> 
     assert hopper.covers(CALL)
     assert not hopper.covers(CALL._replace(**change))
     assert len(hopper.uncovered(CALL._replace(**change))) == 1, "a reason is told once"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        dict(max_seqlen_q=17, max_seqlen_k=256),  # 68 rows
+        dict(max_seqlen_q=16, max_seqlen_k=257),
+        dict(ragged=False, window_left=193),
+        dict(window_left=1),  # 2048 queries
+        dict(only="prefill", window_left=1),
+        dict(ragged=False, max_seqlen_k=129, head_dim=192),
+        dict(ragged=False, max_seqlen_k=64, packed=True, rows_per_page=1, boxable=False),
+        dict(max_seqlen_q=1, max_seqlen_k=64, new=True, new_box=True),
+        dict(max_seqlen_q=1, max_seqlen_k=64, batch_invariant=True),
+    ],
+    ids=str,
+)
+def test_few_keys_of_many_rows_and_other_kinds_are_not(change: dict[str, Any]) -> None:
+    assert hopper.covers(CALL._replace(**change))
 
 
 @pytest.mark.parametrize("change", LEFT_OF_PACKED, ids=str)

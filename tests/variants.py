@@ -103,17 +103,23 @@ LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
 MIXED: dict[str, Any] = dict(query_lens=(128, 1, 1, 1), seq_lens=(16384, 64, 64, 64))  # mostly of keys, told by bounds
 DRAFT_OF_8 = DECODE | dict(query_lens=(8,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True)
-LARGE = DECODE | dict(head_dim=256, page_size=64)
+OF_512 = DECODE | dict(seq_lens=(512,) * 64)  # the Hopper kernels leave fewer to the portable ones
+LARGE = OF_512 | dict(head_dim=256, page_size=64)
 # What only the Hopper kernels do in a way of its own; compiled where asked for by name.
 HOPPER = {
     "prefills e4m3 head_dim 64": PROMPTS | dict(cache_dtype=E4M3, head_dim=64),
     "prefills e4m3 head_dim 64, no lse": PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
     "prefills e4m3, no lse": PROMPTS | dict(cache_dtype=E4M3, lse=False),
     "mixed e4m3, no lse": PREFILL | MIXED | dict(cache_dtype=E4M3, lse=False),
+    "of 512 features": OF_512 | FEATURES,
+    "of 512 head_dim 192": OF_512 | dict(head_dim=192),
+    "of 512 e4m3 head_dim 64": OF_512 | dict(cache_dtype=E4M3, head_dim=64),
+    "of 512 e4m3 head_dim 256": OF_512 | dict(cache_dtype=E4M3, head_dim=256),
     "x-packed": DECODE | dict(layout="x"),
     "x-packed split": DECODE | dict(query_lens=(1,), seq_lens=LONG, layout="x", page_size=544),
     "x-packed head_dim 256": DECODE | dict(layout="x", head_dim=256),
     "x-packed e4m3": DECODE | dict(layout="x", cache_dtype=E4M3, scales="per_head"),
+    "x-packed e4m3 head_dim 64": DECODE | dict(layout="x", cache_dtype=E4M3, head_dim=64),
     "draft of 8 e4m3": DRAFT_OF_8 | dict(cache_dtype=E4M3),
     "draft of 8 e4m3 head_dim 256": DRAFT_OF_8 | dict(cache_dtype=E4M3, head_dim=256),
     "draft of 8 all fp8": DRAFT_OF_8 | dict(dtype=E4M3, cache_dtype=E4M3),

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import triton
 
-from ..plan import UNBOUNDED, Launch, Problem
+from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem
 from ..scratch import Need
 from . import invariant
 from .block_items import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, block_columns, conversion, many
@@ -18,6 +18,9 @@ MOST_ROWS = 512  # of a sequence and KV head for which even shares are better th
 # Uneven queries are taken to be mostly long from so many tokens for each sequence on, more where its keys may
 # be more than its queries; and up to so many bytes of keys and values.
 MOSTLY_LONG, LITTLE_TO_READ = 128, 128 << 20
+# Keys that few rows see up to which programs of one block each, of which a multiprocessor has several, are better than
+# one after the other in programs of their own; of large heads in 16 bits.
+FEW_KEYS, FEW_KEYS_OF_LARGE, ONE_TILE = 256, 128, 64
 
 
 # What must hold, and what a call asks for where it does not; types of 32 bits are told once.
@@ -39,6 +42,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
     (lambda p: p.heads // p.kv_heads <= 64, "more than 64 heads on a KV head"),
+    (lambda p: not _see_little(p), "few queries of few keys"),
     (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
     (
         lambda p: not p.new or p.new_box,
@@ -98,6 +102,18 @@ def _few_rows(p: Problem) -> bool:
     if not is_even(p) or p.seqs > ONE_WARP:
         return False
     return rows <= MOST_ROWS and has_little(p)
+
+
+def _see_little(p: Problem) -> bool:
+    """Whether all sequences have few rows, and few keys or a narrow window.
+
+    Not of x-packed caches, which are slower elsewhere, and of new keys, of which there are two loops there.
+    """
+    if p.packed or p.new or p.batch_invariant or rows_of(p, 1 if p.only == "decode" else UNBOUNDED) > FEW_ROWS:
+        return False
+    # whatever the queries, so that `prepare` meets both sides
+    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + ONE_TILE)
+    return keys <= (FEW_KEYS_OF_LARGE if p.head_dim > 128 and p.cache.itemsize == 2 else FEW_KEYS)
 
 
 def _suit_columns(p: Problem) -> bool:
