@@ -55,6 +55,7 @@ PACKED: dict[str, Any] = dict(layout="x")
 # by the unit for tanh, where only these are weighed; of blocks scores below 0.7 of the cap by a polynomial
 CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)
 FEATURES = dict(window_size=(200, -1), softcap=20.0, alibi=True, sinks=True)
+WIDE: dict[str, Any] = dict(window_size=(1200, -1))  # so many tiles that blocks may be cut
 CASES: dict[str, dict[str, Any]] = {
     "prefill of one tile": ragged((64, 64)),
     "prefill": ragged((200, 200)),
@@ -102,6 +103,14 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, prefills only": MIXED | dict(only="prefill"),
     "mixed, decodes only": MIXED | dict(only="decode"),
     "mixed, window, sinks": MIXED | dict(window_size=(255, -1), sinks=True),
+    "mixed, wide window": MIXED | WIDE | dict(sinks=True),
+    "mixed, wide window to both sides": MIXED | dict(window_size=(1200, 300), causal=False),
+    "mixed, wide window, head_dim 256": MIXED | WIDE | dict(head_dim=256),
+    "mixed, wide window, softcap, no lse": MIXED | WIDE | CAPPED,
+    "mixed, wide window, new": MIXED | WIDE | NEW,
+    "e4m3 mixed, wide window": MIXED | WIDE | E4M3_CACHE,
+    "e4m3 mixed, wide window, no lse": MIXED | WIDE | E4M3_NO_LSE,
+    "all e4m3 mixed, wide window": MIXED | WIDE | ALL_E4M3,
     "mixed, window to both sides": MIXED | dict(window_size=(100, 50), causal=False),
     "mixed, not causal": MIXED | dict(causal=False),
     "mixed, softcap, alibi, sinks": MIXED | dict(softcap=20.0, alibi=True, sinks=True),
@@ -449,6 +458,8 @@ LONG: dict[str, dict[str, Any]] = {
     "prefills, alibi, sinks": PREFILLS | dict(alibi=True, sinks=True),
     "prefills, alibi, trees": PREFILLS | dict(alibi=True, qq_bias=64, tree=True),
     "prefills, window to both sides": PREFILLS | dict(window_size=(100, 50), causal=False),
+    "prefills, wide window": PREFILLS | WIDE,
+    "a chunk, wide window, alibi": ragged((700, 3000)) | WIDE | dict(alibi=True),
     "prefills, head_dim 64, sinks": PREFILLS | dict(head_dim=64, sinks=True),
     "prefills, head_dim 64, alibi, window": PREFILLS | dict(head_dim=64, alibi=True, window_size=(300, -1)),
     "prefills, head_dim 80": PREFILLS | dict(head_dim=80),

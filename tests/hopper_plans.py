@@ -44,6 +44,11 @@ def long() -> contextlib._GeneratorContextManager[None]:
     return planned(MOSTLY_LONG=0)
 
 
+def wide() -> contextlib._GeneratorContextManager[None]:
+    """`mixed`, and windows as those that show many keys: whole tiles, of blocks that may be cut."""
+    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, SHORT=0)
+
+
 def shares() -> contextlib._GeneratorContextManager[None]:
     """Even shares also of many rows."""
     return planned(has_little=lambda p: True)
@@ -51,7 +56,8 @@ def shares() -> contextlib._GeneratorContextManager[None]:
 
 def three() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 192 rows for three consumers wherever these can do them."""
-    return planned(MOST_ROWS=0, UNCUT=0, LONG=0, _is_for_three=lambda p: hopper.dim_of(p) == 128, _is_for_four=_never)
+    wherever = dict(_is_for_three=lambda p: hopper.dim_of(p) == 128, _is_for_four=_never)
+    return planned(MOST_ROWS=0, UNCUT=0, LONG=0, SHORT=0, **wherever)
 
 
 def one(**more: Any) -> contextlib._GeneratorContextManager[None]:
@@ -66,7 +72,7 @@ def uncut(**more: Any) -> contextlib._GeneratorContextManager[None]:
 
 def four() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 256 rows for four warpgroups of one code wherever these can do them, which may be cut."""
-    return planned(MOST_ROWS=0, UNCUT=1 << 40, FULL=2, _is_for_four=_small_heads)
+    return planned(MOST_ROWS=0, UNCUT=1 << 40, FULL=2, SHORT=0, _is_for_four=_small_heads)
 
 
 def four_uncut() -> contextlib._GeneratorContextManager[None]:

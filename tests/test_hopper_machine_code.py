@@ -20,7 +20,8 @@ HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
     "draft 16", "of 512 features", "of 512 head_dim 192",
-    "decode split all fp8", "of 512 e4m3 head_dim 64", "of 512 e4m3 head_dim 256", "x-packed", "prefill new", "prefill softcap",
+    "decode split all fp8", "of 512 e4m3 head_dim 64", "of 512 e4m3 head_dim 256", "x-packed", "prefill new",
+    "prefill softcap",
     "invariant 32", "invariant 4096", "invariant 1", "decode of 12", "draft of 12",
     "long", "long head_dim 64", "long head_dim 64, no window", "long fp16", "long alibi",
     "long softcap",
@@ -31,6 +32,8 @@ HOPPER = (
     "prefills e4m3, no lse", "prefills e4m3 head_dim 64", "prefills e4m3 head_dim 64, no lse", "mixed e4m3, no lse",
     "prompts x-packed", "prompts x-packed head_dim 64", "chunk x-packed head_dim 256", "chunk x-packed new",
     "long x-packed",
+    "narrow", "narrow head_dim 64", "narrow e4m3", "narrow e4m3 head_dim 64, no lse", "narrow new",
+    "narrow new head_dim 64", "wide",
     "draft of 8 e4m3", "draft of 8 e4m3 head_dim 256", "draft of 8 all fp8", "draft of 8 x-packed",
     "draft of 8 e4m3 x-packed", "chunk e4m3 head_dim 256",
 )  # fmt: skip
@@ -258,7 +261,7 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
         if line and loop.get("MUFU", 0) > 4:
             yield f"takes {loop['MUFU']} special functions for weights without any"
     # dims of keys in steps of 32, by each part of the queries, and values by steps of 16 keys: 128 x 64, or 64 x 128
-    steps = (4, 8) if "head_dim 64" in variant else (8, 4)
+    steps = (4, 4 if "narrow" in variant else 8) if "head_dim 64" in variant else (8, 4)
     for loop in rows if "e4m3" in variant and line else []:
         if (loop.get("QGMMA"), loop.get("HGMMA")) != steps:
             yield f"does not multiply keys as they are, twice: {loop}"

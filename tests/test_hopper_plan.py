@@ -428,12 +428,13 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
         (even(8, 8191, 8191), 1),
         (even(8, 1024, 1024), 1),  # fetching the code counts
         (even(8, 4096, 4096), 1),  # an item ahead
-        (even(8, 4096, 4096)._replace(window_left=1000), 3),
-        (even(8, 4095, 4095)._replace(window_left=1000), 1),
+        (even(8, 4096, 4096)._replace(window_left=1024), 3),
+        (even(8, 4096, 4096)._replace(window_left=1023), 1),  # an item ahead, too
+        (even(8, 4095, 4095)._replace(window_left=1024), 1),
         (even(4, 8192, 8192)._replace(packed=True, rows_per_page=1, boxable=False), 1),
         (even(4, 8192, 8192)._replace(packed=True, rows_per_page=1, boxable=False, softcap=10.0, lse=True), 1),
         (even(1, 16384, 16384)._replace(alibi=True), 3),
-        (even(1, 16384, 16384)._replace(window_left=1000), 3),
+        (even(1, 16384, 16384)._replace(window_left=1024), 3),
         (even(2, 1024, 1024), 1),
         (even(1, 2048, 16384), 1),
         (even(2, 8192, 8192)._replace(heads=32, kv_heads=32), 3),
@@ -602,3 +603,33 @@ def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(call: Pr
 def test_sixteen_states_are_loaded_together_where_a_block_may_have_more_than_eight(call: Problem, pieces: int) -> None:
     (launch,) = hopper.launches(call)
     assert pieces == launch.pipe.JOINED
+
+
+@pytest.mark.parametrize(
+    ("change", "tile", "split"),
+    [
+        (dict(), 128, True),
+        (dict(window_left=1024), 128, True),
+        (dict(window_left=1023), 64, False),
+        (dict(window_left=0), 64, False),
+        (dict(window_left=1023, new=True, new_box=True), 64, False),
+        (dict(window_left=1023, softcap=50.0), 64, False),
+        (dict(window_left=1023, softcap=50.0, alibi=True), 64, True),  # whose loop has too much code
+        (dict(window_left=1023, head_dim=64, heads=8, kv_heads=1), 64, False),
+        (dict(window_left=1023, head_dim=256), 64, True),
+        (dict(window_left=200, head_dim=256), 64, False),
+        (dict(window_left=1023, cache=torch.float8_e4m3fn, compute=torch.float16), 64, True),
+        (dict(window_left=200, cache=torch.float8_e4m3fn, compute=torch.float16), 64, False),
+        (dict(window_left=1023, lse=True, cache=torch.float8_e4m3fn, compute=torch.float16), 64, True),
+        (dict(window_left=1023, cache=torch.float8_e4m3fn, query=torch.float8_e4m3fn), 128, True),
+        (dict(window_left=900, cache=torch.float8_e4m3fn, query=torch.float8_e4m3fn), 128, False),
+    ],
+    ids=str,
+)
+def test_blocks_in_a_narrow_window_have_small_tiles_and_are_whole(
+    change: dict[str, Any], tile: int, split: bool
+) -> None:
+    (launch,) = hopper.launches(even(2, 300, 16384)._replace(**change))
+    assert (tile, split) == (launch.shape.TILE, launch.shape.SPLIT)
+    if not split and launch.pipe.CONVERT == 0 and launch.shape.DIM <= 128:
+        assert launch.pipe.AHEAD

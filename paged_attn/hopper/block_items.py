@@ -34,7 +34,7 @@ STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 UNEVEN = 4096  # keys up to which, of uneven queries, no block is so much longer than others that it has to be cut
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
-SHORT = 1024  # keys of a sequence up to which tiles of 64 are better than of 128, and no block is cut
+SHORT = 1024  # keys of a sequence, or a window, up to which tiles of 64 are better than of 128, and no block is cut
 FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 LONGER = 8192  # and its keys, where nothing is modified and all are seen
@@ -58,7 +58,8 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
-    tiles = triton.cdiv(p.max_seqlen_k, tile)
+    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + tokens)
+    tiles = triton.cdiv(keys, tile)
     split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
@@ -108,7 +109,7 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
         return 1, 256
     if is_long and p.softcap > 0 and not has_tanh(p) and not _cap(p, convert):
         return 2, 64
-    return (3, 64) if is_long and _is_for_three(p) else (1, 128)
+    return (3, 64) if is_long and _is_for_three(p) and not _is_short(p) else (1, 128)
 
 
 def _cap(p: Problem, convert: int) -> int:
@@ -180,10 +181,16 @@ def _is_for_four(p: Problem) -> bool:
     return of_four * p.kv_heads >= FOUR * p.device.multiprocessors
 
 
+def _is_narrow(p: Problem) -> bool:
+    """Whether a window shows so few keys that smaller tiles, of which less is masked, are better for blocks."""
+    return 0 <= p.window_left < SHORT
+
+
 def _is_short(p: Problem) -> bool:
-    """Whether sequences have so few keys that smaller tiles, of which less is masked, are better for blocks."""
-    plain = not p.new and (p.softcap == 0 or _cap(p, NONE) > 0)
-    return p.max_seqlen_k <= SHORT and dim_of(p) == 128 and p.cache.itemsize == 2 and plain
+    """Whether smaller tiles are better for blocks of 16 bits, and these short enough to be left whole."""
+    if p.cache.itemsize != 2 or dim_of(p) > 128 or (p.softcap > 0 and not _cap(p, NONE)):
+        return False
+    return _is_narrow(p) or (p.max_seqlen_k <= SHORT and dim_of(p) == 128 and not p.new)
 
 
 def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: bool) -> tuple[int, int, int, int]:
@@ -193,6 +200,8 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
     if rows == 256:
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
+    if convert in (WIDEN, WIDEN_VALUES) and tile == 128 and _is_narrow(p) and not mixed:
+        return min(2 * keys, 8), 2 * values, 2 * raw, 64
     capped = p.softcap > 0 and (p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
     if convert == NONE and tile == 128 and not mixed and (capped or _is_short(p)):
         return 2 * keys, 2 * values, raw, 64
