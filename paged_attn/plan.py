@@ -97,9 +97,8 @@ def plan(problem: Problem) -> Plan:
     """Sequences of few queries (decode, speculation) in one launch, the others in another, unless one cannot occur."""
     p = problem
     group = p.heads // p.kv_heads
-    few = invariant_config(p)._replace(enough=math.inf) if p.batch_invariant else decode_config(p)
-    # not more rows than a decode's tile has by default, for all of them may leave states in scratch
-    few_tokens = max(1, min(few.rows, 16) // group)
+    few = _few_config(p)
+    few_tokens = _few_tokens(p, few)
     if p.only == "prefill" and not p.ragged:
         return Plan(())
     if hopper := _hopper(p):
@@ -117,6 +116,21 @@ def plan(problem: Problem) -> Plan:
     if p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q:
         return Plan((_many(p, 0),))
     return Plan((_many(p, few_tokens + 1), _few(p, few, 0, few_tokens)))
+
+
+def few_beside(p: Problem, shortest: int) -> Launch:
+    """Sequences of few queries, of the kernel of this dialect, beside others in a launch of another."""
+    config = _few_config(p)
+    return _few(p, config, shortest, _few_tokens(p, config))
+
+
+def _few_config(p: Problem) -> Config:
+    return invariant_config(p)._replace(enough=math.inf) if p.batch_invariant else decode_config(p)
+
+
+def _few_tokens(p: Problem, config: Config) -> int:
+    """Not more rows than a decode's tile has by default, for all of them may leave states in scratch."""
+    return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
 
 
 def _hopper(p: Problem) -> Any:

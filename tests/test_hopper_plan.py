@@ -71,7 +71,7 @@ def test_calls_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> 
         dict(only="prefill", window_left=1),
         dict(ragged=False, max_seqlen_k=129, head_dim=192),
         dict(ragged=False, max_seqlen_k=64, packed=True, rows_per_page=1, boxable=False),
-        dict(max_seqlen_q=1, max_seqlen_k=64, new=True, new_box=True),
+        dict(max_seqlen_q=1, max_seqlen_k=64, qq_bias=True),
         dict(max_seqlen_q=1, max_seqlen_k=64, batch_invariant=True),
     ],
     ids=str,

@@ -8,7 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from paged_attn import plan
 from paged_attn.hopper import plan as hopper
+from tests import simulator
+from tests.cases import E4M3, build, problem_of, run
+from tests.hopper_cases import DEVICE, sized
 from tests.test_hopper_plan import MIXED, even
 
 E4M3_CACHE: dict[str, Any] = dict(cache=torch.float8_e4m3fn, compute=torch.float16)
@@ -56,6 +60,67 @@ def test_uneven_queries_are_two_lists_or_one_or_two_launches(name: str) -> None:
         assert shares[0].longest * call.heads // call.kv_heads <= shares[0].pipe.COLUMNS
     else:
         assert ("mixed" if blocks.pipe.MIXED else "blocks") == expected
+
+
+WINDOW = MIXED._replace(window_left=127)
+FEW_KEYS = MIXED._replace(tokens=263, max_seqlen_q=200, max_seqlen_k=200)
+BESIDE = {
+    "decodes in a narrow window": (WINDOW, 4),
+    "no decodes": (WINDOW._replace(only="prefill"), 4),
+    "over e4m3, few keys without a window": (
+        MIXED._replace(tokens=263, max_seqlen_q=200, max_seqlen_k=200, **E4M3_CACHE),
+        4,
+    ),
+    "of 16 bits": (FEW_KEYS, None),
+    "of 16 bits, small heads": (FEW_KEYS._replace(head_dim=64), 4),
+    "of one KV head": (WINDOW._replace(heads=8, kv_heads=1), None),
+    "of few sequences": (WINDOW._replace(seqs=32, tokens=600), None),
+    "mostly long ones": (WINDOW._replace(tokens=64 * 128), None),
+    "a wide window": (MIXED._replace(window_left=193), None),
+    "large heads": (WINDOW._replace(head_dim=192), None),
+    "x-packed": (WINDOW._replace(packed=True, rows_per_page=1, boxable=False), None),
+    "a tree": (WINDOW._replace(qq_bias=True), None),
+    "a token of 16 rows, no decodes": (WINDOW._replace(heads=128, only="prefill"), None),
+}
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_few_keys_of_many_decodes_are_left_to_the_portable_kernel_beside_blocks(name: str) -> None:
+    call, longest = BESIDE[name]
+    blocks, *beside = hopper.launches(call)
+    assert not blocks.pipe.SHARES
+    assert longest == (beside[0].longest if beside and beside[0].pipe is None else None)
+    if longest is not None:
+        assert (blocks.shortest, blocks.pipe.MIXED) == (longest + 1, False)
+        assert beside[0].shortest == (2 if call.only == "prefill" else 0)
+        assert (call.only is None, False) == (blocks.shape.CLEAR, beside[0].shape.CLEAR)
+
+
+@pytest.mark.gpu
+@pytest.mark.hopper
+@pytest.mark.skipif(simulator.SIMULATES, reason="portable kernels are not simulated")
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(),
+        dict(dtype=torch.float16, softcap=20.0, alibi=True),
+        dict(head_dim=64, heads=64),
+        dict(cache_dtype=E4M3, scales="per_head"),
+        dict(cache_dtype=E4M3, scales="per_head", head_dim=64, lse=False),
+        dict(new=True),
+        dict(only="prefill"),
+    ],
+    ids=str,
+)
+def test_launches_of_both_dialects_serve_a_batch_together(fields: dict[str, Any]) -> None:
+    """Decodes, drafts on both sides of what a portable block holds, chunks, no queries, no keys."""
+    queries = (1, 300, 0, 2, 1, 4, 5, 700, 1, 17) + (1,) * 60
+    keys = (500, 300, 70, 900, 0, 64, 4000, 700, 1, 130) + tuple(range(30, 2430, 40))
+    case = sized(str(fields), query_lens=queries, seq_lens=keys, window_size=(127, -1), sinks=True, padding=3, **fields)
+    launches = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert [x.pipe is None for x in launches] == [False, True]
+    run(case, DEVICE)
+    run(case, DEVICE)
 
 
 def test_long_sequences_of_uneven_batches_may_be_cut() -> None:

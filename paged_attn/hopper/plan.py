@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import triton
 
-from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem
+from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, few_beside
 from ..scratch import Need
 from . import invariant
 from .block_items import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, block_columns, conversion, many
@@ -18,8 +18,8 @@ MOST_ROWS = 512  # of a sequence and KV head for which even shares are better th
 # Uneven queries are taken to be mostly long from so many tokens for each sequence on, more where its keys may
 # be more than its queries; and up to so many bytes of keys and values.
 MOSTLY_LONG, LITTLE_TO_READ = 128, 128 << 20
-# Keys that few rows see up to which programs of one block each, of which a multiprocessor has several, are better than
-# one after the other in programs of their own; of large heads in 16 bits.
+# Keys that few rows see up to which the portable kernel's programs of a block each, several of a multiprocessor, are
+# better than such blocks one after the other; of large heads in 16 bits.
 FEW_KEYS, FEW_KEYS_OF_LARGE, ONE_TILE = 256, 128, 64
 
 
@@ -78,7 +78,11 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     shortest = 0 if p.only is None else 2
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
-    if is_even(p) or rows_of(p, UNBOUNDED) <= 64 or _are_long(p):
+    if is_even(p) or rows_of(p, UNBOUNDED) <= 64:
+        return (many(p, shortest, False),)
+    if _decode_little(p) and (beside := few_beside(p, shortest)).longest >= shortest:
+        return (many(p, beside.longest + 1, False), beside)
+    if _are_long(p):
         return (many(p, shortest, False),)
     if conversion(p) not in (WIDEN, WIDEN_VALUES) and not p.packed:
         return (many(p, shortest, True),)
@@ -105,15 +109,32 @@ def _few_rows(p: Problem) -> bool:
 
 
 def _see_little(p: Problem) -> bool:
-    """Whether all sequences have few rows, and few keys or a narrow window.
+    """Whether all sequences have few rows and see few keys."""
+    rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
+    return rows <= FEW_ROWS and not p.batch_invariant and _are_few_keys(p)
 
-    Not of x-packed caches, which are slower elsewhere, and of new keys, of which there are two loops there.
+
+def _are_few_keys(p: Problem) -> bool:
+    """Whether sequences, or windows, have few keys, and the portable kernel no tiles of less than 64.
+
+    Whatever the queries, so that `prepare` meets both sides.
     """
-    if p.packed or p.new or p.batch_invariant or rows_of(p, 1 if p.only == "decode" else UNBOUNDED) > FEW_ROWS:
+    if p.packed or p.qq_bias:
         return False
-    # whatever the queries, so that `prepare` meets both sides
     keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + ONE_TILE)
     return keys <= (FEW_KEYS_OF_LARGE if p.head_dim > 128 and p.cache.itemsize == 2 else FEW_KEYS)
+
+
+def _decode_little(p: Problem) -> bool:
+    """Whether uneven queries are mostly decodes of few keys, several for each program, one after the other.
+
+    Keys of 16 bits outside a window keep memory busy for as long either way; beside large heads decodes are hidden.
+    """
+    if p.head_dim > 128 or p.tokens >= MOSTLY_LONG * p.seqs or not _are_few_keys(p):
+        return False
+    if p.window_left < 0 and p.cache.itemsize == 2 and p.head_dim > 64:
+        return False
+    return triton.next_power_of_2(p.seqs) * p.kv_heads > 2 * p.device.multiprocessors
 
 
 def _suit_columns(p: Problem) -> bool:
