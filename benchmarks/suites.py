@@ -134,7 +134,9 @@ FP8_CACHES = tuple(
         uniform("decode b64 x 4096", 64, 1, 4096),
         uniform("decode b256 x 4096", 256, 1, 4096),
         uniform("decode b64 x 4096, x-packed", 64, 1, 4096, layout="x"),
+        uniform("decode b64 x 4096, head_dim 64", 64, 1, 4096, head_dim=64),
         uniform("speculate b16 x 8192, q_len 8", 16, 8, 8192),
+        uniform("speculate b16 x 8192, q_len 8, head_dim 64", 16, 8, 8192, head_dim=64),
         uniform("speculate b16 x 8192, q_len 16", 16, 16, 8192),
         uniform("speculate b16 x 8192, q_len 8, x-packed", 16, 8, 8192, layout="x"),
         uniform("prefill b4 x 4096", 4, 4096, 4096),
@@ -152,6 +154,21 @@ FP8_SUITE = FP8_CACHES + (
     uniform("prefill b4 x 4096, all e4m3", 4, 4096, 4096, **ALL_FP8),
     uniform("prefill b1 x 16384, all e4m3", 1, 16384, 16384, **ALL_FP8),
     uniform("chunk of 2048 at 16384, all e4m3", 1, 2048, 16384, **ALL_FP8),
+)
+# Local layers: a token sees the last 128 or 1024, in models with heads of 128 dims or, with sinks, of 64.
+SMALL_HEADS: dict[str, Any] = dict(heads=64, head_dim=64, sinks=True)
+WINDOW = tuple(
+    replace(case, name=f"{case.name}, window {left + 1}{name}", window_size=(left, -1), **sizes)
+    for left, name, sizes in ((127, "", {}), (1023, "", {}), (127, ", heads 64/8 of 64, sinks", SMALL_HEADS))
+    for case in (
+        uniform("decode b8 x 8192", 8, 1, 8192),
+        uniform("decode b256 x 2048", 256, 1, 2048),
+        uniform("speculate b64 x 4096, q_len 4", 64, 4, 4096),
+        uniform("prefill b4 x 2048", 4, 2048, 2048),
+        uniform("prefill b2 x 8192", 2, 8192, 8192),
+        uniform("chunk of 512 at 8192", 1, 512, 8192),
+        MIXED[0],
+    )
 )
 INVARIANT = tuple(
     replace(case, name=f"{case.name}, batch-invariant", batch_invariant=True)
@@ -173,6 +190,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "ragged": RAGGED,
     "spec": SPEC,
     "fp8": FP8_SUITE,
+    "window": WINDOW,
     "invariant": INVARIANT,
 }
 
