@@ -60,7 +60,8 @@ def _call(question: Question) -> str:
 def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
     """Which kernels, and why not the others."""
     if any(launch.pipe is not None for launch in launches):
-        return "Hopper's"
+        both = any(launch.pipe is None for launch in launches)
+        return "Hopper's" + ", and the portable one for few queries of few keys" * both
     if problem.device.arch != "sm90":
         return "portable; the others are for sm90"
     if why := why_no_gluon():

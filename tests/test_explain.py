@@ -72,6 +72,13 @@ def test_what_tiles_of_an_x_packed_cache_are_is_told() -> None:
     assert "of x-packed fp8, products of float16" in printed("--layout x-packed --kv-dtype fp8 --device sm90:132")
 
 
+def test_launches_of_both_dialects_are_told() -> None:
+    lines = told(queries="1x2048,63x1", keys="1x2048,63x4096", window=(127, -1))
+    assert lines["kernels"] == "Hopper's, and the portable one for few queries of few keys"
+    assert lines["launch 1"].startswith("blocks_kernel")
+    assert lines["launch 2"].startswith("attention_kernel")
+
+
 def test_what_the_hopper_kernels_lack_is_named() -> None:
     for changes, reason in (
         (dict(page_size=12), "pages of other than a multiple of 8 tokens"),
@@ -190,6 +197,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "mixed over fp8": dict(queries="1x700,63x1", keys="1x2500,63x900", kv_dtype=torch.float8_e4m3fn),
     "uneven": dict(queries="1x700,5x1", keys="1x2500,5x900"),
     "window": dict(batch=3, keys="5000", window=(100, -1)),
+    "mixed in a window": dict(queries="1x700,63x1", keys="1x2500,63x900", window=(127, -1)),
+    "few keys": dict(batch=64, keys="100"),
     "new": dict(queries="1x700,5x1", keys="1x2500,5x900", new=True),
     "new decode": dict(batch=5, keys="5000", new=True),
     "invariant": dict(keys="8192", batch_invariant=True),

@@ -107,6 +107,7 @@ def test_few_keys_of_many_decodes_are_left_to_the_portable_kernel_beside_blocks(
         dict(head_dim=64, heads=64),
         dict(cache_dtype=E4M3, scales="per_head"),
         dict(cache_dtype=E4M3, scales="per_head", head_dim=64, lse=False),
+        dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head"),
         dict(new=True),
         dict(only="prefill"),
     ],

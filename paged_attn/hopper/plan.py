@@ -171,10 +171,7 @@ def _are_long(p: Problem) -> bool:
         return True
     if p.packed:
         return p.new
-    convert = conversion(p)
-    if convert == NONE:
-        return dim_of(p) > 128 or not block_columns(p, convert)
-    return False
+    return conversion(p) == NONE and (dim_of(p) > 128 or not block_columns(p, NONE))
 
 
 def _is_packed_for_few(p: Problem) -> bool:
