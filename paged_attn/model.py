@@ -175,11 +175,11 @@ def new_dtype(model: Model) -> torch.dtype:
 
 
 def _spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12 ... most: planners decide by powers of two, what lies between, and up to `past` one more.
+    """1, 2, 3, 4, 6, 8, 12 ... most: planners decide by powers of two, what lies between, and up to `past` beside them.
 
     steps: from one power to the next.
     """
     powers = [1 << power for power in range(most.bit_length())]
-    sizes = {power + (power <= past) for power in powers}
+    sizes = {size for power in powers if power <= past for size in (power - 1, power + 1) if size > 0}
     sizes |= {power * (steps + step) // steps for power in powers for step in range(steps)}
     return sorted({size for size in sizes if size < most} | {most})

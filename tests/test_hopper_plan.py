@@ -27,8 +27,8 @@ PACKED = CALL._replace(packed=True, rows_per_page=1, boxable=False, max_seqlen_q
 LEFT: list[dict[str, Any]] = [
     dict(compute=torch.float32, query=torch.float32, cache=torch.float32),
     dict(max_seqlen_q=16, max_seqlen_k=256),
-    dict(ragged=False, window_left=192),
-    dict(only="decode", window_left=192),
+    dict(ragged=False, window_left=176),
+    dict(only="decode", window_left=176),
     dict(ragged=False, max_seqlen_k=128, head_dim=192),
     dict(query=torch.float8_e4m3fn),
     dict(rows_per_page=0),
@@ -66,7 +66,7 @@ def test_calls_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> 
     [
         dict(max_seqlen_q=17, max_seqlen_k=256),  # 68 rows
         dict(max_seqlen_q=16, max_seqlen_k=257),
-        dict(ragged=False, window_left=193),
+        dict(ragged=False, window_left=177),
         dict(window_left=1),  # 2048 queries
         dict(only="prefill", window_left=1),
         dict(ragged=False, max_seqlen_k=129, head_dim=192),

@@ -76,7 +76,7 @@ BESIDE = {
     "of one KV head": (WINDOW._replace(heads=8, kv_heads=1), None),
     "of few sequences": (WINDOW._replace(seqs=32, tokens=600), None),
     "mostly long ones": (WINDOW._replace(tokens=64 * 128), None),
-    "a wide window": (MIXED._replace(window_left=193), None),
+    "a wide window": (MIXED._replace(window_left=177), None),
     "large heads": (WINDOW._replace(head_dim=192), None),
     "x-packed": (WINDOW._replace(packed=True, rows_per_page=1, boxable=False), None),
     "a tree": (WINDOW._replace(qq_bias=True), None),

@@ -175,6 +175,26 @@ def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(name: s
             assert variants_of(model, batch, H200) <= ready, batch
 
 
+ONE_KV_HEAD = LLAMA | dict(heads=8, kv_heads=1)
+ODD_BOUNDS = {
+    "none": ONE_KV_HEAD,
+    "of 1024": ONE_KV_HEAD | dict(window_size=(1023, -1)),
+    "of 192 over fp8": ONE_KV_HEAD | dict(head_dim=64, cache_dtype=E4M3, window_size=(191, -1)),
+}
+
+
+@pytest.mark.parametrize("window", ODD_BOUNDS)
+def test_bounds_need_be_no_powers_of_two(window: str) -> None:
+    """30 sequences of 20000 keys are more than 24, and than 16384, and no power of two."""
+    model, rng = Model(**ODD_BOUNDS[window]), random.Random(9)
+    batches = distinct(model, batches_up_to(100, 8192, 20000), H200)
+    ready = set().union(*(variants_of(model, batch, H200) for batch in batches))
+    for _ in range(1000):
+        seqs, keys = rng.randint(1, 100), max(1, round(20000 * rng.random() ** 0.5))
+        for batch in (Lengths(False, seqs, seqs, 1, keys), Lengths(True, seqs, 8 * seqs, rng.randint(8, 64), keys)):
+            assert variants_of(model, batch, H200) <= ready, batch
+
+
 def test_a_call_of_every_model_is_a_legal_one(device: str) -> None:
     for fields in MODELS.values():
         call = call_of(Model(**fields), Lengths(True, 2, 9, 5, 40))

@@ -20,7 +20,8 @@ MOST_ROWS = 512  # of a sequence and KV head for which even shares are better th
 MOSTLY_LONG, LITTLE_TO_READ = 128, 128 << 20
 # Keys that few rows see up to which the portable kernel's programs of a block each, several of a multiprocessor, are
 # better than such blocks one after the other; of large heads in 16 bits.
-FEW_KEYS, FEW_KEYS_OF_LARGE, ONE_TILE = 256, 128, 64
+FEW_KEYS, FEW_KEYS_OF_LARGE = 256, 128
+BESIDE_WINDOW = 16 + 64  # of a block of 16 rows and a tile, which its keys need not begin with
 
 
 # What must hold, and what a call asks for where it does not; types of 32 bits are told once.
@@ -115,18 +116,18 @@ def _see_little(p: Problem) -> bool:
 
 
 def _are_few_keys(p: Problem) -> bool:
-    """Whether sequences, or windows, have few keys, and the portable kernel no tiles of less than 64.
+    """Whether sequences, or windows, have so few keys that the portable kernel does not cut them, and it suits them.
 
     Whatever the queries, so that `prepare` meets both sides.
     """
     if p.packed or p.qq_bias:
         return False
-    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + ONE_TILE)
+    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + BESIDE_WINDOW)
     return keys <= (FEW_KEYS_OF_LARGE if p.head_dim > 128 and p.cache.itemsize == 2 else FEW_KEYS)
 
 
 def _decode_little(p: Problem) -> bool:
-    """Whether uneven queries are mostly decodes of few keys, several for each program, one after the other.
+    """Whether uneven queries of few keys, fewer than are mostly long, may be several decodes for each program.
 
     Keys of 16 bits outside a window keep memory busy for as long either way; beside large heads decodes are hidden.
     """

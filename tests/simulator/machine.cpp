@@ -205,9 +205,9 @@ static void run(const Launch& launch, int& at) {
     }
     for (auto& program : programs) {
         if (!program->copies.empty()) fail("a program ended before what it copies was there");
-        for (size_t at = 0; at + 8 <= program->shared.size(); at += 8) {
+        for (size_t byte = 0; byte + 8 <= program->shared.size(); byte += 8) {
             u64 word;
-            std::memcpy(&word, &program->shared[at], 8);
+            std::memcpy(&word, &program->shared[byte], 8);
             if (std::count(launch.traces, launch.traces + launch.num_traces, word))
                 fail("a program leaves in shared memory what the next one there may look for");
         }
