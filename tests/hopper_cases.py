@@ -110,6 +110,8 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, wide window, new": MIXED | WIDE | NEW,
     "e4m3 mixed, wide window": MIXED | WIDE | E4M3_CACHE,
     "e4m3 mixed, wide window, no lse": MIXED | WIDE | E4M3_NO_LSE,
+    "e4m3 mixed, head_dim 64, window of 900": MIXED | E4M3_CACHE | dict(head_dim=64, window_size=(900, -1)),
+    "e4m3 mixed, head_dim 64, window of 900, no lse": MIXED | E4M3_NO_LSE | dict(head_dim=64, window_size=(900, -1)),
     "all e4m3 mixed, wide window": MIXED | WIDE | ALL_E4M3,
     "mixed, window to both sides": MIXED | dict(window_size=(100, 50), causal=False),
     "mixed, not causal": MIXED | dict(causal=False),
