@@ -53,6 +53,10 @@ class Problem(NamedTuple):
         """Whether scores meet more than a positive scale and a mask."""
         return not self.positive or self.softcap > 0 or self.alibi or self.qq_bias
 
+    def keys_seen(self, beside: int) -> int:
+        """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
+        return self.max_seqlen_k if self.window_left < 0 else min(self.max_seqlen_k, self.window_left + beside)
+
 
 class Launch(NamedTuple):
     """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
@@ -125,11 +129,12 @@ def few_beside(p: Problem, shortest: int) -> Launch:
 
 
 def _few_config(p: Problem) -> Config:
+    """Tiles of sequences of few queries."""
     return invariant_config(p)._replace(enough=math.inf) if p.batch_invariant else decode_config(p)
 
 
 def _few_tokens(p: Problem, config: Config) -> int:
-    """Not more rows than a decode's tile has by default, for all of them may leave states in scratch."""
+    """Up to which sequences have few: a decode's tile of them by default, for all may leave states in scratch."""
     return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
 
 
@@ -201,10 +206,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
     """Shares that fill the device evenly, whatever the lengths are; 0 where a program per block does."""
-    keys = p.max_seqlen_k
-    if p.window_left >= 0:
-        keys = min(keys, p.window_left + block_q + config.tile)
-    tiles = triton.cdiv(keys, config.tile)
+    tiles = triton.cdiv(p.keys_seen(block_q + config.tile), config.tile)
     if tiles <= config.least or blocks * p.kv_heads >= config.enough * p.device.multiprocessors:
         return 0
     fill = max(1, config.resident * p.device.multiprocessors // p.kv_heads)

@@ -63,7 +63,7 @@ def test_uneven_queries_are_two_lists_or_one_or_two_launches(name: str) -> None:
 
 
 WINDOW = MIXED._replace(window_left=127)
-FEW_KEYS = MIXED._replace(tokens=263, max_seqlen_q=200, max_seqlen_k=200)
+SHORT_TABLE = MIXED._replace(tokens=263, max_seqlen_q=200, max_seqlen_k=200)
 BESIDE = {
     "decodes in a narrow window": (WINDOW, 4),
     "no decodes": (WINDOW._replace(only="prefill"), 4),
@@ -71,8 +71,8 @@ BESIDE = {
         MIXED._replace(tokens=263, max_seqlen_q=200, max_seqlen_k=200, **E4M3_CACHE),
         4,
     ),
-    "of 16 bits": (FEW_KEYS, None),
-    "of 16 bits, small heads": (FEW_KEYS._replace(head_dim=64), 4),
+    "of 16 bits": (SHORT_TABLE, None),
+    "of 16 bits, small heads": (SHORT_TABLE._replace(head_dim=64), 4),
     "of one KV head": (WINDOW._replace(heads=8, kv_heads=1), None),
     "of few sequences": (WINDOW._replace(seqs=32, tokens=600), None),
     "mostly long ones": (WINDOW._replace(tokens=64 * 128), None),

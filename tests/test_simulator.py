@@ -104,6 +104,18 @@ ret;
     )
 
 
+def test_what_the_next_program_may_look_for_is_not_left_behind() -> None:
+    text = "mov.b64 %rd2, 77; st.shared.b64 [global_smem+8], %rd2;"
+    one = kernel(text)
+    launch(one, np.zeros(64, np.uint32))
+    one.traces = np.array([5, 77], np.uint64)
+    with pytest.raises(RuntimeError, match="leaves in shared memory what the next one there may look for"):
+        launch(one, np.zeros(64, np.uint32))
+    wiped = kernel(text + "mov.b64 %rd2, 0; bar.sync 0; st.shared.b64 [global_smem+8], %rd2;")
+    wiped.traces = one.traces
+    launch(wiped, np.zeros(64, np.uint32))
+
+
 def launch(kernel: Kernel, memory: np.ndarray) -> None:
     at = memory.ctypes.data
     kernel.run(1, [struct.pack("Q", at)], [(at, at + memory.nbytes)])

@@ -34,7 +34,7 @@ STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
 UNEVEN = 4096  # keys up to which, of uneven queries, no block is so much longer than others that it has to be cut
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
-SHORT = 1024  # keys of a sequence, or a window, up to which tiles of 64 are better than of 128, and no block is cut
+SHORT = 1024  # keys of a sequence, or a window, up to which tiles of 64 are better; blocks of 16 bits are not cut then
 FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 LONGER = 8192  # and its keys, where nothing is modified and all are seen
@@ -58,8 +58,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
-    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + tokens)
-    tiles = triton.cdiv(keys, tile)
+    tiles = triton.cdiv(p.keys_seen(tokens), tile)
     split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
@@ -200,8 +199,8 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
     if rows == 256:
         return STAGES_OF_FOUR
     keys, values, raw, tile = STAGES[convert, dim_of(p)]
-    if convert in (WIDEN, WIDEN_VALUES) and tile == 128 and _is_narrow(p) and not mixed:
-        return min(2 * keys, 8), 2 * values, 2 * raw, 64
+    if convert in (WIDEN, WIDEN_VALUES) and tile == 128 and _is_narrow(p):
+        return min(2 * keys, 8), 2 * values, 2 * raw, 64  # a ring has no more barriers (`ring.DEPTH`)
     capped = p.softcap > 0 and (p.window_left >= 0 or _cap(p, convert) != CAP_AS_TANH[0])
     if convert == NONE and tile == 128 and not mixed and (capped or _is_short(p)):
         return 2 * keys, 2 * values, raw, 64

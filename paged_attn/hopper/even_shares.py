@@ -130,7 +130,7 @@ def _is_uneven(p: Problem) -> bool:
 
 def _keys(p: Problem, tile: int) -> int:
     """The most that a block may see."""
-    return p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q + tile)
+    return p.keys_seen(p.max_seqlen_q + tile)
 
 
 def has_little(p: Problem) -> bool:

@@ -49,7 +49,7 @@ def key_words_layout(rows, columns):
 
 @triton.constexpr_function
 def value_words_layout(rows, columns):
-    """[rows, columns] of 32-bit words: the rows are those along which a left operand is summed up."""
+    """[rows, columns] of words, of 64 dims of 16 bits: the rows are those along which a left operand is summed up."""
     more = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)] + [
         [0, 1 << i] for i in range(5, columns.bit_length() - 1)
     ]

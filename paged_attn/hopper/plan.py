@@ -122,8 +122,7 @@ def _are_few_keys(p: Problem) -> bool:
     """
     if p.packed or p.qq_bias:
         return False
-    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + BESIDE_WINDOW)
-    return keys <= (FEW_KEYS_OF_LARGE if p.head_dim > 128 and p.cache.itemsize == 2 else FEW_KEYS)
+    return p.keys_seen(BESIDE_WINDOW) <= (FEW_KEYS_OF_LARGE if p.head_dim > 128 and p.cache.itemsize == 2 else FEW_KEYS)
 
 
 def _decode_little(p: Problem) -> bool:
@@ -163,7 +162,7 @@ def _are_long(p: Problem) -> bool:
     Most are, and products take longer than memory; or there is little to read; or few rows have no kernel of their own.
     As many keys as a sequence has queries are sure to meet these: of a context that is longer the host knows nothing.
     """
-    keys = p.max_seqlen_k if p.window_left < 0 else min(p.max_seqlen_k, p.window_left + p.max_seqlen_q)
+    keys = p.keys_seen(p.max_seqlen_q)
     if p.tokens * min(p.max_seqlen_q, keys) >= MOSTLY_LONG * p.seqs * keys:
         return True
     # by powers of two, so that for `prepare` as many sequences as it tries stand for those between
