@@ -67,10 +67,7 @@ SHORT_TABLE = MIXED._replace(tokens=263, max_seqlen_q=200, max_seqlen_k=200)
 BESIDE = {
     "decodes in a narrow window": (WINDOW, 4),
     "no decodes": (WINDOW._replace(only="prefill"), 4),
-    "over e4m3, few keys without a window": (
-        MIXED._replace(tokens=263, max_seqlen_q=200, max_seqlen_k=200, **E4M3_CACHE),
-        4,
-    ),
+    "over e4m3, few keys without a window": (SHORT_TABLE._replace(**E4M3_CACHE), 4),
     "of 16 bits": (SHORT_TABLE, None),
     "of 16 bits, small heads": (SHORT_TABLE._replace(head_dim=64), 4),
     "of one KV head": (WINDOW._replace(heads=8, kv_heads=1), None),
