@@ -19,6 +19,7 @@ FOR_NVIDIA = pytest.mark.skipif(
 HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
+    "lone decode", "lone draft",
     "draft 16", "of 512 features", "of 512 head_dim 192",
     "decode split all fp8", "of 512 e4m3 head_dim 64", "of 512 e4m3 head_dim 256", "x-packed", "prefill new",
     "prefill softcap",
@@ -39,21 +40,24 @@ HOPPER = (
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
-    "draft 16": 1, "draft of 12": 1, "invariant 1": 1,
+    "draft 16": 1, "lone draft": 1, "draft of 12": 1, "invariant 1": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3,
     "long softcap of 10": 3, "long exact softcap of 10": 2,
     "mixed all fp8": 2, "mixed all fp8, no lse": 2,
     "chunk x-packed new": 2,
 }  # fmt: skip
-OF_32_COLUMNS = "draft of 8"
+OF_MANY_COLUMNS = "draft of 8"
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"invariant 32": 216}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
 SHARES_CODE, BLOCKS_CODE = 45, 115
-BRIEF = {"decode of 12": 30, "decode split all fp8": 32, "of 512 features": 32}  # so small that they wait for it
+BRIEF = {  # so small that they wait for it
+    "decode of 12": 30, "decode split all fp8": 32, "of 512 features": 32, "lone decode": 45,
+}  # fmt: skip
 MORE_CODE = {
-    "draft 16": 64, "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "mixed": 119, "mixed new": 132,
+    "draft 16": 64, "lone draft": 65,
+    "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "mixed": 119, "mixed new": 132,
     "mixed softcap": 127, "mixed e4m3": 95, "mixed e4m3, no lse": 88, "mixed all fp8": 142,
     "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158,
     "prompts": 49, "prompts of 2048": 64,
@@ -171,7 +175,7 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
         yield "sends each box in a loop: ptxas doubts that its operands are uniform"
     # rows: each thread has many scores, and results are stored outside
     many = [x for x in facts["innermost"] if _products(x) >= 8]
-    by_columns = variant.startswith(OF_32_COLUMNS)
+    by_columns = variant.startswith(OF_MANY_COLUMNS)
     rows = [x for x in many if (x.get("MUFU", 0) >= 32 or x.get("QGMMA")) and not (x.get("STG") or by_columns)]
     # columns: few scores each, or some, whose maxima and sums go through shared memory
     columns = [x for x in many if x.get("HGMMA") and (x.get("MUFU", 0) < 32 or by_columns) and x.get("BAR", 0) <= 11]
@@ -232,7 +236,7 @@ def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) 
     if "softcap" in variant and functions > each * number + OF_ROWS:
         yield f"takes {functions} special functions for {number} scores of a thread"
     # of rows, and of a coefficient; of columns the largest of two sums is what tells
-    limits = 15 if variant.startswith(OF_32_COLUMNS) else 4 if variant in POLYNOMIAL else 0
+    limits = 15 if variant.startswith(OF_MANY_COLUMNS) else 4 if variant in POLYNOMIAL else 0
     if _weighs_at_once(variant) and any(
         under["maxima_always"] > limits or under["exponentials"] < number for under in found
     ):
@@ -273,7 +277,7 @@ def _fp8_complaints(facts: dict[str, Any], rows: list[dict[str, int]], columns: 
     for loop in columns:
         weights = 8 if variant in BESIDE_BLOCKS else 4  # words, of a tile of 128 keys or of 64
         flags = 1 if "head_dim 64" in variant else 0  # and maxima, beside half as many products
-        if variant.startswith(OF_32_COLUMNS):  # once more where maxima rise, by other threads' scores
+        if variant.startswith(OF_MANY_COLUMNS):  # once more where maxima rise, by other threads' scores
             weights, flags = 16, 8
         if loop["F2FP"] > 4 * loop["HGMMA"] + weights or loop.get("LDS", 0) > loads * loop["HGMMA"] + flags:
             yield f"reads or converts more than it multiplies: {loop}"

@@ -10,7 +10,6 @@ import torch
 from paged_attn.backend import Device
 from paged_attn.hopper import asm
 from paged_attn.hopper import plan as hopper
-from paged_attn.hopper.block_items import PIECES
 from paged_attn.plan import Problem
 from tests.cases import Case, build, problem_of, rounds_weights
 
@@ -40,17 +39,6 @@ def test_boxes_are_whole_parts_of_pages_and_of_tiles(page_size: int, head_dim: i
         assert launch.shape.TILE // launch.pipe.LOADERS % launch.pipe.BOX == 0
 
 
-@pytest.mark.parametrize("seqs", [1, 64, 4096])
-def test_scratch_depends_on_the_device_not_on_the_batch(seqs: int) -> None:
-    needs = {
-        hopper.need_of(launch)
-        for keys in (2**14, 2**20)
-        for launch in hopper.launches(CALL._replace(seqs=seqs, tokens=2048 * seqs + 1, max_seqlen_k=keys))
-    }
-    assert all(need.states <= 2 * PIECES * 132 * 128 * 130 for need in needs)
-    assert len(needs) == 1
-
-
 FP8 = CALL._replace(cache=torch.float8_e4m3fn, compute=torch.float16)
 
 
@@ -68,17 +56,6 @@ def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
     for change in (dict(query_box=False), dict(heads=24), dict(cache=torch.float8_e5m2)):
         assert not hopper.many(both._replace(**change), 0, False).pipe.COARSE
         assert hopper.many(both._replace(**change), 0, False).pipe.CONVERT == hopper.WIDEN, change
-
-
-def test_decodes_that_wait_for_their_code_have_little_of_it() -> None:
-    """One loader, and pieces joined in few instructions, of few keys and of rows of one token."""
-    small = CALL._replace(ragged=False, seqs=4, tokens=4, max_seqlen_q=1, max_seqlen_k=2048)
-    for change in ({}, dict(max_seqlen_k=8192), dict(cache=torch.float8_e4m3fn), dict(seqs=2, head_dim=256)):
-        assert hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
-    over_e4m3 = dict(cache=torch.float8_e4m3fn, max_seqlen_k=16384)
-    for change in (dict(max_seqlen_k=16384), over_e4m3, dict(head_dim=64), dict(heads=128)):
-        assert not hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
-    assert not hopper.few(small._replace(ragged=True, max_seqlen_q=2), 0, hopper.UNBOUNDED).pipe.BRIEF, "drafts"
 
 
 def test_consumers_beside_a_converter_weigh_at_once_where_registers_are_left() -> None:
@@ -103,63 +80,6 @@ def test_a_softcap_is_exact_where_its_error_would_show() -> None:
         assert not any(x.pipe.TANH for x in hopper.launches(capped._replace(**change))), change
     assert not hopper.few(capped, 1, 1).pipe.TANH, "few rows divide"
     assert hopper.few(capped._replace(heads=128), 1, 1).pipe.TANH, "16 rows are no columns"
-
-
-@pytest.mark.parametrize(("group", "columns"), [(1, 8), (4, 8), (8, 8), (12, 16), (32, 32), (64, 64)])
-def test_few_rows_over_fp8_are_columns(group: int, columns: int) -> None:
-    call = FP8._replace(heads=8 * group, tokens=8, max_seqlen_q=1, ragged=False)
-    (launch,) = hopper.launches(call)
-    assert (columns, columns, columns // group) == (launch.pipe.COLUMNS, launch.shape.ROWS, launch.shape.BLOCK_Q)
-    assert launch.grid[0] == (264 if columns <= 32 else 128)
-
-
-ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn, compute=torch.float16)
-
-
-@pytest.mark.parametrize(
-    ("change", "seqs", "columns", "tokens"),
-    [
-        (dict(), 16, 0, 16),  # 128 blocks of rows, converted once
-        (dict(), 9, 0, 16),
-        (dict(), 8, 32, 8),  # 64, so two of columns each
-        (dict(max_seqlen_k=1 << 20), 1, 32, 8),
-        (dict(heads=64), 4, 32, 4),
-        (dict(heads=384), 1, 64, 1),  # no smaller block holds a token
-        (dict(head_dim=64), 8, 32, 8),
-        (dict(head_dim=64), 9, 0, 16),
-        (dict(head_dim=256), 8, 0, 16),
-        (dict(head_dim=256), 4, 32, 8),
-        (dict(tokens=20), 8, 32, 8),  # of uneven queries
-        (dict(tokens=200), 32, 0, 16),
-        (ALL_FP8, 2, 32, 8),
-        (ALL_FP8, 4, 0, 16),
-        (ALL_FP8, 8, 0, 16),
-        (ALL_FP8 | dict(max_seqlen_k=1 << 14), 8, 0, 16),
-        (ALL_FP8 | dict(max_seqlen_k=1 << 13), 1, 32, 8),
-        (ALL_FP8 | dict(max_seqlen_k=1 << 14), 1, 0, 16),
-        (dict(packed=True, rows_per_page=1), 64, 32, 8),
-        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16), 8, 32, 8),
-        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16), 16, 0, 16),
-        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16, page_size=24), 16, 32, 8),
-        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16, heads=384), 4, 0, 1),
-    ],
-    ids=str,
-)
-def test_up_to_64_rows_over_fp8_or_x_packed_caches_are_two_blocks_of_columns_or_one(
-    change: dict[str, Any], seqs: int, columns: int, tokens: int
-) -> None:
-    queries = 1 if change.get("heads") == 384 else 8 if change.get("heads") == 64 else 16
-    call = FP8._replace(tokens=seqs * queries, seqs=seqs, max_seqlen_q=queries, max_seqlen_k=4096)._replace(**change)
-    (launch,) = hopper.launches(call)
-    assert (columns, columns > 0) == (launch.pipe.COLUMNS, launch.pipe.SHARES)
-    assert tokens == launch.block_tokens
-    assert not launch.pipe.MIXED
-
-
-@pytest.mark.parametrize("queries", [1, 2, 3, 16])
-def test_16_bit_rows_are_columns_where_they_are_eight_at_most(queries: int) -> None:
-    (launch,) = hopper.launches(CALL._replace(tokens=8 * queries, max_seqlen_q=queries))
-    assert (8 if 4 * queries <= 8 else 0) == launch.pipe.COLUMNS
 
 
 @pytest.mark.parametrize("group", [1, 8, 12, 16, 64])
@@ -192,44 +112,6 @@ def test_results_are_held_to_fp8_weights_only_where_weights_are_fp8(change: dict
 
 def even(batch: int, queries: int, keys: int) -> Problem:
     return CALL._replace(tokens=batch * queries, seqs=batch, max_seqlen_q=queries, max_seqlen_k=keys)
-
-
-@pytest.mark.parametrize(
-    ("call", "shares"),
-    [
-        (even(96, 16, 1024), True),  # 64 rows: one block each
-        (even(8, 32, 512), True),  # 128 blocks of 64 rows, 8 tiles each
-        (even(8, 32, 4096), False),  # 64 tiles
-        (even(9, 32, 512), False),  # 144 blocks for 132 multiprocessors
-        (even(4, 64, 1024), True),
-        (even(16, 64, 4096), False),
-        (even(1, 128, 2048), True),
-        (even(4, 128, 8192), False),
-        (even(1, 256, 1024), False),
-        (even(2, 128, 256), True),
-        (even(4, 128, 256), False),
-        (even(1, 100, 100), True),
-        (even(4, 64, 64), True),
-        (even(8, 64, 64), False),
-        (even(1, 128, 1024)._replace(tokens=300, seqs=4), False),  # some have fewer queries
-    ],
-    ids=[
-        "speculation", "trees", "trees of long sequences", "many trees", "drafts", "long drafts", "a chunk", "chunks",
-        "a long chunk", "two prompts", "four prompts", "one prompt", "short prompts", "many short prompts", "uneven",
-    ],
-)  # fmt: skip
-def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Problem, shares: bool) -> None:
-    (launch,) = hopper.launches(call)
-    assert shares == launch.pipe.SHARES
-    assert launch.pipe.CONSUMERS * launch.pipe.ROWS == launch.shape.ROWS
-    assert not shares or launch.shape.ROWS == 64
-
-
-@pytest.mark.parametrize(
-    ("seqs", "whole"), [(1, False), (3, True), (16, False), (24, True), (128, False), (129, False)]
-)
-def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, whole: bool) -> None:
-    assert whole == hopper.few(even(seqs, 1, 4096), 0, 1 << 30).shape.WHOLE
 
 
 MIXED = even(64, 2048, 4096)._replace(tokens=2048 + 63)
@@ -412,46 +294,6 @@ def test_blocks_have_whole_groups(heads: int) -> None:
     (launch,) = hopper.launches(even(8, 1024, 1024)._replace(heads=8 * heads))
     assert launch.pipe.ROWS == 128
     assert 128 // heads == launch.shape.BLOCK_Q
-
-
-@pytest.mark.parametrize(
-    ("call", "least"),
-    [
-        (even(2, 1, 8192), 1),
-        (even(2, 8, 8192), 4),
-        (even(2, 8, 64), 1),
-        (even(2, 32, 256), 4),
-        (even(2, 32, 512), 8),
-        (even(2, 32, 512)._replace(new=True), 4),
-        (even(2, 32, 576), 4),
-        (even(2, 32, 0), 1),
-        (even(2, 8, 8192)._replace(window_left=50), 2),
-        (even(16, 8, 8192), 1),
-    ],
-    ids=[
-        "few rows", "many rows", "one tile", "four tiles", "eight tiles", "eight and one for new keys", "nine tiles",
-        "no keys", "a window", "a block for every program",
-    ],
-)  # fmt: skip
-def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(call: Problem, least: int) -> None:
-    (launch,) = hopper.launches(call)
-    assert launch.least == least
-
-
-@pytest.mark.parametrize(
-    ("call", "pieces"),
-    [
-        (even(1, 1, 8192), 16),
-        (even(2, 1, 8192), 8),
-        (even(1, 1, 512), 8),
-        (even(1, 8, 8192), 8),
-        (even(1, 1, 8192)._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 8),
-    ],
-    ids=["one sequence", "two", "a short one", "many rows", "fp8"],
-)
-def test_sixteen_states_are_loaded_together_where_a_block_may_have_more_than_eight(call: Problem, pieces: int) -> None:
-    (launch,) = hopper.launches(call)
-    assert pieces == launch.pipe.JOINED
 
 
 @pytest.mark.parametrize(

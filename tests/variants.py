@@ -106,6 +106,7 @@ DRAFT_OF_8 = DECODE | dict(query_lens=(8,) * 16, seq_lens=(8192,) * 16, decode_f
 OF_512 = DECODE | dict(seq_lens=(512,) * 64)  # the Hopper kernels leave fewer to the portable ones
 LARGE = OF_512 | dict(head_dim=256, page_size=64)
 # What only the Hopper kernels do in a way of its own; compiled where asked for by name.
+LONE = DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=8, kv_heads=1)
 HOPPER = {
     "prefills e4m3 head_dim 64": PROMPTS | dict(cache_dtype=E4M3, head_dim=64),
     "prefills e4m3 head_dim 64, no lse": PROMPTS | dict(cache_dtype=E4M3, head_dim=64, lse=False),
@@ -129,6 +130,9 @@ HOPPER = {
     "large boxes": LARGE,
     "large boxes e4m3": LARGE | dict(cache_dtype=E4M3),
     "large boxes e4m3 64 columns": LARGE | dict(cache_dtype=E4M3, heads=64, kv_heads=1),
+    "lone decode": LONE,
+    "lone decode e4m3": LONE | dict(cache_dtype=E4M3),
+    "lone draft": LONE | dict(query_lens=(8,), decode_form=False, bounds=True),
     "draft 16": DECODE | dict(query_lens=(16,) * 4, seq_lens=(2048,) * 4, decode_form=False, bounds=True),
     "speculate 64": DECODE
     | dict(query_lens=(64,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, lse=False),

@@ -6,7 +6,7 @@ from ..kernels.schedule import row_tile
 from ..kernels.softmax import finish, merge, start
 from .asm import words_beside
 from .fp8 import in_order
-from .join import is_last, join_if_last, join_in_place, joins_in_place, keep, keep_in_fours
+from .join import counter_of, is_last, join_if_last, join_in_place, joins_in_place, keep, keep_in_fours
 from .layouts import result_layout
 from .shim import gl, gluon
 
@@ -69,7 +69,7 @@ def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, 
         row = gl.arange(0, P.ROWS, layout=gl.SliceLayout(1, state.acc.type.layout))
         parts, valid = results.partial, row < count
         keep_in_fours(parts, item.row + NUMBER * P.ROWS, row, valid, state, S, P)
-        whole = is_last(results, item, NUMBER, P)
+        whole = is_last(counter_of(results, item, NUMBER, P), item.holders)
         if whole:
             state = join_in_place(parts, item, item.first_row + NUMBER * P.ROWS, row, valid, state, S, P)
     if whole:

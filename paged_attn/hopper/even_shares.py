@@ -13,6 +13,8 @@ from .shapes import COLUMNS, FP8_COLUMNS, LONGEST, PACKED_COLUMNS, dim_of, has_t
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
 LEAST_FEW, ONE_SHARE = 4, 8
+# Waits for memory, in states of a row, that a second count of programs is worth: more pieces are joined in groups.
+GROUPING = 256
 LITTLE = 32  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
 SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
 
@@ -81,9 +83,20 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
         JOINED=16 if s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and long else 8,  # not two waits for memory
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
+        GROUPED=_most_at_once(s.rows) if _most_pieces(p, s) > _most_at_once(s.rows) else 0,
         SKIP=p.kv_heads * s.rows,
         STRIDE=2 * p.kv_heads * s.rows,
     )
+
+
+def _most_at_once(rows: int) -> int:
+    """Pieces that are better joined at once than first in groups, n than twice the root of n and the second count."""
+    return int((1 + math.sqrt(1 + GROUPING / rows)) ** 2)
+
+
+def _most_pieces(p: Problem, s: Shares) -> int:
+    """That a block may have: all shares have one where others are nearly empty, of equal blocks each has as many."""
+    return s.groups // max(1, s.blocks) if p.seqs == 1 else s.groups
 
 
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Pieces of a fixed size, whose states are folded in order: the same bits however a block's keys are cut.
 
 They are folded from the last piece to the first, as tiles come, by `softmax.merge`: here where one program has all of
-them, by `join.merge_pieces` where several have kept theirs.
+them, by `join.join_states` where several have kept theirs.
 """
 
 from ..kernels.args import State

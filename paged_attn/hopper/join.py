@@ -1,5 +1,7 @@
 """Pieces of a block that is cut: their states are kept in scratch and counted; the last one's program joins them."""
 
+from typing import Any, NamedTuple
+
 import triton
 
 from ..kernels.args import State
@@ -25,25 +27,30 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
 
 
 @gluon.jit
-def is_last(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Count a program that has kept its pieces of a block; whether it is the last one."""
-    counter = results.counters + item.counter * P.CONSUMERS + NUMBER
+def is_last(counter, holders):
+    """Count somebody who has kept states; whether all holders have now."""
     thread_barrier()  # every thread's rows are written before one of them tells
-    last = gl.atomic_add(counter, 1, sem="acq_rel") == item.holders - 1
+    last = gl.atomic_add(counter, 1, sem="acq_rel") == holders - 1
     if last:
         gl.store(counter, 0)  # for the next launch
     return last
 
 
 @gluon.jit
-def load_state(parts, row, values, valid, inside, AHEAD: gl.constexpr, DIM: gl.constexpr):
-    """(maxima, sums, accumulators) of the state AHEAD rows further on."""
-    row_max = gl.load(parts.max + row + AHEAD, valid, float("-inf"))
-    return row_max, gl.load(parts.sum + row + AHEAD, valid, 0.0), gl.load(values + AHEAD * DIM, inside, 0.0)
+def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
+    """Of a consumer's rows of a block."""
+    return results.counters + item.counter * P.CONSUMERS + NUMBER
 
 
 @gluon.jit
-def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
+    """(maxima, sums, accumulators) of the state so many rows further on."""
+    row_max = gl.load(parts.max + row + ahead, valid, float("-inf"))
+    return row_max, gl.load(parts.sum + row + ahead, valid, 0.0), gl.load(values + ahead * DIM, inside, 0.0)
+
+
+@gluon.jit
+def join_at_once(parts, at, valid, dim, skip, stride, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
     """`merge.join` with one maximum for all states that are loaded together, and one address: a third of the code.
 
     Small decodes wait for machine code at their end, too.  Accumulators are weighed by 0 where nothing was seen, so all
@@ -57,15 +64,15 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     for first in range(0, pieces, CHUNK):
         there = first < pieces
         loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.DIM),)
-        before = gl.where(first == 0, P.SKIP - P.STRIDE, 0)  # the second state is nearer to the first than others
+        before = gl.where(first == 0, skip - stride, 0)  # the second state is nearer to the first than others
         at += before
         values += before * S.DIM
         for i in gl.static_range(1, CHUNK):
             there = first + i < pieces
-            state = load_state(parts, at, values, valid & there, inside & there, i * P.STRIDE, S.DIM)
+            state = load_state(parts, at, values, valid & there, inside & there, i * stride, S.DIM)
             loaded = loaded + (state,)  # type: ignore[assignment]
-        at += CHUNK * P.STRIDE
-        values += CHUNK * P.STRIDE * S.DIM
+        at += CHUNK * stride
+        values += CHUNK * stride * S.DIM
         top = row_max
         for i in gl.static_range(CHUNK):
             top = gl.maximum(top, loaded[i][0])
@@ -79,9 +86,20 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     return State(acc, row_max, row_sum)
 
 
+class States(NamedTuple):
+    """States in scratch that are to be joined, in order."""
+
+    row: Any  # of the first one's rows
+    skip: Any  # from there to the second, in rows
+    stride: Any  # and from there on
+    count: Any
+
+
 @gluon.jit
-def merge_pieces(out, results, item, first_row, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Join the states of all pieces of `count` rows, at most ROWS, from a token on, in order.
+def join_states(
+    out, results, kv_head, states, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """Join states of `count` rows, at most ROWS, from a token on: results, or if not whole the first state anew.
 
     What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
     """
@@ -91,17 +109,34 @@ def merge_pieces(out, results, item, first_row, token, count, ROWS: gl.constexpr
     AT_ONCE: gl.constexpr = rows_at_once(LIVE, WARPS, P.BRIEF and S.GROUP <= WARPS)
     CHUNK: gl.constexpr = pieces_at_once(AT_ONCE * WIDTH, WARPS, P.JOINED, P.FP8)
     LAYOUT: gl.constexpr = states_layout(AT_ONCE, WARPS)
+    parts = results.partial
     for first in range(0, count, AT_ONCE):
         row = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, LAYOUT))
-        rows = rows_from(token, item.kv_head, row, row < count, S)
+        rows = rows_from(token, kv_head, row, row < count, S)
         for first_dim in range(0, S.DIM, WIDTH):
             dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
-            at = first_row + row
+            at = states.row + row
             if P.BRIEF:
-                state = join_at_once(results.partial, at, rows.valid, dim, item.pieces, CHUNK, S, P)
+                state = join_at_once(
+                    parts, at, rows.valid, dim, states.skip, states.stride, states.count, CHUNK, S
+                )  # fmt: skip
             else:
-                state = join(results.partial, at, rows.valid, dim, P.SKIP, P.STRIDE, item.pieces, CHUNK, S.DIM)
-            store_rows(out, results.lse, rows, dim, state, results.scales, S)
+                state = join(
+                    parts, at, rows.valid, dim, states.skip, states.stride, states.count, CHUNK, S.DIM
+                )  # fmt: skip
+            if whole:
+                store_rows(out, results.lse, rows, dim, state, results.scales, S)
+            else:
+                replace_first(parts, at, rows.valid, dim, state, first_dim + WIDTH == S.DIM, S)
+
+
+@gluon.jit
+def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
+    """A joined state in the place of the first of those; last: of its dims, for all of which that's maxima are read."""
+    gl.store(parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0), state.acc, gl.expand_dims(valid, 1))
+    thread_barrier()  # several threads read a row's maximum
+    gl.store(parts.max + at, state.max, valid & last)
+    gl.store(parts.sum + at, state.sum, valid & last)
 
 
 @gluon.jit
@@ -111,8 +146,51 @@ def join_if_last(
     """Count a program that has kept its pieces of a block; the last one joins and stores all."""
     if S.LIVE < P.ROWS:
         count = gl.minimum(count, S.LIVE)
-    if is_last(results, item, NUMBER, P):
-        merge_pieces(out, results, item, item.first_row + NUMBER * P.ROWS, token, count, ROWS, S, P)
+    if P.GROUPED == 0:
+        join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
+    elif P.BRIEF:  # few pieces have all offsets in registers
+        if item.pieces <= P.GROUPED:
+            join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
+        else:
+            join_groups(out, results, item, token, count, ROWS, S, P)
+    else:
+        join_groups(out, results, item, token, count, ROWS, S, P)
+
+
+@gluon.jit
+def join_block(
+    out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """`join_if_last` of all pieces at once."""
+    if is_last(counter_of(results, item, NUMBER, P), item.holders):
+        states = States(item.first_row + NUMBER * P.ROWS, P.SKIP, P.STRIDE, item.pieces)
+        join_states(out, results, item.kv_head, states, token, count, True, ROWS, S, P)
+
+
+@gluon.jit
+def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """`join_if_last`, of many pieces in groups: first those of each by the last of its own, then as many groups, about.
+
+    One program would take too long.
+    """
+    gl.static_assert(P.SHARES and P.CONSUMERS == 1 and S.PIECE is None and P.STRIDE == 2 * P.SKIP)
+    width = gl.where(item.pieces > 128, 16, gl.where(item.pieces > 32, 8, 4))
+    width = gl.where(item.pieces > P.GROUPED, width, item.pieces)
+    groups = gl.cdiv(item.pieces, width)
+    first = (item.row - item.first_row + P.SKIP) // P.STRIDE // width * width  # piece of the group
+    row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)
+    states = States(row, gl.where(first > 0, P.STRIDE, P.SKIP), P.STRIDE, gl.minimum(item.pieces - first, width))
+    # a counter for every state that may be the first of a group, behind those of blocks
+    counter = results.counters + gl.where(groups > 1, gl.num_programs(0) + row // S.ROWS, item.counter)
+    left = gl.minimum(groups, 2)  # times that this program may find itself the last
+    while left > 0:
+        if is_last(counter, states.count):
+            join_states(out, results, item.kv_head, states, token, count, left == 1, ROWS, S, P)
+            left -= 1
+            counter = results.counters + item.counter
+            states = States(item.first_row, width * P.STRIDE - P.SKIP, width * P.STRIDE, groups)
+        else:
+            left = 0
 
 
 @triton.constexpr_function

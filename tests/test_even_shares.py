@@ -1,0 +1,180 @@
+"""What the plans of even shares promise; needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from paged_attn.hopper import plan as hopper
+from paged_attn.hopper.block_items import PIECES
+from paged_attn.plan import Problem
+from tests.test_hopper_plan import CALL, FP8, even
+
+ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn, compute=torch.float16)
+
+
+@pytest.mark.parametrize("seqs", [1, 64, 4096])
+def test_scratch_depends_on_the_device_not_on_the_batch(seqs: int) -> None:
+    needs = {
+        hopper.need_of(launch)
+        for keys in (2**14, 2**20)
+        for launch in hopper.launches(CALL._replace(seqs=seqs, tokens=2048 * seqs + 1, max_seqlen_k=keys))
+    }
+    assert all(need.states <= 2 * PIECES * 132 * 128 * 130 for need in needs)
+    assert len(needs) == 1
+
+
+def test_decodes_that_wait_for_their_code_have_little_of_it() -> None:
+    """One loader, and pieces joined in few instructions, of few keys and of rows of one token."""
+    small = CALL._replace(ragged=False, seqs=4, tokens=4, max_seqlen_q=1, max_seqlen_k=2048)
+    for change in ({}, dict(max_seqlen_k=8192), dict(cache=torch.float8_e4m3fn), dict(seqs=2, head_dim=256)):
+        assert hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
+    over_e4m3 = dict(cache=torch.float8_e4m3fn, max_seqlen_k=16384)
+    for change in (dict(max_seqlen_k=16384), over_e4m3, dict(head_dim=64), dict(heads=128)):
+        assert not hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
+    assert not hopper.few(small._replace(ragged=True, max_seqlen_q=2), 0, hopper.UNBOUNDED).pipe.BRIEF, "drafts"
+
+
+@pytest.mark.parametrize(("group", "columns"), [(1, 8), (4, 8), (8, 8), (12, 16), (32, 32), (64, 64)])
+def test_few_rows_over_fp8_are_columns(group: int, columns: int) -> None:
+    call = FP8._replace(heads=8 * group, tokens=8, max_seqlen_q=1, ragged=False)
+    (launch,) = hopper.launches(call)
+    assert (columns, columns, columns // group) == (launch.pipe.COLUMNS, launch.shape.ROWS, launch.shape.BLOCK_Q)
+    assert launch.grid[0] == (264 if columns <= 32 else 128)
+
+
+@pytest.mark.parametrize(
+    ("change", "seqs", "columns", "tokens"),
+    [
+        (dict(), 16, 0, 16),  # 128 blocks of rows, converted once
+        (dict(), 9, 0, 16),
+        (dict(), 8, 32, 8),  # 64, so two of columns each
+        (dict(max_seqlen_k=1 << 20), 1, 32, 8),
+        (dict(heads=64), 4, 32, 4),
+        (dict(heads=384), 1, 64, 1),  # no smaller block holds a token
+        (dict(head_dim=64), 8, 32, 8),
+        (dict(head_dim=64), 9, 0, 16),
+        (dict(head_dim=256), 8, 0, 16),
+        (dict(head_dim=256), 4, 32, 8),
+        (dict(tokens=20), 8, 32, 8),  # of uneven queries
+        (dict(tokens=200), 32, 0, 16),
+        (ALL_FP8, 2, 32, 8),
+        (ALL_FP8, 4, 0, 16),
+        (ALL_FP8, 8, 0, 16),
+        (ALL_FP8 | dict(max_seqlen_k=1 << 14), 8, 0, 16),
+        (ALL_FP8 | dict(max_seqlen_k=1 << 13), 1, 32, 8),
+        (ALL_FP8 | dict(max_seqlen_k=1 << 14), 1, 0, 16),
+        (dict(packed=True, rows_per_page=1), 64, 32, 8),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16), 8, 32, 8),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16), 16, 0, 16),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16, page_size=24), 16, 32, 8),
+        (dict(packed=True, rows_per_page=1, cache=torch.bfloat16, compute=torch.bfloat16, heads=384), 4, 0, 1),
+    ],
+    ids=str,
+)
+def test_up_to_64_rows_over_fp8_or_x_packed_caches_are_two_blocks_of_columns_or_one(
+    change: dict[str, Any], seqs: int, columns: int, tokens: int
+) -> None:
+    queries = 1 if change.get("heads") == 384 else 8 if change.get("heads") == 64 else 16
+    call = FP8._replace(tokens=seqs * queries, seqs=seqs, max_seqlen_q=queries, max_seqlen_k=4096)._replace(**change)
+    (launch,) = hopper.launches(call)
+    assert (columns, columns > 0) == (launch.pipe.COLUMNS, launch.pipe.SHARES)
+    assert tokens == launch.block_tokens
+    assert not launch.pipe.MIXED
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "call", "grouped"),
+    [
+        (8, even(1, 1, 32768), 0),
+        (4, even(1, 1, 32768), 0),  # 33 shares, of 8 rows
+        (2, even(1, 1, 32768), 45),
+        (1, even(64, 1, 512), 45),  # one sequence may have nearly all of the keys
+        (1, even(1, 4, 32768), 16),
+        (1, even(1, 8, 32768), 10),
+        (8, even(1, 16, 8192), 10),  # 16 shares for a block of 64 rows
+        (8, even(1, 32, 8192), 0),  # for two
+        (8, even(2, 16, 8192), 10),
+        (8, even(1, 0, 8192), 0),
+    ],
+)
+def test_pieces_are_joined_in_groups_where_a_block_may_have_many(kv_heads: int, call: Problem, grouped: int) -> None:
+    heads = {1: 8, 2: 16}.get(kv_heads, 32)
+    (launch,) = hopper.launches(call._replace(heads=heads, kv_heads=kv_heads))
+    assert launch.pipe.SHARES
+    assert (launch.pipe.GROUPED > 0) == (grouped > 0)
+    counters = hopper.TAKEN + launch.programs + (launch.slots if grouped else 0)
+    assert hopper.need_of(launch).counters == counters
+
+
+@pytest.mark.parametrize(
+    ("call", "shares"),
+    [
+        (even(96, 16, 1024), True),  # 64 rows: one block each
+        (even(8, 32, 512), True),  # 128 blocks of 64 rows, 8 tiles each
+        (even(8, 32, 4096), False),  # 64 tiles
+        (even(9, 32, 512), False),  # 144 blocks for 132 multiprocessors
+        (even(4, 64, 1024), True),
+        (even(16, 64, 4096), False),
+        (even(1, 128, 2048), True),
+        (even(4, 128, 8192), False),
+        (even(1, 256, 1024), False),
+        (even(2, 128, 256), True),
+        (even(4, 128, 256), False),
+        (even(1, 100, 100), True),
+        (even(4, 64, 64), True),
+        (even(8, 64, 64), False),
+        (even(1, 128, 1024)._replace(tokens=300, seqs=4), False),  # some have fewer queries
+    ],
+    ids=[
+        "speculation", "trees", "trees of long sequences", "many trees", "drafts", "long drafts", "a chunk", "chunks",
+        "a long chunk", "two prompts", "four prompts", "one prompt", "short prompts", "many short prompts", "uneven",
+    ],
+)  # fmt: skip
+def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Problem, shares: bool) -> None:
+    (launch,) = hopper.launches(call)
+    assert shares == launch.pipe.SHARES
+    assert launch.pipe.CONSUMERS * launch.pipe.ROWS == launch.shape.ROWS
+    assert not shares or launch.shape.ROWS == 64
+
+
+@pytest.mark.parametrize(
+    ("call", "least"),
+    [
+        (even(2, 1, 8192), 1),
+        (even(2, 8, 8192), 4),
+        (even(2, 8, 64), 1),
+        (even(2, 32, 256), 4),
+        (even(2, 32, 512), 8),
+        (even(2, 32, 512)._replace(new=True), 4),
+        (even(2, 32, 576), 4),
+        (even(2, 32, 0), 1),
+        (even(2, 8, 8192)._replace(window_left=50), 2),
+        (even(16, 8, 8192), 1),
+    ],
+    ids=[
+        "few rows", "many rows", "one tile", "four tiles", "eight tiles", "eight and one for new keys", "nine tiles",
+        "no keys", "a window", "a block for every program",
+    ],
+)  # fmt: skip
+def test_even_shares_of_many_rows_have_a_few_tiles_or_all_of_a_sequence(call: Problem, least: int) -> None:
+    (launch,) = hopper.launches(call)
+    assert launch.least == least
+
+
+@pytest.mark.parametrize(
+    ("call", "pieces"),
+    [
+        (even(1, 1, 8192), 16),
+        (even(2, 1, 8192), 8),
+        (even(1, 1, 512), 8),
+        (even(1, 8, 8192), 8),
+        (even(1, 1, 8192)._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 8),
+    ],
+    ids=["one sequence", "two", "a short one", "many rows", "fp8"],
+)
+def test_sixteen_states_are_loaded_together_where_a_block_may_have_more_than_eight(call: Problem, pieces: int) -> None:
+    (launch,) = hopper.launches(call)
+    assert pieces == launch.pipe.JOINED
