@@ -141,6 +141,27 @@ def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Pr
 
 
 @pytest.mark.parametrize(
+    ("seqs", "kv_heads", "whole"),
+    [
+        (1, 8, False),
+        (3, 8, True),
+        (16, 8, False),
+        (24, 8, True),
+        (128, 8, False),
+        (129, 8, False),
+        (128, 4, True),  # over 33 shares of a KV head
+        (32, 1, True),
+        (64, 16, False),
+    ],
+)
+def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, kv_heads: int, whole: bool) -> None:
+    call = even(seqs, 1, 4096)._replace(kv_heads=kv_heads)
+    assert whole == hopper.few(call, 0, 1 << 30).shape.WHOLE
+    fp8 = call._replace(cache=torch.float8_e4m3fn, compute=torch.float16)
+    assert (seqs <= 128 and (whole or kv_heads == 8)) == hopper.few(fp8, 0, 1 << 30).shape.WHOLE, "two of a processor"
+
+
+@pytest.mark.parametrize(
     ("call", "least"),
     [
         (even(2, 1, 8192), 1),

@@ -39,7 +39,7 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
-        WHOLE=shape.ONE_SCAN and _is_uneven(p),
+        WHOLE=shape.ONE_SCAN and _is_uneven(p, s.groups),
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = 1
@@ -133,12 +133,12 @@ def _shares(p: Problem, longest: int) -> Shares:
     return Shares(columns, rows, tile, stages, resident, groups, blocks, triton.cdiv(keys, tile))
 
 
-def _is_uneven(p: Problem) -> bool:
-    """Whether shares that begin with sequences are worth looking for: powers of two of them mostly divide even shares.
+def _is_uneven(p: Problem, groups: int) -> bool:
+    """Whether shares that begin with sequences are worth looking for: powers of two mostly divide each other.
 
     It decides about kernels, and so by nothing that `prepare` does not try.
     """
-    return p.seqs & (p.seqs - 1) > 0
+    return (p.seqs & (p.seqs - 1) | groups & (groups - 1)) > 0
 
 
 def _keys(p: Problem, tile: int) -> int:
