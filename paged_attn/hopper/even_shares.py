@@ -15,7 +15,9 @@ from .shapes import COLUMNS, FP8_COLUMNS, LONGEST, PACKED_COLUMNS, dim_of, has_t
 LEAST_FEW, ONE_SHARE = 4, 8
 # Waits for memory, in states of a row, that a second count of programs is worth: more pieces are joined in groups.
 GROUPING = 256
-LITTLE = 32  # tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has
+# Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
+# blocks are so few for that many programs that each would be cut into many pieces.
+LITTLE, FEW_BLOCKS = 32, 16
 SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
 
 
@@ -153,4 +155,5 @@ def has_little(p: Problem) -> bool:
     """
     multiprocessors = p.device.multiprocessors
     blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
-    return blocks <= multiprocessors and blocks * triton.cdiv(_keys(p, 64), 64) <= LITTLE * multiprocessors
+    most = 2 * LITTLE if FEW_BLOCKS * blocks <= multiprocessors else LITTLE
+    return blocks <= multiprocessors and blocks * triton.cdiv(_keys(p, 64), 64) <= most * multiprocessors
