@@ -86,6 +86,14 @@ def test_up_to_64_rows_over_fp8_or_x_packed_caches_are_two_blocks_of_columns_or_
 
 
 @pytest.mark.parametrize(
+    ("head_dim", "tile"), [(48, 64), (64, 128), (72, 64), (80, 64), (96, 64), (120, 64), (128, 128), (192, 64)]
+)
+def test_rows_that_share_lines_of_memory_with_others_come_in_small_tiles(head_dim: int, tile: int) -> None:
+    (launch,) = hopper.launches(even(64, 1, 8192)._replace(head_dim=head_dim))
+    assert tile == launch.shape.TILE
+
+
+@pytest.mark.parametrize(
     ("kv_heads", "call", "grouped"),
     [
         (8, even(1, 1, 32768), 0),

@@ -109,7 +109,9 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     # an x-packed tile, and the next one on its way for up to 16 columns (`columns.is_early`), leave few registers, and
     # so do more columns of fp8
     crowded = (p.packed and (fp8 or COLUMNS < columns <= 16)) or (fp8 and columns > 16)
-    tile, stages = (64, 3) if _is_small(p) or dim > 128 or crowded else (128, 2)
+    # rows that end within a line of memory share it with another head's: its program finds it in L2 if not far behind
+    odd = p.head_dim % 64 > 0 and columns and not fp8 and not p.packed
+    tile, stages = (64, 3) if _is_small(p) or dim > 128 or crowded or odd else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
     if dim == 64:
