@@ -42,6 +42,7 @@ CHUNKS = ragged((64, 5000), (64, 70), (64, 64), (64, 900), (64, 30), (64, 0)) | 
 # of up to 64 rows, in two blocks of columns or, of more sequences, in one of rows
 DRAFTS_OF_16 = ragged((16, 3000), (9, 700), (0, 50), (16, 20), (1, 2000), (16, 0)) | dict(bounds=True)
 MANY_DRAFTS = ragged(*[(1 + i % 16, 300 + 90 * i) for i in range(20)]) | dict(bounds=True)
+SPECULATION_OF_4 = ragged((4, 512), (3, 5000), (0, 77), (4, 4), (1, 1), (2, 4096), (4, 1000)) | dict(bounds=True)
 PREFILLS = ragged(*[(393, 1500)] * 3, (393, 393), (393, 700)) | dict(bounds=True)
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 5000), (1, 130), (1, 4096), (1, 33))
 DECODE = DECODES | dict(decode_form=True)
@@ -372,6 +373,19 @@ CASES: dict[str, dict[str, Any]] = {
     "decodes, page 256": DECODE | dict(page_size=256),
     "decodes, page 544": DECODE | dict(page_size=544),
     "speculation": ragged((8, 512), (5, 5000), (0, 77), (16, 16), (1, 1), (3, 4096)) | dict(bounds=True),
+    "speculation of 4": SPECULATION_OF_4,
+    "speculation of 4, features": SPECULATION_OF_4 | FEATURES,
+    "speculation of 4, softcap, no lse": SPECULATION_OF_4 | CAPPED,
+    "speculation of 4, trees": SPECULATION_OF_4 | dict(qq_bias=4, tree=True),
+    "speculation of 4, not causal": SPECULATION_OF_4 | dict(causal=False, window_size=(100, 50)),
+    "speculation of 4, float16, page 8": SPECULATION_OF_4 | dict(dtype=torch.float16, page_size=8),
+    "speculation of 4, group 3, hnd": SPECULATION_OF_4 | dict(heads=24, layout="HND"),
+    "speculation of 4, head_dim 64": SPECULATION_OF_4 | dict(head_dim=64),
+    "speculation of 4, head_dim 96": SPECULATION_OF_4 | dict(head_dim=96),
+    "speculation of 4, head_dim 256, page 544": SPECULATION_OF_4 | dict(head_dim=256, page_size=544),
+    "speculation of 4, new": SPECULATION_OF_4 | NEW,
+    "speculation of 4, fp8 out, padding": SPECULATION_OF_4 | dict(out_dtype=E4M3, padding=5),
+    "even speculation of 2, group 8": ragged(*[(2, 3000)] * 9) | dict(heads=64, bounds=True),
     "even speculation": ragged(*[(8, 4096)] * 16) | dict(bounds=True),
     "even speculation of 32": ragged(*[(32, 2048)] * 16) | dict(bounds=True),
     "even speculation of 64": ragged(*[(64, 1000)] * 3) | dict(bounds=True, sinks=True, window_size=(300, -1)),
@@ -599,6 +613,7 @@ RISING: dict[str, dict[str, Any]] = {
     "drafts of 4, x-packed e4m3": ragged(*[(4, 3000)] * 5, (2, 1000)) | PACKED | dict(bounds=True, cache_dtype=E4M3),
     "drafts of 4, x-packed": ragged(*[(4, 3000)] * 5, (2, 1000)) | PACKED | dict(bounds=True),
     "drafts of 2": ragged(*[(2, 3000)] * 5, (1, 1000)) | dict(bounds=True),
+    "drafts of 4": ragged(*[(4, 3000)] * 5, (2, 1000)) | dict(bounds=True),
     "drafts of 4 over e4m3": ragged(*[(4, 3000)] * 5, (2, 1000)) | dict(bounds=True, cache_dtype=E4M3),
     "drafts of 8 over e4m3": ragged(*[(8, 3000)] * 5, (2, 1000)) | dict(bounds=True, cache_dtype=E4M3),
 }

@@ -86,6 +86,17 @@ def test_up_to_64_rows_over_fp8_or_x_packed_caches_are_two_blocks_of_columns_or_
 
 
 @pytest.mark.parametrize(
+    ("heads", "queries", "columns"),
+    [(32, 1, 8), (32, 2, 8), (32, 3, 16), (32, 4, 16), (32, 5, 0), (32, 16, 0), (64, 1, 8), (64, 2, 16), (72, 1, 0)],
+)
+def test_16_bit_rows_are_columns_where_they_are_eight_or_of_several_tokens_sixteen(
+    heads: int, queries: int, columns: int
+) -> None:
+    (launch,) = hopper.launches(CALL._replace(heads=heads, tokens=8 * queries, max_seqlen_q=queries))
+    assert columns == launch.pipe.COLUMNS
+
+
+@pytest.mark.parametrize(
     ("head_dim", "tile"), [(48, 64), (64, 128), (72, 64), (80, 64), (96, 64), (120, 64), (128, 128), (192, 64)]
 )
 def test_rows_that_share_lines_of_memory_with_others_come_in_small_tiles(head_dim: int, tile: int) -> None:

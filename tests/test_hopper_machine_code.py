@@ -19,7 +19,7 @@ FOR_NVIDIA = pytest.mark.skipif(
 HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
-    "lone decode", "lone draft",
+    "lone decode", "lone draft", "draft of 4",
     "draft 16", "of 512 features", "of 512 head_dim 192",
     "decode split all fp8", "of 512 e4m3 head_dim 64", "of 512 e4m3 head_dim 256", "x-packed", "prefill new",
     "prefill softcap",
@@ -46,7 +46,7 @@ ROWS = {
     "mixed all fp8": 2, "mixed all fp8, no lse": 2,
     "chunk x-packed new": 2,
 }  # fmt: skip
-OF_MANY_COLUMNS = "draft of 8"
+OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
 COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"invariant 32": 216}
@@ -56,7 +56,7 @@ BRIEF = {  # so small that they wait for it
     "decode of 12": 30, "decode split all fp8": 32, "of 512 features": 32, "lone decode": 45,
 }  # fmt: skip
 MORE_CODE = {
-    "draft 16": 64, "lone draft": 65,
+    "draft of 4": 59, "draft 16": 64, "lone draft": 65,
     "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "mixed": 119, "mixed new": 132,
     "mixed softcap": 127, "mixed e4m3": 95, "mixed e4m3, no lse": 88, "mixed all fp8": 142,
     "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158,

@@ -133,6 +133,7 @@ HOPPER = {
     "lone decode": LONE,
     "lone decode e4m3": LONE | dict(cache_dtype=E4M3),
     "lone draft": LONE | dict(query_lens=(8,), decode_form=False, bounds=True),
+    "draft of 4": DECODE | dict(query_lens=(4,) * 64, seq_lens=(4096,) * 64, decode_form=False, bounds=True),
     "draft 16": DECODE | dict(query_lens=(16,) * 4, seq_lens=(2048,) * 4, decode_form=False, bounds=True),
     "speculate 64": DECODE
     | dict(query_lens=(64,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, lse=False),

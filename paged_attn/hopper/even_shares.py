@@ -10,6 +10,7 @@ from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
 from .shapes import COLUMNS, FP8_COLUMNS, LONGEST, PACKED_COLUMNS, dim_of, has_tanh, launch_of, rows_of, shape_of
 
+DRAFT_COLUMNS = 16  # rows of 16-bit queries up to which they are columns where a sequence has several tokens
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
 LEAST_FEW, ONE_SHARE = 4, 8
@@ -124,7 +125,7 @@ def _shares(p: Problem, longest: int) -> Shares:
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
     if p.cache.itemsize == 1 or p.packed:
         asked = min(asked, max(FP8_COLUMNS, group))
-    most = 64 if p.cache.itemsize == 1 else PACKED_COLUMNS if p.packed else COLUMNS
+    most = 64 if p.cache.itemsize == 1 else PACKED_COLUMNS if p.packed else COLUMNS if asked == group else DRAFT_COLUMNS
     columns = max(8, triton.next_power_of_2(asked)) if asked <= most else 0
     rows = columns or 64
     tile, stages = _share_rings(p, columns)
