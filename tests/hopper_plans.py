@@ -46,7 +46,7 @@ def long() -> contextlib._GeneratorContextManager[None]:
 
 def wide() -> contextlib._GeneratorContextManager[None]:
     """`mixed`, and windows as those that show many keys: whole tiles, of blocks that may be cut."""
-    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, SHORT=0)
+    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, SHORT=-1)
 
 
 def shares() -> contextlib._GeneratorContextManager[None]:
@@ -57,7 +57,7 @@ def shares() -> contextlib._GeneratorContextManager[None]:
 def three() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 192 rows for three consumers wherever these can do them."""
     wherever = dict(_is_for_three=lambda p: hopper.dim_of(p) == 128, _is_for_four=_never)
-    return planned(MOST_ROWS=0, UNCUT=0, LONG=0, SHORT=0, **wherever)
+    return planned(MOST_ROWS=0, UNCUT=0, LONG=0, SHORT=-1, **wherever)
 
 
 def one(**more: Any) -> contextlib._GeneratorContextManager[None]:
@@ -72,7 +72,7 @@ def uncut(**more: Any) -> contextlib._GeneratorContextManager[None]:
 
 def four() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 256 rows for four warpgroups of one code wherever these can do them, which may be cut."""
-    return planned(MOST_ROWS=0, UNCUT=1 << 40, FULL=2, SHORT=0, _is_for_four=_small_heads)
+    return planned(MOST_ROWS=0, UNCUT=1 << 40, FULL=2, SHORT=-1, _is_for_four=_small_heads)
 
 
 def four_uncut() -> contextlib._GeneratorContextManager[None]:

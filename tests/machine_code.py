@@ -26,6 +26,7 @@ SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
 # What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
 ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
 IN_FOURS = ("LDG.E.128", "STG.E.128")  # four words of each thread
+COPY = "UMOV"  # of a uniform register
 LEAVES = {"BRA", "BRX", "EXIT", "RET"}
 INSTRUCTION = 16  # bytes, on sm_90
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
@@ -289,6 +290,9 @@ def reused_barriers(code: list[str]) -> int:
     return len((offsets(r"SYNCS\.EXCH[.\w]*") & stored) - offsets(r"SYNCS\.CCTL\.IV"))
 
 
+Effects = Callable[[str], tuple[Set[int], Set[int]]]  # registers that an instruction writes and reads
+
+
 @functools.cache
 def _written(instruction: str) -> frozenset[int]:
     """Numbers of the registers that an instruction writes, those of several in a row included."""
@@ -339,24 +343,24 @@ def unwritten(code: list[str]) -> int:
     blocks = _blocks(code)
     ways = _ways(blocks)
     return sum(
-        _uses_of_unwritten(blocks, ways, *effects)
-        for effects in (
-            (_written, _converted),
-            (lambda x: _uniform(x)[0], lambda x: _uniform(x)[1]),
-        )
+        _uses_of_unwritten(blocks, ways, effects) for effects in (lambda x: (_written(x), _converted(x)), _uniform)
     )
 
 
-def _uses_of_unwritten(
-    blocks: list[list[str]], ways: list[list[int]], written: Callable[[str], Set[int]], read: Callable[[str], Set[int]]
-) -> int:
-    """Instructions that read a register which not every way to them has written, by what each writes and reads."""
+def _after(known: frozenset[int], instruction: str, effects: Effects) -> frozenset[int]:
+    """Registers that are written behind an instruction; a copy of one that is not, nobody may need, is not, either."""
+    written, read = effects(instruction)
+    return known - written if operation(instruction) == COPY and not read <= known else known | written
+
+
+def _uses_of_unwritten(blocks: list[list[str]], ways: list[list[int]], effects: Effects) -> int:
+    """Instructions that read a register which not every way to them has written, and are no copies."""
+    blocks = [[x for x in block if not x.endswith(":")] for block in blocks]
     before: dict[int, frozenset[int]] = {0: frozenset()}  # written on every way to a block
-    writes = [frozenset().union(*(written(x) for x in block if not x.endswith(":"))) for block in blocks]
     changed = [0]
     while changed:
         i = changed.pop()
-        known = before[i] | writes[i]
+        known = functools.reduce(lambda known, x: _after(known, x, effects), blocks[i], before[i])
         for target in ways[i]:
             kept = before.get(target, known) & known
             if kept != before.get(target):
@@ -365,9 +369,8 @@ def _uses_of_unwritten(
     found = 0
     for i, known in before.items():
         for x in blocks[i]:
-            if not x.endswith(":"):
-                found += not read(x) <= known
-                known |= written(x)
+            found += not (effects(x)[1] <= known or operation(x) == COPY)
+            known = _after(known, x, effects)
     return found
 
 
