@@ -68,9 +68,9 @@ def paged_attention(
         window_size: (left, right) keys visible before and after a query's own position; -1 = all.  A model's "sliding
             window W" is left = W - 1.
         softcap: scores become softcap * tanh(scores / softcap); 0 = off.  On Hopper tanh is off by up to 2^-11 of a
-            score for bfloat16 and fp8 queries, if a sequence may have more than 8 rows a KV head (64 over fp8 caches),
-            unless return_lse or batch_invariant is asked for; and of more than 64 rows what weighs less than 2^-24 of
-            the largest, or of the sink, may weigh nothing.
+            score for bfloat16 and fp8 queries, if a sequence may have more than 8 rows a KV head (16 of several tokens,
+            64 over fp8 caches), unless return_lse or batch_invariant is asked for; and of more than 64 rows what weighs
+            less than 2^-24 of the largest, or of the sink, may weigh nothing.
         alibi_slopes: [heads] float32; adds slope * (key position - query position).
         sinks: [heads] float32 | dtype of q; one more key with this score and value 0.
         qq_bias: [n, n] float32 | dtype of q; adds qq_bias[i, j] for query i and key j of this call, 0 beyond n.

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-# Counters that an arena grows by: 4 MiB, some 7000 captured decodes of a device with 132 multiprocessors, or 490
-# prefills whose blocks may be cut.
+# Counters that an arena grows by: 4 MiB, some 7000 captured decodes of a device with 132 multiprocessors, 2600 of one
+# or two KV heads (over fp8 1300), or 490 prefills whose blocks may be cut.
 CHUNK = 1 << 20
 
 

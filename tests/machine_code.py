@@ -30,6 +30,7 @@ COPY = "UMOV"  # of a uniform register
 LEAVES = {"BRA", "BRX", "EXIT", "RET"}
 INSTRUCTION = 16  # bytes, on sm_90
 MATRIX = ("HMMA", "HGMMA", "QGMMA")
+Effects = Callable[[str], tuple[Set[int], Set[int]]]  # registers that an instruction writes and reads
 SAID: dict[int, str] = {}  # by ptxas of kernels, by id; nothing of those that lay on disk
 
 
@@ -290,9 +291,6 @@ def reused_barriers(code: list[str]) -> int:
     return len((offsets(r"SYNCS\.EXCH[.\w]*") & stored) - offsets(r"SYNCS\.CCTL\.IV"))
 
 
-Effects = Callable[[str], tuple[Set[int], Set[int]]]  # registers that an instruction writes and reads
-
-
 @functools.cache
 def _written(instruction: str) -> frozenset[int]:
     """Numbers of the registers that an instruction writes, those of several in a row included."""
@@ -336,6 +334,8 @@ def _uniform(instruction: str) -> tuple[frozenset[int], frozenset[int]]:
 def unwritten(code: list[str]) -> int:
     """Uses of registers that not every way there has written: uniform ones, and of fp8 numbers that are converted.
 
+    A copy is no use, but what it wrote is no more written than what it read.
+
     ptxas 12.8 makes one instruction of two conversions to fp8 whose results are stored side by side, and leaves none
     for what else the lower one is wanted for.  And where 64-bit words that a product is told are sums of an address and
     constants of both halves, it adds some of these to uniform registers that nobody has written.
@@ -348,7 +348,7 @@ def unwritten(code: list[str]) -> int:
 
 
 def _after(known: frozenset[int], instruction: str, effects: Effects) -> frozenset[int]:
-    """Registers that are written behind an instruction; a copy of one that is not, nobody may need, is not, either."""
+    """Registers that are written behind an instruction: not the copy of one that is not."""
     written, read = effects(instruction)
     return known - written if operation(instruction) == COPY and not read <= known else known | written
 

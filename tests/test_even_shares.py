@@ -16,7 +16,7 @@ ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m
 
 
 @pytest.mark.parametrize("seqs", [1, 64, 4096])
-def test_scratch_depends_on_the_device_not_on_the_batch(seqs: int) -> None:
+def test_scratch_of_prefills_depends_on_the_device_not_on_keys(seqs: int) -> None:
     needs = {
         hopper.need_of(launch)
         for keys in (2**14, 2**20)
@@ -110,9 +110,14 @@ def test_rows_that_share_lines_of_memory_with_others_come_in_small_tiles(head_di
         (8, even(1, 1, 32768), 0),
         (4, even(1, 1, 32768), 0),  # 33 shares, of 8 rows
         (2, even(1, 1, 32768), 45),
-        (1, even(64, 1, 512), 45),  # one sequence may have nearly all of the keys
-        (1, even(1, 4, 32768), 16),
+        (1, even(64, 1, 4096), 45),  # one sequence may have nearly all of the keys
+        (1, even(64, 1, 2816), 0),  # in 44 tiles, which 45 shares may have
+        (1, even(64, 1, 2880), 45),
+        (1, even(1, 2, 32768), 26),  # 16 rows
+        (1, even(1, 4, 32768), 10),  # 64
         (1, even(1, 8, 32768), 10),
+        (1, even(1, 8, 2304), 0),  # in nine shares of four tiles
+        (1, even(1, 8, 2560), 10),
         (8, even(1, 16, 8192), 10),  # 16 shares for a block of 64 rows
         (8, even(1, 32, 8192), 0),  # for two
         (8, even(2, 16, 8192), 10),
@@ -123,9 +128,30 @@ def test_pieces_are_joined_in_groups_where_a_block_may_have_many(kv_heads: int, 
     heads = {1: 8, 2: 16}.get(kv_heads, 32)
     (launch,) = hopper.launches(call._replace(heads=heads, kv_heads=kv_heads))
     assert launch.pipe.SHARES
-    assert (launch.pipe.GROUPED > 0) == (grouped > 0)
-    counters = hopper.TAKEN + launch.programs + (launch.slots if grouped else 0)
-    assert hopper.need_of(launch).counters == counters
+    assert grouped == launch.pipe.GROUPED
+    assert hopper.need_of(launch).counters == hopper.TAKEN + launch.programs + (launch.slots if grouped else 0)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "call", "shares"),
+    [
+        (1, even(1, 32, 65536), True),  # 4 blocks of 1024 tiles, for 132 programs
+        (1, even(1, 32, 131072), True),
+        (1, even(1, 32, 262144), False),
+        (1, even(1, 64, 65536), True),  # 8 blocks
+        (1, even(1, 64, 131072), False),
+        (1, even(3, 24, 30000), True),  # 9 blocks
+        (1, even(3, 24, 40000), False),
+        (8, even(1, 16, 32768), True),
+        (8, even(1, 32, 16384), True),  # 16 blocks
+        (8, even(1, 32, 20000), False),
+    ],
+)
+def test_even_shares_serve_more_of_so_few_blocks_that_each_would_be_cut_much(
+    kv_heads: int, call: Problem, shares: bool
+) -> None:
+    (launch,) = hopper.launches(call._replace(heads=8 if kv_heads == 1 else 32, kv_heads=kv_heads))
+    assert shares == launch.pipe.SHARES
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ FOR_NVIDIA = pytest.mark.skipif(
 HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
-    "lone decode", "lone draft", "draft of 4",
+    "lone decode", "lone decode e4m3", "lone draft", "draft of 4",
     "draft 16", "of 512 features", "of 512 head_dim 192",
     "decode split all fp8", "of 512 e4m3 head_dim 64", "of 512 e4m3 head_dim 256", "x-packed", "prefill new",
     "prefill softcap",
@@ -394,6 +394,10 @@ def test_uses_of_uniform_registers_that_nobody_wrote_are_found() -> None:
     copy, over = "UMOV UR6, UR51", "UIADD3 UR6, UR7, 0x80, URZ"  # of a pair of which one half was wanted
     assert machine_code.unwritten([*made, copy, product]) == 1
     assert machine_code.unwritten([*made, copy, over, product]) == 0
+    # a copy on one of two ways, used behind them
+    ways = ["@P0 BRA `(.L_x_0)", copy, ".L_x_0:"]
+    assert machine_code.unwritten([*made, *ways, product, "EXIT"]) == 1
+    assert machine_code.unwritten([*made, *ways, over, product, "EXIT"]) == 0
     high = "UIADD3.X UR7, UR9, 0x80080, URZ, UP0, !UPT"
     assert machine_code.unwritten([*made, high, product]) == 1
     assert machine_code.unwritten([*made, "UIADD3.64 UR8, UR4, 0x400, URZ", high, product]) == 0

@@ -19,7 +19,7 @@ class Pipe(NamedTuple):
     STRIDE: int  # and from there on
     ROWS: int = 64  # of a consumer: 64 for each of its warpgroups
     JOINED: int = 8  # pieces of few rows whose states are loaded together
-    GROUPED: int = 0  # pieces of a block beyond which groups of them are joined first; 0: there are never so many
+    GROUPED: int = 0  # pieces of a block beyond which groups of them are joined first; 0: all at once
     BRIEF: bool = False  # as little machine code as will do, for that has to be fetched: one loader, a shorter join
     AT_ONCE: bool = False  # rows that are no columns are weighed by the maximum so far, again where that was too small
     AHEAD: bool = False  # an item's first keys are multiplied while the results before it leave
@@ -157,5 +157,5 @@ class Results(NamedTuple):
 
     lse: Any
     partial: Any  # Partial
-    counters: Any  # int32, holders that are done; zero before and after every launch
+    counters: Any  # int32, holders that are done, of groups behind those of blocks; zero before and after every launch
     scales: Any  # Scales

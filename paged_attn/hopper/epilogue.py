@@ -4,9 +4,10 @@ from ..kernels.args import State
 from ..kernels.output import rows_from, store_lse, store_results, store_rows
 from ..kernels.schedule import row_tile
 from ..kernels.softmax import finish, merge, start
+from .arrival import counter_of, is_last, join_if_last
 from .asm import words_beside
 from .fp8 import in_order
-from .join import counter_of, is_last, join_if_last, join_in_place, joins_in_place, keep, keep_in_fours
+from .join import join_in_place, joins_in_place, keep, keep_in_fours
 from .layouts import result_layout
 from .shim import gl, gluon
 

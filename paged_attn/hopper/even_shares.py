@@ -8,14 +8,23 @@ import triton
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
-from .shapes import COLUMNS, FP8_COLUMNS, LONGEST, PACKED_COLUMNS, dim_of, has_tanh, launch_of, rows_of, shape_of
+from .shapes import (
+    COLUMNS,
+    DRAFT_COLUMNS,
+    FP8_COLUMNS,
+    LONGEST,
+    PACKED_COLUMNS,
+    dim_of,
+    has_tanh,
+    launch_of,
+    rows_of,
+    shape_of,
+)
 
-DRAFT_COLUMNS = 16  # rows of 16-bit queries up to which they are columns where a sequence has several tokens
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
 LEAST_FEW, ONE_SHARE = 4, 8
-# Waits for memory, in states of a row, that a second count of programs is worth: more pieces are joined in groups.
-GROUPING = 256
+GROUPING = 256  # rows of pieces that could be joined while programs count once more
 # Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
 # blocks are so few for that many programs that each would be cut into many pieces.
 LITTLE, FEW_BLOCKS = 32, 16
@@ -30,7 +39,7 @@ class Shares(NamedTuple):
     tile: int
     stages: int  # slots of a ring
     resident: int  # programs of a multiprocessor
-    groups: int  # shares of each KV head
+    shares: int  # of each KV head
     blocks: int  # that a sequence may have
     tiles: int  # that a block may see
 
@@ -38,18 +47,18 @@ class Shares(NamedTuple):
 def few(p: Problem, shortest: int, longest: int) -> Launch:
     """Even shares of all tiles."""
     group, s = p.heads // p.kv_heads, _shares(p, longest)
-    programs = s.groups * p.kv_heads
+    programs = s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
-        WHOLE=shape.ONE_SCAN and _is_uneven(p, s.groups),
+        WHOLE=shape.ONE_SCAN and _is_uneven(p, s.shares),
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = 1
-    if s.rows >= 64 and p.seqs * s.blocks < s.groups:
+    if s.rows >= 64 and p.seqs * s.blocks < s.shares:
         tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
         least = tiles if tiles <= ONE_SHARE else LEAST_FEW
-    pipe = _share_pipe(p, s)._replace(BRIEF=longest == 1 and _is_brief(p, s))
+    pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
     return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
 
 
@@ -64,12 +73,12 @@ def _is_small(p: Problem) -> bool:
     return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < most
 
 
-def _share_pipe(p: Problem, s: Shares) -> Pipe:
+def _share_pipe(p: Problem, s: Shares, least: int) -> Pipe:
     """Of even shares."""
     dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
     if p.packed:
         box = min(box, LONGEST * p.cache.itemsize // 16)
-    long = s.groups > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
+    long = s.shares > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,
         AT_ONCE=s.columns == 0,
@@ -86,20 +95,21 @@ def _share_pipe(p: Problem, s: Shares) -> Pipe:
         JOINED=16 if s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and long else 8,  # not two waits for memory
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
-        GROUPED=_most_at_once(s.rows) if _most_pieces(p, s) > _most_at_once(s.rows) else 0,
+        GROUPED=_grouped(p, s, least),
         SKIP=p.kv_heads * s.rows,
         STRIDE=2 * p.kv_heads * s.rows,
     )
 
 
-def _most_at_once(rows: int) -> int:
-    """Pieces that are better joined at once than first in groups, n than twice the root of n and the second count."""
-    return int((1 + math.sqrt(1 + GROUPING / rows)) ** 2)
+def _grouped(p: Problem, s: Shares, least: int) -> int:
+    """Pieces of a block beyond which they are joined in groups; 0 where it is not likely to have more.
 
-
-def _most_pieces(p: Problem, s: Shares) -> int:
-    """That a block may have: all shares have one where others are nearly empty, of equal blocks each has as many."""
-    return s.groups // max(1, s.blocks) if p.seqs == 1 else s.groups
+    n pieces take n * rows at once, and in groups 2 * sqrt(n) * rows + GROUPING.
+    """
+    most = int((1 + math.sqrt(1 + GROUPING / s.rows)) ** 2)
+    # of one sequence's equal blocks each has as many; of others one may have nearly all keys
+    pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares
+    return most if min(pieces, triton.cdiv(s.tiles + p.new, least) + 1) > most else 0
 
 
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
@@ -133,17 +143,17 @@ def _shares(p: Problem, longest: int) -> Shares:
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
     places = resident * p.device.multiprocessors
-    groups = max(1, places // p.kv_heads)
+    shares = max(1, places // p.kv_heads)
     blocks = triton.cdiv(min(p.max_seqlen_q, longest), rows // group)
-    return Shares(columns, rows, tile, stages, resident, groups, blocks, triton.cdiv(keys, tile))
+    return Shares(columns, rows, tile, stages, resident, shares, blocks, triton.cdiv(keys, tile))
 
 
-def _is_uneven(p: Problem, groups: int) -> bool:
-    """Whether shares that begin with sequences are worth looking for: powers of two mostly divide each other.
+def _is_uneven(p: Problem, shares: int) -> bool:
+    """Whether shares that begin with sequences are worth looking for: if both are powers of two, most even ones do.
 
     It decides about kernels, and so by nothing that `prepare` does not try.
     """
-    return (p.seqs & (p.seqs - 1) | groups & (groups - 1)) > 0
+    return (p.seqs & (p.seqs - 1) | shares & (shares - 1)) > 0
 
 
 def _keys(p: Problem, tile: int) -> int:

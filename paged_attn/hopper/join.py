@@ -1,4 +1,4 @@
-"""Pieces of a block that is cut: their states are kept in scratch and counted; the last one's program joins them."""
+"""Pieces of a block that is cut: their states are kept in scratch, and joined by who is told to: see `arrival.py`."""
 
 from typing import Any, NamedTuple
 
@@ -27,22 +27,6 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
 
 
 @gluon.jit
-def is_last(counter, holders):
-    """Count somebody who has kept states; whether all holders have now."""
-    thread_barrier()  # every thread's rows are written before one of them tells
-    last = gl.atomic_add(counter, 1, sem="acq_rel") == holders - 1
-    if last:
-        gl.store(counter, 0)  # for the next launch
-    return last
-
-
-@gluon.jit
-def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Of a consumer's rows of a block."""
-    return results.counters + item.counter * P.CONSUMERS + NUMBER
-
-
-@gluon.jit
 def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
     """(maxima, sums, accumulators) of the state so many rows further on."""
     row_max = gl.load(parts.max + row + ahead, valid, float("-inf"))
@@ -50,7 +34,7 @@ def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
 
 
 @gluon.jit
-def join_at_once(parts, at, valid, dim, skip, stride, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
+def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
     """`merge.join` with one maximum for all states that are loaded together, and one address: a third of the code.
 
     Small decodes wait for machine code at their end, too.  Accumulators are weighed by 0 where nothing was seen, so all
@@ -61,18 +45,18 @@ def join_at_once(parts, at, valid, dim, skip, stride, pieces, CHUNK: gl.constexp
     values = parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0)
     row_max, row_sum = at * 0.0 + float("-inf"), at * 0.0
     acc = gl.expand_dims(row_sum, 1) + gl.expand_dims(dim * 0.0, 0)
-    for first in range(0, pieces, CHUNK):
-        there = first < pieces
+    for first in range(0, pieces.count, CHUNK):
+        there = first < pieces.count
         loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.DIM),)
-        before = gl.where(first == 0, skip - stride, 0)  # the second state is nearer to the first than others
+        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second may be nearer than others
         at += before
         values += before * S.DIM
         for i in gl.static_range(1, CHUNK):
-            there = first + i < pieces
-            state = load_state(parts, at, values, valid & there, inside & there, i * stride, S.DIM)
+            there = first + i < pieces.count
+            state = load_state(parts, at, values, valid & there, inside & there, i * pieces.stride, S.DIM)
             loaded = loaded + (state,)  # type: ignore[assignment]
-        at += CHUNK * stride
-        values += CHUNK * stride * S.DIM
+        at += CHUNK * pieces.stride
+        values += CHUNK * pieces.stride * S.DIM
         top = row_max
         for i in gl.static_range(CHUNK):
             top = gl.maximum(top, loaded[i][0])
@@ -86,10 +70,10 @@ def join_at_once(parts, at, valid, dim, skip, stride, pieces, CHUNK: gl.constexp
     return State(acc, row_max, row_sum)
 
 
-class States(NamedTuple):
+class Pieces(NamedTuple):
     """States in scratch that are to be joined, in order."""
 
-    row: Any  # of the first one's rows
+    row: Any  # the first one's first
     skip: Any  # from there to the second, in rows
     stride: Any  # and from there on
     count: Any
@@ -97,9 +81,9 @@ class States(NamedTuple):
 
 @gluon.jit
 def join_states(
-    out, results, kv_head, states, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+    out, results, kv_head, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Join states of `count` rows, at most ROWS, from a token on: results, or if not whole the first state anew.
+    """Join pieces of `count` rows, at most ROWS, from a token on: to results, or if not whole in place of the first.
 
     What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
     """
@@ -115,15 +99,11 @@ def join_states(
         rows = rows_from(token, kv_head, row, row < count, S)
         for first_dim in range(0, S.DIM, WIDTH):
             dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
-            at = states.row + row
+            at = pieces.row + row
             if P.BRIEF:
-                state = join_at_once(
-                    parts, at, rows.valid, dim, states.skip, states.stride, states.count, CHUNK, S
-                )  # fmt: skip
+                state = join_at_once(parts, at, rows.valid, dim, pieces, CHUNK, S)
             else:
-                state = join(
-                    parts, at, rows.valid, dim, states.skip, states.stride, states.count, CHUNK, S.DIM
-                )  # fmt: skip
+                state = join(parts, at, rows.valid, dim, pieces.skip, pieces.stride, pieces.count, CHUNK, S.DIM)
             if whole:
                 store_rows(out, results.lse, rows, dim, state, results.scales, S)
             else:
@@ -132,65 +112,11 @@ def join_states(
 
 @gluon.jit
 def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
-    """A joined state in the place of the first of those; last: of its dims, for all of which that's maxima are read."""
+    """Some dims of a joined state in place of the first piece; last: of all dims, until which its maxima are read."""
     gl.store(parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0), state.acc, gl.expand_dims(valid, 1))
     thread_barrier()  # several threads read a row's maximum
     gl.store(parts.max + at, state.max, valid & last)
     gl.store(parts.sum + at, state.sum, valid & last)
-
-
-@gluon.jit
-def join_if_last(
-    out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
-    """Count a program that has kept its pieces of a block; the last one joins and stores all."""
-    if S.LIVE < P.ROWS:
-        count = gl.minimum(count, S.LIVE)
-    if P.GROUPED == 0:
-        join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
-    elif P.BRIEF:  # few pieces have all offsets in registers
-        if item.pieces <= P.GROUPED:
-            join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
-        else:
-            join_groups(out, results, item, token, count, ROWS, S, P)
-    else:
-        join_groups(out, results, item, token, count, ROWS, S, P)
-
-
-@gluon.jit
-def join_block(
-    out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
-    """`join_if_last` of all pieces at once."""
-    if is_last(counter_of(results, item, NUMBER, P), item.holders):
-        states = States(item.first_row + NUMBER * P.ROWS, P.SKIP, P.STRIDE, item.pieces)
-        join_states(out, results, item.kv_head, states, token, count, True, ROWS, S, P)
-
-
-@gluon.jit
-def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`join_if_last`, of many pieces in groups: first those of each by the last of its own, then as many groups, about.
-
-    One program would take too long.
-    """
-    gl.static_assert(P.SHARES and P.CONSUMERS == 1 and S.PIECE is None and P.STRIDE == 2 * P.SKIP)
-    width = gl.where(item.pieces > 128, 16, gl.where(item.pieces > 32, 8, 4))
-    width = gl.where(item.pieces > P.GROUPED, width, item.pieces)
-    groups = gl.cdiv(item.pieces, width)
-    first = (item.row - item.first_row + P.SKIP) // P.STRIDE // width * width  # piece of the group
-    row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)
-    states = States(row, gl.where(first > 0, P.STRIDE, P.SKIP), P.STRIDE, gl.minimum(item.pieces - first, width))
-    # a counter for every state that may be the first of a group, behind those of blocks
-    counter = results.counters + gl.where(groups > 1, gl.num_programs(0) + row // S.ROWS, item.counter)
-    left = gl.minimum(groups, 2)  # times that this program may find itself the last
-    while left > 0:
-        if is_last(counter, states.count):
-            join_states(out, results, item.kv_head, states, token, count, left == 1, ROWS, S, P)
-            left -= 1
-            counter = results.counters + item.counter
-            states = States(item.first_row, width * P.STRIDE - P.SKIP, width * P.STRIDE, groups)
-        else:
-            left = 0
 
 
 @triton.constexpr_function

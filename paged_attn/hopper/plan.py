@@ -187,8 +187,8 @@ def need_of(launch: Launch) -> Need:
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
     blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
-    groups = slots if pipe.GROUPED else 0  # that may begin with a state
-    return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + blocks * pipe.CONSUMERS + groups)
+    firsts = slots if pipe.GROUPED else 0  # of groups of pieces
+    return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + blocks * pipe.CONSUMERS + firsts)
 
 
 def _takes_packed(p: Problem) -> bool:

@@ -15,7 +15,8 @@ ONE_WARP = 32  # and within a warp
 LONGEST = 256  # elements of a box along an axis
 # of an x-packed cache, side by side for a product: keys, of 8 dims each, and values of a dim
 CORE_KEYS, ROW_VALUES = 8, 16
-COLUMNS = 8  # rows of 16-bit queries up to which they are columns; see even_shares.DRAFT_COLUMNS
+COLUMNS = 8  # rows of 16-bit queries up to which they are columns
+DRAFT_COLUMNS = 16  # likewise of several tokens, in even shares
 FP8_COLUMNS = 32  # over fp8 caches; of more rows a sequence has blocks, of a group of more heads they have 64
 PACKED_COLUMNS = 32  # over x-packed caches, whose keys pass through registers; of heads beyond 128 dims 8
 

@@ -100,7 +100,9 @@ class Scratch(NamedTuple):
 
     states: Any  # float32, cut up by merge.partial_of
     cuts: Any  # int32 [shares, 3]: of the block that begins here and is cut the pieces (0: none), token, tokens
-    counters: Any  # int32, who has stored of cut blocks, by KV head and the share of the begin; 0 between launches
+    # int32, who has stored of cut blocks, by KV head and the share of the begin, and of groups of pieces by the slot of
+    # the first (hopper/arrival.py); 0 between launches
+    counters: Any
 
 
 class Partial(NamedTuple):
