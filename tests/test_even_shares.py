@@ -203,7 +203,7 @@ def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, kv_he
     call = even(seqs, 1, 4096)._replace(kv_heads=kv_heads)
     assert whole == hopper.few(call, 0, 1 << 30).shape.WHOLE
     fp8 = call._replace(cache=torch.float8_e4m3fn, compute=torch.float16)
-    assert (seqs <= 128 and (whole or kv_heads == 8)) == hopper.few(fp8, 0, 1 << 30).shape.WHOLE, "two of a processor"
+    assert (seqs <= 128 and (whole or kv_heads == 8)) == hopper.few(fp8, 0, 1 << 30).shape.WHOLE, "33 shares"
 
 
 @pytest.mark.parametrize(

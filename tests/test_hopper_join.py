@@ -9,7 +9,6 @@ import torch
 
 from paged_attn import cuts, plan
 from paged_attn.hopper import even_shares
-from paged_attn.hopper.shapes import COLUMNS
 from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, PACKED, ragged, sized
@@ -81,11 +80,10 @@ def test_a_share_ends_one_cut_block_and_begins_the_next() -> None:
 
 @pytest.mark.parametrize("pieces", [4, 5, 17, 32, 33, 66, 129, 132])
 def test_groups_of_any_number_of_pieces(pieces: int) -> None:
-    """One sequence, of a tile for each piece."""
-    run(Case("pieces", (1,), (64 * pieces,), heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True), DEVICE)
-
-
-def test_a_small_decode_of_one_kv_head_has_code_for_few_pieces_of_its_own() -> None:
-    (launch,) = plan.plan(problem_of(build(sized("", **DECODE), DEVICE))).launches
-    assert launch.pipe.BRIEF
-    assert launch.pipe.COLUMNS == COLUMNS
+    """One sequence, of a tile for each piece where there are as many programs; up to four have code of their own."""
+    case = Case("pieces", (1,), (64 * pieces,), heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True)
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert (launch.shape.TILE, launch.pipe.BRIEF, launch.pipe.GROUPED) == (64, True, 4)
+    cut = cuts.cut(launch, cuts.Batch(case.query_lens, case.seq_lens, -1, 0))
+    assert min(pieces, launch.programs) == cut.pieces
+    run(case, DEVICE)

@@ -64,7 +64,7 @@ MORE_CODE = {
     "prompts window sinks": 53, "prompts head_dim 64 alibi": 43, "prompts new softcap": 66,
     "long head_dim 64": 46, "long head_dim 64, no window": 43,
     "draft of 8 e4m3": 67, "draft of 8 e4m3 head_dim 256": 74, "draft of 8 all fp8": 64, "draft of 8 x-packed": 73,
-    "draft of 8 e4m3 x-packed": 71,
+    "draft of 8 e4m3 x-packed": 70,
     "prompts x-packed": 50, "prompts x-packed head_dim 64": 44, "chunk x-packed head_dim 256": 56,
 }  # fmt: skip
 BESIDE_BLOCKS = {"mixed e4m3": 49, "mixed e4m3, no lse": 47}  # of the even shares of a second launch

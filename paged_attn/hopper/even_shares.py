@@ -130,13 +130,21 @@ def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     return tile, 5 if columns > 32 and dim > 128 else stages
 
 
+def _most_columns(p: Problem, several: bool) -> int:
+    """Rows of a block up to which they are columns, of one token or several."""
+    if p.cache.itemsize == 1:
+        return 64
+    if p.packed:
+        return PACKED_COLUMNS
+    return DRAFT_COLUMNS if several else COLUMNS
+
+
 def _shares(p: Problem, longest: int) -> Shares:
     """Blocks of few rows as columns, or of 64 rows."""
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
     if p.cache.itemsize == 1 or p.packed:
         asked = min(asked, max(FP8_COLUMNS, group))
-    most = 64 if p.cache.itemsize == 1 else PACKED_COLUMNS if p.packed else COLUMNS if asked == group else DRAFT_COLUMNS
-    columns = max(8, triton.next_power_of_2(asked)) if asked <= most else 0
+    columns = max(8, triton.next_power_of_2(asked)) if asked <= _most_columns(p, asked > group) else 0
     rows = columns or 64
     tile, stages = _share_rings(p, columns)
     keys = _keys(p, tile)
