@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 
 from . import driver, scratch
 from .backend import INTERPRET, TESTED_TRITON, current, wait_for_triton
-from .template import STREAM, Argument, caller, fill, filler
+from .template import STREAM, Argument, Descriptors, caller, fill, filler
 
 STATES, INTS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
 KEEPS = not INTERPRET and triton.__version__.startswith(TESTED_TRITON)
@@ -33,7 +33,20 @@ class Step(NamedTuple):
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
     """Every launch that may have to compile goes through here; returns the compiled kernel, if there is one."""
+    if any(hasattr(arg, "sizes") for arg in args):
+        resize(kernel.warmup(*args, grid=grid, **options), args)
     return kernel[grid](*args, **options)
+
+
+def resize(compiled: Any, args: Sequence[Any]) -> None:
+    """Have a kernel's boxes be of the sizes that they ask for, not those of their types, which are powers of two.
+
+    What a launcher tells the copy engine is in the kernel's metadata; its code only knows where boxes go.
+    """
+    boxes = [arg for arg in args if isinstance(arg, Descriptors)]
+    for box, meta in zip(boxes, compiled.metadata.tensordesc_meta, strict=True):
+        sizes = getattr(box, "sizes", ())
+        meta["block_size"] = [*sizes, *meta["block_size"][len(sizes) :]]
 
 
 class Kept(NamedTuple):

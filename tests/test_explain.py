@@ -92,7 +92,7 @@ def test_what_the_hopper_kernels_lack_is_named() -> None:
             "but by prefills over 16 bits in pages of 16 n tokens",
         ),
         (dict(layout="x-packed", batch_invariant=True), "batch_invariant over an x-packed cache"),
-        (dict(batch_invariant=True, heads=1024, head_dim=256), "more than 64 heads on a KV head nor batch_invariant"),
+        (dict(batch_invariant=True, heads=1024, head_dim=256), "KV head but by long prefills nor batch_invariant"),
         (dict(new=True, kv_dtype=torch.float8_e4m3fn), "keys outside the cache of another type"),
     ):
         lines = told(**changes)

@@ -24,7 +24,11 @@ LEFT: list[dict[str, Any]] = [
     dict(page_size=12),
     dict(head_dim=20),
     dict(head_dim=32),
-    dict(heads=65, kv_heads=1),
+    dict(heads=65, kv_heads=1, tokens=1000),
+    dict(heads=65, kv_heads=1, ragged=False),
+    dict(heads=65, kv_heads=1, only="decode"),
+    dict(heads=65, kv_heads=1, batch_invariant=True),
+    dict(heads=260, kv_heads=4),  # 260 parts are more than multiprocessors
     dict(heads=256, kv_heads=256),
     dict(new=True),
     dict(batch_invariant=True, head_dim=192),
@@ -62,6 +66,8 @@ def test_calls_that_are_left_to_the_portable_kernels(change: dict[str, Any]) -> 
         dict(ragged=False, max_seqlen_k=64, packed=True, rows_per_page=1, boxable=False),
         dict(max_seqlen_q=1, max_seqlen_k=64, qq_bias=True),
         dict(max_seqlen_q=1, max_seqlen_k=64, batch_invariant=True),
+        dict(heads=65, kv_heads=1),  # of 512 queries each on average
+        dict(heads=65, kv_heads=1, only="prefill"),
     ],
     ids=str,
 )

@@ -37,17 +37,19 @@ HOPPER = (
     "narrow new head_dim 64", "wide",
     "draft of 8 e4m3", "draft of 8 e4m3 head_dim 256", "draft of 8 all fp8", "draft of 8 x-packed",
     "draft of 8 e4m3 x-packed", "chunk e4m3 head_dim 256",
+    "prompts group 3", "prompts group 12", "chunk group 7", "mixed group 3", "long group 3",
+    "group 3 head_dim 64", "group 3 head_dim 256", "group 3 all fp8",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
     "draft 16": 1, "lone draft": 1, "draft of 12": 1, "invariant 1": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3,
-    "long softcap of 10": 3, "long exact softcap of 10": 2,
+    "long softcap of 10": 3, "long group 3": 3, "long exact softcap of 10": 2,
     "mixed all fp8": 2, "mixed all fp8, no lse": 2,
     "chunk x-packed new": 2,
 }  # fmt: skip
 OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
-COLUMNS = {"mixed": 1, "mixed new": 1, "mixed softcap": 1}
+COLUMNS = {"mixed": 1, "mixed group 3": 1, "mixed new": 1, "mixed softcap": 1}
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"invariant 32": 216}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
@@ -57,6 +59,7 @@ BRIEF = {  # so small that they wait for it
 }  # fmt: skip
 MORE_CODE = {
     "draft of 4": 59, "draft 16": 64, "lone draft": 65,
+    "mixed group 3": 121,
     "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "mixed": 119, "mixed new": 132,
     "mixed softcap": 127, "mixed e4m3": 95, "mixed e4m3, no lse": 88, "mixed all fp8": 142,
     "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158,
@@ -72,13 +75,14 @@ BESIDE_BLOCKS = {"mixed e4m3": 49, "mixed e4m3, no lse": 47}  # of the even shar
 # cache ends, dead values become zero.  Between two of Triton's waits there would be one, too.
 MEET = {
     "prefill window sinks": 0, "prefill page 128": 0, "prefill head_dim 64": 0, "prefill head_dim 256": 0,
-    "prefill softcap": 0, "prefill new": 8, "prompts": 0, "prompts of 2048": 0,
+    "prefill softcap": 2, "prefill new": 10, "prompts": 0, "prompts of 2048": 0,
     "prompts window sinks": 0, "prompts head_dim 64 alibi": 0,
-    "prompts new softcap": 8, "speculate 32": 2, "speculate 32 tree": 2, "speculate 64": 2,
-    "long": 0, "long fp16": 0, "long alibi": 0, "long softcap": 0, "long head_dim 64": 0,
-    "long exact softcap": 0, "long softcap of 10": 0,
+    "prompts new softcap": 10, "prompts group 3": 2, "prompts group 12": 0, "chunk group 7": 2,
+    "speculate 32": 2, "speculate 32 tree": 2, "speculate 64": 2,
+    "long": 0, "long fp16": 0, "long alibi": 0, "long softcap": 2, "long head_dim 64": 0,
+    "long exact softcap": 2, "long group 3": 0, "long softcap of 10": 0,
     "long head_dim 64, no window": 0, "prompts x-packed": 0, "prompts x-packed head_dim 64": 0,
-    "chunk x-packed head_dim 256": 0, "chunk x-packed new": 8, "long x-packed": 0,
+    "chunk x-packed head_dim 256": 0, "chunk x-packed new": 10, "long x-packed": 0,
 }  # fmt: skip
 RESULTS = {
     "prompts head_dim 64 alibi": 8,
@@ -105,8 +109,11 @@ CUT = (  # blocks that are joined where the piece is that was done last
 # Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
 IN_TURN = (
     "speculate 32", "speculate 32 tree", "speculate 32 head_dim 64", "speculate 64",
-    "mixed", "mixed new", "mixed softcap",
+    "mixed", "mixed new", "mixed softcap", "mixed group 3", "chunk group 7", "prompts group 3",
+    "group 3 head_dim 256", "prefill new", "narrow new", "narrow new head_dim 64", "chunk x-packed new",
+    "prefill softcap", "prompts new softcap", "long softcap", "long exact softcap",
 )  # fmt: skip
+LOOPS_IN_TURN = {"chunk x-packed new": 2}
 TURNS = 14  # the first of the barriers for that; Triton's are below
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or of four
 # warpgroups, which have 112 each.
@@ -192,7 +199,7 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     words = 32 if "head_dim 64" in variant else 64  # of a state with each thread
     if variant in CUT and min(facts["in_fours"].values()) < words // 4:
         yield f"keeps pieces, of which a thread has {words} words, otherwise than in fours: {facts['in_fours']}"
-    if facts["loops_in_turn"] != (variant in IN_TURN):
+    if facts["loops_in_turn"] != (LOOPS_IN_TURN.get(variant, 1) if variant in IN_TURN else 0):
         yield f"sends products in turn in {facts['loops_in_turn']} loops"
     if max(facts["named_barriers"], default=0) >= TURNS:
         yield f"waits at barriers {facts['named_barriers']}, by some of which warpgroups take turns"

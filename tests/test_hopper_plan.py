@@ -23,11 +23,11 @@ CALL = Problem(
 PACKED = CALL._replace(packed=True, rows_per_page=1, boxable=False, max_seqlen_q=2)
 
 
-@pytest.mark.parametrize("group", [1, 3, 4, 8, 64])
+@pytest.mark.parametrize("group", [1, 3, 4, 7, 48, 64])
 @pytest.mark.parametrize("query_box", [True, False])
-def test_queries_come_as_boxes_only_of_whole_groups(group: int, query_box: bool) -> None:
+def test_queries_of_any_group_come_as_boxes(group: int, query_box: bool) -> None:
     (launch,) = hopper.launches(CALL._replace(heads=8 * group, query_box=query_box))
-    assert (query_box and 64 % group == 0) == launch.pipe.QUERY_BOX
+    assert query_box == launch.pipe.QUERY_BOX
 
 
 @pytest.mark.parametrize("page_size", [8, 24, 16, 128, 256, 544])
@@ -53,7 +53,8 @@ def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
     assert hopper.many(both, 0, False).pipe.CONVERT == hopper.TRANSPOSE
     assert hopper.many(both, 0, False).pipe.COARSE
     assert not hopper.many(both._replace(lse=True), 0, False).pipe.COARSE, "log-sum-exps are of exact weights"
-    for change in (dict(query_box=False), dict(heads=24), dict(cache=torch.float8_e5m2)):
+    assert hopper.many(both._replace(heads=24), 0, False).pipe.CONVERT == hopper.TRANSPOSE
+    for change in (dict(query_box=False), dict(cache=torch.float8_e5m2)):
         assert not hopper.many(both._replace(**change), 0, False).pipe.COARSE
         assert hopper.many(both._replace(**change), 0, False).pipe.CONVERT == hopper.WIDEN, change
 
@@ -96,7 +97,7 @@ def test_a_block_holds_a_query_even_where_no_sequence_is_said_to_have_one(group:
         (dict(), True),
         (dict(cache_dtype=torch.float8_e5m2), False),
         (dict(dtype=torch.bfloat16), False),
-        (dict(heads=3), False),
+        (dict(heads=3), True),
         (dict(query_lens=(2,)), False),
         (dict(page_size=12), False),
         (dict(new=True), False),
@@ -276,7 +277,8 @@ def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: 
         (even(8, 4096, 4096), True),
         (even(8, 8192, 8192), False),  # three consumers
         (even(8, 1024, 1024)._replace(head_dim=256), False),
-        (even(8, 1024, 1024)._replace(heads=24), False),  # queries make no box
+        (even(8, 1024, 1024)._replace(heads=24), True),
+        (even(8, 1024, 1024)._replace(query_box=False), False),
         (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn), False),
         (even(8, 1024, 1024)._replace(tokens=2000), True),  # of uneven queries
         (MIXED._replace(max_seqlen_k=1024), False),
@@ -288,12 +290,44 @@ def test_a_consumer_alone_is_an_item_ahead(call: Problem, ahead: bool) -> None:
     assert ahead == launch.pipe.AHEAD
 
 
-@pytest.mark.parametrize("heads", [1, 3, 5, 12, 40, 64])
+@pytest.mark.parametrize(
+    ("call", "in_turn"),
+    [
+        (even(8, 1024, 1024), False),
+        (even(1, 1024, 8192), False),
+        (even(1, 1024, 8192)._replace(lse=True), True),
+        (even(1, 1024, 8192)._replace(lse=True, window_left=2000), False),
+        (even(8, 1024, 1024)._replace(lse=True), False),
+        (even(8, 1024, 1024)._replace(softcap=30.0), True),
+        (even(8, 1024, 1024)._replace(alibi=True), True),
+        (even(8, 1024, 1024)._replace(new=True, new_box=True), True),
+        (even(8, 1024, 1024)._replace(heads=24), True),
+        (even(3, 600, 4096), True),  # may be cut
+        (even(8, 8192, 8192)._replace(heads=24), False),  # three consumers
+        (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn), False),
+    ],
+)
+def test_two_warpgroups_are_told_whose_turn_it_is_where_they_would_run_in_step(call: Problem, in_turn: bool) -> None:
+    (launch,) = hopper.launches(call)
+    assert in_turn == launch.pipe.IN_TURN
+
+
+@pytest.mark.parametrize("heads", [1, 3, 5, 31, 64])
 def test_blocks_have_whole_groups(heads: int) -> None:
     """A consumer of 128 rows may have more of them than two of 64 would."""
     (launch,) = hopper.launches(even(8, 1024, 1024)._replace(heads=8 * heads))
-    assert launch.pipe.ROWS == 128
+    assert (launch.pipe.ROWS, launch.pipe.PARTS) == (128, 1)
     assert 128 // heads == launch.shape.BLOCK_Q
+
+
+@pytest.mark.parametrize(("heads", "parts"), [(12, 3), (24, 3), (40, 5), (48, 3), (56, 7), (65, 65), (96, 3), (128, 2)])
+def test_or_parts_of_a_power_of_two_where_these_leave_rows_empty(heads: int, parts: int) -> None:
+    call = even(8, 1024, 1024)._replace(heads=heads, kv_heads=1)
+    (launch,) = hopper.launches(call)
+    assert (parts, parts, heads // parts) == (launch.pipe.PARTS, launch.shape.KV_HEADS, launch.shape.GROUP)
+    assert launch.shape.BLOCK_Q * launch.shape.GROUP == launch.shape.ROWS
+    for change in (dict(tokens=1000), dict(max_seqlen_q=100, tokens=800)):
+        assert not hopper.covers(call._replace(**change)) or hopper.launches(call._replace(**change))[0].pipe.PARTS == 1
 
 
 @pytest.mark.parametrize(

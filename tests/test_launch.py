@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -98,3 +99,26 @@ def test_descriptors_describe_the_memory_of_the_call() -> None:
     assert kept.base.data_ptr() == second.data_ptr()
     assert (kept.shape, kept.strides, kept.block_shape) == ([8, 16], [16, 1], [4, 16])
     assert args[0].base.data_ptr() == first.data_ptr()
+
+
+def test_boxes_have_the_sizes_that_they_ask_for_before_a_kernel_first_runs() -> None:
+    """Through Triton's own launcher too, which reads the metadata at each launch."""
+    x = torch.zeros(8, 6, 64, dtype=FP16)
+    whole = TensorDescriptor(x, [8, 6, 64], [384, 64, 1], [16, 1, 64])
+    part = TensorDescriptor(x, [8, 6, 64], [384, 64, 1], [16, 1, 64])
+    part.sizes = (5, 3)  # type: ignore[attr-defined]
+    done: list[Any] = []
+    metas = [{"block_size": [16, 1, 64], "elem_size": 2} for _ in range(2)]
+
+    class Kernel:
+        def warmup(self, *args: Any, grid: tuple[int, ...], **options: Any) -> Any:
+            done.append(("compiled", grid, options))
+            return SimpleNamespace(metadata=SimpleNamespace(tensordesc_meta=metas))
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *args, **options: done.append([meta["block_size"] for meta in metas])
+
+    launch.run(Kernel(), (3,), x, whole, None, part, num_warps=4)
+    assert done == [("compiled", (3,), {"num_warps": 4}), [[16, 1, 64], [5, 3, 64]]]
+    launch.run(Kernel(), (3,), x, whole, None)
+    assert len(done) == 3, "nothing to resize, and nothing compiled twice"

@@ -39,13 +39,13 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
     acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
     state = State(acc, row_max, row_sum)
     if item.begin < item.end:
-        scale = score_scale(scales, kv_head)
+        scale = score_scale(scales, kv_head, P)
         span = visible_range(block, mods, S.BLOCK_Q)
         q = rows_of(rings.queries, turns.query, 0, S, P)
         turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         following = read(mail, number, P.ROWS // 16)  # while values are multiplied
         turns, state = receive(sent, rings, turns, state, P)
-        acc = state.acc * value_scale(scales, kv_head)
+        acc = state.acc * value_scale(scales, kv_head, P)
         state = State(acc, state.max, state.sum)
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:

@@ -22,6 +22,7 @@ class Pipe(NamedTuple):
     GROUPED: int = 0  # pieces of a block beyond which groups of them are joined first; 0: all at once
     BRIEF: bool = False  # as little machine code as will do, for that has to be fetched: one loader, a shorter join
     AT_ONCE: bool = False  # rows that are no columns are weighed by the maximum so far, again where that was too small
+    IN_TURN: bool = False  # a consumer's two warpgroups send products in turn: pingpong.py
     AHEAD: bool = False  # an item's first keys are multiplied while the results before it leave
     MIXED: bool = False  # items come from two lists, of long and of short queries
     COLUMNS: int = 0  # few rows of queries as the columns of products; 0: rows of queries are rows
@@ -37,6 +38,7 @@ class Pipe(NamedTuple):
     TANH: bool = False  # a softcap by one instruction, up to 2^-11 of a score off, not by exponentials
     TERMS: int = 0  # of the polynomial that caps small scores, where they are weighed at once; see asm.CAPS
     QUERY_BOX: bool = False  # queries come through the copy engine
+    PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
 
 
 @triton.constexpr_function
@@ -85,7 +87,7 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory."""
 
-    slots: Any  # [CONSUMERS x parts, tokens, GROUP, DIM], or slots that a consumer of several warpgroups takes in turn
+    slots: Any  # [CONSUMERS x parts, R, 1, DIM], or slots that a consumer of several warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
     empty: Any  # as in Ring, of slots in turn; otherwise never used
     full_at: Any

@@ -147,10 +147,10 @@ def send_tiles(
     for i in range(1, end - begin):
         tile = end - 1 - i
         operand = operand_of(weights, S, P)
-        pingpong.take(S, P)
+        pingpong.take(P)
         scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, True, S, P)
-        pingpong.give(S, P)
+        pingpong.give(P)
         if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
             scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
         else:

@@ -8,7 +8,7 @@ import triton
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
-from .shapes import COLUMNS, dim_of, has_tanh, is_boxed, is_even, launch_of, loaders_of, shape_of
+from .shapes import COLUMNS, dim_of, has_tanh, is_even, launch_of, loaders_of, shape_of
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
 PIECES = 4  # of blocks that are cut, so many for every program
@@ -36,6 +36,8 @@ UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
 SHORT = 1024  # keys of a sequence, or a window, up to which tiles of 64 are better; blocks of 16 bits are not cut then
 FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
+FILLED = 0.95  # rows of blocks, from which on heads of a KV head stay together
+PARTED = 128  # query tokens of a sequence, on average, from which on they need not
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 LONGER = 8192  # and its keys, where nothing is modified and all are seen
 
@@ -45,7 +47,7 @@ def conversion(p: Problem) -> int:
     if p.cache.itemsize == 2:
         return NONE
     both = p.query == p.cache == torch.float8_e4m3fn
-    if both and is_boxed(p) and p.head_dim <= 128:
+    if both and p.query_box and p.head_dim <= 128:
         return TRANSPOSE
     # the tensor cores keep 14 bits of a sum of fp8 products: what a log-sum-exp would show
     in_two = p.query == torch.bfloat16 and p.cache == torch.float8_e4m3fn and not p.lse and p.head_dim <= 128
@@ -54,6 +56,8 @@ def conversion(p: Problem) -> int:
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     """Blocks of 128, 192 or 256 rows, items from a counter; mixed: from two, of sequences of many rows and of few."""
+    parts = 1 if mixed else parts_of(p)
+    p = p._replace(kv_heads=p.kv_heads * parts)
     pipe, tile = _block_pipe(p, conversion(p), mixed)
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
@@ -61,10 +65,24 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     tiles = triton.cdiv(p.keys_seen(tokens), tile)
     split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
-    pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split))
+    pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split), IN_TURN=_are_in_turn(p, pipe, split), PARTS=parts)
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
+
+
+def parts_of(p: Problem) -> int:
+    """Parts of a KV head's query heads that are blocks of their own; 1: heads stay together.
+
+    Where these would leave many rows of blocks empty, if queries are so many that tokens fill them: parts of a power of
+    two.  Few of them would read each key once for every part.
+    """
+    group = p.heads // p.kv_heads
+    parts = group // min(group & -group, 64)
+    together = group <= 64 and 128 // group * group >= FILLED * 128
+    if together or p.tokens < PARTED * p.seqs or parts * p.kv_heads > p.device.multiprocessors:
+        return 1
+    return parts
 
 
 def _blocks(p: Problem, tokens: int) -> int:
@@ -130,6 +148,18 @@ def _is_ahead(p: Problem, pipe: Pipe, split: bool) -> bool:
     """
     alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED and not (p.packed and p.new)
     return alone and pipe.QUERY_BOX and not split and dim_of(p) <= 128
+
+
+def _are_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
+    """Whether two warpgroups are told to send products in turn: where left alone some ran in step.
+
+    Blocks that may be cut, for these are long, scores that are modified, new keys, rows that no group fills and, behind
+    a context, log-sum-exps.  Others, and all beside a converter, only lose by it.
+    """
+    if pipe.ROWS != 128 or pipe.CONVERT != NONE:
+        return False
+    uneven = 64 % (p.heads // p.kv_heads) != 0
+    return split or p.modified or p.new or uneven or (p.lse and p.window_left < 0 and _are_alike(p))
 
 
 def block_columns(p: Problem, convert: int) -> int:
@@ -221,7 +251,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
     keys, values, raw, tile = _block_rings(p, convert, consumers, rows, mixed)
     terms = 0 if mixed else _cap(p, convert)
     loaders = loaders_of(p, tile, p.modified and not (terms and tile == 128))
-    boxed = is_boxed(p) and convert in (NONE, TRANSPOSE)  # otherwise queries change their type on their way
+    boxed = p.query_box and convert in (NONE, TRANSPOSE)  # otherwise queries change their type on their way
     at_once = _weighs_at_once(p, convert, tile) and not mixed
     pipe = Pipe(
         SHARES=False,

@@ -49,8 +49,9 @@ def load_items(
             if FIRST and P.QUERY_BOX:
                 load_queries(query_box, queries, done, ring, turn, item, S, P)
                 done += 1
+            kv_head = item.kv_head // P.PARTS
             turn = load_tiles(
-                box, new_box, ring, turn, table, item.block, item.kv_head, item.begin, item.end, lo, PART, STAGES, S, P
+                box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, PART, STAGES, S, P
             )
         number += 1
         item = read(mail, number, 1)
@@ -86,7 +87,7 @@ def hand_out_items(
         if working:
             table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-            block, kv_head, tile, end = item.block, item.kv_head, item.begin, item.end
+            block, kv_head, tile, end = item.block, item.kv_head // P.PARTS, item.begin, item.end
             if ALONE:
                 for i in range(gl.maximum(end - REST - tile, 1)):  # all but the rest
                     at = end - 1 - i
@@ -108,7 +109,7 @@ def hand_out_items(
 @gluon.jit
 def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer: its rows of every item, from the first key to the stored result."""
-    pingpong.begin(S, P)
+    pingpong.begin(P)
     if P.AHEAD:
         consume_items_ahead(out, results, rings, jobs, S, P)
     else:

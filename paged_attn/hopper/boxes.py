@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import torch
 
@@ -18,6 +19,13 @@ _GLUON = {
     torch.float8_e5m2: gl.float8e5,
 }
 _FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bits
+
+
+@dataclass
+class PartBox(TensorDescriptor):
+    """A box that fills the first rows of a slot: sizes of its first axes, where a type has powers of two."""
+
+    sizes: tuple[int, ...] = ()
 
 
 @functools.cache
@@ -40,7 +48,7 @@ def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     if pipe.PACKED:
         return _packed_box(kv, shape, pipe) if pipe.SHARES else _core_box(kv, shape, pipe)
     rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
-    sizes = [rows, shape.KV_HEADS, shape.HEAD_DIM]
+    sizes = [rows, shape.KV_HEADS // pipe.PARTS, shape.HEAD_DIM]
     return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
 
 
@@ -55,7 +63,7 @@ def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
         runs, row, step, box = runs * row // LONGEST, LONGEST, LONGEST, [runs * row // LONGEST, LONGEST]
     pages = kv.ptr.shape[0]
-    sizes, strides = [pages, shape.KV_HEADS, runs, row], [kv.stride_page, kv.stride_head, step, 1]
+    sizes, strides = [pages, shape.KV_HEADS // pipe.PARTS, runs, row], [kv.stride_page, kv.stride_head, step, 1]
     return _box(kv, sizes, strides, (1, 1, *box))
 
 
@@ -67,7 +75,7 @@ def _core_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     run = kv.RUN.value
     group = CORE_KEYS if run > 1 else ROW_VALUES
     pages, runs = kv.ptr.shape[0], shape.HEAD_DIM // run
-    sizes = [pages, shape.KV_HEADS, shape.PAGE // group, runs, group * run]
+    sizes = [pages, shape.KV_HEADS // pipe.PARTS, shape.PAGE // group, runs, group * run]
     strides = [kv.stride_page, kv.stride_head, group * run, kv.stride_run, 1]
     box = (1, 1, pipe.BOX // group, shape.DIM // run, group * run)
     return _box(kv, sizes, strides, box, swizzle=0 if run > 1 else 32)
@@ -77,12 +85,12 @@ def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
     """Keys or values outside the cache, a token's to a row, in boxes of the same form; None: there are none."""
     if kv is None:
         return None
-    sizes = [kv.ptr.shape[0], shape.KV_HEADS, shape.HEAD_DIM]
+    sizes = [kv.ptr.shape[0], shape.KV_HEADS // pipe.PARTS, shape.HEAD_DIM]
     return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
 
 
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Queries: a consumer's tokens x the heads of a group."""
-    tokens, heads, head_dim = rows.ptr.shape
-    box = (shape.BLOCK_Q // pipe.CONSUMERS, shape.GROUP, shape.DIM)
-    return _box(rows, [tokens, heads, head_dim], [rows.stride_token, rows.stride_head, 1], box)
+    """Queries: a consumer's tokens x the heads of a group, as many of its rows as these fill."""
+    box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (pipe.ROWS, 1, shape.DIM))
+    tokens = shape.BLOCK_Q // pipe.CONSUMERS
+    return PartBox(box.base, box.shape, box.strides, box.block_shape, box.layout, sizes=(tokens, shape.GROUP))

@@ -199,7 +199,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
-        scale = score_scale(scales, kv_head)
+        scale = score_scale(scales, kv_head, P)
         scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
         span = visible_range(block, mods, TOKENS)
         q = rows_of(queries, done, 0, S, P).parts[0].slice(0, N, dim=0)
@@ -207,7 +207,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
         turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         leave_queries(queries, done, S, P)
         done += 1
-        acc = state.acc * value_scale(scales, kv_head)
+        acc = state.acc * value_scale(scales, kv_head, P)
         row_max, row_sum = state.max, state.sum
     if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
         acc = gather(acc, S, P)

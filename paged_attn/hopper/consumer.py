@@ -47,7 +47,7 @@ def attend_item(
     ACC: gl.constexpr = results_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
     acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, ACC)
     if item.end - item.begin > 0:
-        scale = score_scale(scales, kv_head)
+        scale = score_scale(scales, kv_head, P)
         LAYOUT: gl.constexpr = row_max.type.layout
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         span = visible_range(block, mods, TOKENS)
@@ -58,7 +58,7 @@ def attend_item(
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
             turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        acc = state.acc * value_scale(scales, kv_head)
+        acc = state.acc * value_scale(scales, kv_head, P)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
 

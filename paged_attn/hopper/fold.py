@@ -45,7 +45,7 @@ def attend_piece(
     if item.begin < item.end:
         state = State(acc, row_max, row_sum)
         turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        acc = state.acc * value_scale(scales, item.kv_head)
+        acc = state.acc * value_scale(scales, item.kv_head, P)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
 
@@ -62,7 +62,7 @@ def attend_pieces(
     queries, scales, kv_head = rings.queries, results.scales, item.kv_head
     LAYOUT: gl.constexpr = rows.pos.type.layout
     begin, end = tiles_of(item, mods, S)
-    scale = score_scale(scales, kv_head)
+    scale = score_scale(scales, kv_head, P)
     if begin < end:
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
     q = rows_of(queries, turns.query, NUMBER, S, P)

@@ -11,7 +11,7 @@ import triton
 from ..plan import UNBOUNDED, Launch, Problem, affordable, most_pieces
 from ..tuning import PIECE
 from .args import Pipe
-from .shapes import dim_of, is_boxed, is_even, launch_of, loaders_of, shape_of
+from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of
 
 ENOUGH = 2  # blocks of a multiprocessor from which on none is cut
 ROWS = 64  # of a consumer
@@ -63,7 +63,7 @@ def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -
 
 def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
     """Items from a counter, none of them cut."""
-    pipe = _pipe(p, 2, loaders_of(p, _tile(p), p.modified))._replace(QUERY_BOX=is_boxed(p))
+    pipe = _pipe(p, 2, loaders_of(p, _tile(p), p.modified))._replace(QUERY_BOX=p.query_box)
     return _launch(p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS, 0)
 
 

@@ -8,7 +8,7 @@ import triton
 from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, few_beside
 from ..scratch import Need
 from . import invariant
-from .block_items import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, block_columns, conversion, many
+from .block_items import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, block_columns, conversion, many, parts_of
 from .even_shares import few, has_little
 from .shapes import COLUMNS, FP8_COLUMNS, ONE_WARP, PACKED_COLUMNS, ROW_VALUES, dim_of, is_even, rows_of
 
@@ -42,7 +42,10 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
-    (lambda p: p.heads // p.kv_heads <= 64, "more than 64 heads on a KV head"),
+    (
+        lambda p: p.heads // p.kv_heads <= 64 or _takes_parts(p),
+        "more than 64 heads on a KV head but by long prefills",
+    ),
     (lambda p: not _see_little(p), "few queries of few keys"),
     (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
     (
@@ -77,6 +80,8 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     if p.only == "decode" or not p.ragged:
         return (few(p, 1, 1),)
     shortest = 0 if p.only is None else 2
+    if p.heads // p.kv_heads > 64:
+        return (many(p, shortest, False),)
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
     if is_even(p) or rows_of(p, UNBOUNDED) <= 64:
@@ -189,6 +194,11 @@ def need_of(launch: Launch) -> Need:
     blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
     firsts = slots if pipe.GROUPED else 0  # of groups of pieces
     return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + blocks * pipe.CONSUMERS + firsts)
+
+
+def _takes_parts(p: Problem) -> bool:
+    """Whether blocks are of a part of a KV head's query heads, for which few queries have no kernel."""
+    return p.ragged and p.only != "decode" and not p.batch_invariant and parts_of(p) > 1
 
 
 def _takes_packed(p: Problem) -> bool:

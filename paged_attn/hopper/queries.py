@@ -29,8 +29,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
-    TOKENS: gl.constexpr = P.ROWS // S.GROUP if P.QUERY_BOX else ROWS
-    SHAPE: gl.constexpr = [TOKENS, ROWS // TOKENS, S.DIM]
+    SHAPE: gl.constexpr = [ROWS, 1, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = is_shared(P) and P.QUERY_BOX
     SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS * query_parts(P)
@@ -46,7 +45,18 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(full.index(i), count=1)
     at = address_of(slots, QUERIES, P) if P.PACKED and not P.SHARES else 0
+    if P.QUERY_BOX and P.ROWS % S.GROUP != 0:
+        _clear(slots, SLOTS, S, P)
     return Queries(slots, full, empty, full_at, empty_at, at)
+
+
+@gluon.jit
+def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Zero what boxes do not fill, with all else: rows that nobody reads, but as numbers they would be weighed, too."""
+    BYTES: gl.constexpr = S.DIM * slots.dtype.primitive_bitwidth // 8
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [P.ROWS // 16, 1], [1, 0])
+    for i in gl.static_range(SLOTS):
+        as_words(slots.index(i), P.ROWS, BYTES).store(gl.full([P.ROWS, BYTES // 4], 0, gl.int32, LAYOUT))
 
 
 @gluon.jit
@@ -68,7 +78,8 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr):
-    mbarrier.expect(queries.full.index(slot), P.ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
+    ROWS: gl.constexpr = P.ROWS // S.GROUP * S.GROUP
+    mbarrier.expect(queries.full.index(slot), ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
     load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(slot), queries.slots.index(slot))
 
 
@@ -147,7 +158,7 @@ def take_queries(
 ):  # fmt: skip
     """Until a consumer's rows are in shared memory; returns the scale of their scores, of each row if rows differ.
 
-    Groups and strides that make no box go through the consumer's registers, and few rows, and queries that change type.
+    Strides that make no box go through the consumer's registers, and few rows, and queries that change type.
     """
     if P.QUERY_BOX:
         wait_queries(queries, done, NUMBER, S, P)

@@ -32,11 +32,6 @@ def loaders_of(p: Problem, tile: int, modified: bool) -> int:
     return 2 if math.gcd(p.page_size, tile) < tile and not modified else 1
 
 
-def is_boxed(p: Problem) -> bool:
-    """Whether a consumer's queries of a block are a box."""
-    return 64 % (p.heads // p.kv_heads) == 0 and p.query_box
-
-
 def dim_of(p: Problem) -> int:
     """Head dims as tiles have them."""
     return max(64, triton.next_power_of_2(p.head_dim))

@@ -13,16 +13,17 @@ from .softmax import as_product, beside, by_thread, times, weigh, weigh_at_once
 
 
 @gluon.jit
-def score_scale(scales, kv_head):
+def score_scale(scales, kv_head, P: gl.constexpr):
     """What a product of a stored query and a stored key is multiplied by."""
+    kv_head //= P.PARTS
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
     return scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
 
 
 @gluon.jit
-def value_scale(scales, kv_head):
+def value_scale(scales, kv_head, P: gl.constexpr):
     """What a sum of weighted stored values is multiplied by."""
-    return scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head)
+    return scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head // P.PARTS)
 
 
 @gluon.jit
