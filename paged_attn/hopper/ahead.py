@@ -34,7 +34,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
     LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
     block, kv_head, scales = item.block, item.kv_head, results.scales
     count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
-    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S)
+    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S, BLIND=False)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
     state = State(acc, row_max, row_sum)

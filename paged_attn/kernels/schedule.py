@@ -291,10 +291,10 @@ def end_in(tile, end, context_len, S: tl.constexpr):
 
 
 @triton.jit
-def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr):
+def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
     """Rows [R] of up to TOKENS tokens from block.first on: token-major, the group's heads side by side.
 
-    Those that are not valid look where rows behind the last would: what sees nothing is weighed twice in some kernels.
+    Those that are not valid see nothing, or if not BLIND what rows behind the last would.
     """
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
@@ -306,6 +306,8 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr):
         first_key = tl.maximum(pos - mods.left, 0)
     if mods.right is not None:
         last_key = tl.minimum(pos + mods.right, last_key)
+    if BLIND:
+        last_key = tl.where(valid, last_key, -1)
     token = tl.cast(block.first_token + block.first, tl.int64)
     return RowTile(token, kv_head, index, row % S.GROUP, pos, first_key, last_key, valid, context_len)
 
