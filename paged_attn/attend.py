@@ -169,6 +169,7 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         pairable=pairable(given.q.dtype, given.k_cache, given.v_cache, options.kv_layout, new),
         boxable=layout.boxable(given.k_cache, given.v_cache),
         rows_per_page=layout.rows_per_page(given.k_cache, given.v_cache, options.kv_layout),
+        adjacent=layout.adjacent(given.k_cache, given.v_cache, options.kv_layout),
         query_box=layout.aligned(given.q),
         new=new,
         new_box=new and layout.rows_boxable(given.k_new, given.v_new, given.k_cache.dtype),

@@ -128,6 +128,12 @@ def _packed_boxable(k_cache: torch.Tensor, v_cache: torch.Tensor) -> bool:
     )
 
 
+def adjacent(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> bool:
+    """Whether a slot's heads lie side by side in both caches, so that any two of them are one of twice the dims."""
+    caches = (k_cache, v_cache)
+    return all(x.ndim == 4 and paged(x, kv_layout).stride_head == x.shape[3] for x in caches)
+
+
 def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor, dtype: torch.dtype) -> bool:
     """Whether the copy engine can read keys and values outside the cache beside a cache of this type."""
     return all(x.dtype == dtype and x.shape[0] > 0 and aligned(x) for x in (k_new, v_new))

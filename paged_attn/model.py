@@ -110,6 +110,7 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
         pairable=attend.pairable(model.dtype, k_cache, v_cache, kv_layout, model.new),
         boxable=layout.boxable(k_cache, v_cache),
         rows_per_page=layout.rows_per_page(k_cache, v_cache, kv_layout),
+        adjacent=layout.adjacent(k_cache, v_cache, kv_layout),
         query_box=aligned,
         new=model.new,
         new_box=model.new and new_aligned and new_dtype(model) == model.cache_dtype,

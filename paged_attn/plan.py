@@ -41,6 +41,7 @@ class Problem(NamedTuple):
     pairable: bool  # all keys are fp8, and can be read two dims at a time
     boxable: bool  # the copy engine can read the caches
     rows_per_page: int  # slot strides from page to page, x-packed 1, if boxes of several slots can be cut out; else 0
+    adjacent: bool  # a slot's KV heads lie side by side, in both caches
     query_box: bool  # the copy engine can read the queries
     new: bool  # keys outside the cache
     new_box: bool  # the copy engine can read them, and they are of the cache's type

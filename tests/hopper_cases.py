@@ -365,6 +365,15 @@ CASES: dict[str, dict[str, Any]] = {
     "200 decodes": ragged(*[(1, 37 * i) for i in range(200)]) | dict(decode_form=True),
     "64 long decodes": ragged(*[(1, 4096)] * 64) | dict(decode_form=True),
     "decodes, head_dim 64": DECODE | dict(head_dim=64),
+    "decodes, head_dim 64, features": DECODE
+    | dict(head_dim=64, window_size=(1000, -1), sinks=True, softcap=20.0, alibi=True),
+    "decodes, head_dim 64, ragged, padding, fp8 out": DECODES
+    | dict(bounds=True, padding=3, head_dim=64, out_dtype=E4M3),
+    "decodes, head_dim 64, group 3, page 8, float16": DECODE
+    | dict(head_dim=64, heads=24, page_size=8, dtype=torch.float16),
+    "decodes, head_dim 64, hnd": DECODE | dict(head_dim=64, layout="HND"),
+    "decodes, head_dim 64, shared buffer, strided": DECODE | dict(head_dim=64, shared_buffer=True, strided=True),
+    "speculation of 4, head_dim 64, group 1": SPECULATION_OF_4 | dict(head_dim=64, heads=8),
     "decodes, head_dim 96": DECODE | dict(head_dim=96),
     "decodes, head_dim 256": DECODE | dict(head_dim=256),
     "decodes, head_dim 256, page 32": DECODE | dict(head_dim=256, page_size=32),

@@ -32,9 +32,43 @@ def test_decodes_that_wait_for_their_code_have_little_of_it() -> None:
     for change in ({}, dict(max_seqlen_k=8192), dict(cache=torch.float8_e4m3fn), dict(seqs=2, head_dim=256)):
         assert hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
     over_e4m3 = dict(cache=torch.float8_e4m3fn, max_seqlen_k=16384)
-    for change in (dict(max_seqlen_k=16384), over_e4m3, dict(head_dim=64), dict(heads=128)):
+    apart = dict(head_dim=64, adjacent=False)
+    for change in (dict(max_seqlen_k=16384), over_e4m3, apart, dict(heads=128)):
         assert not hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
     assert not hopper.few(small._replace(ragged=True, max_seqlen_q=2), 0, hopper.UNBOUNDED).pipe.BRIEF, "drafts"
+
+
+SMALL_HEADS = CALL._replace(head_dim=64, ragged=False, tokens=8, max_seqlen_q=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "paired"),
+    [
+        ({}, True),
+        (dict(heads=8), True),
+        (dict(heads=8, ragged=True, max_seqlen_q=4, tokens=32), True),
+        (dict(ragged=True, max_seqlen_q=2, tokens=16), False),  # 16 rows
+        (dict(heads=64), False),
+        (dict(adjacent=False), False),
+        (dict(heads=4, kv_heads=1), False),
+        (dict(heads=12, kv_heads=3), False),
+        (dict(head_dim=56), False),
+        (dict(head_dim=128), False),
+        (dict(cache=torch.float8_e4m3fn, compute=torch.float16), False),
+        (dict(packed=True, rows_per_page=1, boxable=False), False),
+        (dict(new=True, new_box=True), False),
+    ],
+    ids=str,
+)
+def test_few_rows_of_two_heads_of_64_dims_are_those_of_one_of_128(change: dict[str, Any], paired: bool) -> None:
+    call = SMALL_HEADS._replace(**change)
+    (launch,) = hopper.launches(call)
+    shape, heads = launch.shape, 1 + paired
+    assert launch.pipe.SHARES
+    assert paired == shape.PAIRED
+    assert (call.head_dim, max(64, 1 << (call.head_dim * heads - 1).bit_length())) == (shape.HEAD_DIM, shape.DIM)
+    assert (call.kv_heads // heads, call.heads) == (shape.KV_HEADS, shape.KV_HEADS * shape.GROUP)
+    assert launch.grid[0] % shape.KV_HEADS == 0
 
 
 @pytest.mark.parametrize(("group", "columns"), [(1, 8), (4, 8), (8, 8), (12, 16), (32, 32), (64, 64)])

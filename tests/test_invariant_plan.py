@@ -19,7 +19,7 @@ def problem(**changes: Any) -> plan.Problem:
     )
     dtypes = dict(compute=torch.bfloat16, cache=torch.bfloat16, device=Device("sm90", 132))
     rest = dict(max_seqlen_k=32768, window_left=-1, batch_invariant=True, lse=False, pairable=False, new=False)
-    rest |= dict(query=torch.bfloat16, rows_per_page=16, query_box=True, new_box=False)
+    rest |= dict(query=torch.bfloat16, rows_per_page=16, adjacent=True, query_box=True, new_box=False)
     return plan.Problem(**{**sizes, **options, **dtypes, **rest, **changes})
 
 

@@ -113,6 +113,7 @@ HOPPER = {
     "prefills e4m3, no lse": PROMPTS | dict(cache_dtype=E4M3, lse=False),
     "mixed e4m3, no lse": PREFILL | MIXED | dict(cache_dtype=E4M3, lse=False),
     "of 512 features": OF_512 | FEATURES,
+    "of 512 head_dim 64": OF_512 | dict(head_dim=64),
     "of 512 head_dim 192": OF_512 | dict(head_dim=192),
     "of 512 e4m3 head_dim 64": OF_512 | dict(cache_dtype=E4M3, head_dim=64),
     "of 512 e4m3 head_dim 256": OF_512 | dict(cache_dtype=E4M3, head_dim=256),

@@ -44,12 +44,16 @@ def _box(
 
 
 def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart."""
+    """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart.
+
+    Of PAIRED heads as half as many of twice the dims.
+    """
     if pipe.PACKED:
         return _packed_box(kv, shape, pipe) if pipe.SHARES else _core_box(kv, shape, pipe)
     rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
-    sizes = [rows, shape.KV_HEADS // pipe.PARTS, shape.HEAD_DIM]
-    return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+    heads = 1 + shape.PAIRED
+    sizes = [rows, shape.KV_HEADS // pipe.PARTS, heads * shape.HEAD_DIM]
+    return _box(kv, sizes, [kv.stride_slot, heads * kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
 
 
 def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:

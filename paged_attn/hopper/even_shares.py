@@ -46,12 +46,17 @@ class Shares(NamedTuple):
 
 def few(p: Problem, shortest: int, longest: int) -> Launch:
     """Even shares of all tiles."""
+    paired = _are_paired(p, longest)
+    if paired:
+        p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)
     group, s = p.heads // p.kv_heads, _shares(p, longest)
     programs = s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         WHOLE=shape.ONE_SCAN and _is_uneven(p, s.shares),
+        PAIRED=paired,
+        HEAD_DIM=p.head_dim // (1 + paired),
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = 1
@@ -60,6 +65,16 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         least = tiles if tiles <= ONE_SHARE else LEAST_FEW
     pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
     return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+
+
+def _are_paired(p: Problem, longest: int) -> bool:
+    """Whether two KV heads of 64 dims are read as one of 128: half as many boxes, each of longer rows.
+
+    A row of queries has zeros where the other head's dims are, so products are twice as many; of more columns, or of
+    rows of 64, they would be felt.
+    """
+    few = p.head_dim == 64 and p.kv_heads % 2 == 0 and 2 * rows_of(p, longest) <= COLUMNS
+    return few and p.adjacent and p.cache.itemsize == 2 and not p.packed and not p.new
 
 
 def _is_brief(p: Problem, s: Shares) -> bool:

@@ -145,6 +145,7 @@ class Shape(NamedTuple):
     NATIVE_FP8: bool  # the target converts e4m3 in hardware
     NORMALIZED: bool = False  # queries of any magnitude are brought into float16's range, row by row
     WHOLE: bool = False  # even shares may begin with blocks, where all of these are about as long; wants ONE_SCAN
+    PAIRED: bool = False  # KV heads are two each, side by side, read as one of twice the dims: DIM is of both
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
 
 
@@ -155,6 +156,7 @@ class Heads(NamedTuple):
     GROUP: int
     HEAD_DIM: int
     DIM: int
+    PAIRED: bool = False
 
 
 # ---- inside a kernel -----------------------------------------------------------------------------

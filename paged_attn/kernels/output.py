@@ -12,13 +12,17 @@ SAFE_HEADS = tl.constexpr(128)  # times a stride, which is below 2^24 (layout.ro
 
 @triton.jit
 def _addresses(rows, dim, tensor, S: tl.constexpr):
-    """Addresses [R, D] and which of them exist."""
+    """Addresses [R, D] and which of them exist: of PAIRED heads a row has one half of the dims."""
     head = rows.kv_head * S.GROUP
     if S.KV_HEADS * S.GROUP > SAFE_HEADS:
         head = tl.cast(head, tl.int64)
     block = tensor.ptr + rows.token * tensor.stride_token + head * tensor.stride_head
     row = rows.index * tensor.stride_token + rows.member * tensor.stride_head
-    return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
+    if S.PAIRED:
+        of_row = dim[None, :] - (rows.member // (S.GROUP // 2) * S.HEAD_DIM)[:, None]
+        return block + row[:, None] + of_row, rows.valid[:, None] & (of_row >= 0) & (of_row < S.HEAD_DIM)
+    else:
+        return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
 
 
 @triton.jit
