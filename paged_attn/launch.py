@@ -44,7 +44,10 @@ def resize(compiled: Any, args: Sequence[Any]) -> None:
     What a launcher tells the copy engine is in the kernel's metadata; its code only knows where boxes go.
     """
     boxes = [arg for arg in args if isinstance(arg, Descriptors)]
-    for box, meta in zip(boxes, compiled.metadata.tensordesc_meta, strict=True):
+    metas = getattr(compiled.metadata, "tensordesc_meta", None)
+    if not metas:
+        raise RuntimeError(f"Triton {triton.__version__} keeps sizes of boxes elsewhere: set PAGED_ATTN_HOPPER=0")
+    for box, meta in zip(boxes, metas, strict=True):
         sizes = getattr(box, "sizes", ())
         meta["block_size"] = [*sizes, *meta["block_size"][len(sizes) :]]
 
