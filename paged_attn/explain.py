@@ -118,8 +118,16 @@ def _tiles(launch: Launch, done: Cut) -> str:
     return text + ", ".join(parts)
 
 
+def _heads(launch: Launch) -> str:
+    """What has blocks of its own: KV heads, pairs of them, or parts of those that share one."""
+    count, parts = launch.shape.KV_HEADS, 1 if launch.pipe is None else launch.pipe.PARTS
+    if parts > 1:
+        return f"{count} parts of {_some(count // parts, 'group', 'groups')}"
+    return f"{count} pairs of KV heads" if launch.shape.PAIRED else f"{count} KV heads"
+
+
 def _work(launch: Launch, done: Cut) -> str:
-    heads = f"for each of {launch.shape.KV_HEADS} KV heads"
+    heads = f"for each of {_heads(launch)}"
     blocks = f"{_some(done.sequences, 'sequence', 'sequences')}, {_some(done.blocks, 'block', 'blocks')}"
     text = f"{blocks}, {_some(done.tiles, 'tile', 'tiles')} that somebody sees {heads}; "
     span = _count(done.least, done.most)

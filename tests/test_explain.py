@@ -351,6 +351,18 @@ def test_pieces_are_told() -> None:
     assert "from a counter: 128 items of up to 32 tiles" in told
 
 
+def test_pairs_of_kv_heads_and_parts_of_their_groups_are_told() -> None:
+    assert "1024 tiles that somebody sees for each of 8 KV heads; " in told(batch=64, keys="2048")["  work"]
+    pairs = told(batch=64, keys="2048", head_dim=64)
+    assert "(1 tokens x 8 heads)" in pairs["  tiles"]
+    assert "for each of 4 pairs of KV heads; " in pairs["  work"]
+    parts = told(batch=2, queries="4096", heads=96)
+    assert "(32 tokens x 4 heads)" in parts["  tiles"]
+    assert "for each of 24 parts of 8 groups; " in parts["  work"]
+    alone = told(batch=2, queries="4096", heads=71, kv_heads=1, head_dim=64)
+    assert "for each of 71 parts of 1 group; " in alone["  work"]
+
+
 def test_how_uneven_queries_are_served_is_told() -> None:
     call = "--queries 1x2048,63x1 --keys 1x2048,63x4096 --device sm90"
     told = printed(call)

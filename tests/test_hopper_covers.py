@@ -128,6 +128,23 @@ def test_slots_of_x_packed_keys_that_lie_apart_make_no_boxes() -> None:
     assert layout.rows_per_page(wide[..., :8].contiguous(), values.transpose(2, 3), "NHD") == 0
 
 
+@pytest.mark.parametrize(
+    ("change", "adjacent"),
+    [
+        (dict(), True),
+        (dict(page_size=128, dtype=torch.float16), True),
+        (dict(shared_buffer=True), False),  # a head's keys and values side by side
+        (dict(layout="HND"), False),
+        (dict(layout="x"), False),
+    ],
+    ids=str,
+)
+def test_heads_lie_side_by_side_where_nothing_is_between_them(change: dict[str, Any], adjacent: bool) -> None:
+    sizes: dict[str, Any] = dict(query_lens=(1,), seq_lens=(80,), heads=4, kv_heads=2, head_dim=64)
+    inputs = build(Case("heads", **(sizes | dict(dtype=torch.bfloat16) | change)))
+    assert problem_of(inputs, H200).adjacent == adjacent
+
+
 @pytest.mark.parametrize(("page_size", "boxes"), [(8, 0), (16, 1), (24, 0), (32, 1)])
 def test_boxes_of_x_packed_fp8_values_want_pages_of_16_slots(page_size: int, boxes: int) -> None:
     """Also of pages that are parts of larger ones, whose strides are right."""

@@ -43,6 +43,11 @@ def _box(
     return TensorDescriptor(tensor, sizes, strides, list(box), _layout(box, tensor.dtype, swizzle))
 
 
+def _heads(shape: Shape, pipe: Pipe) -> int:
+    """KV heads that a cache has, or pairs of them."""
+    return shape.KV_HEADS // pipe.PARTS
+
+
 def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart.
 
@@ -51,9 +56,9 @@ def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     if pipe.PACKED:
         return _packed_box(kv, shape, pipe) if pipe.SHARES else _core_box(kv, shape, pipe)
     rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
-    heads = 1 + shape.PAIRED
-    sizes = [rows, shape.KV_HEADS // pipe.PARTS, heads * shape.HEAD_DIM]
-    return _box(kv, sizes, [kv.stride_slot, heads * kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+    together = 1 + shape.PAIRED
+    sizes = [rows, _heads(shape, pipe), together * shape.HEAD_DIM]
+    return _box(kv, sizes, [kv.stride_slot, together * kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
 
 
 def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
@@ -67,7 +72,7 @@ def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
         runs, row, step, box = runs * row // LONGEST, LONGEST, LONGEST, [runs * row // LONGEST, LONGEST]
     pages = kv.ptr.shape[0]
-    sizes, strides = [pages, shape.KV_HEADS // pipe.PARTS, runs, row], [kv.stride_page, kv.stride_head, step, 1]
+    sizes, strides = [pages, _heads(shape, pipe), runs, row], [kv.stride_page, kv.stride_head, step, 1]
     return _box(kv, sizes, strides, (1, 1, *box))
 
 
@@ -79,7 +84,7 @@ def _core_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     run = kv.RUN.value
     group = CORE_KEYS if run > 1 else ROW_VALUES
     pages, runs = kv.ptr.shape[0], shape.HEAD_DIM // run
-    sizes = [pages, shape.KV_HEADS // pipe.PARTS, shape.PAGE // group, runs, group * run]
+    sizes = [pages, _heads(shape, pipe), shape.PAGE // group, runs, group * run]
     strides = [kv.stride_page, kv.stride_head, group * run, kv.stride_run, 1]
     box = (1, 1, pipe.BOX // group, shape.DIM // run, group * run)
     return _box(kv, sizes, strides, box, swizzle=0 if run > 1 else 32)
@@ -89,7 +94,7 @@ def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
     """Keys or values outside the cache, a token's to a row, in boxes of the same form; None: there are none."""
     if kv is None:
         return None
-    sizes = [kv.ptr.shape[0], shape.KV_HEADS // pipe.PARTS, shape.HEAD_DIM]
+    sizes = [kv.ptr.shape[0], _heads(shape, pipe), shape.HEAD_DIM]
     return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
 
 
@@ -97,4 +102,4 @@ def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """Queries: a consumer's tokens x the heads of a group, as many of its rows as these fill."""
     box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (pipe.ROWS, 1, shape.DIM))
     tokens = shape.BLOCK_Q // pipe.CONSUMERS
-    return PartBox(box.base, box.shape, box.strides, box.block_shape, box.layout, sizes=(tokens, shape.GROUP))
+    return PartBox(**vars(box), sizes=(tokens, shape.GROUP))

@@ -76,7 +76,6 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
     some = True if P.CONSUMERS == 1 else count > 0  # a block has rows, for one consumer of several it may have none
     if some:
-        # what sees nothing in its first tile is weighed twice in the next
         rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
         if S.PIECE is None:
             turns, state = attend_item(query, rings, turns, item, block, rows, results.scales, mods, NUMBER, S, P)

@@ -73,8 +73,9 @@ def _are_paired(p: Problem, longest: int) -> bool:
     A row of queries has zeros where the other head's dims are, so products are twice as many; of more columns, or of
     rows of 64, they would be felt.
     """
-    few = p.head_dim == 64 and p.kv_heads % 2 == 0 and 2 * rows_of(p, longest) <= COLUMNS
-    return few and p.adjacent and p.cache.itemsize == 2 and not p.packed and not p.new
+    if p.cache.itemsize != 2 or p.packed or p.new or not p.adjacent:
+        return False
+    return p.head_dim == 64 and p.kv_heads % 2 == 0 and 2 * rows_of(p, longest) <= COLUMNS
 
 
 def _is_brief(p: Problem, s: Shares) -> bool:

@@ -52,7 +52,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Zero what boxes do not fill, with all else: rows that nobody reads, but as numbers they would be weighed, too."""
+    """Zero what boxes do not fill, with all else: nobody reads these rows, but no numbers would be weighed twice."""
     BYTES: gl.constexpr = S.DIM * slots.dtype.primitive_bitwidth // 8
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [P.ROWS // 16, 1], [1, 0])
     for i in gl.static_range(SLOTS):

@@ -294,7 +294,8 @@ def end_in(tile, end, context_len, S: tl.constexpr):
 def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
     """Rows [R] of up to TOKENS tokens from block.first on: token-major, the group's heads side by side.
 
-    Those that are not valid see nothing, or if not BLIND what rows behind the last would.
+    Those that are not valid see nothing or, if not BLIND, what rows behind the last would: Hopper's blocks weigh a row
+    that has seen nothing in its first tile twice in the next.
     """
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
