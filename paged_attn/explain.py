@@ -26,17 +26,22 @@ def explain(question: Question) -> Iterator[tuple[str, str]]:
     yield "kernels", _dialect(problem, launches)
     states = 0
     for number, launch in enumerate(launches, 1):
-        done = cuts.cut(launch, question.batch)
-        states += 2 * 4 * done.rows * (launch.shape.DIM + 2) * launch.shape.KV_HEADS
         yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)
-        yield "  tiles", _tiles(launch, done)
-        yield "  work", _work(launch, done)
-        if launch.shape.SPLIT:
-            yield "  pieces", _pieces(launch, done)
+        for part in launch.parts:
+            done = cuts.cut(part, question.batch)
+            states += 2 * 4 * done.rows * (part.shape.DIM + 2) * part.shape.KV_HEADS
+            if part is not launch:
+                yield "  beside", f"{_warps(part)} warps of each program, for {_served(part)}"
+            yield "  tiles", _tiles(part, done)
+            yield "  work", _work(part, done)
+            if part.shape.SPLIT:
+                yield "  pieces", _pieces(part, done)
+        if any(part.shape.SPLIT for part in launch.parts):
             yield "  scratch", _scratch(need_of(launch))
     moved = memory(question) | ({"states of pieces, out and in": states} if states else {})
     yield "memory", f"{_bytes(sum(moved.values()))}: " + ", ".join(f"{name} {_bytes(n)}" for name, n in moved.items())
-    useful, done_in_tiles = operations(question), sum(_multiplied(x, cuts.cut(x, question.batch)) for x in launches)
+    parts = [part for launch in launches for part in launch.parts]
+    useful, done_in_tiles = operations(question), sum(_multiplied(x, cuts.cut(x, question.batch)) for x in parts)
     share = useful / done_in_tiles if done_in_tiles else 1
     yield "operations", f"{_flop(useful)} that count, {share:.0%} of the {_flop(done_in_tiles)} that whole tiles take"
     yield "at best", _least(question, sum(moved.values()), useful)
@@ -72,16 +77,23 @@ def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
 
 
 def _launch(launch: Launch) -> str:
-    pipe = launch.pipe
-    served = _span(max(1, launch.shortest), launch.longest)
-    warps = launch.config.warps
-    if pipe is not None:
-        warps = pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + _loading(pipe)
+    warps = sum(map(_warps, launch.parts))
     kernels = ", then ".join(
         f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
         for i, (name, grid) in enumerate(grids(launch).items())
     )
-    return f"{kernels}, for {served}"
+    return f"{kernels}, for {_served(launch)}"
+
+
+def _served(launch: Launch) -> str:
+    return _span(max(1, launch.shortest), launch.longest)
+
+
+def _warps(launch: Launch) -> int:
+    pipe = launch.pipe
+    if pipe is None:
+        return launch.config.warps
+    return pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + _loading(pipe)
 
 
 def _loading(pipe: Any) -> int:

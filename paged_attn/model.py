@@ -75,8 +75,11 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     launches = plan.plan.__wrapped__(problem_of(model, batch, device)).launches
     return {
         # Triton compiles 1 and multiples of 16 apart, but for `least` of the Hopper kernels, which follows the lengths
-        (x.shape, x.pipe, x.config, x.shortest, x.longest, x.pipe is None and x.least, arguments.rows_per_merge(x))
-        for x in launches
+        tuple(
+            (x.shape, x.pipe, x.config, x.shortest, x.longest, x.pipe is None and x.least, arguments.rows_per_merge(x))
+            for x in launch.parts
+        )
+        for launch in launches
     }
 
 

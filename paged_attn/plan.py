@@ -71,6 +71,12 @@ class Launch(NamedTuple):
     block_tokens: int  # the most query tokens that a block can have
     config: Config
     pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
+    beside: Any = None  # a Launch of few queries whose work the same programs do beside their own
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All that its programs serve, as launches: this one, and what is beside it."""
+        return (self,) if self.beside is None else (self, self.beside)
 
     @property
     def grid(self) -> tuple[int]:
@@ -85,7 +91,8 @@ class Plan(NamedTuple):
             f"queries {x.shortest}..{x.longest}: {x.grid[0]} programs over {x.shape.KV_HEADS} heads, "
             f"{'keys cut' if x.shape.SPLIT else 'keys whole'}, {x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) "
             f"x {x.shape.TILE} keys, {x.config.stages} stages, {'portable' if x.pipe is None else 'Hopper'}"
-            for x in self.launches
+            for launch in self.launches
+            for x in launch.parts
         )
 
 
@@ -123,7 +130,7 @@ def plan(problem: Problem) -> Plan:
     return Plan((_many(p, few_tokens + 1), _few(p, few, 0, few_tokens)))
 
 
-def few_beside(p: Problem, shortest: int) -> Launch:
+def few_apart(p: Problem, shortest: int) -> Launch:
     """Sequences of few queries, of the kernel of this dialect, beside others in a launch of another."""
     config = _few_config(p)
     return _few(p, config, shortest, _few_tokens(p, config))

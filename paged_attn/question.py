@@ -93,7 +93,8 @@ def need_of(launch: Launch) -> Need:
 def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
     """Kernels in order, with their programs."""
     if launch.pipe is not None:
-        return {"shares_kernel" if launch.pipe.SHARES else "blocks_kernel": launch.grid}
+        kind = "mixed" if launch.beside is not None else "shares" if launch.pipe.SHARES else "blocks"
+        return {f"{kind}_kernel": launch.grid}
     found: dict[str, tuple[int, ...]] = {"attention_kernel": launch.grid}
     if rows := arguments.rows_per_merge(launch):
         groups = -(-launch.block_tokens * launch.shape.GROUP // rows)

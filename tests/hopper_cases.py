@@ -34,6 +34,10 @@ def sized(name: str, **fields: Any) -> Case:
 MIXED = ragged(
     (1, 5000), (300, 300), (0, 100), (1, 1), (700, 4000), (17, 33), (1, 0), (2, 130), (128, 128), (129, 1000), (40, 9)
 )  # fmt: skip
+# long queries so few beside decodes that two lists serve them
+FEW_LONG = ragged((30, 5000), (17, 600), *[(1, 1 + 130 * i) for i in range(31)]) | dict(bounds=True)
+# a chunk beside decodes and drafts, several to a program, some of which other programs end
+BESIDE = ragged((300, 3000), *[(1 + i % 2, 64 + 97 * i) for i in range(40)], (90, 90)) | dict(bounds=True)
 TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | dict(bounds=True, qq_bias=32, tree=True)
 DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
 # as many queries each, in two blocks, over more keys and fewer
@@ -137,6 +141,27 @@ CASES: dict[str, dict[str, Any]] = {
     "mixed, group 1": MIXED | dict(kv_heads=32),
     "mixed, group 3": MIXED | dict(heads=24),
     "mixed, group 6": MIXED | dict(heads=48),
+    "mixed, group 12": MIXED | dict(heads=96),
+    "mixed, group 16, softcap": MIXED | dict(heads=64, kv_heads=4, softcap=20.0),
+    "mixed, group 16, new": MIXED | NEW | dict(heads=64, kv_heads=4),
+    "decodes beside a chunk": BESIDE,
+    "decodes beside a chunk, head_dim 64": BESIDE | dict(head_dim=64),
+    "decodes beside a chunk, head_dim 96, hnd": BESIDE | dict(head_dim=96, layout="HND"),
+    "decodes beside a chunk, all features": BESIDE | FEATURES | dict(qq_bias=8),
+    "decodes beside a chunk, new": BESIDE | NEW,
+    "decodes beside a chunk, float16, no lse": BESIDE | CAPPED | dict(dtype=torch.float16),
+    "decodes beside a chunk, one KV head": BESIDE | dict(heads=8, kv_heads=1),
+    "decodes beside a chunk, page 8, wide window": BESIDE | WIDE | dict(page_size=8),
+    "few long ones": FEW_LONG,
+    "few long ones, hnd, page 8": FEW_LONG | dict(layout="HND", page_size=8),
+    "few long ones, new": FEW_LONG | NEW,
+    "few long ones, softcap": FEW_LONG | dict(softcap=20.0),
+    "few long ones, softcap, alibi, sinks": FEW_LONG | dict(softcap=20.0, alibi=True, sinks=True),
+    "few long ones, group 3": FEW_LONG | dict(heads=24),
+    "few long ones, head_dim 64": FEW_LONG | dict(head_dim=64),
+    "few long ones, head_dim 192": FEW_LONG | dict(head_dim=192),
+    "few long ones, window": FEW_LONG | WIDE,
+    "few long ones, all e4m3": FEW_LONG | ALL_E4M3,
     "more than 8 pieces": ragged((40, 20000)) | dict(heads=8, kv_heads=1),
     "mixed, group 32": MIXED | dict(kv_heads=1),
     "mixed, shared buffer": MIXED | dict(shared_buffer=True),

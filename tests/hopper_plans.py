@@ -39,6 +39,11 @@ def mixed() -> contextlib._GeneratorContextManager[None]:
     return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40)
 
 
+def two_lists() -> contextlib._GeneratorContextManager[None]:
+    """`mixed`, as where long queries are few."""
+    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, ENOUGH_ROWS=1 << 60)
+
+
 def long() -> contextlib._GeneratorContextManager[None]:
     """Batches of uneven queries as those of long ones."""
     return planned(MOSTLY_LONG=0)

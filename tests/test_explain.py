@@ -364,10 +364,15 @@ def test_pairs_of_kv_heads_and_parts_of_their_groups_are_told() -> None:
 
 
 def test_how_uneven_queries_are_served_is_told() -> None:
+    told = printed("--queries 1x140,63x1 --keys 64x4096 --device sm90")
+    assert "from two counters, of many rows and of few: 544 items" in told
+    assert "up to 8 rows as columns" in told
     call = "--queries 1x2048,63x1 --keys 1x2048,63x4096 --device sm90"
     told = printed(call)
-    assert "from two counters, of many rows and of few: 1016 items" in told
-    assert "up to 8 rows as columns" in told
+    assert "mixed_kernel, 132 programs of 16 warps, for sequences of 3 queries or more" in told
+    assert "beside     6 warps of each program, for sequences of 1 to 2 queries" in told
+    assert "from a counter: 512 items" in told
+    assert "even shares: 16 of 252 tiles" in told
     told = printed(f"{call} --kv-dtype fp8")
     assert "for sequences of 3 queries or more" in told
     assert "for sequences of 1 to 2 queries" in told

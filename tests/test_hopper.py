@@ -45,6 +45,15 @@ def test_uneven_queries_served_as_long_ones_give_the_results_of_the_reference(na
     run(case, DEVICE)
 
 
+@pytest.mark.parametrize("name", UNEVEN)
+@hopper_plans.two_lists()
+def test_uneven_queries_in_two_lists_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **CASES[name])
+    assert not any(launch.beside for launch in plan.plan(problem_of(build(case, DEVICE))).launches)
+    run(case, DEVICE)
+    run(case, DEVICE)
+
+
 WINDOWS = [
     name
     for name, fields in CASES.items()

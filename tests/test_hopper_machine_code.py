@@ -17,7 +17,7 @@ FOR_NVIDIA = pytest.mark.skipif(
 
 # Of the Hopper dialect: every shape of pipe, and every feature.
 HOPPER = (
-    "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "mixed",
+    "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "two lists",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
     "lone decode", "lone decode e4m3", "lone draft", "draft of 4",
     "draft 16", "of 512 features", "of 512 head_dim 64", "of 512 head_dim 192",
@@ -37,8 +37,8 @@ HOPPER = (
     "narrow new head_dim 64", "wide",
     "draft of 8 e4m3", "draft of 8 e4m3 head_dim 256", "draft of 8 all fp8", "draft of 8 x-packed",
     "draft of 8 e4m3 x-packed", "chunk e4m3 head_dim 256",
-    "prompts group 3", "prompts group 12", "chunk group 7", "mixed group 3", "long group 3",
-    "group 3 head_dim 64", "group 3 head_dim 256", "group 3 all fp8",
+    "prompts group 3", "prompts group 12", "chunk group 7", "two lists group 3", "long group 3",
+    "group 3 head_dim 64", "group 3 head_dim 256", "group 3 all fp8", "two lists new", "two lists softcap", "mixed",
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
@@ -49,7 +49,7 @@ ROWS = {
     "chunk x-packed new": 2,
 }  # fmt: skip
 OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
-COLUMNS = {"mixed": 1, "mixed group 3": 1, "mixed new": 1, "mixed softcap": 1}
+COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}  # and beside blocks
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"invariant 32": 216}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
@@ -59,10 +59,12 @@ BRIEF = {  # so small that they wait for it
 }  # fmt: skip
 MORE_CODE = {
     "draft of 4": 59, "draft 16": 64, "lone draft": 65,
-    "mixed group 3": 121,
-    "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "mixed": 119, "mixed new": 132,
-    "mixed softcap": 127, "mixed e4m3": 95, "mixed e4m3, no lse": 88, "mixed all fp8": 142,
-    "mixed all fp8, no lse": 128, "draft of 12": 67, "invariant 1": 82, "invariant 32": 158,
+    "two lists group 3": 121,
+    "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "two lists": 119, "two lists new": 132,
+    "two lists softcap": 127, "mixed e4m3": 95, "mixed e4m3, no lse": 88, "mixed all fp8": 142,
+    "mixed all fp8, no lse": 128, "mixed": 116, "mixed softcap": 117, "mixed new": 127, "mixed group 12": 120,
+    "mixed group 16, softcap": 127, "mixed head_dim 64": 121, "mixed features": 135,
+    "draft of 12": 67, "invariant 1": 82, "invariant 32": 158,
     "prompts": 49, "prompts of 2048": 64,
     "prompts window sinks": 53, "prompts head_dim 64 alibi": 43, "prompts new softcap": 66,
     "long head_dim 64": 46, "long head_dim 64, no window": 43,
@@ -70,7 +72,7 @@ MORE_CODE = {
     "draft of 8 e4m3 x-packed": 70,
     "prompts x-packed": 50, "prompts x-packed head_dim 64": 44, "chunk x-packed head_dim 256": 56,
 }  # fmt: skip
-BESIDE_BLOCKS = {"mixed e4m3": 49, "mixed e4m3, no lse": 47}  # of the even shares of a second launch
+BESIDE_BLOCKS = {"mixed e4m3": 51, "mixed e4m3, no lse": 49}  # of the even shares of a second launch
 # Barriers of all threads in a loop over keys, of warpgroups that share one code and of three consumers: where the
 # cache ends, dead values become zero.  Between two of Triton's waits there would be one, too.
 MEET = {
@@ -90,7 +92,12 @@ RESULTS = {
 }  # exchanges of a thread: of 128 dims of two rows, of four at a time two
 # Of a softcap for a score of a thread: tanh and an exponential, or two exponentials and a reciprocal; and of rows.
 TANH_FUNCTIONS, EXACT_FUNCTIONS, OF_ROWS = 2, 3, 4
-EXACT = {"mixed softcap": 64, "long exact softcap of 10": 32}  # scores
+EXACT = {
+    "two lists softcap": 64,
+    "long exact softcap of 10": 32,
+    "mixed softcap": 32,
+    "mixed group 16, softcap": 32,
+}  # scores
 # By a polynomial: (scores of a thread, its terms).  Special functions cap what is beyond it, behind a jump.
 POLYNOMIAL = {
     "prefill softcap": (64, 3), "long softcap": (64, 3), "long exact softcap": (32, 5), "prompts new softcap": (32, 5),
@@ -109,16 +116,18 @@ CUT = (  # blocks that are joined where the piece is that was done last
 # Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
 IN_TURN = (
     "speculate 32", "speculate 32 tree", "speculate 32 head_dim 64", "speculate 64",
-    "mixed", "mixed new", "mixed softcap", "mixed group 3", "chunk group 7", "prompts group 3",
+    "two lists", "two lists new", "two lists softcap", "two lists group 3", "chunk group 7", "prompts group 3",
     "group 3 head_dim 256", "prefill new", "narrow new", "narrow new head_dim 64", "chunk x-packed new",
     "prefill softcap", "prompts new softcap", "long softcap", "long exact softcap",
 )  # fmt: skip
+SHARED_KEYS = 8  # barriers of a tile, where all warps share a row's keys
 LOOPS_IN_TURN = {"chunk x-packed new": 2}
 TURNS = 14  # the first of the barriers for that; Triton's are below
 # Registers that a loop over keys stores and loads again: beside code for few rows, with a warpgroup more, or of four
 # warpgroups, which have 112 each.
 HOPPER_MAY_RELOAD = {
-    "mixed": 24, "mixed new": 24, "prompts head_dim 64 alibi": 6,
+    "two lists": 24, "two lists new": 24, "mixed group 12": 3, "mixed group 16, softcap": 6, "mixed head_dim 64": 4,
+    "mixed features": 4, "mixed no lse softcap": 2, "prompts head_dim 64 alibi": 6,
     "long head_dim 64": 1,
 }  # fmt: skip
 
@@ -128,7 +137,7 @@ HOPPER_MAY_RELOAD = {
 def test_hopper_kernels_keep_their_loops_lean(part: int) -> None:
     words = HOPPER[part::2]
     found = compiled("sm90", *words)
-    assert {x["kernel"] for x in found} <= {"blocks_kernel", "shares_kernel"}
+    assert {x["kernel"] for x in found} <= {"blocks_kernel", "shares_kernel", "mixed_kernel"}
     assert {x["variant"] for x in found} >= set(words)
     wrong = [f"{x['variant']}: {text}" for x in found for text in complaints(x)]
     assert not wrong, "\n".join(wrong)
@@ -186,10 +195,13 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     rows = [x for x in many if (x.get("MUFU", 0) >= 32 or x.get("QGMMA")) and not (x.get("STG") or by_columns)]
     # columns: few scores each, or some, whose maxima and sums go through shared memory
     columns = [x for x in many if x.get("HGMMA") and (x.get("MUFU", 0) < 32 or by_columns) and x.get("BAR", 0) <= 11]
-    blocks = facts["kernel"] == "blocks_kernel"
+    blocks, mixed = facts["kernel"] != "shares_kernel", facts["kernel"] == "mixed_kernel"
+    if mixed:  # columns may be 16; warps meet for these only
+        rows = [x for x in many if x.get("BAR", 0) < SHARED_KEYS]
+        columns = [x for x in many if SHARED_KEYS <= x.get("BAR", 0) <= 11]
     if len(rows) != ROWS.get(variant, 1 if blocks else 0):
         yield f"has {len(rows)} loops over keys of 64 rows"
-    if len(columns) != COLUMNS.get(variant, 0 if blocks or variant in ROWS else 1):
+    if len(columns) != COLUMNS.get(variant, 0 if (blocks and not mixed) or variant in ROWS else 1):
         yield f"has {len(columns)} loops over keys of few rows"
     for loop in rows + columns:
         if max(loop.get("LDL", 0), loop.get("STL", 0)) > HOPPER_MAY_RELOAD.get(variant, 0):
@@ -199,7 +211,7 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
     words = 32 if "head_dim 64" in variant else 64  # of a state with each thread
     if variant in CUT and min(facts["in_fours"].values()) < words // 4:
         yield f"keeps pieces, of which a thread has {words} words, otherwise than in fours: {facts['in_fours']}"
-    if facts["loops_in_turn"] != (LOOPS_IN_TURN.get(variant, 1) if variant in IN_TURN else 0):
+    if facts["loops_in_turn"] != (LOOPS_IN_TURN.get(variant, 1) if mixed or variant in IN_TURN else 0):
         yield f"sends products in turn in {facts['loops_in_turn']} loops"
     if max(facts["named_barriers"], default=0) >= TURNS:
         yield f"waits at barriers {facts['named_barriers']}, by some of which warpgroups take turns"
@@ -235,6 +247,8 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
 def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) -> Iterator[str]:
     """What loops over keys of 64 rows do while values are multiplied."""
     found = [under for under in found if under["maxima"] >= 32]  # no others are of many rows
+    if variant.startswith("mixed group"):  # many columns, too
+        found = sorted(found, key=lambda under: under["exponentials"])[-loops:]
     if len(found) < loops:
         yield f"waits for results before it looks for maxima: {found}"
     functions = max((under["functions_always"] for under in found), default=0)
@@ -251,7 +265,7 @@ def _weighing_complaints(variant: str, loops: int, found: list[dict[str, int]]) 
 
 
 def _weighs_at_once(variant: str) -> bool:
-    return not any(word in variant for word in ("mixed", "fp8", "invariant", "e4m3 head_dim 256"))
+    return not any(word in variant for word in ("two lists", "fp8", "mixed e4m3", "invariant", "e4m3 head_dim 256"))
 
 
 def _products(loop: dict[str, int]) -> int:

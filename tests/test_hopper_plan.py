@@ -140,7 +140,7 @@ CAPPED = even(4, 4096, 4096)._replace(softcap=30.0)
         (CAPPED._replace(softcap=22.0), 3, 128, 2),
         (CAPPED._replace(softcap=22.0, lse=True), 0, 64, 1),
         (CAPPED._replace(cache=torch.float8_e4m3fn, compute=torch.float16), 0, 64, 1),
-        (MIXED._replace(softcap=30.0), 0, 128, 1),
+        (MIXED._replace(softcap=30.0), 0, 64, 1),
         (CAPPED._replace(tokens=9000), 3, 128, 2),  # of uneven queries, but long
         (CAPPED._replace(batch_invariant=True), 0, 64, 1),
         (CAPPED._replace(softcap=0.0), 0, 128, 2),
@@ -190,8 +190,9 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
         (even(4, 4096, 4096)._replace(cache=torch.float8_e4m3fn, softcap=30.0), 1),
         (even(4, 4096, 4096)._replace(tokens=9000, alibi=True), 3),  # of uneven queries, but long
         (MIXED, 1),
-        (MIXED._replace(head_dim=64), 2),
-        (MIXED._replace(heads=96), 1),  # no columns
+        (MIXED._replace(head_dim=64), 1),
+        (MIXED._replace(head_dim=64, query_box=False), 2),
+        (MIXED._replace(heads=96), 1),
         (MIXED._replace(head_dim=256), 1),
         (MIXED._replace(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn), 2),
         (MIXED._replace(softcap=30.0), 1),
@@ -256,7 +257,8 @@ def test_three_consumers_are_for_128_dims(seqs: int, window: int) -> None:
         (even(8, 1024, 1024)._replace(new=True, new_box=True), 128),
         (even(8, 1024, 1024)._replace(cache=torch.float8_e4m3fn, lse=True), 128),
         (even(8, 1024, 1024)._replace(tokens=2000), 64),  # of uneven queries
-        (MIXED._replace(max_seqlen_k=1024), 128),
+        (MIXED._replace(max_seqlen_k=1024), 64),
+        (MIXED._replace(max_seqlen_k=1024, query_box=False), 128),
     ],
 )
 def test_short_sequences_have_small_tiles_and_whole_blocks(call: Problem, tile: int) -> None:

@@ -1,4 +1,4 @@
-"""Uneven queries on Hopper: in two lists, as blocks alone or in two launches, by what a batch waits for."""
+"""Uneven queries on Hopper: blocks alone or beside few rows, two lists or two launches, by what a batch waits for."""
 
 from __future__ import annotations
 
@@ -18,36 +18,44 @@ from tests.test_hopper_plan import MIXED, even
 E4M3_CACHE: dict[str, Any] = dict(cache=torch.float8_e4m3fn, compute=torch.float16)
 ALL_E4M3: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn)
 UNEVEN = {
-    "decodes beside a prefill": (MIXED, "mixed"),
+    "decodes beside a prefill": (MIXED, "beside"),
+    "no decodes, drafts of two tokens": (MIXED._replace(only="prefill"), "beside"),
+    "no decodes, no drafts": (MIXED._replace(only="prefill", heads=64), "two lists"),
+    "few long ones": (MIXED._replace(tokens=63 + 140, max_seqlen_q=140), "two lists"),
+    "one more": (MIXED._replace(tokens=64 + 141, max_seqlen_q=141), "beside"),
     "mostly long ones, of as many queries as keys": (MIXED._replace(tokens=64 * 128, max_seqlen_q=4096), "blocks"),
     "of half as many": (MIXED._replace(tokens=64 * 256), "blocks"),
-    "one token less": (MIXED._replace(tokens=64 * 256 - 1), "mixed"),
+    "one token less": (MIXED._replace(tokens=64 * 256 - 1), "beside"),
     "one long among decodes of more keys": (
         MIXED._replace(tokens=8255, max_seqlen_q=8192, max_seqlen_k=32768),
-        "mixed",
+        "beside",
     ),
-    "little to read": (MIXED._replace(max_seqlen_k=500), "blocks"),
+    "little to read": (MIXED._replace(seqs=8, tokens=520, max_seqlen_q=513, max_seqlen_k=600), "beside"),
+    "little to read, few tokens": (MIXED._replace(seqs=8, tokens=198, max_seqlen_q=191, max_seqlen_k=3000), "blocks"),
+    "little to read, one KV head": (MIXED._replace(heads=4, kv_heads=1, max_seqlen_k=2048), "blocks"),
     "as little in fp8": (MIXED._replace(max_seqlen_k=1000, **E4M3_CACHE), "blocks"),
-    "small heads": (MIXED._replace(head_dim=64), "mixed"),
+    "small heads": (MIXED._replace(head_dim=64), "beside"),
+    "strides that make no box": (MIXED._replace(query_box=False), "two lists"),
     "large heads": (MIXED._replace(head_dim=256), "blocks"),
-    "a token of 16 rows": (MIXED._replace(heads=128), "blocks"),
+    "a token of 16 rows": (MIXED._replace(heads=128), "beside"),
+    "a token of 24 rows": (MIXED._replace(heads=24, kv_heads=1), "blocks"),
     "over e4m3, which is converted": (MIXED._replace(**E4M3_CACHE), "3.. 0..2"),
     "over e4m3, a token of 16 rows": (MIXED._replace(heads=128, **E4M3_CACHE), "2.. 0..1"),
     "over e4m3, no decodes": (MIXED._replace(only="prefill", **E4M3_CACHE), "3.. 2..2"),
     "over e4m3, no decodes, a token of 8 rows": (MIXED._replace(only="prefill", heads=64, **E4M3_CACHE), "blocks"),
     "over e4m3, small heads": (MIXED._replace(head_dim=64, **E4M3_CACHE), "3.. 0..2"),
     "over e4m3, mostly long ones": (MIXED._replace(tokens=9000, max_seqlen_q=9000, **E4M3_CACHE), "blocks"),
-    "all of e4m3": (MIXED._replace(**ALL_E4M3), "mixed"),
-    "all of e4m3, small heads": (MIXED._replace(head_dim=64, **ALL_E4M3), "mixed"),
+    "all of e4m3": (MIXED._replace(**ALL_E4M3), "two lists"),
+    "all of e4m3, small heads": (MIXED._replace(head_dim=64, **ALL_E4M3), "two lists"),
 }
 
 
 @pytest.mark.parametrize("name", UNEVEN)
-def test_uneven_queries_are_two_lists_or_one_or_two_launches(name: str) -> None:
+def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_launches(name: str) -> None:
     """Whichever list or launch serves a sequence, one does."""
     call, expected = UNEVEN[name]
     launches = hopper.launches(call)
-    served = sorted((x.shortest, x.longest) for x in launches)
+    served = sorted((x.shortest, x.longest) for launch in launches for x in launch.parts)
     assert served[0][0] == (2 if call.only == "prefill" else 0)
     assert served[-1][1] == hopper.UNBOUNDED
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(served))
@@ -58,8 +66,14 @@ def test_uneven_queries_are_two_lists_or_one_or_two_launches(name: str) -> None:
     if shares:
         assert f"{blocks.shortest}.. {shares[0].shortest}..{shares[0].longest}" == expected
         assert shares[0].longest * call.heads // call.kv_heads <= shares[0].pipe.COLUMNS
+    elif few := blocks.beside:
+        assert expected == "beside"
+        assert few.longest == few.pipe.COLUMNS // (call.heads // call.kv_heads)
+        assert not few.shape.CLEAR
+        assert blocks.programs == few.programs == call.device.multiprocessors
+        assert hopper.need_of(blocks).counters > hopper.need_of(few).counters >= hopper.TAKEN + few.programs
     else:
-        assert ("mixed" if blocks.pipe.MIXED else "blocks") == expected
+        assert ("two lists" if blocks.pipe.MIXED else "blocks") == expected
 
 
 WINDOW = MIXED._replace(window_left=127)

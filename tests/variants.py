@@ -101,7 +101,10 @@ ATTENTION = {
 
 LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
-MIXED: dict[str, Any] = dict(query_lens=(128, 1, 1, 1), seq_lens=(16384, 64, 64, 64))  # mostly of keys, told by bounds
+MIXED: dict[str, Any] = dict(
+    query_lens=(512, *(1,) * 40), seq_lens=(16384, *(64,) * 40)
+)  # mostly of keys, told by bounds
+FEW_LONG: dict[str, Any] = dict(query_lens=(40, *(1,) * 63), seq_lens=(8192, *(64,) * 63))  # of which there is little
 DRAFT_OF_8 = DECODE | dict(query_lens=(8,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True)
 OF_512 = DECODE | dict(seq_lens=(512,) * 64)  # the Hopper kernels leave fewer to the portable ones
 LARGE = OF_512 | dict(head_dim=256, page_size=64)
@@ -173,6 +176,18 @@ HOPPER = {
     "chunk x-packed new": PREFILL | dict(layout="x", new=True),
     "chunk group 7": PREFILL | dict(heads=28, kv_heads=4),
     "mixed group 3": PREFILL | MIXED | dict(heads=24),
+    "mixed group 12": PREFILL | MIXED | dict(heads=96),
+    "mixed group 16, softcap": PREFILL | MIXED | dict(heads=64, kv_heads=4, softcap=30.0),
+    "mixed head_dim 64": PREFILL | MIXED | dict(head_dim=64),
+    "two lists": PREFILL | FEW_LONG,
+    "two lists new": PREFILL | FEW_LONG | dict(new=True),
+    "two lists softcap": PREFILL | FEW_LONG | dict(softcap=30.0),
+    "two lists group 3": PREFILL | FEW_LONG | dict(heads=24),
+    "mixed features": PREFILL | MIXED | FEATURES | dict(window_size=(8191, -1), qq_bias=64),
+    "mixed fp16 page 544": PREFILL | MIXED | dict(dtype=torch.float16, page_size=544),
+    "mixed no lse softcap": PREFILL | MIXED | dict(softcap=30.0, lse=False),
+    "mixed alibi": PREFILL | MIXED | dict(alibi=True),
+    "mixed window sinks": PREFILL | MIXED | dict(window_size=(1023, -1), sinks=True),
     "long group 3": LONG_PREFILL | dict(heads=24),
     "long x-packed": LONG_PREFILL | dict(layout="x"),
     "long": LONG_PREFILL,

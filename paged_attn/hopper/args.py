@@ -38,6 +38,8 @@ class Pipe(NamedTuple):
     TANH: bool = False  # a softcap by one instruction, up to 2^-11 of a score off, not by exponentials
     TERMS: int = 0  # of the polynomial that caps small scores, where they are weighed at once; see asm.CAPS
     QUERY_BOX: bool = False  # queries come through the copy engine
+    QUERY_SLOTS: int = 1  # for those of a block each, of warpgroups of one code or few: two, where one may be ahead
+    BESIDE: bool = False  # few rows by a warpgroup beside blocks: mixed.py
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
 
 
@@ -50,7 +52,7 @@ def is_shared(P):
 @triton.constexpr_function
 def is_gated(P):
     """Whether each warp of a consumer waits for tiles, and releases them, by itself (`ring.make_gates`)."""
-    return P.ROWS >= 128 or P.CONSUMERS == 3
+    return P.ROWS >= 128 or P.CONSUMERS == 3 or P.BESIDE
 
 
 @triton.constexpr_function

@@ -733,3 +733,12 @@ def bring_line(address, wanted):
     """`bring_near` of the line of memory that holds an address, which need not be a step of 16 bytes."""
     operands = [address, wanted.to(gl.int32)]
     gl.inline_asm_elementwise(_BRING_LINE, "=r,l,r", operands, dtype=gl.int32, is_pure=False, pack=1)
+
+
+_SAME = gl.constexpr("redux.sync.or.b32 $0, $1, 0xffffffff;")
+
+
+@gluon.jit
+def same(x):
+    """x, which all lanes of a warp have: ptxas knows it of this result, and not of what shuffles have made."""
+    return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=True, pack=1)

@@ -31,6 +31,8 @@ STAGES = {
 }
 # likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
 STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
+# Beside few rows, of which both have tiles of as many bytes: slots of each ring, and numbers of a tile.
+BESIDE_STAGES, BESIDE_DIMS = 3, 64 * 128
 UNEVEN = 4096  # keys up to which, of uneven queries, no block is so much longer than others that it has to be cut
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
 FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model.batches_up_to` has to meet both sides
@@ -59,13 +61,41 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     parts = 1 if mixed else parts_of(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
     pipe, tile = _block_pipe(p, conversion(p), mixed)
+    return _blocks_of(p, pipe._replace(PARTS=parts), tile, shortest)
+
+
+def many_beside(p: Problem, shortest: int) -> Launch:
+    """Blocks of 128 rows that leave room for few rows in all programs."""
+    pipe, _ = _block_pipe(p, NONE, False)
+    tile = BESIDE_DIMS // dim_of(p)
+    pipe = pipe._replace(
+        CONSUMERS=1,
+        ROWS=128,
+        KEY_STAGES=BESIDE_STAGES,
+        VALUE_STAGES=BESIDE_STAGES,
+        LOADERS=1,
+        BOX=math.gcd(p.page_size, tile),
+        TERMS=0,
+        QUERY_SLOTS=1,
+        SKIP=128,
+        STRIDE=128,
+    )
+    launch = _blocks_of(p, pipe, tile, shortest)
+    programs = p.device.multiprocessors  # also those that no block needs
+    pipe = launch.pipe._replace(AHEAD=False, IN_TURN=True)
+    return launch._replace(pipe=pipe, programs=programs, slots=2 * PIECES * programs)
+
+
+def _blocks_of(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launch:
+    """A launch of such blocks."""
+    mixed = pipe.MIXED
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
     tiles = triton.cdiv(p.keys_seen(tokens), tile)
     split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
-    pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split), IN_TURN=_are_in_turn(p, pipe, split), PARTS=parts)
+    pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split), IN_TURN=_are_in_turn(p, pipe, split))
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))
     slots = 2 * PIECES * programs  # a block that is cut has less than twice as many pieces as it has piece sizes
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
@@ -276,6 +306,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         PACKED=p.packed,
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=boxed,
+        QUERY_SLOTS=2 if dim_of(p) <= 128 else 1,  # large heads leave no room
         SKIP=rows * consumers,
         STRIDE=rows * consumers,
     )

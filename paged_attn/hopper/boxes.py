@@ -100,6 +100,7 @@ def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
 
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """Queries: a consumer's tokens x the heads of a group, as many of its rows as these fill."""
-    box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (pipe.ROWS, 1, shape.DIM))
+    most = pipe.COLUMNS if pipe.BESIDE else pipe.ROWS
+    box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (most, 1, shape.DIM))
     tokens = shape.BLOCK_Q // pipe.CONSUMERS
     return PartBox(**vars(box), sizes=(tokens, shape.GROUP))

@@ -212,7 +212,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
         acc = gather(acc, S, P)
     acc = acc.permute((1, 0))
-    if P.SHARES:  # shared memory has room to turn it around
+    if P.SHARES and (N <= 8 or not P.BESIDE):  # shared memory has room to turn it around
         acc = gl.convert_layout(acc, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
     O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)

@@ -8,6 +8,7 @@ import triton
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
+from .block_items import BESIDE_DIMS
 from .shapes import (
     COLUMNS,
     DRAFT_COLUMNS,
@@ -28,6 +29,8 @@ GROUPING = 256  # rows of pieces that could be joined while programs count once 
 # Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
 # blocks are so few for that many programs that each would be cut into many pieces.
 LITTLE, FEW_BLOCKS = 32, 16
+# Slots of the rings of keys and of values beside blocks.
+BESIDE_STAGES = 3, 2
 SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
 
 
@@ -44,12 +47,12 @@ class Shares(NamedTuple):
     tiles: int  # that a block may see
 
 
-def few(p: Problem, shortest: int, longest: int) -> Launch:
-    """Even shares of all tiles."""
+def few(p: Problem, shortest: int, longest: int, beside: bool = False) -> Launch:
+    """Even shares of all tiles.  beside: blocks, see `few_beside`."""
     paired = _are_paired(p, longest)
     if paired:
         p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)
-    group, s = p.heads // p.kv_heads, _shares(p, longest)
+    group, s = p.heads // p.kv_heads, _shares(p, longest, beside)
     programs = s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
@@ -65,6 +68,33 @@ def few(p: Problem, shortest: int, longest: int) -> Launch:
         least = tiles if tiles <= ONE_SHARE else LEAST_FEW
     pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
     return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+
+
+def columns_beside(p: Problem) -> int:
+    """Of few rows beside blocks, whose warpgroup has no registers for more; 0: there is no such warpgroup."""
+    if dim_of(p) > 128:
+        return 0
+    return COLUMNS if p.heads // p.kv_heads <= COLUMNS else DRAFT_COLUMNS
+
+
+def few_beside(p: Problem, shortest: int, longest: int) -> Launch:
+    """The same in all programs of another launch, by a warpgroup of few registers and what is left of shared memory.
+
+    Items come by letters, and queries as boxes, so that a block begins as soon as the one before is stored.
+    """
+    launch = few(p._replace(adjacent=False), shortest, longest, beside=True)
+    pipe = launch.pipe._replace(
+        BESIDE=True,
+        VALUE_STAGES=BESIDE_STAGES[1],
+        BOX=math.gcd(p.page_size, launch.shape.TILE),
+        PREFETCH=False,
+        BRIEF=False,
+        JOINED=4,
+        QUERY_BOX=True,
+        QUERY_SLOTS=2,
+    )
+    programs = p.device.multiprocessors
+    return launch._replace(pipe=pipe, programs=programs, slots=2 * programs)
 
 
 def _are_paired(p: Problem, longest: int) -> bool:
@@ -155,14 +185,17 @@ def _most_columns(p: Problem, several: bool) -> int:
     return DRAFT_COLUMNS if several else COLUMNS
 
 
-def _shares(p: Problem, longest: int) -> Shares:
+def _shares(p: Problem, longest: int, beside: bool) -> Shares:
     """Blocks of few rows as columns, or of 64 rows."""
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
     if p.cache.itemsize == 1 or p.packed:
         asked = min(asked, max(FP8_COLUMNS, group))
-    columns = max(8, triton.next_power_of_2(asked)) if asked <= _most_columns(p, asked > group) else 0
+    if beside:
+        columns, tile, stages = columns_beside(p), BESIDE_DIMS // dim_of(p), BESIDE_STAGES[0]
+    else:
+        columns = max(8, triton.next_power_of_2(asked)) if asked <= _most_columns(p, asked > group) else 0
+        tile, stages = _share_rings(p, columns)
     rows = columns or 64
-    tile, stages = _share_rings(p, columns)
     keys = _keys(p, tile)
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1

@@ -13,13 +13,19 @@ FIELDS = gl.constexpr(16)  # the next power of two
 def make_mail(gates, P: gl.constexpr):
     """Empty letters, which all partitions but the one that writes them read."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    if is_shared(P):
-        full, full_at = gate(gates, MAIL)
-        empty, empty_at = gate(gates, MAIL + 1)
+    if is_shared(P) or P.BESIDE:
+        full, full_at = gate(gates, MAIL, P)
+        empty, empty_at = gate(gates, MAIL + 1, P)
         return Mail(letters, full, empty, full_at, empty_at)
     else:
         full, empty = make_barriers(2, 1, P.CONSUMERS + 2 * P.LOADERS - 1 + (P.CONVERT != 0))
         return Mail(letters, full, empty, 0, 0)
+
+
+@gluon.jit
+def no_item(like):
+    """What is handed out behind the last item."""
+    return Item(Block(0, 0, 0, 0, 0), like * 0 - 1, 0, 0, 1, 1, 1, 0, 0, 0)
 
 
 @gluon.jit
@@ -56,10 +62,10 @@ def publish(mail, number, item):
 
 
 @gluon.jit
-def read(mail, number, WARPS: gl.constexpr):
-    """Letter `number`, once it is written."""
+def read(mail, number, WARPS: gl.constexpr, BY_WARP: gl.constexpr = False):
+    """Letter `number`, once it is written.  BY_WARP: as of several warpgroups each warp reads it by itself."""
     at = number & 1
-    if WARPS >= 8:
+    if WARPS >= 8 or BY_WARP:
         await_at(mail.full_at + at * 8, (number >> 1) & 1)
     else:
         mbarrier.wait(mail.full.index(at), (number >> 1) & 1)
@@ -67,7 +73,7 @@ def read(mail, number, WARPS: gl.constexpr):
     for field in gl.static_range(13):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
     item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[9], x[10], x[11], x[12])  # type: ignore[misc]
-    if WARPS >= 8:
+    if WARPS >= 8 or BY_WARP:
         arrive_at(meet(mail.empty_at + at * 8))
     else:
         mbarrier.arrive(mail.empty.index(at), count=1)

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import torch
 import triton
 
-from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, few_beside
+from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, few_apart
 from ..scratch import Need
 from . import invariant
-from .block_items import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, block_columns, conversion, many, parts_of
-from .even_shares import few, has_little
+from .block_items import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, block_columns, conversion, many, many_beside, parts_of
+from .even_shares import columns_beside, few, few_beside, has_little
 from .shapes import COLUMNS, FP8_COLUMNS, ONE_WARP, PACKED_COLUMNS, ROW_VALUES, dim_of, is_even, rows_of
 
 TAKEN = 4  # counters before those of pieces: items taken, programs done
@@ -21,6 +21,9 @@ MOSTLY_LONG, LITTLE_TO_READ = 128, 128 << 20
 # Keys that few rows see up to which the portable kernel's programs of a block each, several of a multiprocessor, are
 # better than such blocks one after the other; of large heads in 16 bits.
 FEW_KEYS, FEW_KEYS_OF_LARGE = 256, 128
+# Rows for each sequence, if long queries saw 1000 keys, from which on these have something to hide.
+ENOUGH_ROWS = 36
+ENOUGH_TOKENS = 192  # of long queries, where there is little to read; of one KV head few rows would be cut too often
 BESIDE_WINDOW = 16 + 64  # of a block of 16 rows and a tile, which its keys need not begin with
 
 
@@ -86,16 +89,20 @@ def launches(p: Problem) -> tuple[Launch, ...]:
         return (few(p, shortest, UNBOUNDED),)
     if is_even(p) or rows_of(p, UNBOUNDED) <= 64:
         return (many(p, shortest, False),)
-    if _decode_little(p) and (beside := few_beside(p, shortest)).longest >= shortest:
-        return (many(p, beside.longest + 1, False), beside)
+    if _decode_little(p) and (apart := few_apart(p, shortest)).longest >= shortest:
+        return (many(p, apart.longest + 1, False), apart)
     if _are_long(p):
         return (many(p, shortest, False),)
+    group = p.heads // p.kv_heads
+    if _suit_each_other(p):
+        longest = columns_beside(p) // group
+        return (many_beside(p, longest + 1)._replace(beside=few_beside(p, shortest, longest)),)
     if conversion(p) not in (WIDEN, WIDEN_VALUES) and not p.packed:
         return (many(p, shortest, True),)
     # a converter is slower than memory, and few rows do without one; x-packed, these are columns of other boxes
-    longest = max(1, COLUMNS // (p.heads // p.kv_heads))
-    apart = (few(p, shortest, longest),) if shortest <= longest else ()
-    return (many(p, max(shortest, longest + 1), False), *apart)
+    longest = max(1, COLUMNS // group)
+    others = (few(p, shortest, longest),) if shortest <= longest else ()
+    return (many(p, max(shortest, longest + 1), False), *others)
 
 
 def _few_rows(p: Problem) -> bool:
@@ -173,10 +180,22 @@ def _are_long(p: Problem) -> bool:
     # by powers of two, so that for `prepare` as many sequences as it tries stand for those between
     seqs = triton.next_power_of_2(p.seqs)
     if 2 * seqs * keys * p.kv_heads * p.head_dim * p.cache.itemsize < LITTLE_TO_READ:
-        return True
+        return p.kv_heads == 1 or p.tokens - p.seqs < ENOUGH_TOKENS or not _suit_each_other(p)
     if p.packed:
         return p.new
-    return conversion(p) == NONE and (dim_of(p) > 128 or not block_columns(p, NONE))
+    return conversion(p) == NONE and (dim_of(p) > 128 or not block_columns(p, NONE)) and not _suit_each_other(p)
+
+
+def _suit_each_other(p: Problem) -> bool:
+    """Whether few rows are served beside blocks, by the same programs at the same time.
+
+    Where long queries are so little that memory alone decides, as these may be for all that the host knows, two lists
+    are better, which leave more of shared memory to few rows: sequences of 1000 keys are what these are taken for.
+    """
+    group, keys = p.heads // p.kv_heads, p.keys_seen(p.max_seqlen_q)
+    if conversion(p) != NONE or p.packed or not p.query_box or columns_beside(p) < group * (1 + (p.only == "prefill")):
+        return False
+    return (p.tokens - p.seqs) * group * keys >= ENOUGH_ROWS * p.seqs * 1000
 
 
 def _is_packed_for_few(p: Problem) -> bool:
@@ -193,7 +212,11 @@ def need_of(launch: Launch) -> Need:
     slots = launch.slots if shape.SPLIT else 0
     blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
     firsts = slots if pipe.GROUPED else 0  # of groups of pieces
-    return Need(slots * shape.LIVE * (shape.DIM + 2), 0, TAKEN + blocks * pipe.CONSUMERS + firsts)
+    states, counters = slots * shape.LIVE * (shape.DIM + 2), TAKEN + blocks * pipe.CONSUMERS + firsts
+    if launch.beside is not None:
+        more = need_of(launch.beside)
+        states, counters = states + more.states, counters + more.counters
+    return Need(states, 0, counters)
 
 
 def _takes_parts(p: Problem) -> bool:

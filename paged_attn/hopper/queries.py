@@ -4,22 +4,28 @@ import triton
 
 from ..kernels.output import load_query
 from ..kernels.schedule import row_tile
-from .args import Queries, QueryRows, Turn, is_shared, query_parts
+from .args import Queries, QueryRows, Turn, query_parts
 from .asm import arrive_at, await_at, bring_near, e4m3_in_two
 from .ring import QUERIES, address_of, as_words, gate, wait_released
 from .shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 
 
 @triton.constexpr_function
-def slots_of(dim):
-    """For queries of several warpgroups of one code, of which one may be a block ahead; large heads leave no room."""
-    return 2 if dim <= 128 else 1
+def take_turns(P):
+    """Whether each block's queries have a slot of their own in turn, full and empty, and not one for each consumer."""
+    return P.QUERY_BOX and (P.ROWS >= 128 or P.BESIDE)
+
+
+@triton.constexpr_function
+def most_rows(P):
+    """Of a consumer's queries."""
+    return P.COLUMNS if P.BESIDE else P.ROWS
 
 
 @gluon.jit
-def turn_of(done, S: gl.constexpr):
+def turn_of(done, P: gl.constexpr):
     """Where they are, after so many blocks."""
-    SLOTS: gl.constexpr = slots_of(S.DIM)
+    SLOTS: gl.constexpr = P.QUERY_SLOTS
     return Turn(done % SLOTS, done // SLOTS & 1)
 
 
@@ -31,21 +37,21 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
     SHAPE: gl.constexpr = [ROWS, 1, S.DIM]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    IN_TURN: gl.constexpr = is_shared(P) and P.QUERY_BOX
-    SLOTS: gl.constexpr = slots_of(S.DIM) if IN_TURN else P.CONSUMERS * query_parts(P)
+    IN_TURN: gl.constexpr = take_turns(P)
+    SLOTS: gl.constexpr = P.QUERY_SLOTS if IN_TURN else P.CONSUMERS * query_parts(P)
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
     if IN_TURN:
-        full, full_at = gate(gates, QUERIES)
-        empty, empty_at = gate(gates, QUERIES + 1)
+        full, full_at = gate(gates, QUERIES, P)
+        empty, empty_at = gate(gates, QUERIES + 1, P)
     elif P.QUERY_BOX or P.PREFETCH:
         CONSUMERS: gl.constexpr = P.CONSUMERS
         full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
         for i in gl.static_range(CONSUMERS):
             mbarrier.init(full.index(i), count=1)
     at = address_of(slots, QUERIES, P) if P.PACKED and not P.SHARES else 0
-    if P.QUERY_BOX and P.ROWS % S.GROUP != 0:
+    if P.QUERY_BOX and most_rows(P) % S.GROUP != 0:
         _clear(slots, SLOTS, S, P)
     return Queries(slots, full, empty, full_at, empty_at, at)
 
@@ -54,9 +60,11 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
 def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Zero what boxes do not fill, with all else: nobody reads these rows, but no numbers would be weighed twice."""
     BYTES: gl.constexpr = S.DIM * slots.dtype.primitive_bitwidth // 8
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [P.ROWS // 16, 1], [1, 0])
+    ROWS: gl.constexpr = most_rows(P)
+    WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # those of blocks do it
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [WARPS, 1], [1, 0])
     for i in gl.static_range(SLOTS):
-        as_words(slots.index(i), P.ROWS, BYTES).store(gl.full([P.ROWS, BYTES // 4], 0, gl.int32, LAYOUT))
+        as_words(slots.index(i), ROWS, BYTES).store(gl.full([ROWS, BYTES // 4], 0, gl.int32, LAYOUT))
 
 
 @gluon.jit
@@ -78,7 +86,7 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr):
-    ROWS: gl.constexpr = P.ROWS // S.GROUP * S.GROUP
+    ROWS: gl.constexpr = most_rows(P) // S.GROUP * S.GROUP
     mbarrier.expect(queries.full.index(slot), ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
     load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(slot), queries.slots.index(slot))
 
@@ -87,8 +95,8 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
 def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
     """The queries of a block, after so many others, once no consumer needs those that they replace."""
     token = item.block.first_token + item.block.first
-    if is_shared(P):
-        at = turn_of(done, S)
+    if take_turns(P):
+        at = turn_of(done, P)
         mbarrier.wait(queries.empty.index(at.stage), at.phase ^ 1)
         _load_rows(box, queries, at.stage, token, item, S, P)
     else:
@@ -100,9 +108,9 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Until a consumer's rows are here, after those of so many blocks.  there: of warpgroups of one code."""
-    if is_shared(P):
-        at = turn_of(done, S)
+    """Until a consumer's rows are here, after those of so many blocks.  there: of slots in turn."""
+    if take_turns(P):
+        at = turn_of(done, P)
         await_at(queries.full_at + at.stage * 8, at.phase, there)
     else:
         gl.static_assert(there is None)
@@ -112,15 +120,15 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 @gluon.jit
 def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
     """No more keys will be multiplied by them."""
-    if is_shared(P) and P.QUERY_BOX:
-        arrive_at(queries.empty_at + turn_of(done, S).stage * 8)
+    if take_turns(P):
+        arrive_at(queries.empty_at + turn_of(done, P).stage * 8)
 
 
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries."""
     PARTS: gl.constexpr = query_parts(P)
-    first = turn_of(done, S).stage if is_shared(P) and P.QUERY_BOX else NUMBER * PARTS
+    first = turn_of(done, P).stage if take_turns(P) else NUMBER * PARTS
     parts = ()
     for i in gl.static_range(PARTS):
         slot = queries.slots.index(first + i)

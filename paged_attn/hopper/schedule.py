@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 
 import triton
 
-from ..kernels.args import Batch, Block
+from ..kernels.args import Batch
 from ..kernels.schedule import block_of, first_tile, tile_of, tiles_before, visible_range, work
 from . import block_items, plan
 from .args import Item
-from .asm import bring_line
+from .asm import bring_line, same
+from .mail import no_item
 from .pieces import piece_size
 from .shim import gl, gluon
 
@@ -128,6 +129,19 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
         return Lists(many, few, slots, size, few_size, uncut, sharers, all_tiles)
     else:
         return Lists(none + (1 << 30), none, none, size, size, uncut, sharers, all_tiles)
+
+
+@gluon.jit
+def known_same(lists):
+    """The lists that one warp made, as ptxas knows them to be the same in all of its lanes.
+
+    Otherwise what depends on them could diverge, and with it, as ptxas sees it, the code of all partitions: no uniform
+    registers, and each box sent in a loop.
+    """
+    return Lists(
+        same(lists.many), same(lists.few), same(lists.slots), same(lists.size), same(lists.few_size),
+        same(lists.uncut), same(lists.sharers), same(lists.total),
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -278,7 +292,7 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
             first_slot,
         )  # fmt: skip
     else:
-        item = Item(Block(0, 0, 0, 0, 0), index * 0 - 1, 0, 0, 1, 1, 1, 0, 0, 0)
+        item = no_item(index)
     return cursor, item, following
 
 
