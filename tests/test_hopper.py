@@ -286,6 +286,7 @@ TURNS: dict[str, dict[str, Any]] = {
 def test_layouts_of_shared_memory_may_take_turns() -> None:
     """A tag that one kernel left behind must not mislead the next."""
     cases = [sized(name, **ragged((300, 1000)), lse=False, **fields) for name, fields in TURNS.items()]
+    cases.insert(1, sized("decodes beside a chunk", **CASES["decodes beside a chunk"], lse=False))
     inputs = [build(case, DEVICE) for case in cases]
     first = [paged_attn.paged_attention(**x).clone() for x in inputs]
     for case, x, found in zip(cases, inputs, first):
@@ -311,6 +312,17 @@ def test_cut_blocks_have_the_same_bits_whoever_is_done_last(name: str) -> None:
     """Blocks of three pieces and more: their states are joined in the order of the keys, whichever is in registers."""
     case = sized(name, **LINES[name])
     inputs = build(case, DEVICE)
+    first = [x.clone() for x in _results(inputs)]
+    for _ in range(100 if DEVICE == "cuda" else 2):
+        assert all(map(torch.equal, _results(inputs), first))
+
+
+@pytest.mark.parametrize("name", ["decodes beside a chunk", "decodes beside a chunk, one KV head"])
+@hopper_plans.mixed()
+def test_blocks_and_few_rows_beside_them_have_the_same_bits_whoever_is_done_last(name: str) -> None:
+    inputs = build(sized(name, **CASES[name]), DEVICE)
+    (launch,) = plan.plan(problem_of(inputs)).launches
+    assert launch.beside is not None
     first = [x.clone() for x in _results(inputs)]
     for _ in range(100 if DEVICE == "cuda" else 2):
         assert all(map(torch.equal, _results(inputs), first))

@@ -31,7 +31,7 @@ STAGES = {
 }
 # likewise, of three consumers of 128 dims, and of one of four warpgroups; tiles for fewer registers
 STAGES_OF_THREE, STAGES_OF_FOUR = (6, 5, 0, 64), (8, 8, 0, 64)
-# Beside few rows, of which both have tiles of as many bytes: slots of each ring, and numbers of a tile.
+# Beside few rows: slots of each ring; and numbers of a tile, which few rows have as many of.
 BESIDE_STAGES, BESIDE_DIMS = 3, 64 * 128
 UNEVEN = 4096  # keys up to which, of uneven queries, no block is so much longer than others that it has to be cut
 UNCUT = 4  # blocks for each multiprocessor from which on none is cut
@@ -88,12 +88,11 @@ def many_beside(p: Problem, shortest: int) -> Launch:
 
 def _blocks_of(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launch:
     """A launch of such blocks."""
-    mixed = pipe.MIXED
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
     tiles = triton.cdiv(p.keys_seen(tokens), tile)
-    split = tiles > LEAST and not _is_short(p) and (mixed or not _are_enough(p, tokens))
+    split = tiles > LEAST and not _is_short(p) and (pipe.MIXED or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split), IN_TURN=_are_in_turn(p, pipe, split))
     programs = min(p.device.multiprocessors, blocks * p.kv_heads * (tiles if split else 1))

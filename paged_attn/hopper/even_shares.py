@@ -29,8 +29,7 @@ GROUPING = 256  # rows of pieces that could be joined while programs count once 
 # Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
 # blocks are so few for that many programs that each would be cut into many pieces.
 LITTLE, FEW_BLOCKS = 32, 16
-# Slots of the rings of keys and of values beside blocks.
-BESIDE_STAGES = 3, 2
+FEW_STAGES = 3, 2  # slots of the rings of keys and of values beside blocks
 SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
 
 
@@ -85,7 +84,7 @@ def few_beside(p: Problem, shortest: int, longest: int) -> Launch:
     launch = few(p._replace(adjacent=False), shortest, longest, beside=True)
     pipe = launch.pipe._replace(
         BESIDE=True,
-        VALUE_STAGES=BESIDE_STAGES[1],
+        VALUE_STAGES=FEW_STAGES[1],
         BOX=math.gcd(p.page_size, launch.shape.TILE),
         PREFETCH=False,
         BRIEF=False,
@@ -191,7 +190,7 @@ def _shares(p: Problem, longest: int, beside: bool) -> Shares:
     if p.cache.itemsize == 1 or p.packed:
         asked = min(asked, max(FP8_COLUMNS, group))
     if beside:
-        columns, tile, stages = columns_beside(p), BESIDE_DIMS // dim_of(p), BESIDE_STAGES[0]
+        columns, tile, stages = columns_beside(p), BESIDE_DIMS // dim_of(p), FEW_STAGES[0]
     else:
         columns = max(8, triton.next_power_of_2(asked)) if asked <= _most_columns(p, asked > group) else 0
         tile, stages = _share_rings(p, columns)

@@ -40,9 +40,7 @@ def lanes(S: gl.constexpr):
 
 
 @gluon.jit
-def hand_out_blocks(
-    box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-):  # fmt: skip
+def hand_out_blocks(box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`blocks.hand_out_items` by a warp that makes the lists, too, while another one makes the shares of few rows."""
     ONE: gl.constexpr = of_one_warp(S)
     lists = known_same(make_lists(jobs.batch, lanes(ONE), jobs.mods, ONE, P))
@@ -51,8 +49,8 @@ def hand_out_blocks(
 
 @gluon.jit
 def hand_out_share(
-    box, new_box, query_box, ring, queries, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-):  # fmt: skip
+    box, new_box, query_box, ring, queries, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """One warp: the pieces of a share of few rows for everybody, their queries, and the tiles of keys."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     ONE: gl.constexpr = of_one_warp(S)
