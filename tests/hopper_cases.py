@@ -567,6 +567,9 @@ SMALL: dict[str, dict[str, Any]] = {
     "chunk over e4m3": ragged((100, 400)) | E4M3_CACHE,
     "chunk of e4m3": ragged((100, 400)) | ALL_E4M3 | dict(lse=False),
     "mixed": ragged((1, 500), (70, 300), (1, 0), (9, 9)) | dict(padding=3),
+    "mixed, group 12, features, head_dim 64": ragged((1, 500), (70, 300), (1, 0), (9, 9))
+    | FEATURES
+    | dict(heads=96, head_dim=64),
     "mixed over e4m3, group 3": ragged((1, 500), (70, 300), (9, 9)) | E4M3_CACHE | dict(heads=24),
     "prefills of any length": ragged(*[(n, n) for n in (112, 107, 165, 25, 64, 154, 57, 138)]),
     "invariant": ragged((1, 600), (70, 700)) | dict(batch_invariant=True),

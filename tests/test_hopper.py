@@ -77,6 +77,12 @@ def test_small_batches_give_the_results_of_the_reference(name: str) -> None:
 
 
 @pytest.mark.quick
+@hopper_plans.two_lists()
+def test_a_small_batch_in_two_lists_gives_the_results_of_the_reference() -> None:
+    run(sized("mixed", **SMALL["mixed"]), DEVICE)
+
+
+@pytest.mark.quick
 @pytest.mark.parametrize("name", [name for name in SMALL if "mixed" in name])
 @hopper_plans.long()
 def test_small_batches_of_uneven_queries_give_the_results_of_the_reference(name: str) -> None:
@@ -86,7 +92,7 @@ def test_small_batches_of_uneven_queries_give_the_results_of_the_reference(name:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) -> None:
-    with hopper_plans.long() if seed % 2 else hopper_plans.mixed():
+    with (hopper_plans.mixed, hopper_plans.long, hopper_plans.two_lists)[seed % 3]():
         run_random(name, seed, RANDOM[name], random_lengths, 4)
 
 
