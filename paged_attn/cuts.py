@@ -134,7 +134,7 @@ def _time(size: int, items: float, total: float, cut: float, programs: int) -> f
 
 
 def _size_of(block: Block, launch: Launch, chosen: Cuts) -> int:
-    """Of a block's pieces, about: those of few queries are a list of their own in mixed batches."""
+    """Of a block's pieces, about: those of few queries may be a list of their own."""
     few = launch.pipe.MIXED and block.siblings == 1 and block.tokens <= 64 // launch.shape.GROUP
     return chosen.least if few else chosen.size
 

@@ -192,7 +192,7 @@ def _are_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
 
 
 def block_columns(p: Problem, convert: int) -> int:
-    """Of blocks of few rows in mixed batches; 0: they are rows."""
+    """Of blocks of few rows in a list of their own; 0: they are rows."""
     return COLUMNS if p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0
 
 
@@ -269,7 +269,7 @@ def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: boo
 def _weighs_at_once(p: Problem, convert: int, tile: int) -> bool:
     """Whether blocks have registers for scores until it is known that these need not be weighed again.
 
-    Beside a converter they are few.  In mixed batches what is made again would be too much code as well.
+    Beside a converter they are few.  Of two lists what is made again would be too much code as well.
     """
     return convert == NONE or (convert != TRANSPOSE and dim_of(p) <= 128 and (tile == 64 or dim_of(p) == 64))
 

@@ -124,7 +124,7 @@ def joins_in_place(S, P):
     """Whether the last program adds the other pieces to its own where that lies, and stores all rows at once.
 
     Half as long for two pieces, one of which is here; for many the other way asks for more of them at a time, which
-    counts for even shares.  Wider rows would spill, mixed batches have the other way for columns anyway, fp8 products
+    counts for even shares.  Wider rows would spill, two lists have the other way for columns anyway, fp8 products
     have dims elsewhere, and pieces of a fixed size, of which a program has several, are folded.
     """
     return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.DIM <= 128

@@ -76,7 +76,7 @@ def covers(p: Problem) -> bool:
 def launches(p: Problem) -> tuple[Launch, ...]:
     """Even shares where all sequences have few queries, blocks from a counter where some have many.
 
-    Where many have few beside these, it depends on what the batch waits for: `_are_long`.
+    Where many have few beside these, it depends on what the batch waits for: `_are_long`, `_suit_each_other`.
     """
     if p.batch_invariant:
         return invariant.launches(p)
@@ -171,7 +171,8 @@ def _suit_columns(p: Problem) -> bool:
 def _are_long(p: Problem) -> bool:
     """Whether sequences of uneven queries are all served as long ones are, in one list.
 
-    Most are, and products take longer than memory; or there is little to read; or few rows have no kernel of their own.
+    Most are, and products take longer than memory; or there is little to read, and few long queries to hide it; or few
+    rows have no kernel of their own.
     As many keys as a sequence has queries are sure to meet these: of a context that is longer the host knows nothing.
     """
     keys = p.keys_seen(p.max_seqlen_q)
