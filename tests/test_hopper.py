@@ -54,6 +54,13 @@ def test_uneven_queries_in_two_lists_give_the_results_of_the_reference(name: str
     run(case, DEVICE)
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("few long ones") and "192" not in name])
+@hopper_plans.mixed()
+def test_few_long_queries_among_many_decodes_are_two_lists(name: str) -> None:
+    (launch,) = plan.plan(problem_of(build(sized(name, **CASES[name]), DEVICE))).launches
+    assert launch.pipe.MIXED
+
+
 WINDOWS = [
     name
     for name, fields in CASES.items()

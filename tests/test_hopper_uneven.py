@@ -34,6 +34,7 @@ UNEVEN = {
     "little to read, few tokens": (MIXED._replace(seqs=8, tokens=198, max_seqlen_q=191, max_seqlen_k=3000), "blocks"),
     "little to read, one KV head": (MIXED._replace(heads=4, kv_heads=1, max_seqlen_k=2048), "blocks"),
     "as little in fp8": (MIXED._replace(max_seqlen_k=1000, **E4M3_CACHE), "blocks"),
+    "two KV heads, which many pieces are joined of": (MIXED._replace(heads=8, kv_heads=2), "beside"),
     "small heads": (MIXED._replace(head_dim=64), "beside"),
     "strides that make no box": (MIXED._replace(query_box=False), "two lists"),
     "large heads": (MIXED._replace(head_dim=256), "blocks"),
@@ -71,7 +72,12 @@ def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_la
         assert few.longest == few.pipe.COLUMNS // (call.heads // call.kv_heads)
         assert not few.shape.CLEAR
         assert blocks.programs == few.programs == call.device.multiprocessors
-        assert hopper.need_of(blocks).counters > hopper.need_of(few).counters >= hopper.TAKEN + few.programs
+        # as `mixed.scratch_behind` has them
+        behind = few.slots * few.shape.LIVE * (few.shape.DIM + 2)
+        counted = hopper.TAKEN + (3 if few.pipe.GROUPED else 1) * blocks.programs
+        assert (behind, counted) == (hopper.need_of(few).states, hopper.need_of(few).counters)
+        alone = hopper.need_of(blocks._replace(beside=None))
+        assert (behind + alone.states, counted + alone.counters) == hopper.need_of(blocks)[::2]
     else:
         assert ("two lists" if blocks.pipe.MIXED else "blocks") == expected
 

@@ -101,9 +101,8 @@ ATTENTION = {
 
 LONG_PREFILL = PREFILL | dict(query_lens=(8192,), seq_lens=(8192,))
 PROMPTS = PREFILL | dict(query_lens=(1024,) * 8, seq_lens=(1024,) * 8, bounds=True)
-MIXED: dict[str, Any] = dict(
-    query_lens=(512, *(1,) * 40), seq_lens=(16384, *(64,) * 40)
-)  # mostly of keys, told by bounds
+# mostly of keys, told by bounds
+MIXED: dict[str, Any] = dict(query_lens=(512, *(1,) * 40), seq_lens=(16384, *(64,) * 40))
 FEW_LONG: dict[str, Any] = dict(query_lens=(40, *(1,) * 63), seq_lens=(8192, *(64,) * 63))  # of which there is little
 DRAFT_OF_8 = DECODE | dict(query_lens=(8,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True)
 OF_512 = DECODE | dict(seq_lens=(512,) * 64)  # the Hopper kernels leave fewer to the portable ones

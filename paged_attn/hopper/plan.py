@@ -172,8 +172,8 @@ def _are_long(p: Problem) -> bool:
     """Whether sequences of uneven queries are all served as long ones are, in one list.
 
     Most are, and products take longer than memory; or there is little to read, and few long queries to hide it; or few
-    rows have no kernel of their own.
-    As many keys as a sequence has queries are sure to meet these: of a context that is longer the host knows nothing.
+    rows have no kernel of their own.  As many keys as a sequence has queries are sure to meet these: of a context that
+    is longer the host knows nothing.
     """
     keys = p.keys_seen(p.max_seqlen_q)
     if p.tokens * min(p.max_seqlen_q, keys) >= MOSTLY_LONG * p.seqs * keys:
