@@ -150,8 +150,8 @@ def test_rows_that_share_lines_of_memory_with_others_come_in_small_tiles(head_di
         (1, even(1, 2, 32768), 26),  # 16 rows
         (1, even(1, 4, 32768), 10),  # 64
         (1, even(1, 8, 32768), 10),
-        (1, even(1, 8, 2304), 0),  # in nine shares of four tiles
-        (1, even(1, 8, 2560), 10),
+        (1, even(1, 8, 2880), 0),  # in nine shares of five tiles
+        (1, even(1, 8, 2944), 10),
         (8, even(1, 16, 8192), 10),  # 16 shares for a block of 64 rows
         (8, even(1, 32, 8192), 0),  # for two
         (8, even(2, 16, 8192), 10),

@@ -25,6 +25,7 @@ from .shapes import (
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
 LEAST_FEW, ONE_SHARE = 4, 8
+WORTH = 0.75  # of the programs, if fewer join sooner
 GROUPING = 256  # rows of pieces that could be joined while programs count once more
 # Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
 # blocks are so few for that many programs that each would be cut into many pieces.
@@ -64,9 +65,21 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False) -> Launch
     least = 1
     if s.rows >= 64 and p.seqs * s.blocks < s.shares:
         tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
-        least = tiles if tiles <= ONE_SHARE else LEAST_FEW
+        least = tiles if tiles <= ONE_SHARE else _least_of(p, s, tiles, rows_of(p, longest))
     pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
     return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+
+
+def _least_of(p: Problem, s: Shares, tiles: int, rows: int) -> int:
+    """Tiles of a share of blocks of so many tiles, and rows that live, fewer than programs.
+
+    Of n shares each takes tiles / n, and to join them in groups takes 2 * sqrt(n) pieces, of 35 rows as long as a tile
+    of 16 bits.  Half of the programs keep memory nearly as busy as all; a few less than all gain nothing.
+    """
+    joined = min(rows, s.rows) * min(dim_of(p), 128) / 128 / 35  # tiles' times that a piece takes
+    best = round((tiles * joined**2) ** (1 / 3))
+    few = p.cache.itemsize == 2 and p.seqs * s.blocks * tiles <= WORTH * s.shares * best
+    return max(LEAST_FEW, best if few else 0)
 
 
 def columns_beside(p: Problem) -> int:
