@@ -21,17 +21,24 @@ KNOWN = 256  # addresses of which a launch keeps a descriptor: the layers of a m
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own, the last of a kernel's parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a launch that begins when the one before it lets it
+
+
+class Attribute(ctypes.Structure):
+    """CUlaunchAttribute, as its value one number."""
+
+    _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 
 
 class Config(ctypes.Structure):
-    """CUlaunchConfig; clusters, cooperative and dependent launches would have attributes."""
+    """CUlaunchConfig; dependent launches have an attribute, clusters and cooperative ones would have others."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
         ("block", ctypes.c_uint * 3),
         ("shared", ctypes.c_uint),
         ("stream", ctypes.c_void_p),
-        ("attributes", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
         ("num_attributes", ctypes.c_uint),
     )
 
@@ -67,10 +74,13 @@ def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count
     how = (compiled.function, cooperative, dependent, None, None, packed, None, None, None)
     through_triton = caller(function, (*grid, STREAM, *how, *args), encode)
     warps, clusters, shared = packed
-    if clusters > 1 or cooperative or dependent or 0 in grid or None in metas:
+    if clusters > 1 or cooperative or 0 in grid or None in metas:
         return through_triton
     try:
         config = Config(grid, (32 * warps, 1, 1), shared)
+        if dependent:
+            attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
+            config.attributes, config.num_attributes = ctypes.pointer(attribute), 1
         parameters = [*_parameters(tuple(compiled.src.signature.values()), args), *SCRATCH]
         described = [(place, AtAddress(x)) for place, (kind, x) in enumerate(parameters) if kind == "box"]
         boxes = [(place, x.slot, Places(x.encoded(encode, i))) for i, (place, x) in enumerate(described)]

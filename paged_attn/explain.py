@@ -82,7 +82,8 @@ def _launch(launch: Launch) -> str:
         f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
         for i, (name, grid) in enumerate(grids(launch).items())
     )
-    return f"{kernels}, for {_served(launch)}"
+    follows = launch.pipe is not None and launch.pipe.FOLLOWS
+    return f"{kernels}, for {_served(launch)}" + "; they begin as programs of launch 1 end" * follows
 
 
 def _served(launch: Launch) -> str:

@@ -29,6 +29,7 @@ class Step(NamedTuple):
     args: tuple[Any, ...]
     options: dict[str, Any]
     need: scratch.Need | None = None  # what STATES and INTS are from this step on
+    room: int = 0  # which of a stream's: steps that run at the same time have one each
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
@@ -56,6 +57,7 @@ class Kept(NamedTuple):
     """A step whose kernel is compiled: functions of all addresses, of which STREAM is the last."""
 
     need: scratch.Need | None
+    room: int
     launch: Callable[[Sequence[int]], object]
     observed: Callable[[Sequence[int]], object]  # the same, and Triton's launch hooks fire
 
@@ -80,14 +82,14 @@ class Launches:
     def first(self, tensors: tuple[Any, ...]) -> None:
         """Launch with these tensors; compiles what has not been compiled."""
         kept = []
-        room = scratch.NONE
+        rooms = [scratch.NONE]  # held until all are launched: a graph's memory is free again for the next otherwise
         wait_for_triton()
         with current(self.device):
             stream = self.stream(self.index)
             for step in self.steps:
                 if step.need is not None:
-                    room = scratch.take(step.need, self.device, stream)
-                everything = (*tensors, room.states, room.ints, stream)
+                    rooms.append(scratch.take(step.need, self.device, stream, step.room))
+                everything = (*tensors, rooms[-1].states, rooms[-1].ints, stream)
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **step.options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
@@ -103,10 +105,11 @@ class Launches:
         stream = self.stream(index)
         hooks = triton.knobs.runtime
         observed = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
-        room = scratch.NONE
-        for need, launch, launch_observed in self.kept or ():
+        rooms = [scratch.NONE]
+        for need, number, launch, launch_observed in self.kept or ():
             if need is not None:
-                room = scratch.take(need, self.device, stream)
+                rooms.append(scratch.take(need, self.device, stream, number))
+            room = rooms[-1]
             (launch_observed if observed else launch)([*addresses, room.states_at, room.ints_at, stream])
 
 
@@ -125,4 +128,4 @@ def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
     direct = driver.launch_of(compiled, grid, step.args, count)
     if direct is None:
         direct = caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args))
-    return Kept(step.need, direct, observed)
+    return Kept(step.need, step.room, direct, observed)

@@ -2,7 +2,8 @@
 
 A counter must be zero when a launch begins, and every launch leaves it at zero.  So it is zeroed once, and who may use
 it at the same time is all that matters:
-- eager calls on one stream follow one another, and share counters and states;
+- eager calls on one stream follow one another, and share counters and states; two launches of one call that overlap
+  have their own;
 - a captured call has counters of its own for ever, since its graph may be replayed beside any other; its states come
   from the graph's memory pool.
 """
@@ -70,17 +71,20 @@ class Room(NamedTuple):
 
 
 NONE = Room(None, None)
-_rooms: dict[tuple[int | None, int], Room] = {}  # by device and stream: what the eager calls of one stream share
+_rooms: dict[tuple[int | None, int, int], Room] = {}  # by device, stream and number: what eager calls share
 _arenas: dict[torch.device, Arena] = {}
 
 
-def take(need: Need, device: torch.device, stream: int) -> Room:
-    """Room for a launch on this stream of the device, which is the current one."""
+def take(need: Need, device: torch.device, stream: int, number: int = 0) -> Room:
+    """Room for a launch on this stream of the device, which is the current one.
+
+    number: launches that run at the same time have different ones.
+    """
     if need.cuts:  # two launches, between which another thread may use the same stream
         return _room(_empty(need.states, torch.float32, device), _empty(need.cuts, torch.int32, device))
     if stream and torch.cuda.is_current_stream_capturing():  # the default stream, 0, cannot be captured
         return _room(_empty(need.states, torch.float32, device), arena(device).take(need.counters))
-    place = device.index, stream
+    place = device.index, stream, number
     room = _rooms.get(place)
     if room is None or room.states_size < need.states or room.ints_size < need.counters or room.arena.low:
         room = _rooms[place] = _grown(room or NONE, need, device)

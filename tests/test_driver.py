@@ -47,11 +47,12 @@ class Driver:
     """Stands in for cuLaunchKernelEx: notes what it reads in the sizes that it is told."""
 
     def __init__(self, sizes: tuple[int, ...]) -> None:
-        self.sizes, self.launches, self.fails = sizes, list[Any](), 0
+        self.sizes, self.launches, self.attributes, self.fails = sizes, list[Any](), list[Any](), 0
 
     def __call__(self, config: int, function: int, pointers: int, extra: None) -> int:
         seen = driver.Config.from_address(config)
         places = (ctypes.c_void_p * len(self.sizes)).from_address(pointers)
+        self.attributes += [(x.id, x.value[0]) for x in seen.attributes[: seen.num_attributes]]
         bits = [ctypes.string_at(place, size) for place, size in zip(places, self.sizes)]
         self.launches.append(((*seen.grid, *seen.block, seen.shared, seen.stream, seen.num_attributes), function, bits))
         return self.fails
@@ -97,6 +98,18 @@ def test_the_driver_finds_the_addresses_and_the_stream_of_each_launch(monkeypatc
     ]
     assert {function for _, function, _ in start.launches} == {17}
     assert not notes
+
+
+def test_a_launch_that_need_not_wait_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, start, notes = launch_of(monkeypatch, launch_pdl=True)
+    launch(FIRST)
+    launch(SECOND)
+    assert [config[-2:] for config, _, _ in start.launches] == [(7, 1), (9, 1)]
+    assert start.attributes == [(driver.PROGRAMMATIC_STREAM_SERIALIZATION, 1)] * 2
+    assert not notes
+    start.fails = 1
+    launch(FIRST)
+    assert notes[0][5:7] == (False, True), "Triton's launcher is told as well"
 
 
 class Written(driver.Places):
@@ -168,7 +181,6 @@ def test_a_launch_during_a_launch_goes_through_triton(monkeypatch: pytest.Monkey
     "changed",
     [
         {"packed": (4, 2, 1000)},
-        {"launch_pdl": True},
         {"launch_cooperative_grid": True},
         {"grid": (0, 1, 1)},
         {"metas": [None]},

@@ -75,8 +75,9 @@ def test_what_tiles_of_an_x_packed_cache_are_is_told() -> None:
 def test_launches_of_both_dialects_are_told() -> None:
     lines = told(queries="1x2048,63x1", keys="1x2048,63x4096", window=(127, -1))
     assert lines["kernels"] == "Hopper's, and the portable one for few queries of few keys"
-    assert lines["launch 1"].startswith("blocks_kernel")
-    assert lines["launch 2"].startswith("attention_kernel")
+    assert lines["launch 1"].startswith("attention_kernel")
+    assert lines["launch 2"].startswith("blocks_kernel")
+    assert lines["launch 2"].endswith("; they begin as programs of launch 1 end")
 
 
 def test_what_the_hopper_kernels_lack_is_named() -> None:

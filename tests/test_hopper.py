@@ -122,7 +122,7 @@ def run_random(name: str, seed: int, family: dict[str, Any], lengths: Any, batch
 @hopper_plans.mixed()
 def test_blocks_over_x_packed_caches_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **BLOCKS[name])
-    blocks, *_ = plan.plan(problem_of(build(case, DEVICE))).launches
+    *_, blocks = plan.plan(problem_of(build(case, DEVICE))).launches
     assert blocks.pipe.PACKED
     assert not blocks.pipe.SHARES
     run(case, DEVICE)

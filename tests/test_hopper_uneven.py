@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import paged_attn
 from paged_attn import plan
 from paged_attn.hopper import plan as hopper
 from tests import simulator
@@ -46,8 +47,8 @@ UNEVEN = {
     "over e4m3, no decodes, a token of 8 rows": (MIXED._replace(only="prefill", heads=64, **E4M3_CACHE), "blocks"),
     "over e4m3, small heads": (MIXED._replace(head_dim=64, **E4M3_CACHE), "3.. 0..2"),
     "over e4m3, mostly long ones": (MIXED._replace(tokens=9000, max_seqlen_q=9000, **E4M3_CACHE), "blocks"),
-    "all of e4m3": (MIXED._replace(**ALL_E4M3), "two lists"),
-    "all of e4m3, small heads": (MIXED._replace(head_dim=64, **ALL_E4M3), "two lists"),
+    "all of e4m3": (MIXED._replace(**ALL_E4M3), "3.. 0..2"),
+    "all of e4m3, small heads": (MIXED._replace(head_dim=64, **ALL_E4M3), "3.. 0..2"),
 }
 
 
@@ -60,8 +61,11 @@ def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_la
     assert served[0][0] == (2 if call.only == "prefill" else 0)
     assert served[-1][1] == hopper.UNBOUNDED
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(served))
-    blocks, *shares = launches
-    assert [x.pipe.SHARES for x in launches] == [False] + [True] * len(shares)
+    *shares, blocks = launches
+    assert [x.pipe.SHARES for x in launches] == [True] * len(shares) + [False]
+    assert all(x.shape.LEADS for x in shares)
+    assert (len(shares) > 0) == blocks.pipe.FOLLOWS
+    assert not blocks.shape.LEADS
     assert (call.only is None) == blocks.shape.CLEAR
     assert not any(x.shape.CLEAR for x in shares), "once is enough"
     if shares:
@@ -104,8 +108,10 @@ BESIDE = {
 @pytest.mark.parametrize("name", BESIDE)
 def test_few_keys_of_many_decodes_are_left_to_the_portable_kernel_beside_blocks(name: str) -> None:
     call, longest = BESIDE[name]
-    blocks, *beside = hopper.launches(call)
+    *beside, blocks = hopper.launches(call)
     assert not blocks.pipe.SHARES
+    assert (len(beside) > 0) == blocks.pipe.FOLLOWS
+    assert all(x.shape.LEADS for x in beside)
     assert longest == (beside[0].longest if beside and beside[0].pipe is None else None)
     if longest is not None:
         assert (blocks.shortest, blocks.pipe.MIXED) == (longest + 1, False)
@@ -136,9 +142,36 @@ def test_launches_of_both_dialects_serve_a_batch_together(fields: dict[str, Any]
     keys = (500, 300, 70, 900, 0, 64, 4000, 700, 1, 130) + tuple(range(30, 2430, 40))
     case = sized(str(fields), query_lens=queries, seq_lens=keys, window_size=(127, -1), sinks=True, padding=3, **fields)
     launches = plan.plan(problem_of(build(case, DEVICE))).launches
-    assert [x.pipe is None for x in launches] == [False, True]
+    assert [x.pipe is None for x in launches] == [True, False]
     run(case, DEVICE)
     run(case, DEVICE)
+
+
+@pytest.mark.gpu
+@pytest.mark.hopper
+@pytest.mark.skipif(simulator.SIMULATES, reason="its launches follow one another")
+@pytest.mark.parametrize("chunk", [(70, 70), (64, 9000)], ids=["a short block", "blocks that are cut"])
+def test_what_comes_behind_overlapped_launches_finds_the_results_of_both(chunk: tuple[int, int]) -> None:
+    """Blocks begin, and may end, beside the last programs of long decodes; out is copied as soon as it may be."""
+    queries, keys = (chunk[0], *[1] * 40), (chunk[1], *[9000] * 40)
+    case = sized("overlapped", query_lens=queries, seq_lens=keys, cache_dtype=E4M3, lse=False)
+    inputs = build(case, DEVICE)
+    assert [x.pipe.FOLLOWS for x in plan.plan(problem_of(inputs)).launches] == [False, True]
+    out = paged_attn.paged_attention(**inputs)
+    assert isinstance(out, torch.Tensor)
+    want = out.clone()
+    graph, copies = torch.cuda.CUDAGraph(), torch.empty(20, *out.shape, dtype=out.dtype, device=DEVICE)
+    with torch.cuda.graph(graph):
+        for copy in copies:
+            out.fill_(float("nan"))
+            paged_attn.paged_attention(**inputs | dict(out=out))
+            copy.copy_(out)
+    graph.replay()
+    assert all(torch.equal(copy, want) for copy in copies)
+    for _ in range(20):
+        out.fill_(float("nan"))
+        paged_attn.paged_attention(**inputs | dict(out=out))
+        assert torch.equal(out.clone(), want)
 
 
 def test_long_sequences_of_uneven_batches_may_be_cut() -> None:

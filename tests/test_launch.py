@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import paged_attn
-from paged_attn import calls, launch, plan
+from paged_attn import calls, launch, plan, scratch
 from paged_attn.template import Argument, fill, filler
 from tests.cases import build
 from tests.test_calls import BASES, FP16, Cut, outcome
@@ -89,6 +89,29 @@ def test_launch_hooks_of_triton_fire(monkeypatch: pytest.MonkeyPatch) -> None:
     launches.again((4096,))
     enter, leave = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     assert notes == [(3, 1, 1, 9, 17, (4, 1, 0), ("metadata", (3,)), enter, leave, 4096, 5)]
+
+
+def test_steps_that_run_at_the_same_time_have_scratch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first time, and when they are kept; what needs none goes on with that of the step before."""
+    monkeypatch.setattr(launch, "KEEPS", True)
+    monkeypatch.setattr(scratch, "_rooms", {})
+    anew: list[Any] = []
+    again: list[Any] = []
+
+    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Compiled:
+        anew.append([x.data_ptr() for x in args])
+        return Compiled(again)
+
+    monkeypatch.setattr(launch, "run", run)
+    kernel, args, need = SimpleNamespace(arg_names=["a", "b"]), (launch.STATES, launch.INTS), scratch.Need(64, 0, 4)
+    steps = [launch.Step(kernel, (1,), args, {}, need, room=0), launch.Step(kernel, (1,), args, {})]
+    steps += [launch.Step(kernel, (1,), args, {}, need, room=1)]
+    launches = launch.Launches(steps, torch.device("cpu"))
+    launches.first(())
+    launches.again(())
+    assert anew[0] == anew[1]
+    assert not set(anew[0]) & set(anew[2])
+    assert [list(x[-2:]) for x in again] == anew
 
 
 def test_descriptors_describe_the_memory_of_the_call() -> None:

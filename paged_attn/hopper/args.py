@@ -40,6 +40,7 @@ class Pipe(NamedTuple):
     QUERY_BOX: bool = False  # queries come through the copy engine
     QUERY_SLOTS: int = 1  # for those of a block each, of warpgroups of one code or few: two, where one may be ahead
     BESIDE: bool = False  # few rows by a warpgroup beside blocks: mixed.py
+    FOLLOWS: bool = False  # programs begin where those of the call's launch before this one end, and wait for it then
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
 
 

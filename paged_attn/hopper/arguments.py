@@ -40,4 +40,6 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
     options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None}
     if launch.config.registers is not None:
         options["maxnreg"] = launch.config.registers
-    return Step(kernel, launch.grid, args, options, need_of(launch))
+    if pipe.FOLLOWS:
+        options["launch_pdl"] = True
+    return Step(kernel, launch.grid, args, options, need_of(launch), room=int(pipe.FOLLOWS))

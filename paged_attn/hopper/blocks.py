@@ -25,7 +25,7 @@ from .mail import make_mail, publish, read
 from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, bring_lengths, first_of_many, item_from, leave_lists, make_lists, settle
-from .shim import fence_async_shared, gl, gluon
+from .shim import fence_async_shared, gdc_wait, gl, gluon
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
 # have that long to come.  More would bind a program to an item long before it is free.
@@ -104,6 +104,8 @@ def hand_out_items(
                     turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
             taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
+    if P.FOLLOWS:
+        gdc_wait()
 
 
 @gluon.jit

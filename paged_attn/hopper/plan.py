@@ -8,7 +8,7 @@ import triton
 from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, few_apart
 from ..scratch import Need
 from . import invariant
-from .block_items import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, block_columns, conversion, many, many_beside, parts_of
+from .block_items import NONE, TRANSPOSE, block_columns, conversion, many, many_beside, parts_of
 from .even_shares import columns_beside, few, few_beside, has_little
 from .shapes import COLUMNS, FP8_COLUMNS, ONE_WARP, PACKED_COLUMNS, ROW_VALUES, dim_of, is_even, rows_of
 
@@ -90,19 +90,29 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     if is_even(p) or rows_of(p, UNBOUNDED) <= 64:
         return (many(p, shortest, False),)
     if _decode_little(p) and (apart := few_apart(p, shortest)).longest >= shortest:
-        return (many(p, apart.longest + 1, False), apart)
+        return _overlapped(apart, many(p, apart.longest + 1, False))
     if _are_long(p):
         return (many(p, shortest, False),)
     group = p.heads // p.kv_heads
     if _suit_each_other(p):
         longest = columns_beside(p) // group
         return (many_beside(p, longest + 1)._replace(beside=few_beside(p, shortest, longest)),)
-    if conversion(p) not in (WIDEN, WIDEN_VALUES) and not p.packed:
+    if conversion(p) == NONE and not p.packed:
         return (many(p, shortest, True),)
     # a converter is slower than memory, and few rows do without one; x-packed, these are columns of other boxes
     longest = max(1, COLUMNS // group)
-    others = (few(p, shortest, longest),) if shortest <= longest else ()
-    return (many(p, max(shortest, longest + 1), False), *others)
+    if shortest > longest:
+        return (many(p, shortest, False),)
+    return _overlapped(few(p, shortest, longest), many(p, longest + 1, False))
+
+
+def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
+    """Two launches of different sequences: programs of the second begin wherever some of the first have ended.
+
+    Few rows come first: some of their programs are served by memory later than others, and blocks balance themselves.
+    """
+    first = first._replace(shape=first.shape._replace(LEADS=True))
+    return first, second._replace(pipe=second.pipe._replace(FOLLOWS=True))
 
 
 def _few_rows(p: Problem) -> bool:

@@ -16,6 +16,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def first_of(module: Any, *names: str) -> Any:
@@ -35,6 +36,8 @@ __all__ = [
     "TensorDescriptor",
     "async_copy",
     "fence_async_shared",
+    "gdc_launch_dependents",
+    "gdc_wait",
     "gl",
     "gluon",
     "load_box",

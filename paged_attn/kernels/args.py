@@ -146,6 +146,7 @@ class Shape(NamedTuple):
     NORMALIZED: bool = False  # queries of any magnitude are brought into float16's range, row by row
     WHOLE: bool = False  # even shares may begin with blocks, where all of these are about as long; wants ONE_SCAN
     PAIRED: bool = False  # KV heads are two each, side by side, read as one of twice the dims: DIM is of both
+    LEADS: bool = False  # the call's next launch, of other sequences, need not wait until this one has ended
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
 
 

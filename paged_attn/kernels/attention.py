@@ -230,6 +230,8 @@ def attention_kernel(
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )  # fmt: skip
+    if S.LEADS:
+        tl.extra.cuda.gdc_launch_dependents()
     boxes = None
     if key_box is not None:
         boxes = KeyValues(key_box, value_box)

@@ -277,6 +277,8 @@ static std::unordered_map<std::string, Run> all_instructions() {
     PRODUCTS(256)
 #undef PRODUCTS
     t["wgmma.fence.sync.aligned"] = nothing;
+    // launches follow one another here
+    t["griddepcontrol.launch_dependents"] = t["griddepcontrol.wait"] = nothing;
     t["wgmma.commit_group.sync.aligned"] = commit;
     t["wgmma.wait_group.sync.aligned"] = await_products;
     return t;
