@@ -154,6 +154,7 @@ FP8_SUITE = FP8_CACHES + (
     uniform("prefill b4 x 4096, all e4m3", 4, 4096, 4096, **ALL_FP8),
     uniform("prefill b1 x 16384, all e4m3", 1, 16384, 16384, **ALL_FP8),
     uniform("chunk of 2048 at 16384, all e4m3", 1, 2048, 16384, **ALL_FP8),
+    *(replace(case, name=f"{case.name}, all e4m3", **ALL_FP8) for case in MIXED[:2]),
 )
 # Local layers: a token sees the last 128 or 1024, in models with heads of 128 dims or, with sinks, of 64.
 SMALL_HEADS: dict[str, Any] = dict(heads=64, head_dim=64, sinks=True)

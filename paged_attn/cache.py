@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import arguments, calls, layout
 from . import check as checks
-from .backend import device_of
+from .backend import Device, device_of
 from .kernels.write import write_kv_kernel
 from .launch import Launches, Step
 from .template import arguments_for
@@ -34,18 +34,18 @@ def write(
     axes = checks.check_write(
         k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale
     )  # fmt: skip
-    device_of(k.device)
+    device = device_of(k.device)
     if checks.enabled(check):
         checks.check_write_contents(axes, slot_mapping)
     if axes.tokens == 0:
         return
     with arguments_for((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)) as held:
-        launches = Launches([_step(held, kv_layout, axes)], k.device)
+        launches = Launches([_step(held, kv_layout, axes, device)], k.device)
     launches.first(tensors)
     calls.keep(of, launches)
 
 
-def _step(held: list[Any], kv_layout: str, axes: checks.Axes) -> Step:
+def _step(held: list[Any], kv_layout: str, axes: checks.Axes, device: Device) -> Step:
     """A program per token and so many of its heads as make some 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
     dim = max(16, triton.next_power_of_2(axes.head_dim))
@@ -54,6 +54,6 @@ def _step(held: list[Any], kv_layout: str, axes: checks.Axes) -> Step:
     args = (
         layout.rows(k), layout.rows(v), layout.cache(k_cache, v_cache, kv_layout), slot_mapping,
         arguments.scales(1.0, key=k_scale, value=v_scale),
-        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads,
+        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads, device.capability >= 90,
     )  # fmt: skip
-    return Step(write_kv_kernel, grid, args, {})
+    return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.capability >= 90 else {})

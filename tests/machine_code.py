@@ -25,6 +25,19 @@ MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 SHARED = {"sm80": 166912, "sm90": 232448, "sm100": 232448, "gfx942": 65536}
 # What decides a row's bits in the loop over keys: a decode's kernel must do exactly what a prefill's does.
 ARITHMETIC = ("FADD", "FMUL", "FFMA", "MUFU", "FMNMX", "SHFL", "F2FP", "HGMMA", "HMMA")
+TOUCHES = {
+    "ATOM",
+    "ATOMG",
+    "CCTL",
+    "LD",
+    "LDG",
+    "LDGSTS",
+    "RED",
+    "ST",
+    "STG",
+    "UBLKPF",
+    "UTMALDG",
+}  # memory of the device
 IN_FOURS = ("LDG.E.128", "STG.E.128")  # four words of each thread
 COPY = "UMOV"  # of a uniform register
 LEAVES = {"BRA", "BRX", "EXIT", "RET"}
@@ -153,6 +166,23 @@ def _ways(blocks: list[list[str]]) -> list[list[int]]:
         always = leaves and not re.search(r"^@|\bBRA\.DIV\b|\bBRA\S*\s+!?U?P", block[-1])
         ways[-1] += [i + 1] if not always and i + 1 < len(blocks) else []
     return ways
+
+
+def before_waiting(code: list[str]) -> list[str]:
+    """What touches memory on the way to where the launch ahead of this one has ended (`griddepcontrol.wait`).
+
+    Partitions wait for the warps that come by there.
+    """
+    blocks = _blocks(code)
+    ways = _ways(blocks)
+    waits = [next((n for n, x in enumerate(block) if operation(x) == "ACQBULK"), None) for block in blocks]
+    reached = [0]
+    for i in reached:
+        reached += [j for j in dict.fromkeys(ways[i]) if j not in reached] if waits[i] is None else []
+    leading = [i for i in reached if waits[i] is not None]
+    for i in leading:
+        leading += [j for j in reached if i in ways[j] and waits[j] is None and j not in leading]
+    return sorted(TOUCHES & {operation(x) for i in leading for x in blocks[i][: waits[i]]})
 
 
 def natural_loops(code: list[str]) -> list[list[str]]:
@@ -401,6 +431,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
         facts["overtaken_readers"] = overtaken_readers(code)
         facts["reused_barriers"] = reused_barriers(code)
         facts["unwritten"] = unwritten(code)
+        facts["before_waiting"] = before_waiting(code)
         facts["advice"] = wgmma_advice(kernel) if facts["operations"]["HGMMA"] + facts["operations"]["QGMMA"] else []
     return facts
 

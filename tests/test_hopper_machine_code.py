@@ -180,10 +180,12 @@ def complaints(facts: dict[str, Any]) -> Iterator[str]:
         yield f"has {facts['code_bytes'] / 1024:.0f} KB of machine code"
     if facts["advice"]:
         yield f"is told {facts['advice']}"
-    leads, follows = (facts["operations"].get(word, 0) for word in ("PREEXIT", "ACQBULK"))
-    first = facts["kernel"] == "shares_kernel"
-    if (leads, follows) != ((first, not first) if variant in BESIDE_BLOCKS else (0, 0)):
-        yield f"lets the next launch begin {leads} times, and waits for the one before {follows} times"
+    leads, waits = (facts["operations"].get(word, 0) for word in ("PREEXIT", "ACQBULK"))
+    first = variant in BESIDE_BLOCKS and facts["kernel"] == "shares_kernel"
+    if (leads, waits) != (first, 1):
+        yield f"lets the next launch begin {leads} times, and waits for the one before {waits} times"
+    if (len(facts["before_waiting"]) > 0) != (variant in BESIDE_BLOCKS and not first):
+        yield f"waits for the one before behind {facts['before_waiting']}"
     if facts["overtaken_readers"]:
         yield "stores arguments of partitions where a warp may still read something else"
     if facts["reused_barriers"]:
@@ -373,6 +375,23 @@ def test_loops_that_send_products_in_turn_are_told() -> None:
     assert told(take, products[0], give, wait, products[1], wait) == 0
 
 
+def test_what_touches_memory_before_a_kernel_waits_is_told() -> None:
+    code = ["S2R R0, SR_TID.X", "@P0 LDG.E.64 R2, [R4]", "UTMALDG.3D [UR8], [UR4]", "LDS R2, [R3]"]
+    assert machine_code.before_waiting([*code, "ACQBULK", "STG.E [R2], R5"]) == ["LDG", "UTMALDG"]
+    assert machine_code.before_waiting([*code[:1], "ACQBULK", *code[1:], "ACQBULK"]) == []
+    assert machine_code.before_waiting(code) == []
+    partition = [
+        "@P0 BRA `(.L_x_1)",
+        "BAR.SYNC 0x1",
+        "LDG.E R2, [R4]",
+        "EXIT",
+        ".L_x_1:",
+        "S2R R0, SR_TID.X",
+        "ACQBULK",
+    ]
+    assert machine_code.before_waiting(partition) == []
+
+
 def test_barriers_are_told_by_number() -> None:
     code = ["@P0 BAR.SYNC.DEFER_BLOCKING 0x1", "BAR.SYNC.DEFER_BLOCKING 0xb, 0x80", "BAR.SYNC.DEFER_BLOCKING R3, 0x100"]
     assert machine_code.named_barriers([*code, "@P0 BAR.ARV 0xe, 0x100", "BAR.ARV R0, 0x100"]) == {1, 11}
@@ -436,11 +455,13 @@ def test_a_hopper_kernel_that_lacks_everything_is_complained_about() -> None:
     facts = dict(
         variant="prefill all fp8", kernel="blocks_kernel", shared=232449, spilled=129, advice=["serialised"],
         overtaken_readers=1, reused_barriers=1, unwritten=1, boxes_in_loops_of_their_own=1,
-        operations={"F2F": 1, "ACQBULK": 1}, innermost=[loop], under_products=[], code_bytes=116 << 10,
-        loops_in_turn=0, named_barriers=[0, 14],
+        operations={"F2F": 1, "PREEXIT": 1}, before_waiting=["LDG"], innermost=[loop], under_products=[],
+        code_bytes=116 << 10, loops_in_turn=0, named_barriers=[0, 14],
     )  # fmt: skip
     found = " ".join(text.split()[0] for text in complaints(facts))
-    assert found == "takes spills has is lets stores uses uses does sends spills waits waits rescales converts does"
+    assert (
+        found == "takes spills has is lets waits stores uses uses does sends spills waits waits rescales converts does"
+    )
     divided = facts | dict(
         variant="long exact softcap of 10", innermost=[dict(HGMMA=12, MUFU=133, FMUL=196, VOTE=1, BAR=1)]
     )

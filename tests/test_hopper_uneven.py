@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import paged_attn
 from paged_attn import plan
 from paged_attn.hopper import plan as hopper
 from tests import simulator
@@ -23,6 +22,18 @@ UNEVEN = {
     "no decodes, drafts of two tokens": (MIXED._replace(only="prefill"), "beside"),
     "no decodes, no drafts": (MIXED._replace(only="prefill", heads=64), "two lists"),
     "few long ones": (MIXED._replace(tokens=63 + 140, max_seqlen_q=140), "two lists"),
+    "few long ones, fewer decodes than programs": (
+        MIXED._replace(tokens=63 + 40, max_seqlen_q=40, max_seqlen_k=5000, heads=16, kv_heads=2),
+        "2.. 0..1",
+    ),
+    "few long ones, more decodes": (
+        MIXED._replace(tokens=63 + 40, max_seqlen_q=40, max_seqlen_k=5000, heads=32, kv_heads=4),
+        "two lists",
+    ),
+    "few long ones, no decodes, fewer drafts than programs": (
+        MIXED._replace(tokens=63 + 40, max_seqlen_q=40, max_seqlen_k=5000, heads=16, kv_heads=2, only="prefill"),
+        "two lists",
+    ),
     "one more": (MIXED._replace(tokens=64 + 141, max_seqlen_q=141), "beside"),
     "mostly long ones, of as many queries as keys": (MIXED._replace(tokens=64 * 128, max_seqlen_q=4096), "blocks"),
     "of half as many": (MIXED._replace(tokens=64 * 256), "blocks"),
@@ -145,33 +156,6 @@ def test_launches_of_both_dialects_serve_a_batch_together(fields: dict[str, Any]
     assert [x.pipe is None for x in launches] == [True, False]
     run(case, DEVICE)
     run(case, DEVICE)
-
-
-@pytest.mark.gpu
-@pytest.mark.hopper
-@pytest.mark.skipif(simulator.SIMULATES, reason="its launches follow one another")
-@pytest.mark.parametrize("chunk", [(70, 70), (64, 9000)], ids=["a short block", "blocks that are cut"])
-def test_what_comes_behind_overlapped_launches_finds_the_results_of_both(chunk: tuple[int, int]) -> None:
-    """Blocks begin, and may end, beside the last programs of long decodes; out is copied as soon as it may be."""
-    queries, keys = (chunk[0], *[1] * 40), (chunk[1], *[9000] * 40)
-    case = sized("overlapped", query_lens=queries, seq_lens=keys, cache_dtype=E4M3, lse=False)
-    inputs = build(case, DEVICE)
-    assert [x.pipe.FOLLOWS for x in plan.plan(problem_of(inputs)).launches] == [False, True]
-    out = paged_attn.paged_attention(**inputs)
-    assert isinstance(out, torch.Tensor)
-    want = out.clone()
-    graph, copies = torch.cuda.CUDAGraph(), torch.empty(20, *out.shape, dtype=out.dtype, device=DEVICE)
-    with torch.cuda.graph(graph):
-        for copy in copies:
-            out.fill_(float("nan"))
-            paged_attn.paged_attention(**inputs | dict(out=out))
-            copy.copy_(out)
-    graph.replay()
-    assert all(torch.equal(copy, want) for copy in copies)
-    for _ in range(20):
-        out.fill_(float("nan"))
-        paged_attn.paged_attention(**inputs | dict(out=out))
-        assert torch.equal(out.clone(), want)
 
 
 def test_long_sequences_of_uneven_batches_may_be_cut() -> None:

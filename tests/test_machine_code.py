@@ -112,6 +112,13 @@ def test_fp8_decode_converts_pairs_at_nearly_the_work_of_16_bits() -> None:
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_writing_keys_may_begin_before_the_launch_ahead_has_ended_and_waits_for_it() -> None:
+    for facts in compiled("sm90", "write"):
+        assert (facts["operations"].get("ACQBULK"), facts["operations"].get("PREEXIT")) == (1, 1)
+        assert facts["before_waiting"] == []
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
 def test_kernels_of_invariant_calls_do_the_same_arithmetic() -> None:
     """Whether they decode or prefill, in shares or a program per block."""
     found: dict[str, list[dict[str, int]]] = {}

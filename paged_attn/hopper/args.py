@@ -40,7 +40,7 @@ class Pipe(NamedTuple):
     QUERY_BOX: bool = False  # queries come through the copy engine
     QUERY_SLOTS: int = 1  # for those of a block each, of warpgroups of one code or few: two, where one may be ahead
     BESIDE: bool = False  # few rows by a warpgroup beside blocks: mixed.py
-    FOLLOWS: bool = False  # programs begin where those of the call's launch before this one end, and wait for it then
+    FOLLOWS: bool = False  # of two launches of a call the second: it waits for the first at its end, not at its begin
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
 
 

@@ -37,9 +37,7 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
     scratch = Scratch(STATES, None, INTS)
     args = (call.out, call.lse, scratch, call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
     # where results must not depend on the kernel, its compiler may not choose which products to round
-    options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None}
+    options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None, "launch_pdl": True}
     if launch.config.registers is not None:
         options["maxnreg"] = launch.config.registers
-    if pipe.FOLLOWS:
-        options["launch_pdl"] = True
     return Step(kernel, launch.grid, args, options, need_of(launch), room=int(pipe.FOLLOWS))

@@ -205,6 +205,8 @@ def blocks_kernel(
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
+    if not P.FOLLOWS:
+        gdc_wait()
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )

@@ -20,7 +20,7 @@ from .mail import make_mail, no_item, publish, read
 from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, make_gates, make_read_ring, start_with
 from .schedule import TAKEN, bring_lengths, known_same, make_lists
-from .shim import fence_async_shared, gl, gluon
+from .shim import fence_async_shared, gdc_wait, gl, gluon
 from .walk import Walk, item_at
 
 # Registers of a thread that serves few rows, and of one that loads; the blocks' have what is left, 176.
@@ -124,6 +124,7 @@ def mixed_kernel(
     S: gl.constexpr, P: gl.constexpr, F: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads by S and P and, of sequences of fewer queries, of shares by F and G."""
+    gdc_wait()
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
     )

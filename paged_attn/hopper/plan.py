@@ -97,13 +97,21 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     if _suit_each_other(p):
         longest = columns_beside(p) // group
         return (many_beside(p, longest + 1)._replace(beside=few_beside(p, shortest, longest)),)
-    if conversion(p) == NONE and not p.packed:
-        return (many(p, shortest, True),)
-    # a converter is slower than memory, and few rows do without one; x-packed, these are columns of other boxes
     longest = max(1, COLUMNS // group)
-    if shortest > longest:
-        return (many(p, shortest, False),)
-    return _overlapped(few(p, shortest, longest), many(p, longest + 1, False))
+    if shortest <= longest and _are_better_apart(p):
+        return _overlapped(few(p, shortest, longest), many(p, longest + 1, False))
+    return (many(p, shortest, conversion(p) == NONE and not p.packed),)
+
+
+def _are_better_apart(p: Problem) -> bool:
+    """Whether few rows beside few long queries are better read by a launch of their own than in a list of their own.
+
+    A converter is slower than memory, and they do without; x-packed ones are columns of other boxes; and so few that
+    there are not enough for all programs would be cut for these, which even shares do better.
+    """
+    if conversion(p) != NONE or p.packed:
+        return True
+    return triton.next_power_of_2(p.seqs) * p.kv_heads <= p.device.multiprocessors  # as in `_are_long`
 
 
 def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:

@@ -19,7 +19,7 @@ from .packed import make_boxes
 from .queries import make_queries
 from .ring import WARPGROUP, make_ring, ring_of, start_together
 from .schedule import TAKEN
-from .shim import fence_async_shared, gdc_launch_dependents, gl, gluon, mbarrier
+from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
 from .walk import Walk, item_at
 
 
@@ -88,6 +88,7 @@ def shares_kernel(
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of one even share of all tiles x one KV head."""
+    gdc_wait()  # for the launch before, which may have written anything that is read here
     if S.LEADS:
         gdc_launch_dependents()
     index, kv_head = unflatten(S)

@@ -30,8 +30,15 @@ def store_heads(
 def write_kv_kernel(
     new_key, new_value, cache, slot_mapping, scales,
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One token x some of its heads; a negative slot skips the token."""
+    """One token x some of its heads; a negative slot skips the token.
+
+    DEPENDENT: launched before the launch ahead of it has ended, and the next one may be launched likewise.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     token = tl.program_id(0).to(tl.int64)
     at = tl.load(slot_mapping + token).to(tl.int64)
     if at >= 0:

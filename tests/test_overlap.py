@@ -1,0 +1,132 @@
+"""Launches that begin before the one ahead of them has ended: what each reads is there, and so are all results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+import paged_attn
+from paged_attn import attend, calls, plan, scratch
+from tests import simulator
+from tests.cases import E4M3, bits, build, is_fp8, problem_of
+from tests.hopper_cases import DEVICE, sized
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.hopper,
+    pytest.mark.skipif(simulator.SIMULATES, reason="simulated launches follow one another"),
+]
+
+
+@pytest.mark.parametrize("chunk", [(70, 70), (64, 9000)], ids=["a short block", "blocks that are cut"])
+def test_what_comes_behind_two_launches_of_a_call_finds_the_results_of_both(chunk: tuple[int, int]) -> None:
+    """Blocks begin, and may end, beside the last programs of long decodes; out is copied as soon as it may be."""
+    queries, keys = (chunk[0], *[1] * 40), (chunk[1], *[9000] * 40)
+    case = sized("overlapped", query_lens=queries, seq_lens=keys, cache_dtype=E4M3, lse=False)
+    inputs = build(case, DEVICE)
+    assert [x.pipe.FOLLOWS for x in plan.plan(problem_of(inputs)).launches] == [False, True]
+    out = attended(inputs)
+    want = out.clone()
+    assert {number for *_, number in scratch._rooms} >= {0, 1}, "each has scratch of its own"
+    graph, copies = torch.cuda.CUDAGraph(), torch.empty(20, *out.shape, dtype=out.dtype, device=DEVICE)
+    with torch.cuda.graph(graph):
+        for copy in copies:
+            out.fill_(float("nan"))
+            attended(inputs | dict(out=out))
+            copy.copy_(out)
+    graph.replay()
+    assert all(torch.equal(copy, want) for copy in copies)
+    for _ in range(20):
+        out.fill_(float("nan"))
+        attended(inputs | dict(out=out))
+        assert torch.equal(out.clone(), want)
+
+
+@triton.jit
+def write_late(to, source, count, BLOCK: tl.constexpr):
+    """Lets the next launch begin at once, and copies 100 us later."""
+    tl.extra.cuda.gdc_launch_dependents()
+    begin = tl.extra.cuda.globaltimer()
+    now = begin
+    while now - begin < 100_000:
+        now = tl.extra.cuda.globaltimer()
+    for first in range(tl.program_id(0) * BLOCK, count, tl.num_programs(0) * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        tl.store(to + at, tl.load(source + at, at < count), at < count)
+
+
+def copy_late(to: Tensor, source: Tensor) -> None:
+    """By few programs, which leave room for those of the next launch."""
+    assert to.is_contiguous()
+    write_late[(16,)](bits(to).flatten(), bits(source).flatten(), to.numel(), BLOCK=4096)
+
+
+KINDS: dict[str, tuple[int, dict[str, Any]]] = {  # launches
+    "decodes": (1, dict(query_lens=(1,) * 64, decode_form=True)),
+    "prefills": (1, dict(query_lens=(600,) * 64)),
+    "mixed": (1, dict(query_lens=(600, *[1] * 63))),
+    "mixed over e4m3": (2, dict(query_lens=(600, *[1] * 63), cache_dtype=E4M3)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_waits_for_keys_that_the_launch_before_is_still_writing(kind: str) -> None:
+    launches, fields = KINDS[kind]
+    case = sized(kind, seq_lens=(2000,) * 64, lse=False, bounds=True, **fields)
+    inputs = build(case, DEVICE)
+    assert launches == len(plan.plan(problem_of(inputs)).launches)
+    cache = inputs["v_cache"]
+    before = cache.clone()
+    after = (bits(before) ^ 128).view(before.dtype) if is_fp8(before.dtype) else -before
+    cache.copy_(after)
+    want = attended(inputs).clone()
+    cache.copy_(before)
+    assert not torch.equal(attended(inputs), want)
+    for _ in range(3):
+        cache.copy_(before)
+        torch.cuda.synchronize()
+        copy_late(cache, after)
+        assert torch.equal(attended(inputs), want)
+
+
+def test_writing_waits_for_keys_that_the_launch_before_is_still_writing() -> None:
+    old, new = torch.randn(2, 64, 8, 128, device=DEVICE, dtype=torch.bfloat16)
+    k, cache = old.clone(), torch.zeros(2, 4, 16, 8, 128, device=DEVICE, dtype=torch.bfloat16)
+    slots = torch.arange(64, device=DEVICE)
+    for _ in range(3):  # the first of which compiles
+        k.copy_(old)
+        torch.cuda.synchronize()
+        copy_late(k, new)
+        paged_attn.write_kv(k, k, *cache, slots)
+        assert torch.equal(cache[0].view(64, 8, 128), new)
+
+
+def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written late here stands for the first."""
+    _, fields = KINDS["mixed over e4m3"]
+    inputs = build(sized("", seq_lens=(2000,) * 64, lse=False, bounds=True, **fields), DEVICE)
+    _, second = plan.plan(problem_of(inputs)).launches
+    assert second.pipe.FOLLOWS
+    calls.clear()
+    monkeypatch.setattr(attend, "plan", lambda problem: plan.Plan((second,)))
+    old, new = torch.randn(2, 1 << 20, device=DEVICE)
+    x = old.clone()
+    for _ in range(3):
+        x.copy_(old)
+        torch.cuda.synchronize()
+        copy_late(x, new)
+        attended(inputs)
+        assert torch.equal(x.clone(), new)
+    calls.clear()
+
+
+def attended(inputs: dict[str, Any]) -> Tensor:
+    """Results without log-sum-exps."""
+    out = paged_attn.paged_attention(**inputs)
+    assert isinstance(out, Tensor)
+    return out
