@@ -39,9 +39,18 @@ def mixed() -> contextlib._GeneratorContextManager[None]:
     return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40)
 
 
+def _by_type(p: plan.Problem) -> bool:
+    return p.packed or block_items.conversion(p) != block_items.NONE
+
+
 def two_lists() -> contextlib._GeneratorContextManager[None]:
-    """`mixed`, as where long queries are few."""
-    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, ENOUGH_ROWS=1 << 60)
+    """`mixed`, as where long queries are few, and decodes many."""
+    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, ENOUGH_ROWS=1 << 60, _are_better_apart=_by_type)
+
+
+def apart() -> contextlib._GeneratorContextManager[None]:
+    """`mixed`, as where long queries are few, and decodes, too: in two launches."""
+    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, ENOUGH_ROWS=1 << 60, _are_better_apart=lambda p: True)
 
 
 def long() -> contextlib._GeneratorContextManager[None]:

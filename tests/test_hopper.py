@@ -54,11 +54,20 @@ def test_uneven_queries_in_two_lists_give_the_results_of_the_reference(name: str
     run(case, DEVICE)
 
 
+@pytest.mark.parametrize("name", UNEVEN)
+@hopper_plans.apart()
+def test_uneven_queries_in_two_launches_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **CASES[name])
+    assert not any(x.beside or (x.pipe and x.pipe.MIXED) for x in plan.plan(problem_of(build(case, DEVICE))).launches)
+    run(case, DEVICE)
+    run(case, DEVICE)
+
+
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("few long ones") and "192" not in name])
-@hopper_plans.mixed()
-def test_few_long_queries_among_many_decodes_are_two_lists(name: str) -> None:
-    (launch,) = plan.plan(problem_of(build(sized(name, **CASES[name]), DEVICE))).launches
-    assert launch.pipe.MIXED
+@hopper_plans.two_lists()
+def test_few_long_queries_among_many_decodes_are_two_lists_but_over_fp8(name: str) -> None:
+    launches = plan.plan(problem_of(build(sized(name, **CASES[name]), DEVICE))).launches
+    assert [x.pipe.MIXED for x in launches] == ([False, False] if "e4m3" in name else [True])
 
 
 WINDOWS = [

@@ -10,7 +10,7 @@ import torch
 
 from paged_attn import plan
 from paged_attn.hopper import plan as hopper
-from tests import simulator
+from tests import hopper_plans, simulator
 from tests.cases import E4M3, build, problem_of, run
 from tests.hopper_cases import DEVICE, sized
 from tests.test_hopper_plan import MIXED, even
@@ -95,6 +95,21 @@ def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_la
         assert (behind + alone.states, counted + alone.counters) == hopper.need_of(blocks)[::2]
     else:
         assert ("two lists" if blocks.pipe.MIXED else "blocks") == expected
+
+
+def test_the_plans_of_other_tests_are_what_they_are_called() -> None:
+    """Of a batch that a test can afford, in which decodes are few and long queries are not."""
+    small = MIXED._replace(seqs=11, tokens=1500, max_seqlen_q=700)
+    kinds = {
+        "beside": (hopper_plans.mixed(), [(False, True)]),
+        "two lists": (hopper_plans.two_lists(), [(True, False)]),
+        "two launches": (hopper_plans.apart(), [(False, False)] * 2),
+        "long ones": (hopper_plans.long(), [(False, False)]),
+    }
+    for name, (planned, expected) in kinds.items():
+        with planned:
+            found = [(x.pipe.MIXED, x.beside is not None) for x in hopper.launches(small)]
+        assert found == expected, name
 
 
 WINDOW = MIXED._replace(window_left=127)
