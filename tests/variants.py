@@ -208,6 +208,8 @@ HOPPER = {
     "mixed e4m3": PREFILL | MIXED | dict(cache_dtype=E4M3),
     "mixed all fp8": PREFILL | MIXED | dict(dtype=E4M3, cache_dtype=E4M3),
     "mixed all fp8, no lse": PREFILL | MIXED | dict(dtype=E4M3, cache_dtype=E4M3, lse=False),
+    "few keys before blocks": PREFILL
+    | dict(query_lens=(300, *[1] * 63), seq_lens=(300, *[64] * 63), window_size=(127, -1), bounds=True),
 }
 
 

@@ -25,7 +25,7 @@ from .shapes import (
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
 LEAST_FEW, ONE_SHARE = 4, 8
-WORTH = 0.75  # of the programs, if fewer join sooner
+WORTH = 0.75  # of the programs: so many, or fewer, are better than all where joining takes long
 GROUPING = 256  # rows of pieces that could be joined while programs count once more
 # Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
 # blocks are so few for that many programs that each would be cut into many pieces.
@@ -78,8 +78,8 @@ def _least_of(p: Problem, s: Shares, tiles: int, rows: int) -> int:
     """
     joined = min(rows, s.rows) * min(dim_of(p), 128) / 128 / 35  # tiles' times that a piece takes
     best = round((tiles * joined**2) ** (1 / 3))
-    few = p.cache.itemsize == 2 and p.seqs * s.blocks * tiles <= WORTH * s.shares * best
-    return max(LEAST_FEW, best if few else 0)
+    pays = p.cache.itemsize == 2 and p.seqs * s.blocks * tiles <= WORTH * s.shares * best
+    return max(LEAST_FEW, best if pays else 0)
 
 
 def columns_beside(p: Problem) -> int:

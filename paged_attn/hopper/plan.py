@@ -104,10 +104,10 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 
 
 def _are_better_apart(p: Problem) -> bool:
-    """Whether few rows beside few long queries are better read by a launch of their own than in a list of their own.
+    """Whether few rows beside long queries are better read by a launch of their own than from a list of their own.
 
-    A converter is slower than memory, and they do without; x-packed ones are columns of other boxes; and so few that
-    there are not enough for all programs would be cut for these, which even shares do better.
+    A converter is slower than memory, and they do without; x-packed ones are columns of other boxes; and of decodes
+    fewer than programs a list cuts each, to have some for all of these, which even shares do better.
     """
     if conversion(p) != NONE or p.packed:
         return True
@@ -117,7 +117,7 @@ def _are_better_apart(p: Problem) -> bool:
 def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
     """Two launches of different sequences: programs of the second begin wherever some of the first have ended.
 
-    Few rows come first: some of their programs are served by memory later than others, and blocks balance themselves.
+    Few rows come first: memory serves some of their programs later than others, and blocks fill what that leaves.
     """
     first = first._replace(shape=first.shape._replace(LEADS=True))
     return first, second._replace(pipe=second.pipe._replace(FOLLOWS=True))
