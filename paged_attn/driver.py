@@ -22,6 +22,7 @@ SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own, the last of a kernel's parameter
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
 PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a launch that begins when the one before it lets it
+IN_GRAPHS = 12030  # CUDA from which on graphs hold such launches, too; without the attribute they wait as others do
 
 
 class Attribute(ctypes.Structure):
@@ -70,7 +71,7 @@ def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count
     def encode(descriptor: Any, number: int) -> Sequence[Any]:
         return make_tensordesc_arg(descriptor, metas[number])
 
-    cooperative, dependent = run.launch_cooperative_grid, run.launch_pdl
+    cooperative, dependent = run.launch_cooperative_grid, run.launch_pdl and _version() >= IN_GRAPHS
     how = (compiled.function, cooperative, dependent, None, None, packed, None, None, None)
     through_triton = caller(function, (*grid, STREAM, *how, *args), encode)
     warps, clusters, shared = packed
@@ -151,6 +152,14 @@ def _direct(
         return otherwise(addresses) if failed else None
 
     return direct
+
+
+@functools.cache
+def _version() -> int:
+    """The newest CUDA that the driver knows, 12030 for 12.3."""
+    version = ctypes.c_int()
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 @functools.cache

@@ -66,13 +66,15 @@ PACKED = (4, 1, 1000)
 
 def launch_of(
     monkeypatch: pytest.MonkeyPatch, *, packed: Any = PACKED, signature: Any = SIGNATURE, args: Any = ARGS,
-    sizes: tuple[int, ...] = BYTES, metas: list[Any] | None = None, grid: tuple[int, ...] = (3, 2, 1), **changed: Any,
+    sizes: tuple[int, ...] = BYTES, metas: list[Any] | None = None, grid: tuple[int, ...] = (3, 2, 1),
+    version: int = 13000, **changed: Any,
 ) -> tuple[Any, Driver, list[Any]]:  # fmt: skip
     """A launch, the driver that it reaches, and what it passes to Triton's launcher."""
     notes: list[Any] = []
     start = Driver(sizes)
     foreign = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(lambda *args: start(*args))
     monkeypatch.setattr(driver, "_start", lambda: foreign)
+    monkeypatch.setattr(driver, "_version", lambda: version)
     run = CudaLauncher(notes, metas or [], **changed)
     compiled = SimpleNamespace(run=run, packed_metadata=packed, function=17, src=SimpleNamespace(signature=signature))
     return driver.launch_of(compiled, grid, args, COUNT), start, notes
@@ -110,6 +112,15 @@ def test_a_launch_that_need_not_wait_says_so(monkeypatch: pytest.MonkeyPatch) ->
     start.fails = 1
     launch(FIRST)
     assert notes[0][5:7] == (False, True), "Triton's launcher is told as well"
+
+
+def test_a_driver_whose_graphs_know_no_such_launches_is_not_asked_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, start, notes = launch_of(monkeypatch, launch_pdl=True, version=12020)
+    launch(FIRST)
+    assert start.launches[0][0][-1] == 0
+    start.fails = 1
+    launch(FIRST)
+    assert notes[0][5:7] == (False, False)
 
 
 class Written(driver.Places):
