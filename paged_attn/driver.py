@@ -26,7 +26,7 @@ IN_GRAPHS = 12030  # CUDA from which on graphs hold such launches, too; without 
 
 
 class Attribute(ctypes.Structure):
-    """CUlaunchAttribute, as its value one number."""
+    """CUlaunchAttribute, whose value is one number here."""
 
     _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 

@@ -35,32 +35,19 @@ UNEVEN = [
 ]
 
 
-@pytest.mark.parametrize("name", UNEVEN)
-@hopper_plans.long()
-def test_uneven_queries_served_as_long_ones_give_the_results_of_the_reference(name: str) -> None:
-    case = sized(name, **CASES[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
-    assert not launch.pipe.MIXED
-    run(case, DEVICE)
-    run(case, DEVICE)
+WAYS = {"as long ones": hopper_plans.long, "two lists": hopper_plans.two_lists, "two launches": hopper_plans.apart}
 
 
 @pytest.mark.parametrize("name", UNEVEN)
-@hopper_plans.two_lists()
-def test_uneven_queries_in_two_lists_give_the_results_of_the_reference(name: str) -> None:
-    case = sized(name, **CASES[name])
-    assert not any(launch.beside for launch in plan.plan(problem_of(build(case, DEVICE))).launches)
-    run(case, DEVICE)
-    run(case, DEVICE)
-
-
-@pytest.mark.parametrize("name", UNEVEN)
-@hopper_plans.apart()
-def test_uneven_queries_in_two_launches_give_the_results_of_the_reference(name: str) -> None:
-    case = sized(name, **CASES[name])
-    assert not any(x.beside or (x.pipe and x.pipe.MIXED) for x in plan.plan(problem_of(build(case, DEVICE))).launches)
-    run(case, DEVICE)
-    run(case, DEVICE)
+@pytest.mark.parametrize("way", WAYS)
+def test_uneven_queries_served_in_other_ways_give_the_results_of_the_reference(way: str, name: str) -> None:
+    with WAYS[way]():
+        case = sized(name, **CASES[name])
+        launches = plan.plan(problem_of(build(case, DEVICE))).launches
+        assert not any(x.beside or (x.pipe.MIXED and way != "two lists") for x in launches)
+        assert len(launches) == 1 or way != "as long ones"
+        run(case, DEVICE)
+        run(case, DEVICE)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("few long ones") and "192" not in name])
@@ -93,9 +80,10 @@ def test_small_batches_give_the_results_of_the_reference(name: str) -> None:
 
 
 @pytest.mark.quick
-@hopper_plans.two_lists()
-def test_a_small_batch_in_two_lists_gives_the_results_of_the_reference() -> None:
-    run(sized("mixed", **SMALL["mixed"]), DEVICE)
+@pytest.mark.parametrize("way", ["two lists", "two launches"])
+def test_a_small_batch_served_in_other_ways_gives_the_results_of_the_reference(way: str) -> None:
+    with WAYS[way]():
+        run(sized("mixed", **SMALL["mixed"]), DEVICE)
 
 
 @pytest.mark.quick
@@ -108,7 +96,7 @@ def test_small_batches_of_uneven_queries_give_the_results_of_the_reference(name:
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) -> None:
-    with (hopper_plans.mixed, hopper_plans.long, hopper_plans.two_lists)[seed % 3]():
+    with (hopper_plans.mixed, *WAYS.values())[seed % 4]():
         run_random(name, seed, RANDOM[name], random_lengths, 4)
 
 

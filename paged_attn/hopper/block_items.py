@@ -57,7 +57,10 @@ def conversion(p: Problem) -> int:
 
 
 def many(p: Problem, shortest: int, mixed: bool) -> Launch:
-    """Blocks of 128, 192 or 256 rows, items from a counter; mixed: from two, of sequences of many rows and of few."""
+    """Blocks of 128, 192 or 256 rows, items from a counter.
+
+    mixed: from two, of sequences of many rows and of few, which no converter serves.
+    """
     parts = 1 if mixed else parts_of(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
     pipe, tile = _block_pipe(p, conversion(p), mixed)
@@ -150,7 +153,7 @@ def _consumers(p: Problem, convert: int, mixed: bool) -> tuple[int, int]:
     # some are long, and an eighth of that on average: without a bound all tokens may be one sequence's
     is_long = convert == NONE and not p.packed and p.max_seqlen_q >= LONG and 8 * p.tokens >= LONG * p.seqs
     if mixed:  # of few rows one of two consumers has all; as columns of products, keys and dims are for two warpgroups
-        return (1, 128) if block_columns(p, convert) and dim_of(p) == 128 else (2, 64)
+        return (1, 128) if block_columns(p) and dim_of(p) == 128 else (2, 64)
     if convert == NONE and _is_for_four(p):
         return 1, 256
     if is_long and p.softcap > 0 and not has_tanh(p) and not _cap(p, convert):
@@ -191,9 +194,9 @@ def _are_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
     return split or p.modified or p.new or uneven or (p.lse and p.window_left < 0 and _are_alike(p))
 
 
-def block_columns(p: Problem, convert: int) -> int:
+def block_columns(p: Problem) -> int:
     """Of blocks of few rows in a list of their own; 0: they are rows."""
-    return COLUMNS if p.heads // p.kv_heads <= COLUMNS and convert == NONE else 0
+    return COLUMNS if p.heads // p.kv_heads <= COLUMNS else 0
 
 
 def _are_alike(p: Problem) -> bool:
@@ -286,7 +289,7 @@ def _block_pipe(p: Problem, convert: int, mixed: bool) -> tuple[Pipe, int]:
         SHARES=False,
         AT_ONCE=at_once,
         MIXED=mixed,
-        COLUMNS=block_columns(p, convert) if mixed else 0,
+        COLUMNS=block_columns(p) if mixed else 0,
         CONSUMERS=consumers,
         ROWS=rows,
         KEY_STAGES=keys,

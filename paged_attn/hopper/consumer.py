@@ -22,11 +22,8 @@ from .tiles import leave, score_scale, value_scale
 @gluon.jit
 def drain(rings, turns, count, P: gl.constexpr):
     """Let tiles pass that none of this consumer's rows is there to see."""
+    gl.static_assert(not P.FP8_PRODUCTS)  # whose only consumer has rows; values of no tile would come first
     k_turn, v_turn = turns.key, turns.value
-    if P.FP8_PRODUCTS:  # noqa: SIM102 (one is decided at compile time)
-        if count > 0:  # values of no tile come first
-            wait_tile(rings.value, v_turn, P)
-            v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
     for _ in range(count):
         wait_tile(rings.key, k_turn, P)  # released before it came, it would count for the one before
         k_turn = leave(rings.key, k_turn, P.KEY_STAGES, P)

@@ -202,7 +202,7 @@ def _are_long(p: Problem) -> bool:
         return p.kv_heads == 1 or p.tokens - p.seqs < ENOUGH_TOKENS or not _suit_each_other(p)
     if p.packed:
         return p.new
-    return conversion(p) == NONE and (dim_of(p) > 128 or not block_columns(p, NONE)) and not _suit_each_other(p)
+    return conversion(p) == NONE and (dim_of(p) > 128 or not block_columns(p)) and not _suit_each_other(p)
 
 
 def _suit_each_other(p: Problem) -> bool:
