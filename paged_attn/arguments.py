@@ -9,7 +9,7 @@ import triton
 from . import layout
 from .kernels.args import Heads, KeyValues, Modifiers, Partial, Rows, Scales, Scratch
 from .kernels.attention import attention_kernel
-from .kernels.merge import merge_cuts_kernel, merge_states_kernel
+from .kernels.merge import merge_blocks_kernel, merge_states_kernel
 from .launch import INTS, STATES, Step
 from .plan import Launch, Plan
 from .scratch import Need
@@ -53,7 +53,10 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
     if launch.pipe is not None:
         from .hopper.arguments import attention as hopper
 
-        yield hopper(launch, call, numbers_of(launch, call))
+        step = hopper(launch, call, numbers_of(launch, call))
+        yield step
+        if launch.merge is not None:
+            yield _merge_blocks(launch, call, step.need)
         return
     # where results must not depend on the kernel, its compiler may not choose which products to round
     options = {"num_warps": config.warps, "enable_fp_fusion": shape.PIECE is None}
@@ -61,19 +64,39 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
         options["maxnreg"] = config.registers
     cache = layout.pairs(call.cache, shape.HEAD_DIM) if config.pairs else call.cache
     need = _need(launch) if shape.SPLIT else None
-    room = None if need is None else Scratch(STATES, *((None, INTS) if shape.MERGE else (INTS, None)))
+    room = None if need is None else room_of(launch)
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
     args = (
         call.out, call.lse, room, call.query, cache, *boxes, call.new, *numbers_of(launch, call), call.mods,
         call.scales, shape,
     )  # fmt: skip
     yield Step(attention_kernel, launch.grid, args, options, need)
-    if need is not None and need.cuts:
-        rows = rows_per_merge(launch)
-        grid = (launch.programs, triton.cdiv(launch.block_tokens * shape.GROUP, rows) * shape.KV_HEADS)
-        args = (call.out, call.lse, room, launch.slots, call.scales, shape, rows)
-        options = {"num_warps": _warps(rows, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
-        yield Step(merge_cuts_kernel, grid, args, options)
+    if launch.merge is not None:
+        yield _merge_blocks(launch, call, need)
+
+
+def room_of(launch: Launch) -> Scratch:
+    """Where a launch keeps states of pieces, and what tells who joins them."""
+    return Scratch(STATES, *((None, INTS) if launch.merge is None else (INTS, None)))
+
+
+def _merge_blocks(launch: Launch, call: Call, need: Any) -> Step:
+    shape, merge = launch.shape, launch.merge
+    args = (
+        call.out, call.lse, room_of(launch), call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
+        launch.longest, need.states // (shape.DIM + 2), launch.block_tokens * shape.GROUP, call.scales, shape,
+        merge.rows, merge.lanes, merge.dependent,
+    )  # fmt: skip
+    options = {"num_warps": _warps(merge.rows * merge.lanes, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
+    if merge.dependent:
+        options["launch_pdl"] = True
+    return Step(merge_blocks_kernel, merge_grid(launch), args, options)
+
+
+def merge_grid(launch: Launch) -> tuple[int]:
+    """Programs of the launch that joins blocks."""
+    shape, merge = launch.shape, launch.merge
+    return (merge.blocks * triton.cdiv(launch.block_tokens * shape.GROUP, merge.rows) * shape.KV_HEADS,)
 
 
 def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
@@ -102,13 +125,6 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
     return [Step(merge_states_kernel, grid, args, {"num_warps": _warps(rows, shape.DIM)})]
 
 
-def rows_per_merge(launch: Launch) -> int:
-    """Rows of a program of the launch that joins cut blocks; 0 where there is none."""
-    if not launch.shape.SPLIT or launch.shape.MERGE:
-        return 0
-    return _rows_per_merge(launch.block_tokens * launch.shape.GROUP, launch.shape.DIM)
-
-
 def _rows_per_merge(live: int, dim: int) -> int:
     """One where few rows are live: programs side by side finish first.  At most what eight states leave room for."""
     return min(triton.next_power_of_2(triton.cdiv(live, 8)), max(1, 1024 // dim))
@@ -116,13 +132,13 @@ def _rows_per_merge(live: int, dim: int) -> int:
 
 def _warps(rows: int, dim: int) -> int:
     """Four elements of a state per thread."""
-    return max(1, min(4, rows * dim // 128))
+    return max(1, min(8, rows * dim // 128))
 
 
 def _need(launch: Launch) -> Need:
     """Scratch for cut blocks: its size depends on the device, not on the batch."""
     shape = launch.shape
     states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.DIM + 2)
-    if shape.MERGE:
+    if launch.merge is None:
         return Need(states, 0, launch.programs * shape.KV_HEADS)
-    return Need(states, 3 * launch.programs, 0)
+    return Need(states, 2 * launch.merge.blocks, 0)

@@ -158,7 +158,7 @@ def _work(launch: Launch, done: Cut) -> str:
 def _pieces(launch: Launch, done: Cut) -> str:
     if not done.cut:
         return "no block is cut"
-    by = "a merge kernel" if "merge_cuts_kernel" in grids(launch) else "the program of the last piece"
+    by = "a merge kernel" if launch.merge is not None else "the program of the last piece"
     return f"{_some(done.cut, 'block is', 'blocks are')} cut, into {done.pieces} pieces, joined by {by}"
 
 

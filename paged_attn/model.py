@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import arguments, attend, layout, plan
+from . import attend, layout, plan
 from .backend import Device
 
 
@@ -76,7 +76,7 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     return {
         # Triton compiles 1 and multiples of 16 apart, but for `least` of the Hopper kernels, which follows the lengths
         tuple(
-            (x.shape, x.pipe, x.config, x.shortest, x.longest, x.pipe is None and x.least, arguments.rows_per_merge(x))
+            (x.shape, x.pipe, x.config, x.shortest, x.longest, x.pipe is None and x.least, x.merge and x.merge[1:])
             for x in launch.parts
         )
         for launch in launches

@@ -59,6 +59,15 @@ class Problem(NamedTuple):
         return self.max_seqlen_k if self.window_left < 0 else min(self.max_seqlen_k, self.window_left + beside)
 
 
+class Merge(NamedTuple):
+    """A launch behind one of even shares, which joins the pieces of its blocks."""
+
+    blocks: int  # of all sequences, at most
+    rows: int  # of a block, of one KV head, that a program joins
+    lanes: int  # parts of their pieces that are joined side by side
+    dependent: bool  # it may begin before the launch ahead has ended
+
+
 class Launch(NamedTuple):
     """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
 
@@ -71,6 +80,7 @@ class Launch(NamedTuple):
     block_tokens: int  # the most query tokens that a block can have
     config: Config
     pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
+    merge: Any = None  # Merge, where shape.SPLIT but not shape.MERGE
     beside: Any = None  # a Launch of few queries whose work the same programs do beside their own
 
     @property
@@ -101,6 +111,7 @@ UNBOUNDED = 2**31 - 1
 FEW_ROWS = 64
 # A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
 PIECES_AT_ONCE = 8
+MERGED = 1024  # elements of a state that a program of the merge joins: four for each thread of 8 warps
 JOIN_STEPS = 6
 
 
@@ -209,7 +220,25 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         NATIVE_FP8=p.device.capability >= 89,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
     )
-    return Launch(shape, shares or blocks, config.least, slots, shortest, longest, tokens, config)
+    merge = merge_of(p, shape, tokens, shares) if shares and not shape.MERGE else None
+    return Launch(shape, shares or blocks, config.least, slots, shortest, longest, tokens, config, merge=merge)
+
+
+def merge_of(p: Problem, shape: Shape, tokens: int, shares: int) -> Merge:
+    """How blocks of up to so many tokens, of which each share may have a piece, are joined by programs side by side.
+
+    Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
+    """
+    blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
+    live = tokens * shape.GROUP
+    at_once = max(1, MERGED // shape.DIM)
+    pieces = min(shares, triton.cdiv(shares, triton.cdiv(p.tokens, shape.BLOCK_Q)) + 1) if p.seqs == 1 else shares
+    lanes = min(at_once, triton.next_power_of_2(triton.cdiv(pieces, PIECES_AT_ONCE))) if shape.PIECE is None else 1
+    most = 2 * p.device.multiprocessors // (triton.next_power_of_2(blocks) * shape.KV_HEADS)  # programs of a block
+    while lanes > 1 and triton.cdiv(live, at_once // lanes) > most:
+        lanes //= 2
+    rows = min(at_once // lanes, triton.next_power_of_2(live))
+    return Merge(blocks, rows, lanes, p.device.capability >= 90)
 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:

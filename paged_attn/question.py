@@ -92,13 +92,12 @@ def need_of(launch: Launch) -> Need:
 
 def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
     """Kernels in order, with their programs."""
+    kind = "attention"
     if launch.pipe is not None:
         kind = "mixed" if launch.beside is not None else "shares" if launch.pipe.SHARES else "blocks"
-        return {f"{kind}_kernel": launch.grid}
-    found: dict[str, tuple[int, ...]] = {"attention_kernel": launch.grid}
-    if rows := arguments.rows_per_merge(launch):
-        groups = -(-launch.block_tokens * launch.shape.GROUP // rows)
-        found["merge_cuts_kernel"] = (launch.programs, groups * launch.shape.KV_HEADS)
+    found: dict[str, tuple[int, ...]] = {f"{kind}_kernel": launch.grid}
+    if launch.merge is not None:
+        found["merge_blocks_kernel"] = arguments.merge_grid(launch)
     return found
 
 

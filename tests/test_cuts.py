@@ -22,7 +22,8 @@ def test_the_last_piece_joins_as_a_launch_of_its_own_would(
     merged = paged_attn.paged_attention(**inputs)[0].clone()
     cut(3, tile=16)
     monkeypatch.setattr(plan, "JOIN_STEPS", 0)
-    assert torch.equal(paged_attn.paged_attention(**inputs)[0], merged)
+    # other maxima on the way, and so other roundings
+    torch.testing.assert_close(paged_attn.paged_attention(**inputs)[0], merged, rtol=2**-9, atol=2**-12)
 
 
 def test_counters_are_zero_after_every_launch(device: str, cut: Callable[..., None]) -> None:

@@ -147,14 +147,12 @@ def test_rows_that_share_lines_of_memory_with_others_come_in_small_tiles(head_di
         (1, even(64, 1, 4096), 45),  # one sequence may have nearly all of the keys
         (1, even(64, 1, 2816), 0),  # in 44 tiles, which 45 shares may have
         (1, even(64, 1, 2880), 45),
-        (1, even(1, 2, 32768), 26),  # 16 rows
-        (1, even(1, 4, 32768), 10),  # 64
-        (1, even(1, 8, 32768), 10),
-        (1, even(1, 8, 2880), 0),  # in nine shares of five tiles
-        (1, even(1, 8, 2944), 10),
-        (8, even(1, 16, 8192), 10),  # 16 shares for a block of 64 rows
-        (8, even(1, 32, 8192), 0),  # for two
-        (8, even(2, 16, 8192), 10),
+        (1, even(64, 2, 32768), 26),  # 16 rows
+        (1, even(64, 4, 32768), 10),  # 64
+        (1, even(64, 4, 2880), 10),
+        (1, even(64, 4, 512), 0),  # in eight tiles, which are a share
+        (8, even(8, 16, 8192), 10),  # 16 shares for a block of 64 rows
+        (8, even(8, 16, 512), 0),
         (8, even(1, 0, 8192), 0),
     ],
 )
@@ -164,6 +162,36 @@ def test_pieces_are_joined_in_groups_where_a_block_may_have_many(kv_heads: int, 
     assert launch.pipe.SHARES
     assert grouped == launch.pipe.GROUPED
     assert hopper.need_of(launch).counters == hopper.TAKEN + launch.programs + (launch.slots if grouped else 0)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "call", "merge"),
+    [
+        (8, even(1, 1, 32768), None),  # of few rows
+        (1, even(1, 1, 32768), None),
+        (1, even(1, 1, 32768)._replace(head_dim=256), (1, 4)),  # whose states are twice as large
+        (1, even(1, 2, 32768), (1, 8)),  # 16 rows in up to 132 pieces
+        (1, even(1, 8, 32768), (1, 8)),
+        (1, even(1, 8, 512), None),  # all of which one share has
+        (1, even(1, 8, 576), (1, 8)),
+        (8, even(1, 4, 8192), (4, 2)),  # 16 rows, in up to 16 pieces
+        (8, even(2, 4, 8192), None),  # in 8, on average
+        (8, even(1, 16, 8192), (4, 2)),
+        (8, even(3, 16, 8192), (8, 1)),  # as of 4: where rows are enough, threads have all pieces of one
+        (8, even(4, 16, 8192), (8, 1)),
+        (8, even(5, 16, 8192), None),
+        (8, even(1, 32, 8192), (8, 1)),  # two blocks
+    ],
+)
+def test_pieces_of_many_rows_are_joined_by_a_launch_of_its_own(
+    kv_heads: int, call: Problem, merge: tuple[int, int] | None
+) -> None:
+    (launch,) = hopper.launches(call._replace(heads={1: 8}.get(kv_heads, 32), kv_heads=kv_heads))
+    assert (launch.merge and (launch.merge.rows, launch.merge.lanes)) == merge
+    assert (launch.shape.MERGE == 0) == (launch.merge is not None)
+    if merge:
+        assert not launch.pipe.GROUPED
+        assert hopper.need_of(launch)[1:] == (2 * launch.merge.blocks, 0)
 
 
 @pytest.mark.parametrize(

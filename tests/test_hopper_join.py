@@ -1,4 +1,4 @@
-"""Blocks of so many pieces that the Hopper kernels join groups of them first: of few KV heads, over many keys."""
+"""Blocks of many pieces, of few KV heads over many keys: groups of them are joined first, or all by a launch behind."""
 
 from __future__ import annotations
 
@@ -54,11 +54,49 @@ QUICK = {"a decode over e4m3", "uneven decodes", "drafts of 2"}
 def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Groups of more than four pieces."""
     monkeypatch.setattr(even_shares, "GROUPING", 1)
+    monkeypatch.setattr(even_shares, "MERGED_ROWS", 1 << 20)
     with hopper_plans.planned():
         yield
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CASES])
+@pytest.fixture
+def merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever may be cut is joined by a launch of its own."""
+    for name in ("MERGED_ROWS", "MERGED_STATES", "ONE_SHARE"):
+        monkeypatch.setattr(even_shares, name, 0)
+
+
+BY_NAME = [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CASES]
+
+
+@pytest.mark.usefixtures("merged")
+@pytest.mark.parametrize("name", BY_NAME)
+def test_pieces_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **CASES[name])
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert launch.merge is not None
+    assert not launch.pipe.GROUPED
+    run(case, DEVICE)
+
+
+@pytest.mark.usefixtures("merged")
+@pytest.mark.parametrize(
+    ("case", "pieces"),
+    [
+        (sized("many rows", **ragged((16, 3000), (16, 64), (3, 2000), (0, 7)) | dict(bounds=True)), False),
+        (sized("one sequence", **ragged((5, 4000)) | ONE | dict(bounds=True)), True),
+        (sized("one of 256 dims", **ragged((5, 4000)) | ONE | dict(bounds=True, head_dim=256)), True),
+        (sized("padding", **ragged((4, 1500), (9, 40)) | ONE | dict(bounds=True, padding=7)), True),
+    ],
+    ids=lambda x: getattr(x, "name", None),
+)
+def test_rows_or_their_pieces_are_joined_side_by_side(case: Case, pieces: bool) -> None:
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert (launch.merge.lanes > 1) == pieces
+    run(case, DEVICE)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
 def test_pieces_joined_in_groups_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches

@@ -162,5 +162,6 @@ class Results(NamedTuple):
 
     lse: Any
     partial: Any  # Partial
-    counters: Any  # int32, holders that are done, of groups behind those of blocks; zero before and after every launch
+    # int32, holders that are done, of groups behind those of blocks; zero before and after every launch.  Or the cuts
+    counters: Any
     scales: Any  # Scales

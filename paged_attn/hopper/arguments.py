@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..kernels.args import Scratch
-from ..launch import INTS, STATES, Step
+from ..arguments import room_of
+from ..launch import Step
 from ..plan import Launch
 from .blocks import blocks_kernel
 from .boxes import cache_box, new_box, rows_box
@@ -34,8 +34,7 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
         boxes += _boxes(beside, call)
         numbers += (beside.shortest, beside.least, beside.slots)
         compiled += [beside.shape, beside.pipe]
-    scratch = Scratch(STATES, None, INTS)
-    args = (call.out, call.lse, scratch, call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
+    args = (call.out, call.lse, room_of(launch), call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
     # where results must not depend on the kernel, its compiler may not choose which products to round
     options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None, "launch_pdl": True}
     if launch.config.registers is not None:

@@ -1,6 +1,7 @@
 """How a block's rows leave: as results, or as the state of a piece."""
 
 from ..kernels.args import State
+from ..kernels.merge import tell_cut
 from ..kernels.output import rows_from, store_lse, store_results, store_rows
 from ..kernels.schedule import row_tile
 from ..kernels.softmax import finish, merge, start
@@ -86,8 +87,12 @@ def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.co
         if item.pieces > 1:
             if S.PIECE is None:
                 keep(results, item, 0, rows, state, NUMBER, S, P)
-            join_if_last(out, results, item, rows.token, count, state.max.shape[0], NUMBER, S, P)
+            if S.MERGE > 0:
+                join_if_last(out, results, item, rows.token, count, state.max.shape[0], NUMBER, S, P)
         else:
             store_block(out, results, rows, count, state, NUMBER, S, P)
+        if S.MERGE == 0:  # noqa: SIM102 (one is decided at compile time)
+            if (item.first > 0) & (item.kv_head == 0):
+                tell_cut(results.counters, item.block, item.pieces, item.first_row, S)
     else:
         store_block(out, results, rows, count, state, NUMBER, S, P)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import triton
 
 from ..layout import MANTISSA
-from ..plan import UNBOUNDED, Launch, Problem
+from ..plan import UNBOUNDED, Launch, Problem, merge_of
 from .args import Pipe
 from .block_items import BESIDE_DIMS
 from .shapes import (
@@ -25,7 +25,8 @@ from .shapes import (
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
 # ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
 LEAST_FEW, ONE_SHARE = 4, 8
-WORTH = 0.75  # of the programs: so many, or fewer, are better than all where joining takes long
+# Rows of a block, of 128 dims, from which on a launch of its own joins pieces, if each block may have so many in these.
+MERGED_ROWS, MERGED_STATES = 16, 192
 GROUPING = 256  # rows of pieces that could be joined while programs count once more
 # Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
 # blocks are so few for that many programs that each would be cut into many pieces.
@@ -60,26 +61,30 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False) -> Launch
         WHOLE=shape.ONE_SCAN and _is_uneven(p, s.shares),
         PAIRED=paired,
         HEAD_DIM=p.head_dim // (1 + paired),
+        ONE_BLOCK=s.blocks == 1,
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = 1
     if s.rows >= 64 and p.seqs * s.blocks < s.shares:
         tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
-        least = tiles if tiles <= ONE_SHARE else _least_of(p, s, tiles, rows_of(p, longest))
+        least = tiles if tiles <= ONE_SHARE else LEAST_FEW
     pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
-    return launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+    merge = None
+    if not beside and _are_merged(p, s, rows_of(p, longest)):
+        shape, pipe = shape._replace(MERGE=0), pipe._replace(GROUPED=0)
+        merge = merge_of(p, shape, live, s.shares)
+    launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+    return launch._replace(merge=merge)
 
 
-def _least_of(p: Problem, s: Shares, tiles: int, rows: int) -> int:
-    """Tiles of a share of blocks of so many tiles, and rows that live, fewer than programs.
+def _are_merged(p: Problem, s: Shares, rows: int) -> bool:
+    """Whether a launch of its own joins pieces of `rows` rows: where the last program of a block would take longer.
 
-    Of n shares each takes tiles / n, and to join them in groups takes 2 * sqrt(n) pieces, of 35 rows as long as a tile
-    of 16 bits.  Half of the programs keep memory nearly as busy as all; a few less than all gain nothing.
+    To begin one takes 2 us, and many programs join a block's many rows, or many pieces, as soon as few.
     """
-    joined = min(rows, s.rows) * min(dim_of(p), 128) / 128 / 35  # tiles' times that a piece takes
-    best = round((tiles * joined**2) ** (1 / 3))
-    pays = p.cache.itemsize == 2 and p.seqs * s.blocks * tiles <= WORTH * s.shares * best
-    return max(LEAST_FEW, best if pays else 0)
+    live = min(rows, s.rows) * dim_of(p) // 128
+    blocks = triton.next_power_of_2(p.seqs) * s.blocks  # as in `plan._are_long`
+    return live >= MERGED_ROWS and live * s.shares >= MERGED_STATES * blocks and s.tiles > ONE_SHARE
 
 
 def columns_beside(p: Problem) -> int:

@@ -66,7 +66,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         ONE_BLOCK=False,
         SPLIT=split,
         PIECE=None,
-        MERGE=0,
+        MERGE=1,
         SCAN=next((size for size in (ONE_WARP, ALL_AT_ONCE) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= ALL_AT_ONCE,
         PEEL=False,

@@ -77,6 +77,8 @@ def consume_share(
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
+    if S.SPLIT and S.MERGE == 0:  # programs that join begin when all are here, and so have room everywhere
+        gdc_launch_dependents()
     if P.PREFETCH:
         mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
 
@@ -119,7 +121,11 @@ def shares_kernel(
     fetch_descriptors(key_box, value_box, queries, S, P)
     share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, scales)
+    partial = partial_of(scratch, batch.slots * S.LIVE)
+    if S.MERGE > 0:
+        results = Results(lse, partial, scratch.counters + TAKEN, scales)
+    else:
+        results = Results(lse, partial, scratch.cuts, scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     start_together()

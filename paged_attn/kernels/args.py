@@ -99,7 +99,7 @@ class Scratch(NamedTuple):
     """Room for the states of blocks that a share's border cuts, and who joins them: cuts or counters, one is None."""
 
     states: Any  # float32, cut up by merge.partial_of
-    cuts: Any  # int32 [shares, 3]: of the block that begins here and is cut the pieces (0: none), token, tokens
+    cuts: Any  # int32 [blocks, 2]: pieces of a block (1: it is whole), and the row of the first, of the first KV head
     # int32, who has stored of cut blocks, by KV head and the share of the begin, and of groups of pieces by the slot of
     # the first (hopper/arrival.py); 0 between launches
     counters: Any

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .args import Batch, KeyValues, Source, State
 from .cache import load_box, load_ids, load_kv, locate
-from .merge import join_if_last, partial_of
+from .merge import join_if_last, partial_of, tell_cut
 from .numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
 from .output import clear_padding, load_query, store_partial, store_rows, tokens_of
 from .schedule import (
@@ -152,9 +152,6 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S)
     partial = partial_of(scratch, num_shares * batch.slots * S.KV_HEADS * S.LIVE)
     unit = share.begin
-    cut_pieces = 0
-    cut_token = 0
-    cut_tokens = 0
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S)
         if unit >= before + blocks * tiles:
@@ -187,6 +184,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 )  # fmt: skip
             if whole:
                 store_rows(out, lse, rows, dim, state, scales, S)
+                pieces = 1
             else:
                 token = block.first_token + block.first
                 tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
@@ -208,15 +206,11 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                             out, lse, partial, scratch.counters, from_share, holders, pieces, token, tokens, kv_head,
                             batch.slots, scales, S,
                         )  # fmt: skip
-                if S.MERGE == 0 and tile == 0:
-                    cut_pieces = pieces
-                    cut_token = token
-                    cut_tokens = tokens
+            if S.MERGE == 0:  # noqa: SIM102 (one is decided at compile time)
+                if (tile == 0) & (kv_head == 0):
+                    first_slot = index * batch.slots + (1 if S.PIECE is None else 0)
+                    tell_cut(scratch.cuts, block, pieces, first_slot * S.KV_HEADS * S.LIVE, S)
             unit += count
-    if S.MERGE == 0 and kv_head == 0:
-        tl.store(scratch.cuts + 3 * index, cut_pieces)
-        tl.store(scratch.cuts + 3 * index + 1, cut_token)
-        tl.store(scratch.cuts + 3 * index + 2, cut_tokens)
 
 
 @triton.jit(

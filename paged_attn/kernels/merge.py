@@ -3,9 +3,10 @@
 import triton
 import triton.language as tl
 
-from .args import Partial, RowTile, State
+from .args import Batch, Partial, RowTile, State
 from .output import rows_from, store_rows
-from .softmax import merge, seen
+from .schedule import find_block
+from .softmax import base_of, merge, seen
 
 TOGETHER = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
 
@@ -78,18 +79,104 @@ def join_if_last(
             join_rows(out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S, S.MERGE)
 
 
-@triton.jit(do_not_specialize=["slots"])
-def merge_cuts_kernel(out, lse, scratch, slots, scales, S: tl.constexpr, ROWS: tl.constexpr):
-    """Join the pieces of some rows, of one KV head, of the block that a share's end cut, if it cut one."""
-    share = tl.program_id(0)
-    pieces = tl.load(scratch.cuts + 3 * share)
-    token = tl.load(scratch.cuts + 3 * share + 1)
-    tokens = tl.load(scratch.cuts + 3 * share + 2)
-    kv_head = tl.program_id(1) % S.KV_HEADS
-    first = tl.program_id(1) // S.KV_HEADS * ROWS
-    if (pieces > 0) & (first < tokens * S.GROUP):
-        partial = partial_of(scratch, tl.num_programs(0) * slots * S.KV_HEADS * S.LIVE)
-        join_rows(out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S, ROWS)
+@triton.jit
+def cut_of(cuts, block, S: tl.constexpr):
+    """Where it is said how a block is cut."""
+    number = block.seq
+    if not S.ONE_BLOCK:  # as schedule.find_block counts them
+        number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
+    return cuts + 2 * number
+
+
+@triton.jit
+def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
+    """Say of how many pieces a block is, 1: whole, and where the first one's state lies, of the first KV head."""
+    cut = cut_of(cuts, block, S)
+    tl.store(cut, pieces)
+    tl.store(cut + 1, first_row)
+
+
+@triton.jit
+def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
+    """(maxima, sums, accumulators) of rows [R] of a piece, so many rows beyond those at `at`."""
+    row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
+    row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
+    acc = partial.acc + at[:, None] * S.DIM + dim[None, :] + BEYOND * S.DIM
+    return row_max, row_sum, tl.load(acc, there[:, None], 0.0)
+
+
+@triton.jit
+def join_lanes(partial, row, valid, dim, pieces, ROWS: tl.constexpr, LANES: tl.constexpr, S: tl.constexpr):
+    """The states of rows [LANES * ROWS] as those of ROWS: every LANES-th piece by threads of its own, then these.
+
+    With one maximum for all that are loaded together, and one address: code has to be fetched first.
+    """
+    SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
+    STEP: tl.constexpr = 2 * LANES * SLOT  # a share has two slots: see `join_rows`
+    lane = tl.arange(0, LANES * ROWS) // ROWS
+    zero = lane * 0.0
+    state = State(zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero)
+    at = row + (2 * lane - 1) * SLOT
+    for first in range(0, pieces, TOGETHER * LANES):
+        piece = first + lane
+        # the first piece lies in the second slot of its share
+        loaded = (load_pieces(partial, tl.where(piece == 0, row, at), valid & (piece < pieces), dim, 0, S),)
+        for i in tl.static_range(1, TOGETHER):
+            there = valid & (piece + i * LANES < pieces)
+            loaded = loaded + (load_pieces(partial, at, there, dim, i * STEP, S),)  # type: ignore[assignment]
+        at += TOGETHER * STEP
+        top = state.max
+        for i in tl.static_range(TOGETHER):
+            top = tl.maximum(top, loaded[i][0])
+        base = base_of(top)
+        decay = tl.exp2(state.max - base)
+        acc, row_sum = state.acc * decay[:, None], state.sum * decay
+        for i in tl.static_range(TOGETHER):
+            weight = tl.exp2(loaded[i][0] - base)
+            # one that saw nothing may hold anything
+            acc += tl.where((weight > 0)[:, None], loaded[i][2], 0.0) * weight[:, None]
+            row_sum += loaded[i][1] * weight
+        state = State(acc, top, row_sum)
+    if LANES == 1:
+        return state
+    else:
+        row_max = tl.reshape(state.max, [LANES, ROWS])
+        top = tl.max(row_max, 0)
+        weight = tl.exp2(row_max - base_of(top)[None, :])
+        acc = tl.sum(tl.reshape(state.acc, [LANES, ROWS, S.DIM]) * weight[:, :, None], 0)
+        return State(acc, top, tl.sum(tl.reshape(state.sum, [LANES, ROWS]) * weight, 0))
+
+
+@triton.jit(do_not_specialize=["num_seqs", "states", "live"])
+def merge_blocks_kernel(
+    out, lse, scratch, query_starts, seq_lens, num_seqs, shortest, longest, states, live, scales, S: tl.constexpr,
+    ROWS: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Join the pieces of some rows of a block, of one KV head, if it is cut.  live: rows of the largest block."""
+    batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0)
+    kv_head = tl.program_id(0) % S.KV_HEADS
+    groups = tl.cdiv(live, ROWS)
+    first = tl.program_id(0) // S.KV_HEADS % groups * ROWS
+    block = find_block(batch, tl.program_id(0) // (S.KV_HEADS * groups), S)
+    live = tl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()  # for states, and what says where they are; lengths have been read there, too
+    if (block.query_len > 0) & (first < live):
+        cut = cut_of(scratch.cuts, block, S)
+        pieces = tl.load(cut)
+        if pieces > 1:
+            row = first + tl.arange(0, LANES * ROWS) % ROWS
+            dim = tl.arange(0, S.DIM)
+            partial = partial_of(scratch, states)
+            first_row = tl.load(cut + 1) + kv_head * S.LIVE
+            if S.PIECE is None:
+                state = join_lanes(partial, first_row + row, row < live, dim, pieces, ROWS, LANES, S)
+            else:  # in their order, as one program would
+                SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
+                state = join(partial, first_row + row, row < live, dim, SLOT, SLOT, pieces, TOGETHER, S.DIM)
+            row = first + tl.arange(0, ROWS)
+            token = tl.cast(block.first_token + block.first, tl.int64)
+            store_rows(out, lse, rows_from(token, kv_head, row, row < live, S), dim, state, scales, S)
 
 
 @triton.jit

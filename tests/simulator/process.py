@@ -39,7 +39,8 @@ def simulate() -> None:
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         compiled = kernel.warmup(*args, grid=grid, **options)
-        launch.resize(compiled, args)
+        if any(hasattr(arg, "sizes") for arg in args):
+            launch.resize(compiled, args)
         key = edit(compiled.asm["ptx"]), compiled.metadata.shared
         if key not in kernels:
             kernels[key] = Kernel(*key, TAGS)
