@@ -10,10 +10,11 @@ from . import layout
 from .kernels.args import Heads, KeyValues, Modifiers, Partial, Rows, Scales, Scratch
 from .kernels.attention import attention_kernel
 from .kernels.merge import merge_blocks_kernel, merge_states_kernel
-from .launch import INTS, STATES, Step
+from .launch import COUNTERS, STATES, Step
 from .plan import Launch, Plan
 from .scratch import Need
 
+ROOM = Scratch(STATES, COUNTERS)
 ScaleLike = float | torch.Tensor | None
 
 
@@ -64,7 +65,7 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
         options["maxnreg"] = config.registers
     cache = layout.pairs(call.cache, shape.HEAD_DIM) if config.pairs else call.cache
     need = _need(launch) if shape.SPLIT else None
-    room = None if need is None else room_of(launch)
+    room = None if need is None else ROOM
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
     args = (
         call.out, call.lse, room, call.query, cache, *boxes, call.new, *numbers_of(launch, call), call.mods,
@@ -75,17 +76,12 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
         yield _merge_blocks(launch, call, need)
 
 
-def room_of(launch: Launch) -> Scratch:
-    """Where a launch keeps states of pieces, and what tells who joins them."""
-    return Scratch(STATES, *((None, INTS) if launch.merge is None else (INTS, None)))
-
-
 def _merge_blocks(launch: Launch, call: Call, need: Any) -> Step:
     shape, merge = launch.shape, launch.merge
     args = (
-        call.out, call.lse, room_of(launch), call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
-        launch.longest, need.states // (shape.DIM + 2), launch.block_tokens * shape.GROUP, call.scales, shape,
-        merge.rows, merge.lanes, merge.dependent,
+        call.out, call.lse, ROOM, call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
+        launch.longest, (need.states - launch.cuts) // (shape.DIM + 2), launch.block_tokens * shape.GROUP,
+        call.scales, shape, merge.skip, merge.stride, merge.rows, merge.lanes, merge.dependent,
     )  # fmt: skip
     options = {"num_warps": _warps(merge.rows * merge.lanes, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
     if merge.dependent:
@@ -140,5 +136,5 @@ def _need(launch: Launch) -> Need:
     shape = launch.shape
     states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.DIM + 2)
     if launch.merge is None:
-        return Need(states, 0, launch.programs * shape.KV_HEADS)
-    return Need(states, 2 * launch.merge.blocks, 0)
+        return Need(states, launch.programs * shape.KV_HEADS)
+    return Need(states + launch.cuts, 0, True)

@@ -163,7 +163,7 @@ def _pieces(launch: Launch, done: Cut) -> str:
 
 
 def _scratch(need: Need) -> str:
-    kept = f", {need.counters} counters" if need.counters else f", {need.cuts} numbers" if need.cuts else ""
+    kept = f", {need.counters} counters" if need.counters else ""
     return f"{_bytes(4 * need.states)} for states{kept}"
 
 

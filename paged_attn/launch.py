@@ -15,7 +15,7 @@ from . import driver, scratch
 from .backend import INTERPRET, TESTED_TRITON, current, wait_for_triton
 from .template import STREAM, Argument, Descriptors, caller, fill, filler
 
-STATES, INTS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
+STATES, COUNTERS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
 KEEPS = not INTERPRET and triton.__version__.startswith(TESTED_TRITON)
 # torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -28,7 +28,7 @@ class Step(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    need: scratch.Need | None = None  # what STATES and INTS are from this step on
+    need: scratch.Need | None = None  # what STATES and COUNTERS are from this step on
     room: int = 0  # which of a stream's: steps that run at the same time have one each
 
 
@@ -89,7 +89,7 @@ class Launches:
             for step in self.steps:
                 if step.need is not None:
                     rooms.append(scratch.take(step.need, self.device, stream, step.room))
-                everything = (*tensors, rooms[-1].states, rooms[-1].ints, stream)
+                everything = (*tensors, rooms[-1].states, rooms[-1].counters, stream)
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **step.options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
@@ -110,7 +110,7 @@ class Launches:
             if need is not None:
                 rooms.append(scratch.take(need, self.device, stream, number))
             room = rooms[-1]
-            (launch_observed if observed else launch)([*addresses, room.states_at, room.ints_at, stream])
+            (launch_observed if observed else launch)([*addresses, room.states_at, room.counters_at, stream])
 
 
 def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:

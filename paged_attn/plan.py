@@ -65,6 +65,8 @@ class Merge(NamedTuple):
     blocks: int  # of all sequences, at most
     rows: int  # of a block, of one KV head, that a program joins
     lanes: int  # parts of their pieces that are joined side by side
+    skip: int  # from a block's first state to its second, in rows
+    stride: int  # and from there on
     dependent: bool  # it may begin before the launch ahead has ended
 
 
@@ -87,6 +89,11 @@ class Launch(NamedTuple):
     def parts(self) -> tuple[Any, ...]:
         """All that its programs serve, as launches: this one, and what is beside it."""
         return (self,) if self.beside is None else (self, self.beside)
+
+    @property
+    def cuts(self) -> int:
+        """Numbers that tell a merge how blocks are cut."""
+        return 0 if self.merge is None else 2 * self.merge.blocks * self.shape.KV_HEADS
 
     @property
     def grid(self) -> tuple[int]:
@@ -238,7 +245,9 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int) -> Merge:
     while lanes > 1 and triton.cdiv(live, at_once // lanes) > most:
         lanes //= 2
     rows = min(at_once // lanes, triton.next_power_of_2(live))
-    return Merge(blocks, rows, lanes, p.device.capability >= 90)
+    skip = shape.KV_HEADS * shape.LIVE
+    stride = skip if shape.PIECE is not None else 2 * skip  # a share has two slots
+    return Merge(blocks, rows, lanes, skip, stride, p.device.capability >= 90)
 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:

@@ -20,11 +20,11 @@ CHUNK = 1 << 20
 
 
 class Need(NamedTuple):
-    """Numbers of elements; cuts or counters are 0."""
+    """Numbers of elements."""
 
-    states: int  # float32
-    cuts: int  # int32, written before they are read by a second launch
+    states: int  # float32; cuts, which are int32, among them
     counters: int  # int32, zero between launches
+    two: bool = False  # launches, the second of which reads what the first has written
 
 
 class Arena:
@@ -62,11 +62,11 @@ class Room(NamedTuple):
     """What a launch writes to; whoever launches holds it until then."""
 
     states: Tensor | None
-    ints: Tensor | None  # cuts or counters
+    counters: Tensor | None
     states_at: int = 0
-    ints_at: int = 0
+    counters_at: int = 0
     states_size: int = 0
-    ints_size: int = 0
+    counters_size: int = 0
     arena: Any = None  # the device's, of a room that eager calls share
 
 
@@ -80,14 +80,16 @@ def take(need: Need, device: torch.device, stream: int, number: int = 0) -> Room
 
     number: launches that run at the same time have different ones.
     """
-    if need.cuts:  # two launches, between which another thread may use the same stream
-        return _room(_empty(need.states, torch.float32, device), _empty(need.cuts, torch.int32, device))
     if stream and torch.cuda.is_current_stream_capturing():  # the default stream, 0, cannot be captured
         return _room(_empty(need.states, torch.float32, device), arena(device).take(need.counters))
     place = device.index, stream, number
     room = _rooms.get(place)
-    if room is None or room.states_size < need.states or room.ints_size < need.counters or room.arena.low:
-        room = _rooms[place] = _grown(room or NONE, need, device)
+    shared = 0 if need.two else need.states
+    if room is None or room.states_size < shared or room.counters_size < need.counters or room.arena.low:
+        room = _rooms[place] = _grown(room or NONE, shared, need.counters, device)
+    if need.two:  # between which another thread may use the same stream
+        states = _empty(need.states, torch.float32, device)
+        return room._replace(states=states, states_at=states.data_ptr())
     return room
 
 
@@ -96,17 +98,16 @@ def arena(device: torch.device) -> Arena:
     return _arenas.get(device) or _arenas.setdefault(device, Arena(device))
 
 
-def _grown(room: Room, need: Need, device: torch.device) -> Room:
-    """Room for the need and all that came before it, and an arena from which a call like this may be captured."""
+def _grown(room: Room, states: int, counters: int, device: torch.device) -> Room:
+    """Room for so many and all that came before, and an arena from which a call like this may be captured."""
     if arena(device).low:
         arena(device).grow()
-    counters = max(room.ints_size, need.counters)
-    states = _empty(max(room.states_size, need.states), torch.float32, device)
-    return _room(states, torch.zeros(counters, dtype=torch.int32, device=device), arena(device))
+    zeros = torch.zeros(max(room.counters_size, counters), dtype=torch.int32, device=device)
+    return _room(_empty(max(room.states_size, states), torch.float32, device), zeros, arena(device))
 
 
-def _room(states: Tensor, ints: Tensor, arena: Arena | None = None) -> Room:
-    return Room(states, ints, states.data_ptr(), ints.data_ptr(), states.numel(), ints.numel(), arena)
+def _room(states: Tensor, counters: Tensor, arena: Arena | None = None) -> Room:
+    return Room(states, counters, states.data_ptr(), counters.data_ptr(), states.numel(), counters.numel(), arena)
 
 
 def _empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:

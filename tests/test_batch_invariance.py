@@ -63,7 +63,7 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
 def counters() -> Iterator[None]:
     """Who joins the pieces of a block is counted, and every call leaves all counters at zero for the next."""
     yield
-    assert not any(room.ints.any() for room in scratch._rooms.values() if room.ints is not None)
+    assert not any(room.counters.any() for room in scratch._rooms.values() if room.counters is not None)
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ def test_counters_are_zero_after_every_launch(device: str, cut: Callable[..., No
     cut(3, tile=16)
     inputs = build(CUT, device)
     first = paged_attn.paged_attention(**inputs)[0].clone()
-    rooms = [room.ints for room in scratch._rooms.values() if room.ints_size]
+    rooms = [room.counters for room in scratch._rooms.values() if room.counters_size]
     assert rooms
     assert not any(counters.any() for counters in rooms)
     assert torch.equal(paged_attn.paged_attention(**inputs)[0], first)

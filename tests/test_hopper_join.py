@@ -48,6 +48,27 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 QUICK = {"a decode over e4m3", "uneven decodes", "drafts of 2"}
+CHUNK = ragged((150, 4000)) | dict(bounds=True)
+CHUNKS = ragged((90, 3000), (90, 90), (90, 2000), (90, 0)) | dict(bounds=True)
+BLOCKS: dict[str, dict[str, Any]] = {
+    "a chunk": CHUNK,
+    "a chunk, features": CHUNK | FEATURES | dict(window_size=(1500, -1)),
+    "a chunk, softcap, no lse": CHUNK | CAPPED,
+    "a chunk, group 3": CHUNK | dict(heads=24),
+    "a chunk, parts of a group": CHUNK | dict(heads=12, kv_heads=1),
+    "a chunk, head_dim 64": CHUNK | dict(head_dim=64),
+    "a chunk, head_dim 192": CHUNK | dict(head_dim=192),
+    "a chunk, page 544": CHUNK | dict(page_size=544),
+    "a chunk, x-packed": CHUNK | PACKED,
+    "a chunk of new keys": CHUNK | dict(new=True),
+    "a chunk over e4m3": CHUNK | E4M3_CACHE,
+    "a chunk over e4m3, no lse": CHUNK | E4M3_CACHE | dict(lse=False),
+    "a chunk all in e4m3": CHUNK | ALL_E4M3,
+    "chunks": CHUNKS,
+    "chunks over e4m3, head_dim 256": CHUNKS | E4M3_CACHE | dict(head_dim=256),
+    "chunks of any length": ragged((150, 4000), (3, 1000), (0, 50), (64, 64), (128, 2000)) | dict(padding=5),
+}
+QUICK_BLOCKS = {"chunks of any length", "a chunk all in e4m3"}
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +115,19 @@ def test_rows_or_their_pieces_are_joined_side_by_side(case: Case, pieces: bool) 
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.merge.lanes > 1) == pieces
     run(case, DEVICE)
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK_BLOCKS)) for x in BLOCKS])
+def test_blocks_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **BLOCKS[name])
+    every = dict(MERGED_PIECES=0, MERGED_PIECES_OF_FP8=0, MOSTLY_LONG=0, has_little=lambda p: False)
+    with hopper_plans.planned(**every):
+        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        assert not launch.pipe.SHARES
+        assert launch.merge is not None
+        lengths = cuts.Batch(case.query_lens, case.seq_lens, case.window_size[0], 0)
+        assert cuts.cut(launch, lengths).cut
+        run(case, DEVICE)
 
 
 @pytest.mark.parametrize("name", BY_NAME)

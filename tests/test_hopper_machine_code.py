@@ -20,6 +20,7 @@ HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "two lists",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
     "lone decode", "lone decode e4m3", "lone draft", "draft of 4", "one decode group 48", "one draft head_dim 256",
+    "one chunk",
     "draft 16", "of 512 features", "of 512 head_dim 64", "of 512 head_dim 192",
     "decode split all fp8", "of 512 e4m3 head_dim 64", "of 512 e4m3 head_dim 256", "x-packed", "prefill new",
     "prefill softcap",
@@ -42,18 +43,19 @@ HOPPER = (
 )  # fmt: skip
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
-    "draft 16": 1, "lone draft": 1, "one decode group 48": 1, "one draft head_dim 256": 1, "draft of 12": 1, "invariant 1": 1,
+    "draft 16": 1, "lone draft": 1, "one decode group 48": 1, "one draft head_dim 256": 1,
+    "draft of 12": 1, "invariant 1": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3,
     "long softcap of 10": 3, "long group 3": 3, "long exact softcap of 10": 2,
     "chunk x-packed new": 2,
 }  # fmt: skip
 OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
 COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}  # and beside blocks
-MERGED = {"lone draft", "draft 16", "one decode group 48", "one draft head_dim 256"}  # by a launch behind
+MERGED = {"lone draft", "draft 16", "one decode group 48", "one draft head_dim 256", "one chunk"}  # by a launch behind
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"invariant 32": 216}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
-SHARES_CODE, BLOCKS_CODE, MERGE_CODE = 45, 115, 10
+SHARES_CODE, BLOCKS_CODE, MERGE_CODE = 45, 115, 11
 BRIEF = {  # so small that they wait for it
     "decode of 12": 30, "decode split all fp8": 34, "of 512 features": 32, "lone decode": 45,
 }  # fmt: skip
@@ -117,7 +119,7 @@ CUT = (  # blocks that are joined where the piece is that was done last
 )  # fmt: skip
 # Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
 IN_TURN = (
-    "speculate 32", "speculate 32 tree", "speculate 32 head_dim 64", "speculate 64",
+    "speculate 32", "speculate 32 tree", "speculate 32 head_dim 64", "speculate 64", "one chunk",
     "two lists", "two lists new", "two lists softcap", "two lists group 3", "chunk group 7", "prompts group 3",
     "group 3 head_dim 256", "prefill new", "narrow new", "narrow new head_dim 64", "chunk x-packed new",
     "prefill softcap", "prompts new softcap", "long softcap", "long exact softcap",

@@ -320,6 +320,36 @@ def test_two_warpgroups_are_told_whose_turn_it_is_where_they_would_run_in_step(c
     assert in_turn == launch.pipe.IN_TURN
 
 
+@pytest.mark.parametrize(
+    ("kv_heads", "call", "merged"),
+    [
+        (8, even(1, 32, 32768), True),  # 8 blocks for 132 programs
+        (8, even(1, 64, 16384), True),
+        (8, even(2, 64, 16384), False),  # 32: each is cut into four
+        (8, even(2, 64, 16384)._replace(cache=torch.float8_e4m3fn), True),  # which join otherwise than in place
+        (8, even(1, 128, 16384), False),
+        (8, even(3, 32, 32768), False),  # as of four
+        (
+            8,
+            even(1, 64, 16384)._replace(seqs=2, tokens=128, max_seqlen_q=100),
+            False,
+        ),  # uneven: as many as there may be
+        (1, even(1, 256, 16384), True),
+        (1, even(1, 256, 256), False),  # none is cut
+        (1, even(1, 4096, 8192)._replace(softcap=30.0, query=torch.float16, compute=torch.float16, lse=True), False),
+    ],
+    ids=str,
+)
+def test_pieces_of_few_blocks_are_joined_by_a_launch_of_its_own(kv_heads: int, call: Problem, merged: bool) -> None:
+    launch = block_items.many(call._replace(heads=4 * kv_heads, kv_heads=kv_heads), 0, False)
+    assert (launch.shape.MERGE == 0, launch.merge is not None) == (merged, merged)
+    if merged:
+        assert (launch.merge.skip, launch.merge.stride) == (launch.shape.ROWS, launch.shape.ROWS)
+        need = hopper.need_of(launch)
+        assert (need.counters, need.two) == (hopper.TAKEN, True)
+        assert need.states == launch.slots * launch.shape.LIVE * (launch.shape.DIM + 2) + launch.cuts
+
+
 @pytest.mark.parametrize("heads", [1, 3, 5, 31, 64])
 def test_blocks_have_whole_groups(heads: int) -> None:
     """A consumer of 128 rows may have more of them than two of 64 would."""

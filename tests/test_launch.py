@@ -103,7 +103,7 @@ def test_steps_that_run_at_the_same_time_have_scratch_of_their_own(monkeypatch: 
         return Compiled(again)
 
     monkeypatch.setattr(launch, "run", run)
-    kernel, args, need = SimpleNamespace(arg_names=["a", "b"]), (launch.STATES, launch.INTS), scratch.Need(64, 0, 4)
+    kernel, args, need = SimpleNamespace(arg_names=["a", "b"]), (launch.STATES, launch.COUNTERS), scratch.Need(64, 4)
     steps = [launch.Step(kernel, (1,), args, {}, need, room=0), launch.Step(kernel, (1,), args, {})]
     steps += [launch.Step(kernel, (1,), args, {}, need, room=1)]
     launches = launch.Launches(steps, torch.device("cpu"))

@@ -200,6 +200,7 @@ HOPPER = {
     "long softcap of 10": LONG_PREFILL | dict(softcap=10.0, lse=False),
     "long exact softcap of 10": LONG_PREFILL | dict(softcap=10.0),
     "one decode group 48": DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=48, kv_heads=1),
+    "one chunk": PREFILL | dict(query_lens=(64,), seq_lens=(16384,), bounds=True),
     "one draft head_dim 256": DECODE
     | dict(query_lens=(16,), seq_lens=LONG, head_dim=256, decode_form=False, bounds=True),
     "decode of 12": DECODE | dict(query_lens=(1,) * 12, seq_lens=(512,) * 12),

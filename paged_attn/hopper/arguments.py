@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..arguments import room_of
+from ..arguments import ROOM
 from ..launch import Step
 from ..plan import Launch
 from .blocks import blocks_kernel
@@ -34,7 +34,7 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
         boxes += _boxes(beside, call)
         numbers += (beside.shortest, beside.least, beside.slots)
         compiled += [beside.shape, beside.pipe]
-    args = (call.out, call.lse, room_of(launch), call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
+    args = (call.out, call.lse, ROOM, call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
     # where results must not depend on the kernel, its compiler may not choose which products to round
     options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None, "launch_pdl": True}
     if launch.config.registers is not None:

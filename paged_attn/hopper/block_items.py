@@ -6,11 +6,13 @@ import torch
 import triton
 
 from ..layout import MANTISSA
-from ..plan import UNBOUNDED, Launch, Problem
+from ..plan import UNBOUNDED, Launch, Problem, merge_of
 from .args import Pipe
 from .shapes import COLUMNS, dim_of, has_tanh, is_even, launch_of, loaders_of, shape_of
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
+# Pieces of each block from which on a launch of its own joins them, of 16 bits and of fp8, which joins otherwise.
+MERGED_PIECES, MERGED_PIECES_OF_FP8 = 6, 4
 PIECES = 4  # of blocks that are cut, so many for every program
 # (terms of a polynomial of asm.CAPS, least softcap): as coarse as the instruction for tanh, and as special functions.
 # The smaller the cap, the higher a row's maximum has to be for it; with these 2.7, of scores.
@@ -64,7 +66,25 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     parts = 1 if mixed else parts_of(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
     pipe, tile = _block_pipe(p, conversion(p), mixed)
-    return _blocks_of(p, pipe._replace(PARTS=parts), tile, shortest)
+    launch = _blocks_of(p, pipe._replace(PARTS=parts), tile, shortest)
+    if not _are_merged(p, launch):
+        return launch
+    launch = launch._replace(shape=launch.shape._replace(MERGE=0))
+    merge = merge_of(p, launch.shape, launch.block_tokens, p.device.multiprocessors // p.kv_heads)
+    return launch._replace(merge=merge._replace(skip=pipe.SKIP, stride=pipe.STRIDE))
+
+
+def _are_merged(p: Problem, launch: Launch) -> bool:
+    """Whether a launch of its own joins the pieces of blocks: where these are few, they have many.
+
+    Rows of one consumer lie in scratch as in a block.
+    """
+    shape, pipe = launch.shape, launch.pipe
+    if not shape.SPLIT or pipe.MIXED or pipe.CONSUMERS > 1:
+        return False
+    blocks = triton.next_power_of_2(_likely_blocks(p, shape.BLOCK_Q)) * p.kv_heads
+    pieces = MERGED_PIECES if p.cache.itemsize == 2 else MERGED_PIECES_OF_FP8
+    return pieces * blocks <= p.device.multiprocessors
 
 
 def many_beside(p: Problem, shortest: int) -> Launch:

@@ -7,7 +7,7 @@ load, the last of which also hands out the work.  Tiles of an fp8 cache pass one
 import triton
 
 from ..kernels.args import Batch, Block
-from ..kernels.merge import partial_of
+from ..kernels.merge import cuts_of, partial_of
 from ..kernels.output import clear_padding, tokens_of
 from ..kernels.schedule import visible_range
 from . import pingpong
@@ -25,7 +25,7 @@ from .mail import make_mail, publish, read
 from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule import TAKEN, ask, begin_lists, bring_lengths, first_of_many, item_from, leave_lists, make_lists, settle
-from .shim import fence_async_shared, gdc_wait, gl, gluon
+from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
 # have that long to come.  More would bind a program to an item long before it is free.
@@ -128,6 +128,8 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
                 turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
             number += 1
             item = read(jobs.mail, number, P.ROWS // 16)
+    if S.SPLIT and S.MERGE == 0:
+        gdc_launch_dependents()
 
 
 @gluon.jit
@@ -222,7 +224,11 @@ def blocks_kernel(
     fence_async_shared()  # what the barriers start with
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     lists = make_lists(batch, lane, mods, S, P)
-    results = Results(lse, partial_of(scratch, batch.slots * S.LIVE), scratch.counters + TAKEN, scales)
+    partial = partial_of(scratch, batch.slots * S.LIVE)
+    if S.MERGE > 0:
+        results = Results(lse, partial, scratch.counters + TAKEN, scales)
+    else:
+        results = Results(lse, partial, cuts_of(scratch, batch.slots * S.LIVE, S), scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES

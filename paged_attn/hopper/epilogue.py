@@ -81,18 +81,21 @@ def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, 
 @gluon.jit
 def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`count` rows of an item: finished, or the state of a piece; those of pieces of a fixed size are kept already."""
-    if S.SPLIT and joins_in_place(S, P):
+    if S.SPLIT and S.MERGE == 0:
+        if item.pieces > 1:
+            keep(results, item, 0, rows, state, NUMBER, S, P)
+        else:
+            store_block(out, results, rows, count, state, NUMBER, S, P)
+        if NUMBER == 0 and item.first > 0:
+            tell_cut(results.counters, item.block, item.kv_head, item.pieces, item.first_row, S)
+    elif S.SPLIT and joins_in_place(S, P):
         store_or_join(out, results, item, rows, count, state, NUMBER, S, P)
     elif S.SPLIT:
         if item.pieces > 1:
             if S.PIECE is None:
                 keep(results, item, 0, rows, state, NUMBER, S, P)
-            if S.MERGE > 0:
-                join_if_last(out, results, item, rows.token, count, state.max.shape[0], NUMBER, S, P)
+            join_if_last(out, results, item, rows.token, count, state.max.shape[0], NUMBER, S, P)
         else:
             store_block(out, results, rows, count, state, NUMBER, S, P)
-        if S.MERGE == 0:  # noqa: SIM102 (one is decided at compile time)
-            if (item.first > 0) & (item.kv_head == 0):
-                tell_cut(results.counters, item.block, item.pieces, item.first_row, S)
     else:
         store_block(out, results, rows, count, state, NUMBER, S, P)

@@ -146,7 +146,7 @@ def mixed_kernel(
     few_results = Results(lse, partial_of(scratch, few_slots * F.LIVE), scratch.counters + TAKEN, scales)
     few_jobs = Jobs(few_mail, scratch.counters, few_batch, mods)
     states, counters = scratch_behind(scratch, few_slots, F, G)
-    behind = Scratch(states, None, counters)
+    behind = Scratch(states, counters)
     results = Results(lse, partial_of(behind, slots * S.LIVE), counters + TAKEN, scales)
     jobs = Jobs(mail, counters, batch, mods)
     if S.CLEAR:

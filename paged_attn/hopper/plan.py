@@ -229,16 +229,14 @@ def need_of(launch: Launch) -> Need:
     """Scratch of a launch: its size depends on the device, for fixed pieces on bounds, too, and not on lengths."""
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
-    states = slots * shape.LIVE * (shape.DIM + 2)
-    if launch.merge is not None:
-        return Need(states, 2 * launch.merge.blocks, 0)
+    states = slots * shape.LIVE * (shape.DIM + 2) + launch.cuts
     blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
     firsts = slots if pipe.GROUPED else 0  # of groups of pieces
-    counters = TAKEN + blocks * pipe.CONSUMERS + firsts
+    counters = TAKEN + (blocks * pipe.CONSUMERS + firsts if launch.merge is None else 0)
     if launch.beside is not None:
         more = need_of(launch.beside)
         states, counters = states + more.states, counters + more.counters
-    return Need(states, 0, counters)
+    return Need(states, counters, launch.merge is not None)
 
 
 def _takes_parts(p: Problem) -> bool:

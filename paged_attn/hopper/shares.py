@@ -5,7 +5,7 @@ line of units, here loaders and consumers walk along it each for itself: one con
 """
 
 from ..kernels.args import Batch
-from ..kernels.merge import partial_of
+from ..kernels.merge import cuts_of, partial_of
 from ..kernels.output import clear_padding, tokens_of
 from ..kernels.schedule import find_share, room_of, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
@@ -125,7 +125,7 @@ def shares_kernel(
     if S.MERGE > 0:
         results = Results(lse, partial, scratch.counters + TAKEN, scales)
     else:
-        results = Results(lse, partial, scratch.cuts, scales)
+        results = Results(lse, partial, cuts_of(scratch, batch.slots * S.LIVE, S), scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     start_together()

@@ -96,10 +96,11 @@ class Scales(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for the states of blocks that a share's border cuts, and who joins them: cuts or counters, one is None."""
+    """Room for the states of blocks that are cut, and who joins them."""
 
-    states: Any  # float32, cut up by merge.partial_of
-    cuts: Any  # int32 [blocks, 2]: pieces of a block (1: it is whole), and the row of the first, of the first KV head
+    # float32, cut up by merge.partial_of; behind them, where a launch of its own joins, int32 [blocks, KV_HEADS, 2]: of
+    # how many pieces each is (1: it is whole), and the row of the first
+    states: Any
     # int32, who has stored of cut blocks, by KV head and the share of the begin, and of groups of pieces by the slot of
     # the first (hopper/arrival.py); 0 between launches
     counters: Any

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from .args import Batch, KeyValues, Source, State
 from .cache import load_box, load_ids, load_kv, locate
-from .merge import join_if_last, partial_of, tell_cut
+from .merge import cuts_of, join_if_last, partial_of, tell_cut
 from .numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
 from .output import clear_padding, load_query, store_partial, store_rows, tokens_of
 from .schedule import (
@@ -150,7 +150,8 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     num_shares = tl.num_programs(0) // S.KV_HEADS
     first_work = work(batch, lane, lane < batch.num_seqs, mods, S)
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S)
-    partial = partial_of(scratch, num_shares * batch.slots * S.KV_HEADS * S.LIVE)
+    states = num_shares * batch.slots * S.KV_HEADS * S.LIVE
+    partial, cuts = partial_of(scratch, states), cuts_of(scratch, states, S)
     unit = share.begin
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S)
@@ -207,9 +208,9 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                             batch.slots, scales, S,
                         )  # fmt: skip
             if S.MERGE == 0:  # noqa: SIM102 (one is decided at compile time)
-                if (tile == 0) & (kv_head == 0):
-                    first_slot = index * batch.slots + (1 if S.PIECE is None else 0)
-                    tell_cut(scratch.cuts, block, pieces, first_slot * S.KV_HEADS * S.LIVE, S)
+                if tile == 0:
+                    slot = index * batch.slots + (1 if S.PIECE is None else 0)
+                    tell_cut(cuts, block, kv_head, pieces, (slot * S.KV_HEADS + kv_head) * S.LIVE, S)
             unit += count
 
 

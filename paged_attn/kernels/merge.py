@@ -80,18 +80,24 @@ def join_if_last(
 
 
 @triton.jit
-def cut_of(cuts, block, S: tl.constexpr):
-    """Where it is said how a block is cut."""
-    number = block.seq
-    if not S.ONE_BLOCK:  # as schedule.find_block counts them
-        number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
-    return cuts + 2 * number
+def cuts_of(scratch, rows, S: tl.constexpr):
+    """Where it is said how blocks are cut: behind so many states."""
+    return (scratch.states + rows * (S.DIM + 2)).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit
-def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
-    """Say of how many pieces a block is, 1: whole, and where the first one's state lies, of the first KV head."""
-    cut = cut_of(cuts, block, S)
+def cut_of(cuts, block, kv_head, S: tl.constexpr):
+    """Where it is said of a block."""
+    number = block.seq
+    if not S.ONE_BLOCK:  # as schedule.find_block counts them
+        number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
+    return cuts + 2 * (number * S.KV_HEADS + kv_head)
+
+
+@triton.jit
+def tell_cut(cuts, block, kv_head, pieces, first_row, S: tl.constexpr):
+    """Say of how many pieces a block is, 1: whole, and where the first one's state lies."""
+    cut = cut_of(cuts, block, kv_head, S)
     tl.store(cut, pieces)
     tl.store(cut + 1, first_row)
 
@@ -106,25 +112,25 @@ def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
 
 
 @triton.jit
-def join_lanes(partial, row, valid, dim, pieces, ROWS: tl.constexpr, LANES: tl.constexpr, S: tl.constexpr):
+def join_lanes(
+    partial, row, valid, dim, pieces, SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
+    LANES: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
     """The states of rows [LANES * ROWS] as those of ROWS: every LANES-th piece by threads of its own, then these.
 
     With one maximum for all that are loaded together, and one address: code has to be fetched first.
     """
-    SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
-    STEP: tl.constexpr = 2 * LANES * SLOT  # a share has two slots: see `join_rows`
     lane = tl.arange(0, LANES * ROWS) // ROWS
     zero = lane * 0.0
     state = State(zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero)
-    at = row + (2 * lane - 1) * SLOT
+    at = row + SKIP + (lane - 1) * STRIDE
     for first in range(0, pieces, TOGETHER * LANES):
         piece = first + lane
-        # the first piece lies in the second slot of its share
         loaded = (load_pieces(partial, tl.where(piece == 0, row, at), valid & (piece < pieces), dim, 0, S),)
         for i in tl.static_range(1, TOGETHER):
             there = valid & (piece + i * LANES < pieces)
-            loaded = loaded + (load_pieces(partial, at, there, dim, i * STEP, S),)  # type: ignore[assignment]
-        at += TOGETHER * STEP
+            loaded = loaded + (load_pieces(partial, at, there, dim, i * LANES * STRIDE, S),)  # type: ignore[assignment]
+        at += TOGETHER * LANES * STRIDE
         top = state.max
         for i in tl.static_range(TOGETHER):
             top = tl.maximum(top, loaded[i][0])
@@ -150,7 +156,7 @@ def join_lanes(partial, row, valid, dim, pieces, ROWS: tl.constexpr, LANES: tl.c
 @triton.jit(do_not_specialize=["num_seqs", "states", "live"])
 def merge_blocks_kernel(
     out, lse, scratch, query_starts, seq_lens, num_seqs, shortest, longest, states, live, scales, S: tl.constexpr,
-    ROWS: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr,
+    SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Join the pieces of some rows of a block, of one KV head, if it is cut.  live: rows of the largest block."""
     batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0)
@@ -162,18 +168,17 @@ def merge_blocks_kernel(
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()  # for states, and what says where they are; lengths have been read there, too
     if (block.query_len > 0) & (first < live):
-        cut = cut_of(scratch.cuts, block, S)
+        cut = cut_of(cuts_of(scratch, states, S), block, kv_head, S)
         pieces = tl.load(cut)
         if pieces > 1:
             row = first + tl.arange(0, LANES * ROWS) % ROWS
             dim = tl.arange(0, S.DIM)
             partial = partial_of(scratch, states)
-            first_row = tl.load(cut + 1) + kv_head * S.LIVE
+            at = tl.load(cut + 1) + row
             if S.PIECE is None:
-                state = join_lanes(partial, first_row + row, row < live, dim, pieces, ROWS, LANES, S)
+                state = join_lanes(partial, at, row < live, dim, pieces, SKIP, STRIDE, ROWS, LANES, S)
             else:  # in their order, as one program would
-                SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
-                state = join(partial, first_row + row, row < live, dim, SLOT, SLOT, pieces, TOGETHER, S.DIM)
+                state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, TOGETHER, S.DIM)
             row = first + tl.arange(0, ROWS)
             token = tl.cast(block.first_token + block.first, tl.int64)
             store_rows(out, lse, rows_from(token, kv_head, row, row < live, S), dim, state, scales, S)

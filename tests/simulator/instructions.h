@@ -93,6 +93,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["mul.wide.u16"] = each<[](u16 a, u16 b) { return u32(a) * b; }, u32, u16, u16>;
     t["mul.wide.s16"] = each<[](s16 a, s16 b) { return s32(a) * b; }, s32, s16, s16>;
     t["mad.wide.s32"] = each<[](s32 a, s32 b, u64 c) { return u64(s64(a) * b) + c; }, u64, s32, s32, u64>;
+    t["mad.wide.u16"] = each<[](u16 a, u16 b, u32 c) { return u32(a) * b + c; }, u32, u16, u16, u32>;
     t["mad.wide.u32"] = each<[](u32 a, u32 b, u64 c) { return u64(a) * b + c; }, u64, u32, u32, u64>;
     t["mul.hi.s32"] = each<[](s32 a, s32 b) { return s32(s64(a) * b >> 32); }, s32, s32, s32>;
     t["mul.hi.u32"] = each<[](u32 a, u32 b) { return u32(u64(a) * b >> 32); }, u32, u32, u32>;

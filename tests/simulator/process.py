@@ -53,7 +53,7 @@ def simulate() -> None:
         except RuntimeError:
             scratch._rooms.clear()  # counters are as a launch left them that did not end
             raise
-        if any(room.ints is not None and room.ints.any() for room in scratch._rooms.values()):
+        if any(room.counters is not None and room.counters.any() for room in scratch._rooms.values()):
             scratch._rooms.clear()
             raise AssertionError("a launch has left counters that are not zero")
 
