@@ -126,6 +126,22 @@ SPEC = (
     uniform("tree of 32, b16 x 8192", 16, 32, 8192, **TREE),
     uniform("tree of 32, b1 x 65536, heads 8/1", 1, 32, 65536, heads=8, kv_heads=1, **TREE),
 )
+# One sequence, or two, of so few queries that programs share the keys of each block: what counts is how pieces are joined.
+SINGLE = (
+    *(uniform(f"{n} of 1 x {keys}", 1, n, keys) for keys in (2048, 8192, 32768) for n in (4, 16, 32, 64)),
+    uniform("16 of 2 x 8192", 2, 16, 8192),
+    uniform("128 of 1 x 16384", 1, 128, 16384),
+    *(uniform(f"{n} of 1 x 32768, heads 8/1", 1, n, 32768, heads=8, kv_heads=1) for n in (1, 8, 64, 256)),
+    *(uniform(f"1 x {keys}, heads 48/1", 1, 1, keys, heads=48, kv_heads=1) for keys in (2048, 8192, 32768, 131072)),
+    uniform("4 x 8192, heads 48/1", 4, 1, 8192, heads=48, kv_heads=1),
+    uniform("1 x 32768, heads 71/1, head_dim 64", 1, 1, 32768, heads=71, kv_heads=1, head_dim=64),
+    uniform("16 of 1 x 8192, head_dim 64", 1, 16, 8192, head_dim=64),
+    uniform("16 of 1 x 8192, head_dim 256", 1, 16, 8192, head_dim=256),
+    uniform("64 of 1 x 16384, head_dim 256", 1, 64, 16384, head_dim=256),
+    uniform("16 of 1 x 8192, e4m3 cache", 1, 16, 8192, **FP8),
+    uniform("64 of 1 x 16384, e4m3 cache", 1, 64, 16384, **FP8),
+    uniform("64 of 1 x 16384, softcap", 1, 64, 16384, softcap=30.0),
+)
 # Beside each fp8 case its bfloat16 twin, for their ratio is what counts.
 FP8_CACHES = tuple(
     twin
@@ -222,6 +238,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "mixed": MIXED,
     "ragged": RAGGED,
     "spec": SPEC,
+    "single": SINGLE,
     "fp8": FP8_SUITE,
     "window": WINDOW,
     "models": MODEL_LAYERS,
