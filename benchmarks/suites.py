@@ -126,7 +126,7 @@ SPEC = (
     uniform("tree of 32, b16 x 8192", 16, 32, 8192, **TREE),
     uniform("tree of 32, b1 x 65536, heads 8/1", 1, 32, 65536, heads=8, kv_heads=1, **TREE),
 )
-# One sequence, or two, of so few queries that programs share the keys of each block: what counts is how pieces are joined.
+# One sequence or few, and few queries: programs share the keys of each block, and what counts is how pieces are joined.
 SINGLE = (
     *(uniform(f"{n} of 1 x {keys}", 1, n, keys) for keys in (2048, 8192, 32768) for n in (4, 16, 32, 64)),
     uniform("16 of 2 x 8192", 2, 16, 8192),
