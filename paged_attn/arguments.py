@@ -118,7 +118,7 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
     rows = _rows_per_merge(heads, shape.DIM)
     grid = (tokens, triton.cdiv(heads, rows))
     args = (out, lse, Partial(outs, lses, None), parts, tokens * heads, scales(1.0), shape, rows)
-    return [Step(merge_states_kernel, grid, args, {"num_warps": _warps(rows, shape.DIM)})]
+    return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.DIM))})]
 
 
 def _rows_per_merge(live: int, dim: int) -> int:

@@ -60,7 +60,7 @@ class Problem(NamedTuple):
 
 
 class Merge(NamedTuple):
-    """A launch behind one of even shares, which joins the pieces of its blocks."""
+    """A launch behind one that cuts blocks, of which it joins the pieces."""
 
     blocks: int  # of all sequences, at most
     rows: int  # of a block, of one KV head, that a program joins
@@ -237,14 +237,16 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int) -> Merge:
     Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    live = tokens * shape.GROUP
+    live = triton.next_power_of_2(tokens * shape.GROUP)  # as in `hopper.plan._are_long`, and more below
     at_once = max(1, MERGED // shape.DIM)
-    pieces = min(shares, triton.cdiv(shares, triton.cdiv(p.tokens, shape.BLOCK_Q)) + 1) if p.seqs == 1 else shares
+    pieces = shares
+    if p.seqs == 1:
+        pieces = min(shares, triton.cdiv(shares, triton.next_power_of_2(p.tokens // shape.BLOCK_Q + 1)) + 1)
     lanes = min(at_once, triton.next_power_of_2(triton.cdiv(pieces, PIECES_AT_ONCE))) if shape.PIECE is None else 1
     most = 2 * p.device.multiprocessors // (triton.next_power_of_2(blocks) * shape.KV_HEADS)  # programs of a block
     while lanes > 1 and triton.cdiv(live, at_once // lanes) > most:
         lanes //= 2
-    rows = min(at_once // lanes, triton.next_power_of_2(live))
+    rows = min(at_once // lanes, live)
     skip = shape.KV_HEADS * shape.LIVE
     stride = skip if shape.PIECE is not None else 2 * skip  # a share has two slots
     return Merge(blocks, rows, lanes, skip, stride, p.device.capability >= 90)

@@ -52,7 +52,7 @@ class Arena:
         """So many counters for a captured call; zeroed inside its graph if the arena has run out."""
         with self.lock:
             self.low = self.left < count + CHUNK // 2
-            if count > self.left:
+            if count > self.left or not self.chunks:
                 return torch.zeros(count, dtype=torch.int32, device=self.device)
             self.left -= count
             return self.chunks[-1][self.left : self.left + count]

@@ -47,6 +47,21 @@ def test_captured_calls_never_share_counters() -> None:
     assert arena.low
 
 
+def test_what_a_second_launch_reads_is_its_own_and_counters_are_the_streams(monkeypatch: Any) -> None:
+    monkeypatch.setattr(scratch, "_rooms", {})
+    device, need = torch.device("cpu"), scratch.Need(64, 4, two=True)
+    first, second = (scratch.take(need, device, 0) for _ in range(2))
+    assert first.states_at != second.states_at
+    assert (first.states_at, first.states.numel()) == (first.states.data_ptr(), 64)
+    assert first.counters_at == second.counters_at != 0
+    assert not first.counters.any()
+    assert scratch.take(need._replace(two=False), device, 0).states_at not in (first.states_at, second.states_at)
+
+
+def test_an_arena_that_never_grew_has_no_counters_to_give() -> None:
+    assert scratch.Arena(torch.device("cpu")).take(0).numel() == 0
+
+
 def test_an_arena_that_grows_keeps_what_it_gave_away() -> None:
     arena = scratch.Arena(torch.device("cpu"))
     arena.grow(4)

@@ -194,6 +194,19 @@ def test_pieces_of_many_rows_are_joined_by_a_launch_of_its_own(
         assert hopper.need_of(launch)[1:] == (hopper.TAKEN, True)
 
 
+def test_nothing_is_merged_before_blocks_that_follow() -> None:
+    """A merge would wait for the first launch, and blocks for the merge."""
+    batch = even(8, 200, 32768)._replace(tokens=207, head_dim=256, heads=8, kv_heads=1, cache=torch.float8_e4m3fn)
+    first, second = hopper.launches(batch)
+    assert (first.shape.LEADS, second.pipe.FOLLOWS, first.merge) == (True, True, None)
+    assert hopper.launches(batch._replace(tokens=8, max_seqlen_q=1))[0].merge is not None
+
+
+def test_a_merge_of_no_queries_can_be_planned() -> None:
+    (launch,) = hopper.launches(even(1, 0, 32768)._replace(heads=48, kv_heads=1))
+    assert launch.merge.blocks == 1
+
+
 @pytest.mark.parametrize(
     ("kv_heads", "call", "shares"),
     [

@@ -1,7 +1,18 @@
 """Who joins the pieces of a block that is cut: whoever keeps the last of them, or of a group of them."""
 
+from ..kernels.merge import cuts_of
 from .join import Pieces, join_states
+from .schedule import TAKEN
 from .shim import gl, gluon, thread_barrier
+
+
+@gluon.jit
+def told_in(scratch, slots, S: gl.constexpr):
+    """Where programs tell of the pieces that they keep in so many slots: counters, or what a merge reads."""
+    if S.MERGE > 0:
+        return scratch.counters + TAKEN
+    else:
+        return cuts_of(scratch, slots * S.LIVE, S)
 
 
 @gluon.jit

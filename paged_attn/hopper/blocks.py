@@ -7,12 +7,13 @@ load, the last of which also hands out the work.  Tiles of an fp8 cache pass one
 import triton
 
 from ..kernels.args import Batch, Block
-from ..kernels.merge import cuts_of, partial_of
+from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding, tokens_of
 from ..kernels.schedule import visible_range
 from . import pingpong
 from .ahead import consume_items_ahead
 from .args import Jobs, Results, Rings, Turn, Turns
+from .arrival import told_in
 from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
 from .consumer import consume
@@ -24,7 +25,7 @@ from .loader import load_tile, load_tiles
 from .mail import make_mail, publish, read
 from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
-from .schedule import TAKEN, ask, begin_lists, bring_lengths, first_of_many, item_from, leave_lists, make_lists, settle
+from .schedule import ask, begin_lists, bring_lengths, first_of_many, item_from, leave_lists, make_lists, settle
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
@@ -128,7 +129,7 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
                 turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
             number += 1
             item = read(jobs.mail, number, P.ROWS // 16)
-    if S.SPLIT and S.MERGE == 0:
+    if S.MERGE == 0:  # as in `shares.consume_share`
         gdc_launch_dependents()
 
 
@@ -224,11 +225,7 @@ def blocks_kernel(
     fence_async_shared()  # what the barriers start with
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     lists = make_lists(batch, lane, mods, S, P)
-    partial = partial_of(scratch, batch.slots * S.LIVE)
-    if S.MERGE > 0:
-        results = Results(lse, partial, scratch.counters + TAKEN, scales)
-    else:
-        results = Results(lse, partial, cuts_of(scratch, batch.slots * S.LIVE, S), scales)
+    results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
     jobs = Jobs(mail, scratch.counters, batch, mods)
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES

@@ -81,7 +81,7 @@ def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, 
 @gluon.jit
 def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`count` rows of an item: finished, or the state of a piece; those of pieces of a fixed size are kept already."""
-    if S.SPLIT and S.MERGE == 0:
+    if S.MERGE == 0:
         if item.pieces > 1:
             keep(results, item, 0, rows, state, NUMBER, S, P)
         else:

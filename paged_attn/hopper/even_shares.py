@@ -48,8 +48,8 @@ class Shares(NamedTuple):
     tiles: int  # that a block may see
 
 
-def few(p: Problem, shortest: int, longest: int, beside: bool = False) -> Launch:
-    """Even shares of all tiles.  beside: blocks, see `few_beside`."""
+def few(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bool = False) -> Launch:
+    """Even shares of all tiles.  beside: blocks, see `few_beside`.  leads: blocks follow, which no merge may delay."""
     paired = _are_paired(p, longest)
     if paired:
         p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)
@@ -61,7 +61,7 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False) -> Launch
         WHOLE=shape.ONE_SCAN and _is_uneven(p, s.shares),
         PAIRED=paired,
         HEAD_DIM=p.head_dim // (1 + paired),
-        ONE_BLOCK=s.blocks == 1,
+        ONE_BLOCK=s.blocks <= 1,
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = 1
@@ -70,7 +70,7 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False) -> Launch
         least = tiles if tiles <= ONE_SHARE else LEAST_FEW
     pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
     merge = None
-    if not beside and _are_merged(p, s, rows_of(p, longest)):
+    if not (beside or leads) and _are_merged(p, s, rows_of(p, longest)):
         shape, pipe = shape._replace(MERGE=0), pipe._replace(GROUPED=0)
         merge = merge_of(p, shape, live, s.shares)
     launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)

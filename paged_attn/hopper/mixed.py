@@ -11,6 +11,7 @@ from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding, tokens_of
 from ..kernels.schedule import find_share, room_of, unflatten, visible_range, work
 from .args import Jobs, Results, Rings, Turn, Turns
+from .arrival import told_in
 from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
@@ -143,11 +144,11 @@ def mixed_kernel(
     few_rings = make_few_rings(dtype, gates, F, G)
     mail, few_mail = make_mail(gates, P), make_mail(gates, G)
     fence_async_shared()  # what the barriers start with
-    few_results = Results(lse, partial_of(scratch, few_slots * F.LIVE), scratch.counters + TAKEN, scales)
+    few_results = Results(lse, partial_of(scratch, few_slots * F.LIVE), told_in(scratch, few_slots, F), scales)
     few_jobs = Jobs(few_mail, scratch.counters, few_batch, mods)
     states, counters = scratch_behind(scratch, few_slots, F, G)
     behind = Scratch(states, counters)
-    results = Results(lse, partial_of(behind, slots * S.LIVE), counters + TAKEN, scales)
+    results = Results(lse, partial_of(behind, slots * S.LIVE), told_in(behind, slots, S), scales)
     jobs = Jobs(mail, counters, batch, mods)
     if S.CLEAR:
         dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))

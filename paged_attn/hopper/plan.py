@@ -99,7 +99,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
         return (many_beside(p, longest + 1)._replace(beside=few_beside(p, shortest, longest)),)
     longest = max(1, COLUMNS // group)
     if shortest <= longest and _are_better_apart(p):
-        return _overlapped(few(p, shortest, longest), many(p, longest + 1, False))
+        return _overlapped(few(p, shortest, longest, leads=True), many(p, longest + 1, False))
     return (many(p, shortest, conversion(p) == NONE and not p.packed),)
 
 

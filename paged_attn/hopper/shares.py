@@ -5,10 +5,11 @@ line of units, here loaders and consumers walk along it each for itself: one con
 """
 
 from ..kernels.args import Batch
-from ..kernels.merge import cuts_of, partial_of
+from ..kernels.merge import partial_of
 from ..kernels.output import clear_padding, tokens_of
 from ..kernels.schedule import find_share, room_of, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
+from .arrival import told_in
 from .column_softmax import make_flags
 from .columns import consume_columns, make_weights
 from .consumer import consume
@@ -18,7 +19,6 @@ from .loader import fetch_descriptors, load_both, load_tiles
 from .packed import make_boxes
 from .queries import make_queries
 from .ring import WARPGROUP, make_ring, ring_of, start_together
-from .schedule import TAKEN
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
 from .walk import Walk, item_at
 
@@ -77,7 +77,7 @@ def consume_share(
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
-    if S.SPLIT and S.MERGE == 0:  # programs that join begin when all are here, and so have room everywhere
+    if S.MERGE == 0:  # sooner, all programs of the merge would go to the first multiprocessors that have room
         gdc_launch_dependents()
     if P.PREFETCH:
         mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
@@ -121,11 +121,7 @@ def shares_kernel(
     fetch_descriptors(key_box, value_box, queries, S, P)
     share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
     walk = Walk(share.begin, seq, before)
-    partial = partial_of(scratch, batch.slots * S.LIVE)
-    if S.MERGE > 0:
-        results = Results(lse, partial, scratch.counters + TAKEN, scales)
-    else:
-        results = Results(lse, partial, cuts_of(scratch, batch.slots * S.LIVE, S), scales)
+    results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
     start_together()

@@ -168,6 +168,9 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             if S.PIECE is None:
                 begin = (first + tile) * S.TILE
                 end = begin + count * S.TILE
+                if S.MERGE == 0 and tile == 0:
+                    past = share_of(unit + tiles - 1, share) + 1
+                    tell_cut(cuts, block, kv_head, past - index, ((2 * index + 1) * S.KV_HEADS + kv_head) * S.LIVE, S)
                 state = attend_block(
                     block, rows, q, begin, end, tile == 0, cache, boxes, new, batch, mods, scales, S
                 )  # fmt: skip
@@ -179,13 +182,15 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 pieces = tl.minimum(whole_end - whole_begin, batch.slots)
                 end = tl.minimum(end, whole_begin + pieces)
                 whole = end - begin == pieces
+                if S.MERGE == 0 and tile == 0:
+                    row_at = (index * batch.slots * S.KV_HEADS + kv_head) * S.LIVE
+                    tell_cut(cuts, block, kv_head, tl.where(whole, 1, pieces), row_at, S)
                 slot = share_of(unit - tile, share) * batch.slots + begin - whole_begin
                 state = attend_pieces(
                     block, rows, q, begin, end, not whole, slot, cache, boxes, new, batch, mods, scales, partial, S
                 )  # fmt: skip
             if whole:
                 store_rows(out, lse, rows, dim, state, scales, S)
-                pieces = 1
             else:
                 token = block.first_token + block.first
                 tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
@@ -207,10 +212,6 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                             out, lse, partial, scratch.counters, from_share, holders, pieces, token, tokens, kv_head,
                             batch.slots, scales, S,
                         )  # fmt: skip
-            if S.MERGE == 0:  # noqa: SIM102 (one is decided at compile time)
-                if tile == 0:
-                    slot = index * batch.slots + (1 if S.PIECE is None else 0)
-                    tell_cut(cuts, block, kv_head, pieces, (slot * S.KV_HEADS + kv_head) * S.LIVE, S)
             unit += count
 
 

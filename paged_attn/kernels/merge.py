@@ -153,20 +153,20 @@ def join_lanes(
         return State(acc, top, tl.sum(tl.reshape(state.sum, [LANES, ROWS]) * weight, 0))
 
 
-@triton.jit(do_not_specialize=["num_seqs", "states", "live"])
+@triton.jit(do_not_specialize=["num_seqs", "states", "most"])
 def merge_blocks_kernel(
-    out, lse, scratch, query_starts, seq_lens, num_seqs, shortest, longest, states, live, scales, S: tl.constexpr,
+    out, lse, scratch, query_starts, seq_lens, num_seqs, shortest, longest, states, most, scales, S: tl.constexpr,
     SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Join the pieces of some rows of a block, of one KV head, if it is cut.  live: rows of the largest block."""
+    """Join the pieces of some rows of a block, of one KV head, if it is cut.  most: rows of the largest block."""
     batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0)
     kv_head = tl.program_id(0) % S.KV_HEADS
-    groups = tl.cdiv(live, ROWS)
+    groups = tl.cdiv(most, ROWS)
     first = tl.program_id(0) // S.KV_HEADS % groups * ROWS
     block = find_block(batch, tl.program_id(0) // (S.KV_HEADS * groups), S)
     live = tl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
     if DEPENDENT:
-        tl.extra.cuda.gdc_wait()  # for states, and what says where they are; lengths have been read there, too
+        tl.extra.cuda.gdc_wait()  # for states; lengths were there when the launch ahead began
     if (block.query_len > 0) & (first < live):
         cut = cut_of(cuts_of(scratch, states, S), block, kv_head, S)
         pieces = tl.load(cut)
