@@ -169,12 +169,12 @@ def merge_blocks_kernel(
         tl.extra.cuda.gdc_wait()  # for states; lengths were there when the launch ahead began
     if (block.query_len > 0) & (first < live):
         cut = cut_of(cuts_of(scratch, states, S), block, kv_head, S)
-        pieces = tl.load(cut)
+        pieces, first_row = tl.load(cut), tl.load(cut + 1)  # one wait for both
         if pieces > 1:
             row = first + tl.arange(0, LANES * ROWS) % ROWS
             dim = tl.arange(0, S.DIM)
             partial = partial_of(scratch, states)
-            at = tl.load(cut + 1) + row
+            at = first_row + row
             if S.PIECE is None:
                 state = join_lanes(partial, at, row < live, dim, pieces, SKIP, STRIDE, ROWS, LANES, S)
             else:  # in their order, as one program would
