@@ -50,15 +50,19 @@ def attention(plan: Plan, call: Call) -> list[Step]:
 
 
 def _attention(launch: Launch, call: Call) -> Iterator[Step]:
-    shape, config = launch.shape, launch.config
-    if launch.pipe is not None:
+    if launch.pipe is None:
+        step = _portable(launch, call)
+    else:
         from .hopper.arguments import attention as hopper
 
         step = hopper(launch, call, numbers_of(launch, call))
-        yield step
-        if launch.merge is not None:
-            yield _merge_blocks(launch, call, step.need)
-        return
+    yield step
+    if launch.merge is not None:
+        yield _merge_blocks(launch, call, step.need)
+
+
+def _portable(launch: Launch, call: Call) -> Step:
+    shape, config = launch.shape, launch.config
     # where results must not depend on the kernel, its compiler may not choose which products to round
     options = {"num_warps": config.warps, "enable_fp_fusion": shape.PIECE is None}
     if config.registers is not None:
@@ -71,9 +75,7 @@ def _attention(launch: Launch, call: Call) -> Iterator[Step]:
         call.out, call.lse, room, call.query, cache, *boxes, call.new, *numbers_of(launch, call), call.mods,
         call.scales, shape,
     )  # fmt: skip
-    yield Step(attention_kernel, launch.grid, args, options, need)
-    if launch.merge is not None:
-        yield _merge_blocks(launch, call, need)
+    return Step(attention_kernel, launch.grid, args, options, need)
 
 
 def _merge_blocks(launch: Launch, call: Call, need: Any) -> Step:
@@ -118,6 +120,7 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
     rows = _rows_per_merge(heads, shape.DIM)
     grid = (tokens, triton.cdiv(heads, rows))
     args = (out, lse, Partial(outs, lses, None), parts, tokens * heads, scales(1.0), shape, rows)
+    # every program has work here, and more warps were not tried
     return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.DIM))})]
 
 

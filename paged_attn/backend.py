@@ -36,6 +36,11 @@ class Device(NamedTuple):
         """CUDA compute capability as one number, 90 for sm_90; 0 elsewhere."""
         return int(self.arch[2:]) if self.arch.startswith("sm") else 0
 
+    @property
+    def dependent(self) -> bool:
+        """Whether launches may begin before the one ahead of them has ended, and wait for it."""
+        return self.capability >= 90
+
 
 def _wants_interpreter() -> bool:
     """The user's TRITON_INTERPRET if set; otherwise whether the machine lacks a GPU."""

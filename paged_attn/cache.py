@@ -49,12 +49,11 @@ def _step(held: list[Any], kv_layout: str, axes: checks.Axes, device: Device) ->
     """A program per token and so many of its heads as make some 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
     dim = max(16, triton.next_power_of_2(axes.head_dim))
-    dependent = device.capability >= 90
     block_heads = min(triton.next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
     grid = (axes.tokens, triton.cdiv(axes.kv_heads, block_heads))
     args = (
         layout.rows(k), layout.rows(v), layout.cache(k_cache, v_cache, kv_layout), slot_mapping,
         arguments.scales(1.0, key=k_scale, value=v_scale),
-        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads, dependent,
+        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads, device.dependent,
     )  # fmt: skip
-    return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if dependent else {})
+    return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})

@@ -118,8 +118,8 @@ UNBOUNDED = 2**31 - 1
 FEW_ROWS = 64
 # A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
 PIECES_AT_ONCE = 8
-MERGED = 1024  # elements of a state that a program of the merge joins: four for each thread of 8 warps
 JOIN_STEPS = 6
+MERGED = 1024  # elements of a state that a program of the merge joins: four for each thread of 8 warps
 
 
 @functools.lru_cache(maxsize=4096)
@@ -227,17 +227,20 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         NATIVE_FP8=p.device.capability >= 89,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
     )
-    merge = merge_of(p, shape, tokens, shares) if shares and not shape.MERGE else None
+    skip, merge = p.kv_heads * live, None
+    if shares and not shape.MERGE:
+        # a share has two slots, unless pieces are of a fixed size
+        merge = merge_of(p, shape, tokens, shares, skip, 2 * skip if config.piece is None else skip)
     return Launch(shape, shares or blocks, config.least, slots, shortest, longest, tokens, config, merge=merge)
 
 
-def merge_of(p: Problem, shape: Shape, tokens: int, shares: int) -> Merge:
+def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stride: int) -> Merge:
     """How blocks of up to so many tokens, of which each share may have a piece, are joined by programs side by side.
 
     Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    live = triton.next_power_of_2(tokens * shape.GROUP)  # as in `hopper.plan._are_long`, and more below
+    live = triton.next_power_of_2(tokens * shape.GROUP)  # this and more by powers of two, as in `hopper.plan._are_long`
     at_once = max(1, MERGED // shape.DIM)
     pieces = shares
     if p.seqs == 1:
@@ -247,9 +250,7 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int) -> Merge:
     while lanes > 1 and triton.cdiv(live, at_once // lanes) > most:
         lanes //= 2
     rows = min(at_once // lanes, live)
-    skip = shape.KV_HEADS * shape.LIVE
-    stride = skip if shape.PIECE is not None else 2 * skip  # a share has two slots
-    return Merge(blocks, rows, lanes, skip, stride, p.device.capability >= 90)
+    return Merge(blocks, rows, lanes, skip, stride, p.device.dependent)
 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:

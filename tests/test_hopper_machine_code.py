@@ -171,7 +171,7 @@ def test_hopper_kernels_of_invariant_calls_do_the_same_arithmetic() -> None:
 
 
 def merge_complaints(facts: dict[str, Any]) -> Iterator[str]:
-    """What the launch behind even shares lacks: two programs of eight warps on a multiprocessor, soon there."""
+    """What a merge lacks: two programs of eight warps on a multiprocessor, soon there."""
     if facts["registers"] > 128 or facts["spilled"]:
         yield f"takes {facts['registers']} registers, and spills {facts['spilled']} bytes"
     if facts["code_bytes"] > MERGE_CODE << 10:

@@ -329,11 +329,8 @@ def test_two_warpgroups_are_told_whose_turn_it_is_where_they_would_run_in_step(c
         (8, even(2, 64, 16384)._replace(cache=torch.float8_e4m3fn), True),  # which join otherwise than in place
         (8, even(1, 128, 16384), False),
         (8, even(3, 32, 32768), False),  # as of four
-        (
-            8,
-            even(1, 64, 16384)._replace(seqs=2, tokens=128, max_seqlen_q=100),
-            False,
-        ),  # uneven: as many as there may be
+        # uneven: as many as there may be
+        (8, even(1, 64, 16384)._replace(seqs=2, tokens=128, max_seqlen_q=100), False),
         (1, even(1, 256, 16384), True),
         (1, even(1, 256, 256), False),  # none is cut
         (1, even(1, 4096, 8192)._replace(softcap=30.0, query=torch.float16, compute=torch.float16, lse=True), False),

@@ -66,7 +66,7 @@ class Server:
             )
 
 
-@pytest.mark.parametrize("query_len", [1, 4, 16])
+@pytest.mark.parametrize("query_len", [1, 4, 16, 64])
 @pytest.mark.parametrize("seqs", [1, 7])
 def test_a_graph_captured_at_length_one_is_right_at_any(seqs: int, query_len: int) -> None:
     server = Server(seqs, longest=100_000, query_len=query_len)

@@ -162,7 +162,7 @@ class Results(NamedTuple):
 
     lse: Any
     partial: Any  # Partial
-    # int32, holders that are done, of groups behind those of blocks; zero before and after every launch;
-    # or what a merge is told: `merge.cuts_of`
-    counters: Any
+    # int32, holders that are done, of groups behind those of blocks; zero before and after every launch.
+    # Or what a merge is told: `merge.cuts_of`
+    told: Any
     scales: Any  # Scales

@@ -28,7 +28,7 @@ def is_last(counter, holders):
 @gluon.jit
 def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
     """Of a consumer's rows of a block."""
-    return results.counters + item.counter * P.CONSUMERS + NUMBER
+    return results.told + item.counter * P.CONSUMERS + NUMBER
 
 
 @gluon.jit
@@ -79,13 +79,13 @@ def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.cons
     row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)  # a block's second is nearer to its first
     pieces = Pieces(row, gl.where(first > 0, P.STRIDE, P.SKIP), P.STRIDE, gl.minimum(item.pieces - first, size))
     # those of slots lie behind those of blocks
-    counter = results.counters + gl.where(groups > 1, gl.num_programs(0) + row // S.ROWS, item.counter)
+    counter = results.told + gl.where(groups > 1, gl.num_programs(0) + row // S.ROWS, item.counter)
     left = gl.minimum(groups, 2)  # times that this program may find itself the last
     while left > 0:
         if is_last(counter, pieces.count):
             join_states(out, results, item.kv_head, pieces, token, count, left == 1, ROWS, S, P)
             left -= 1
-            counter = results.counters + item.counter
+            counter = results.told + item.counter
             pieces = Pieces(item.first_row, size * P.STRIDE - P.SKIP, size * P.STRIDE, groups)
         else:
             left = 0

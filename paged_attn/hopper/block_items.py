@@ -6,9 +6,9 @@ import torch
 import triton
 
 from ..layout import MANTISSA
-from ..plan import UNBOUNDED, Launch, Problem, merge_of
+from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
-from .shapes import COLUMNS, dim_of, has_tanh, is_even, launch_of, loaders_of, shape_of
+from .shapes import COLUMNS, dim_of, has_tanh, is_even, launch_of, loaders_of, merged, shape_of
 
 LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than they balance
 # Pieces of each block from which on a launch of its own joins them, of 16 bits and of fp8, which joins otherwise.
@@ -67,11 +67,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
     p = p._replace(kv_heads=p.kv_heads * parts)
     pipe, tile = _block_pipe(p, conversion(p), mixed)
     launch = _blocks_of(p, pipe._replace(PARTS=parts), tile, shortest)
-    if not _are_merged(p, launch):
-        return launch
-    launch = launch._replace(shape=launch.shape._replace(MERGE=0))
-    merge = merge_of(p, launch.shape, launch.block_tokens, p.device.multiprocessors // p.kv_heads)
-    return launch._replace(merge=merge._replace(skip=pipe.SKIP, stride=pipe.STRIDE))
+    return merged(p, launch, p.device.multiprocessors // p.kv_heads) if _are_merged(p, launch) else launch
 
 
 def _are_merged(p: Problem, launch: Launch) -> bool:

@@ -87,7 +87,7 @@ def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.co
         else:
             store_block(out, results, rows, count, state, NUMBER, S, P)
         if NUMBER == 0 and item.first > 0:
-            tell_cut(results.counters, item.block, item.kv_head, item.pieces, item.first_row, S)
+            tell_cut(results.told, item.block, item.kv_head, item.pieces, item.first_row, S)
     elif S.SPLIT and joins_in_place(S, P):
         store_or_join(out, results, item, rows, count, state, NUMBER, S, P)
     elif S.SPLIT:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import triton
 
 from ..layout import MANTISSA
-from ..plan import UNBOUNDED, Launch, Problem, merge_of
+from ..plan import UNBOUNDED, Launch, Problem
 from .args import Pipe
 from .block_items import BESIDE_DIMS
 from .shapes import (
@@ -18,6 +18,7 @@ from .shapes import (
     dim_of,
     has_tanh,
     launch_of,
+    merged,
     rows_of,
     shape_of,
 )
@@ -69,12 +70,9 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bo
         tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
         least = tiles if tiles <= ONE_SHARE else LEAST_FEW
     pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
-    merge = None
-    if not (beside or leads) and _are_merged(p, s, rows_of(p, longest)):
-        shape, pipe = shape._replace(MERGE=0), pipe._replace(GROUPED=0)
-        merge = merge_of(p, shape, live, s.shares)
     launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-    return launch._replace(merge=merge)
+    apart = not (beside or leads) and _are_merged(p, s, rows_of(p, longest))
+    return merged(p, launch, s.shares) if apart else launch
 
 
 def _are_merged(p: Problem, s: Shares, rows: int) -> bool:

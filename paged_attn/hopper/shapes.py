@@ -6,7 +6,7 @@ import torch
 import triton
 
 from ..kernels.args import Shape
-from ..plan import Launch, Problem
+from ..plan import Launch, Problem, merge_of
 from ..tuning import Config
 from .args import Pipe
 
@@ -76,6 +76,13 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
         APART=p.new,
     )
+
+
+def merged(p: Problem, launch: Launch, shares: int) -> Launch:
+    """The launch with another behind it, by which the pieces are joined that up to so many programs have of a block."""
+    shape, pipe = launch.shape._replace(MERGE=0), launch.pipe._replace(GROUPED=0)
+    merge = merge_of(p, shape, launch.block_tokens, shares, pipe.SKIP, pipe.STRIDE)
+    return launch._replace(shape=shape, pipe=pipe, merge=merge)
 
 
 def launch_of(
