@@ -580,6 +580,8 @@ BLOCKS: dict[str, dict[str, Any]] = {
     "small": SMALL_BLOCKS,
     "small, features, page 48": SMALL_BLOCKS | FEATURES | dict(page_size=48),
     "small, new, features": SMALL_BLOCKS | NEW | FEATURES,
+    "small, group 48": ragged((1, 300), (200, 300), (1, 40)) | PACKED | dict(heads=48, kv_heads=1, bounds=True),
+    "small, group 48, new": ragged((1, 30), (40, 99), (1, 40)) | PACKED | NEW | dict(heads=48, kv_heads=1, bounds=True),
     "chunk": ragged((700, 3000)) | PACKED,
     "prefills": PREFILLS | PACKED,
     "prefills, head_dim 64, float16": PREFILLS | PACKED | dict(head_dim=64, dtype=torch.float16),

@@ -52,6 +52,15 @@ UNEVEN = {
     "large heads": (MIXED._replace(head_dim=256), "blocks"),
     "a token of 16 rows": (MIXED._replace(heads=128), "beside"),
     "a token of 24 rows": (MIXED._replace(heads=24, kv_heads=1), "blocks"),
+    "x-packed": (MIXED._replace(packed=True, rows_per_page=1, boxable=False), "3.. 0..2"),
+    "x-packed, a token of 48 rows": (
+        MIXED._replace(heads=48, kv_heads=1, packed=True, rows_per_page=1, boxable=False),
+        "blocks",
+    ),
+    "x-packed, a token of 16 rows of large heads": (
+        MIXED._replace(heads=32, kv_heads=2, head_dim=256, packed=True, rows_per_page=1, boxable=False),
+        "blocks",
+    ),
     "over e4m3, which is converted": (MIXED._replace(**E4M3_CACHE), "3.. 0..2"),
     "over e4m3, a token of 16 rows": (MIXED._replace(heads=128, **E4M3_CACHE), "2.. 0..1"),
     "over e4m3, no decodes": (MIXED._replace(only="prefill", **E4M3_CACHE), "3.. 2..2"),

@@ -98,9 +98,14 @@ def launches(p: Problem) -> tuple[Launch, ...]:
         longest = columns_beside(p) // group
         return (many_beside(p, longest + 1)._replace(beside=few_beside(p, shortest, longest)),)
     longest = max(1, COLUMNS // group)
-    if shortest <= longest and _are_better_apart(p):
+    if shortest <= longest and _may_lead(p) and _are_better_apart(p):
         return _overlapped(few(p, shortest, longest, leads=True), many(p, longest + 1, False))
     return (many(p, shortest, conversion(p) == NONE and not p.packed),)
+
+
+def _may_lead(p: Problem) -> bool:
+    """Whether few rows have a kernel for a launch of their own: over x-packed caches only where they are columns."""
+    return not p.packed or (_is_packed_for_few(p._replace(only="decode")) and not p.new)
 
 
 def _are_better_apart(p: Problem) -> bool:
