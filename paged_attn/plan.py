@@ -13,7 +13,17 @@ import triton
 
 from .backend import Device, gluon_available
 from .kernels.args import Shape
-from .tuning import SCRATCH, Config, decode_config, fit, invariant_config, pair_config, prefill_config, split_config
+from .tuning import (
+    SCRATCH,
+    Config,
+    decode_config,
+    fit,
+    invariant_config,
+    of_rows,
+    pair_config,
+    prefill_config,
+    split_config,
+)
 
 
 class Problem(NamedTuple):
@@ -189,7 +199,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     group = p.heads // p.kv_heads
     rows = max(config.rows, triton.next_power_of_2(group))
     block_q = rows // group
-    config = config._replace(rows=rows)
+    config = of_rows(config, rows)
     config = fit(p, config if p.batch_invariant else pair_config(p, config))
     tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
     dim = max(16, triton.next_power_of_2(p.head_dim))

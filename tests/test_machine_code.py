@@ -28,6 +28,7 @@ PREFILL_MAY_SPILL = {"sm80": 472, "sm90": 0, "sm100": 120, "gfx942": 564}
 # blocks, which end in two ways; sm90 leaves them to the Hopper kernels.  A table of pages of 12, at 128 registers.
 NAMED_MAY_SPILL = {
     "prefill fp32 head_dim 256": 32, "prefill split": 40, "decode split e4m3 page 12": 8,
+    "decode split group 71": 8,
     "prefill invariant split": 312,  # 8 of them since `finish` keeps reciprocals of two rows instead of dividing
 }  # fmt: skip
 OTHERS_MAY_SPILL = {"sm80": 8}  # fp8 decoded by hand

@@ -75,6 +75,13 @@ def prefill_config(p: Problem) -> Config:
     return config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable)
 
 
+def of_rows(config: Config, rows: int) -> Config:
+    """The same for blocks of so many rows: more than 64, which a group of as many heads has, need eight warps."""
+    if rows <= 64 or config.warps >= 8:
+        return config._replace(rows=rows)
+    return config._replace(rows=rows, warps=8, resident=1)
+
+
 def pair_config(p: Problem, config: Config) -> Config:
     """The same where fp8 can be read in pairs and few rows let memory decide: half the bytes, twice the programs."""
     if not p.pairable or config.rows >= 64:
