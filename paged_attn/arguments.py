@@ -1,6 +1,5 @@
 """Kernel arguments from tensors and a plan: the steps of a call, which launch.py takes; nothing is launched here."""
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -45,20 +44,28 @@ def scales(
 
 
 def attention(plan: Plan, call: Call) -> list[Step]:
-    """The launches of a plan, in order."""
-    return [step for launch in plan.launches for step in _attention(launch, call)]
+    """The launches of a plan, in order, and behind each the merge of its pieces.
+
+    That of a launch that leads comes behind the next one, which would have to wait for it.
+    """
+    steps: list[Step] = []
+    led: list[Step] = []
+    for launch in plan.launches:
+        step = _attention(launch, call)
+        merges = [] if launch.merge is None else [_merge_blocks(launch, call, step)]
+        if launch.shape.LEADS:
+            steps, led = [*steps, step], merges
+        else:
+            steps, led = [*steps, step, *merges, *led], []
+    return steps
 
 
-def _attention(launch: Launch, call: Call) -> Iterator[Step]:
+def _attention(launch: Launch, call: Call) -> Step:
     if launch.pipe is None:
-        step = _portable(launch, call)
-    else:
-        from .hopper.arguments import attention as hopper
+        return _portable(launch, call)
+    from .hopper.arguments import attention as hopper
 
-        step = hopper(launch, call, numbers_of(launch, call))
-    yield step
-    if launch.merge is not None:
-        yield _merge_blocks(launch, call, step.need)
+    return hopper(launch, call, numbers_of(launch, call))
 
 
 def _portable(launch: Launch, call: Call) -> Step:
@@ -78,8 +85,10 @@ def _portable(launch: Launch, call: Call) -> Step:
     return Step(attention_kernel, launch.grid, args, options, need)
 
 
-def _merge_blocks(launch: Launch, call: Call, need: Any) -> Step:
-    shape, merge = launch.shape, launch.merge
+def _merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
+    """What joins the pieces that another step leaves."""
+    shape, merge, need = launch.shape, launch.merge, cutting.need
+    assert need is not None
     args = (
         call.out, call.lse, ROOM, call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
         launch.longest, (need.states - launch.cuts) // (shape.DIM + 2), launch.block_tokens * shape.GROUP,
@@ -88,7 +97,7 @@ def _merge_blocks(launch: Launch, call: Call, need: Any) -> Step:
     options = {"num_warps": _warps(merge.rows * merge.lanes, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
     if merge.dependent:
         options["launch_pdl"] = True
-    return Step(merge_blocks_kernel, merge_grid(launch), args, options)
+    return Step(merge_blocks_kernel, merge_grid(launch), args, options, room=cutting.room)
 
 
 def merge_grid(launch: Launch) -> tuple[int]:

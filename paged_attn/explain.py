@@ -66,7 +66,9 @@ def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
     """Which kernels, and why not the others."""
     if any(launch.pipe is not None for launch in launches):
         both = any(launch.pipe is None for launch in launches)
-        return "Hopper's" + ", and the portable one for few queries of few keys" * both
+        many = problem.heads // problem.kv_heads > 64
+        few = "decodes of more than 64 heads on a KV head" if many else "few queries of few keys"
+        return "Hopper's" + f", and the portable one for {few}" * both
     if problem.device.arch != "sm90":
         return "portable; the others are for sm90"
     if why := why_no_gluon():
@@ -78,7 +80,8 @@ def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
 
 def _launch(launch: Launch) -> str:
     warps = sum(map(_warps, launch.parts))
-    kernels = ", then ".join(
+    then = ", and behind launch 2 " if launch.shape.LEADS else ", then "
+    kernels = then.join(
         f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
         for i, (name, grid) in enumerate(grids(launch).items())
     )

@@ -28,7 +28,7 @@ class Step(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    need: scratch.Need | None = None  # what STATES and COUNTERS are from this step on
+    need: scratch.Need | None = None  # what STATES and COUNTERS are, of this room from this step on
     room: int = 0  # which of a stream's: steps that run at the same time have one each
 
 
@@ -82,14 +82,15 @@ class Launches:
     def first(self, tensors: tuple[Any, ...]) -> None:
         """Launch with these tensors; compiles what has not been compiled."""
         kept = []
-        rooms = [scratch.NONE]  # held until all are launched: a graph's memory is free again for the next otherwise
+        rooms: dict[int, scratch.Room] = {}  # held until all are launched: others could have their memory otherwise
         wait_for_triton()
         with current(self.device):
             stream = self.stream(self.index)
             for step in self.steps:
                 if step.need is not None:
-                    rooms.append(scratch.take(step.need, self.device, stream, step.room))
-                everything = (*tensors, rooms[-1].states, rooms[-1].counters, stream)
+                    rooms[step.room] = scratch.take(step.need, self.device, stream, step.room)
+                room = rooms.get(step.room, scratch.NONE)
+                everything = (*tensors, room.states, room.counters, stream)
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **step.options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
@@ -105,11 +106,11 @@ class Launches:
         stream = self.stream(index)
         hooks = triton.knobs.runtime
         observed = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
-        rooms = [scratch.NONE]
+        rooms: dict[int, scratch.Room] = {}
         for need, number, launch, launch_observed in self.kept or ():
             if need is not None:
-                rooms.append(scratch.take(need, self.device, stream, number))
-            room = rooms[-1]
+                rooms[number] = scratch.take(need, self.device, stream, number)
+            room = rooms.get(number, scratch.NONE)
             (launch_observed if observed else launch)([*addresses, room.states_at, room.counters_at, stream])
 
 

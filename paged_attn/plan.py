@@ -164,6 +164,11 @@ def few_apart(p: Problem, shortest: int) -> Launch:
     return _few(p, config, shortest, _few_tokens(p, config))
 
 
+def drafts_apart(p: Problem, longest: int) -> Launch:
+    """Sequences of two queries to so many, likewise, where a block of that kernel has one."""
+    return _many(p, 2, longest)
+
+
 def _few_config(p: Problem) -> Config:
     """Tiles of sequences of few queries."""
     return invariant_config(p)._replace(enough=math.inf) if p.batch_invariant else decode_config(p)
@@ -188,11 +193,11 @@ def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
     return _launch(p, config, p.seqs, True, shortest, longest)
 
 
-def _many(p: Problem, shortest: int) -> Launch:
+def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
     """As many blocks per sequence as its queries fill."""
     config = invariant_config(p) if p.batch_invariant else prefill_config(p)
     block_q = max(1, config.rows * p.kv_heads // p.heads)
-    return _launch(p, config, p.tokens // block_q + p.seqs, False, shortest, UNBOUNDED)
+    return _launch(p, config, p.tokens // block_q + p.seqs, False, shortest, longest)
 
 
 def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: int, longest: int) -> Launch:

@@ -38,6 +38,8 @@ MIXED = ragged(
 FEW_LONG = ragged((30, 5000), (17, 600), *[(1, 1 + 130 * i) for i in range(31)]) | dict(bounds=True)
 # a chunk beside decodes and drafts, several to a program, some of which other programs end
 BESIDE = ragged((300, 3000), *[(1 + i % 2, 64 + 97 * i) for i in range(40)], (90, 90)) | dict(bounds=True)
+# the same beside a sequence more, whose decodes have a launch of their own: heads fill no block
+PARTED = ragged(*zip(MIXED["query_lens"], MIXED["seq_lens"]), (1, 77)) | dict(heads=48, kv_heads=1, bounds=True)
 TREES = ragged((32, 32), (20, 5000), (0, 77), (7, 3000), (1, 1), (32, 4096)) | dict(bounds=True, qq_bias=32, tree=True)
 DRAFTS = ragged(*[(32, 2000)] * 12) | dict(bounds=True)
 # as many queries each, in two blocks, over more keys and fewer
@@ -164,6 +166,16 @@ CASES: dict[str, dict[str, Any]] = {
     "few long ones, all e4m3": FEW_LONG | ALL_E4M3,
     "more than 8 pieces": ragged((40, 20000)) | dict(heads=8, kv_heads=1),
     "mixed, group 32": MIXED | dict(kv_heads=1),
+    "long queries in parts beside decodes": PARTED,
+    "long queries in parts beside decodes, hnd, strided": PARTED | dict(layout="HND", strided=True),
+    "long queries in parts beside decodes, head_dim 64, window": PARTED | WIDE | dict(head_dim=64, sinks=True),
+    "long queries in parts beside decodes, head_dim 256": PARTED | dict(head_dim=256),
+    "long queries in parts beside decodes, new": PARTED | NEW,
+    "long queries in parts beside decodes, softcap, alibi": PARTED | CAPPED | dict(alibi=True),
+    "long queries in parts beside decodes, two KV heads": PARTED | dict(heads=96, kv_heads=2, dtype=torch.float16),
+    "long queries in parts beside e4m3 decodes": PARTED | E4M3_CACHE,
+    "long queries in parts beside e4m3 decodes, no lse": PARTED | E4M3_NO_LSE,
+    "long queries in parts beside decodes, all e4m3": PARTED | ALL_E4M3,
     "mixed, shared buffer": MIXED | dict(shared_buffer=True),
     "mixed, strided": MIXED | dict(strided=True),
     "mixed, fp8 out": MIXED | dict(out_dtype=E4M3),

@@ -73,6 +73,9 @@ def test_launches_of_both_dialects_are_told() -> None:
     assert lines["launch 1"].startswith("attention_kernel")
     assert lines["launch 2"].startswith("blocks_kernel")
     assert lines["launch 2"].endswith("; they begin as programs of launch 1 end")
+    lines = told(queries="1x1024,31x1", keys="1x4096,31x2048", heads=71, kv_heads=1, head_dim=64)
+    assert lines["kernels"] == "Hopper's, and the portable one for decodes of more than 64 heads on a KV head"
+    assert ", and behind launch 2 merge_blocks_kernel, 160 programs, for sequences of 1 query" in lines["launch 1"]
 
 
 def test_what_the_hopper_kernels_lack_is_named() -> None:
@@ -195,6 +198,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "window": dict(batch=3, keys="5000", window=(100, -1)),
     "mixed in a window": dict(queries="1x700,63x1", keys="1x2500,63x900", window=(127, -1)),
     "few keys": dict(batch=64, keys="100"),
+    "many heads": dict(queries="1x1024,1x70,31x1", keys="1x4096,32x2048", heads=71, kv_heads=1, head_dim=64),
     "new": dict(queries="1x700,5x1", keys="1x2500,5x900", new=True),
     "new decode": dict(batch=5, keys="5000", new=True),
     "invariant": dict(keys="8192", batch_invariant=True),
@@ -212,9 +216,11 @@ def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, t
     given, options, axes = call_to(asked)
     with arguments_for((*given, None)) as held:  # no log-sum-exp
         steps = arguments.attention(planned, attend._call(held, options, axes))
-    told = [kernel for launch in planned.launches for kernel in question.grids(launch).items()]
-    assert told == [(step.kernel.fn.__name__, step.grid) for step in steps]
-    follows = [x.pipe is not None and x.pipe.FOLLOWS for x in planned.launches for _ in question.grids(x)]
+    told = [(kernel, launch) for launch in planned.launches for kernel in question.grids(launch).items()]
+    if planned.launches[0].shape.LEADS and planned.launches[0].merge:  # joined behind the launch that follows
+        told.insert(2, told.pop(1))
+    assert [kernel for kernel, _ in told] == [(step.kernel.fn.__name__, step.grid) for step in steps]
+    follows = [x.pipe is not None and x.pipe.FOLLOWS for _, x in told]
     assert follows == [step.room == 1 for step in steps], "scratch of its own where two run at the same time"
     needs = [question.need_of(x) for x in planned.launches if x.shape.SPLIT or x.pipe is not None]
     assert needs == [step.need for step in steps if step.need is not None]

@@ -333,8 +333,12 @@ def test_hopper_kernels_fit_with_the_largest_heads_and_boxes() -> None:
 
 
 @FOR_NVIDIA
-def test_blocks_begin_beside_a_portable_launch_before_them_and_end_behind_it() -> None:
-    found = {x["kernel"]: x for x in compiled("sm90", "few keys before blocks")}
+@pytest.mark.parametrize("variant", ["few keys before blocks", "many heads before blocks"])
+def test_blocks_begin_beside_a_portable_launch_before_them_and_end_behind_it(variant: str) -> None:
+    found = {x["kernel"]: x for x in compiled("sm90", variant)}
+    if variant.startswith("many heads"):
+        assert not list(merge_complaints(found["merge_blocks_kernel"]))
+    assert not any(x["spilled"] for x in found.values())
     portable, blocks = (found[name]["operations"] for name in ("attention_kernel", "blocks_kernel"))
     assert (portable.get("PREEXIT"), portable.get("ACQBULK")) == (1, None)
     assert (blocks.get("PREEXIT"), blocks.get("ACQBULK")) == (None, 1)

@@ -10,6 +10,7 @@ import torch
 
 from paged_attn import plan
 from paged_attn.hopper import plan as hopper
+from paged_attn.plan import Problem
 from tests import hopper_plans, simulator
 from tests.cases import E4M3, build, problem_of, run
 from tests.hopper_cases import DEVICE, sized
@@ -52,6 +53,17 @@ UNEVEN = {
     "large heads": (MIXED._replace(head_dim=256), "blocks"),
     "a token of 16 rows": (MIXED._replace(heads=128), "beside"),
     "a token of 24 rows": (MIXED._replace(heads=24, kv_heads=1), "blocks"),
+    "a token of 48 rows": (MIXED._replace(heads=48, kv_heads=1), "2.. 0..1"),
+    "a token of 48 rows, no decodes": (MIXED._replace(heads=48, kv_heads=1, only="prefill"), "blocks"),
+    "a token of 48 rows, fewer tokens": (
+        MIXED._replace(heads=48, kv_heads=1, tokens=63 + 400, max_seqlen_q=400),
+        "blocks",
+    ),
+    "over e4m3, a token of 48 rows, as few": (
+        MIXED._replace(heads=48, kv_heads=1, tokens=63 + 400, max_seqlen_q=400, **E4M3_CACHE),
+        "2.. 0..1",
+    ),
+    "a token of 48 rows, no bound": (MIXED._replace(heads=48, kv_heads=1, max_seqlen_q=2048 + 63), "blocks"),
     "x-packed": (MIXED._replace(packed=True, rows_per_page=1, boxable=False), "3.. 0..2"),
     "x-packed, a token of 48 rows": (
         MIXED._replace(heads=48, kv_heads=1, packed=True, rows_per_page=1, boxable=False),
@@ -90,7 +102,7 @@ def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_la
     assert not any(x.shape.CLEAR for x in shares), "once is enough"
     if shares:
         assert f"{blocks.shortest}.. {shares[0].shortest}..{shares[0].longest}" == expected
-        assert shares[0].longest * call.heads // call.kv_heads <= shares[0].pipe.COLUMNS
+        assert shares[0].longest * call.heads // call.kv_heads <= shares[0].shape.ROWS
     elif few := blocks.beside:
         assert expected == "beside"
         assert few.longest == few.pipe.COLUMNS // (call.heads // call.kv_heads)
@@ -154,6 +166,41 @@ def test_few_keys_of_many_decodes_are_left_to_the_portable_kernel_beside_blocks(
         assert (call.only is None, False) == (blocks.shape.CLEAR, beside[0].shape.CLEAR)
 
 
+MANY_HEADS = MIXED._replace(heads=71, kv_heads=1, head_dim=64)
+MANY_HEADS_CASE: dict[str, Any] = dict(heads=71, kv_heads=1, head_dim=64, window_size=(-1, -1), bounds=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "dialects"),
+    [
+        (MANY_HEADS, "portable Hopper"),
+        (MANY_HEADS._replace(tokens=2048 + 64), "portable Hopper portable"),  # one may be a draft
+        (MANY_HEADS._replace(heads=256, kv_heads=2, head_dim=128), "portable Hopper"),
+        (MANY_HEADS._replace(heads=256, kv_heads=2, head_dim=128, tokens=2048 + 64), "portable Hopper"),
+        (MANY_HEADS._replace(packed=True, rows_per_page=1, boxable=False), "portable Hopper"),
+        (MANY_HEADS._replace(tokens=64 * 128), "Hopper"),
+        (MANY_HEADS._replace(only="prefill"), "Hopper"),
+        (MANY_HEADS._replace(max_seqlen_q=2048 + 63), "portable portable"),  # all may be drafts
+        (MANY_HEADS._replace(max_seqlen_q=100), "portable portable"),
+        (MANY_HEADS._replace(tokens=64, max_seqlen_q=1), "portable"),
+        (MANY_HEADS._replace(batch_invariant=True), "portable portable"),
+    ],
+    ids=str,
+)
+def test_decodes_of_more_heads_than_a_block_has_rows_are_left_to_the_portable_kernel(
+    call: Problem, dialects: str
+) -> None:
+    launches = plan.plan(call).launches
+    assert dialects.split() == ["portable" if x.pipe is None else "Hopper" for x in launches]
+    if dialects.startswith("portable Hopper"):
+        few, blocks, *drafts = launches
+        served = [(x.shortest, x.longest) for x in (few, *drafts, blocks)]
+        assert served == [(0, 1), *[(2, 35)] * len(drafts), (2 + 34 * len(drafts), hopper.UNBOUNDED)]
+        assert (few.shape.LEADS, blocks.pipe.FOLLOWS) == (True, True)
+        assert [x.shape.CLEAR for x in launches] == [False, True, False][: len(launches)]
+        assert blocks.pipe.PARTS > 1
+
+
 @pytest.mark.gpu
 @pytest.mark.hopper
 @pytest.mark.skipif(simulator.SIMULATES, reason="portable kernels are not simulated")
@@ -168,6 +215,10 @@ def test_few_keys_of_many_decodes_are_left_to_the_portable_kernel_beside_blocks(
         dict(dtype=E4M3, cache_dtype=E4M3, out_dtype=torch.bfloat16, scales="per_head"),
         dict(new=True),
         dict(only="prefill"),
+        MANY_HEADS_CASE,
+        MANY_HEADS_CASE | dict(heads=128, head_dim=128, cache_dtype=E4M3, scales="per_head", window_size=(2000, -1)),
+        MANY_HEADS_CASE | dict(new=True, alibi=True, lse=False),
+        MANY_HEADS_CASE | dict(layout="x", head_dim=128),
     ],
     ids=str,
 )
@@ -175,9 +226,11 @@ def test_launches_of_both_dialects_serve_a_batch_together(fields: dict[str, Any]
     """Decodes, drafts on both sides of what a portable block holds, chunks, no queries, no keys."""
     queries = (1, 300, 0, 2, 1, 4, 5, 700, 1, 17) + (1,) * 60
     keys = (500, 300, 70, 900, 0, 64, 4000, 700, 1, 130) + tuple(range(30, 2430, 40))
-    case = sized(str(fields), query_lens=queries, seq_lens=keys, window_size=(127, -1), sinks=True, padding=3, **fields)
+    usual = dict(query_lens=queries, seq_lens=keys, window_size=(127, -1), sinks=True, padding=3)
+    case = sized(str(fields), **usual | fields)
     launches = plan.plan(problem_of(build(case, DEVICE))).launches
-    assert [x.pipe is None for x in launches] == [True, False]
+    assert [x.pipe is None for x in launches[:2]] == [True, False]
+    assert len(launches) == (3 if fields.get("heads") == 71 else 2)
     run(case, DEVICE)
     run(case, DEVICE)
 

@@ -92,7 +92,7 @@ def test_launch_hooks_of_triton_fire(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_that_run_at_the_same_time_have_scratch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first time, and when they are kept; what needs none goes on with that of the step before."""
+    """The first time, and when they are kept; what needs none goes on with that of the step before in its room."""
     monkeypatch.setattr(launch, "KEEPS", True)
     monkeypatch.setattr(scratch, "_rooms", {})
     anew: list[Any] = []
@@ -105,11 +105,11 @@ def test_steps_that_run_at_the_same_time_have_scratch_of_their_own(monkeypatch: 
     monkeypatch.setattr(launch, "run", run)
     kernel, args, need = SimpleNamespace(arg_names=["a", "b"]), (launch.STATES, launch.COUNTERS), scratch.Need(64, 4)
     steps = [launch.Step(kernel, (1,), args, {}, need, room=0), launch.Step(kernel, (1,), args, {})]
-    steps += [launch.Step(kernel, (1,), args, {}, need, room=1)]
+    steps += [launch.Step(kernel, (1,), args, {}, need, room=1), launch.Step(kernel, (1,), args, {}, room=0)]
     launches = launch.Launches(steps, torch.device("cpu"))
     launches.first(())
     launches.again(())
-    assert anew[0] == anew[1]
+    assert anew[0] == anew[1] == anew[3]
     assert not set(anew[0]) & set(anew[2])
     assert [list(x[-2:]) for x in again] == anew
 

@@ -46,6 +46,9 @@ MODELS = {
     "10 KV heads": LLAMA | dict(heads=40, kv_heads=10),
     "3 KV heads": LLAMA | dict(heads=24, kv_heads=3),
     "exact softcap": LLAMA | dict(heads=12, kv_heads=4, softcap=30.0, return_lse=True),
+    "71 heads on one": LLAMA | dict(heads=71, kv_heads=1, head_dim=64),
+    "48 heads on one": LLAMA | dict(heads=48, kv_heads=1),
+    "96 heads on two, fp8": LLAMA | dict(heads=96, kv_heads=2, cache_dtype=E4M3),
 }
 SEQS, TOKENS, KEYS = 256, 4096, 32768
 

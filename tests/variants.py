@@ -215,6 +215,8 @@ HOPPER = {
     "mixed all fp8, no lse": PREFILL | MIXED | dict(dtype=E4M3, cache_dtype=E4M3, lse=False),
     "few keys before blocks": PREFILL
     | dict(query_lens=(300, *[1] * 63), seq_lens=(300, *[64] * 63), window_size=(127, -1), bounds=True),
+    "many heads before blocks": PREFILL | MIXED | dict(heads=71, kv_heads=1, head_dim=64, bounds=True),
+    "parts behind decodes": PREFILL | MIXED | dict(heads=48, kv_heads=1, bounds=True),
 }
 
 

@@ -41,7 +41,7 @@ FULL = 0.8  # of the places in rounds of one sequence's blocks, likewise; `model
 SHORT = 1024  # keys of a sequence, or a window, up to which tiles of 64 are better; blocks of 16 bits are not cut then
 FOUR = 1.5  # blocks of four warpgroups for each multiprocessor from which on these are better than two
 FILLED = 0.95  # rows of blocks, from which on heads of a KV head stay together
-PARTED = 128  # query tokens of a sequence, on average, from which on they need not
+PARTED = 128  # query tokens of a sequence, on average, from which on they need not; beside decodes, of some sequence
 LONG = 4096  # query tokens of a sequence from which on copies of a consumer's code pay, which are fetched once
 LONGER = 8192  # and its keys, where nothing is modified and all are seen
 
@@ -63,7 +63,7 @@ def many(p: Problem, shortest: int, mixed: bool) -> Launch:
 
     mixed: from two, of sequences of many rows and of few, which no converter serves.
     """
-    parts = 1 if mixed else parts_of(p)
+    parts = 1 if mixed else parts_of(p, shortest > 1)
     p = p._replace(kv_heads=p.kv_heads * parts)
     pipe, tile = _block_pipe(p, conversion(p), mixed)
     launch = _blocks_of(p, pipe._replace(PARTS=parts), tile, shortest)
@@ -119,18 +119,22 @@ def _blocks_of(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launch:
     return launch_of(shape, pipe, programs, LEAST, shortest, UNBOUNDED, min(tokens, p.max_seqlen_q), slots)
 
 
-def parts_of(p: Problem) -> int:
+def parts_of(p: Problem, apart: bool) -> int:
     """Parts of a KV head's query heads that are blocks of their own; 1: heads stay together.
 
     Where these would leave many rows of blocks empty, if queries are so many that tokens fill them: parts of a power of
     two.  Few of them would read each key once for every part.
+    apart: sequences of one token are no blocks, so that one of many may be all that is; there is one where the caller's
+    bound leaves a token for each of the others.
     """
     group = p.heads // p.kv_heads
     parts = group // min(group & -group, 64)
     together = group <= 64 and 128 // group * group >= FILLED * 128
-    if together or p.tokens < PARTED * p.seqs or parts * p.kv_heads > p.device.multiprocessors:
+    if together or parts * p.kv_heads > p.device.multiprocessors:
         return 1
-    return parts
+    if apart:
+        return parts if PARTED <= p.max_seqlen_q <= p.tokens - p.seqs + 1 else 1
+    return parts if p.tokens >= PARTED * p.seqs else 1
 
 
 def _blocks(p: Problem, tokens: int) -> int:

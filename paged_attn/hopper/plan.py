@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 import triton
 
-from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, few_apart
+from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, drafts_apart, few_apart
 from ..scratch import Need
 from . import invariant
 from .block_items import NONE, TRANSPOSE, block_columns, conversion, many, many_beside, parts_of
@@ -24,6 +24,9 @@ FEW_KEYS, FEW_KEYS_OF_LARGE = 256, 128
 # Rows for each sequence, if long queries saw 1000 keys, from which on these have something to hide.
 ENOUGH_ROWS = 36
 ENOUGH_TOKENS = 192  # of long queries, where there is little to read; of one KV head few rows would be cut too often
+# Rows of a block that no heads fill, and scores of long queries, over 16 bits and over fp8, from which on these are
+# blocks of parts of a group, and decodes beside them a launch of their own.
+EMPTY_ROWS, PARTED_SCORES, PARTED_SCORES_OF_FP8 = 16, 80 << 20, 24 << 20
 BESIDE_WINDOW = 16 + 64  # of a block of 16 rows and a tile, which its keys need not begin with
 
 
@@ -84,7 +87,9 @@ def launches(p: Problem) -> tuple[Launch, ...]:
         return (few(p, 1, 1),)
     shortest = 0 if p.only is None else 2
     if p.heads // p.kv_heads > 64:
-        return (many(p, shortest, False),)
+        return _many_heads(p, shortest)
+    if _are_parted(p):
+        return _overlapped(few(p, shortest, 1, leads=True), many(p, 2, False))
     if _few_rows(p):
         return (few(p, shortest, UNBOUNDED),)
     if is_even(p) or rows_of(p, UNBOUNDED) <= 64:
@@ -101,6 +106,33 @@ def launches(p: Problem) -> tuple[Launch, ...]:
     if shortest <= longest and _may_lead(p) and _are_better_apart(p):
         return _overlapped(few(p, shortest, longest, leads=True), many(p, longest + 1, False))
     return (many(p, shortest, conversion(p) == NONE and not p.packed),)
+
+
+def _many_heads(p: Problem, shortest: int) -> tuple[Launch, ...]:
+    """Blocks of parts of a group of more than 64 heads; beside these the portable kernel has few queries.
+
+    In its blocks, of a token each, a sequence takes twice as long for each of its tokens as in blocks of a part for it.
+    """
+    parts = parts_of(p, True)
+    if p.only is not None or is_even(p) or parts_of(p, False) > 1 or parts == 1:
+        return (many(p, shortest, False),)
+    longest = parts // 2
+    if longest < 2 or p.tokens == p.max_seqlen_q + p.seqs - 1:  # all but one have a token
+        return _overlapped(few_apart(p, shortest), many(p, 2, False))
+    return (*_overlapped(few_apart(p, shortest), many(p, longest + 1, False)), drafts_apart(p, longest))
+
+
+def _are_parted(p: Problem) -> bool:
+    """Whether long queries beside decodes are blocks of parts of a group, and decodes have a launch of their own.
+
+    Parts leave fewer rows of blocks empty; of decodes they would read each key once for every part.  What they save
+    has to be more than a launch takes.
+    """
+    if p.only is not None or is_even(p) or parts_of(p, False) > 1 or parts_of(p, True) == 1 or not _may_lead(p):
+        return False
+    scores = (p.tokens - p.seqs) * p.heads * p.keys_seen(p.max_seqlen_q)
+    least = PARTED_SCORES if p.cache.itemsize == 2 else PARTED_SCORES_OF_FP8
+    return 128 % (p.heads // p.kv_heads) >= EMPTY_ROWS and scores >= least
 
 
 def _may_lead(p: Problem) -> bool:
@@ -246,7 +278,9 @@ def need_of(launch: Launch) -> Need:
 
 def _takes_parts(p: Problem) -> bool:
     """Whether blocks are of a part of a KV head's query heads, for which few queries have no kernel."""
-    return p.ragged and p.only != "decode" and not p.batch_invariant and parts_of(p) > 1
+    if not p.ragged or p.only == "decode" or p.batch_invariant:
+        return False
+    return parts_of(p, not is_even(p)) > 1 or parts_of(p, False) > 1
 
 
 def _takes_packed(p: Problem) -> bool:
