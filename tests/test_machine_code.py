@@ -37,8 +37,10 @@ INVARIANT_MAY_SPILL = {"sm80": 488, "sm90": 304, "sm100": 336, "gfx942": 108}
 # What of that reaches the loop over a piece's keys on sm90, in loads of 4 bytes a tile.
 INVARIANT_MAY_RELOAD = 4
 
-# Variants with a decode kernel of as many rows as a warp group's product takes, 64.
-WIDE_DECODE = {"decode group 64"} | {name for name in variants.ATTENTION if name.startswith("decode invariant")}
+# Variants with a decode kernel of as many rows as a warp group's product takes, 64, or more.
+WIDE_DECODE = {"decode group 64", "decode split group 71"} | {
+    name for name in variants.ATTENTION if name.startswith("decode invariant")
+}
 
 # A branch between the two products serialises them; the query-query bias is such a branch, and only few tiles take it.
 # The other has one for its window.

@@ -53,7 +53,6 @@ ATTENTION = {
     "decode head_dim 192": DECODE | dict(head_dim=192),
     "decode head_dim 256": DECODE | dict(head_dim=256),
     "decode group 64": DECODE | dict(heads=64, kv_heads=1),
-    "decode split group 71": DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=71, kv_heads=1),
     "decode new": DECODE | dict(new=True, window_size=(1023, -1), sinks=True),
     "speculate e4m3": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, cache_dtype=E4M3),
     "speculate split e4m3": DECODE
@@ -97,6 +96,7 @@ ATTENTION = {
     "prefill head_dim 80": PREFILL | dict(head_dim=80),
     "prefill head_dim 192": PREFILL | dict(head_dim=192),
     "prefill head_dim 256": PREFILL | dict(head_dim=256),
+    "decode split group 71": DECODE | dict(query_lens=(1,), seq_lens=LONG, heads=71, kv_heads=1),
 }
 
 
