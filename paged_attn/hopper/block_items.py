@@ -132,9 +132,8 @@ def parts_of(p: Problem, apart: bool) -> int:
     together = group <= 64 and 128 // group * group >= FILLED * 128
     if together or parts * p.kv_heads > p.device.multiprocessors:
         return 1
-    if apart:
-        return parts if PARTED <= p.max_seqlen_q <= p.tokens - p.seqs + 1 else 1
-    return parts if p.tokens >= PARTED * p.seqs else 1
+    one_is_long = PARTED <= p.max_seqlen_q <= p.tokens - p.seqs + 1
+    return parts if p.tokens >= PARTED * p.seqs or (apart and one_is_long) else 1
 
 
 def _blocks(p: Problem, tokens: int) -> int:

@@ -113,10 +113,9 @@ def _many_heads(p: Problem, shortest: int) -> tuple[Launch, ...]:
 
     In its blocks, of a token each, a sequence takes twice as long for each of its tokens as in blocks of a part for it.
     """
-    parts = parts_of(p, True)
-    if p.only is not None or is_even(p) or parts_of(p, False) > 1 or parts == 1:
+    if p.only is not None or is_even(p) or parts_of(p, False) > 1:
         return (many(p, shortest, False),)
-    longest = parts // 2
+    longest = parts_of(p, True) // 2
     if longest < 2 or p.tokens == p.max_seqlen_q + p.seqs - 1:  # all but one have a token
         return _overlapped(few_apart(p, shortest), many(p, 2, False))
     return (*_overlapped(few_apart(p, shortest), many(p, longest + 1, False)), drafts_apart(p, longest))
@@ -278,9 +277,7 @@ def need_of(launch: Launch) -> Need:
 
 def _takes_parts(p: Problem) -> bool:
     """Whether blocks are of a part of a KV head's query heads, for which few queries have no kernel."""
-    if not p.ragged or p.only == "decode" or p.batch_invariant:
-        return False
-    return parts_of(p, not is_even(p)) > 1 or parts_of(p, False) > 1
+    return p.ragged and p.only != "decode" and not p.batch_invariant and parts_of(p, not is_even(p)) > 1
 
 
 def _takes_packed(p: Problem) -> bool:
