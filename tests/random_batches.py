@@ -25,6 +25,8 @@ RANDOM: dict[str, dict[str, Any]] = {
     "window to both sides": dict(window_size=(100, 50), causal=False),
     "one KV head": dict(heads=8, kv_heads=1),
     "group 3": dict(heads=24),
+    "group 48": dict(heads=48, kv_heads=1),
+    "group 48, e4m3 cache": E4M3_CACHE | dict(heads=48, kv_heads=1),
     "new": NEW,
     "e4m3 cache": E4M3_CACHE,
     "e4m3 cache, no lse": E4M3_CACHE | dict(lse=False),
@@ -33,6 +35,7 @@ RANDOM: dict[str, dict[str, Any]] = {
     "invariant": dict(batch_invariant=True),
     "x-packed": PACKED,
     "x-packed, features": PACKED | FEATURES,
+    "x-packed, group 48": PACKED | dict(heads=48, kv_heads=1),
     "x-packed, new, page 32": PACKED | NEW | dict(page_size=32),
     "x-packed, head_dim 64, new, window": PACKED | NEW | dict(head_dim=64, window_size=(200, -1)),
 }
