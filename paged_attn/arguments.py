@@ -3,7 +3,6 @@
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from . import layout
 from .kernels.args import Heads, KeyValues, Modifiers, Partial, Rows, Scales, Scratch
@@ -11,6 +10,7 @@ from .kernels.attention import attention_kernel
 from .kernels.merge import merge_blocks_kernel, merge_states_kernel
 from .launch import COUNTERS, STATES, Step
 from .plan import Launch, Plan
+from .rounding import cdiv, next_power_of_2
 from .scratch import Need
 
 ROOM = Scratch(STATES, COUNTERS)
@@ -103,7 +103,7 @@ def _merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
 def merge_grid(launch: Launch) -> tuple[int]:
     """Programs of the launch that joins blocks."""
     shape, merge = launch.shape, launch.merge
-    return (merge.blocks * triton.cdiv(launch.block_tokens * shape.GROUP, merge.rows) * shape.KV_HEADS,)
+    return (merge.blocks * cdiv(launch.block_tokens * shape.GROUP, merge.rows) * shape.KV_HEADS,)
 
 
 def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
@@ -125,9 +125,9 @@ def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
 def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
     """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
     parts, tokens, heads, head_dim = outs.shape
-    shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, triton.next_power_of_2(head_dim)))
+    shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, next_power_of_2(head_dim)))
     rows = _rows_per_merge(heads, shape.DIM)
-    grid = (tokens, triton.cdiv(heads, rows))
+    grid = (tokens, cdiv(heads, rows))
     args = (out, lse, Partial(outs, lses, None), parts, tokens * heads, scales(1.0), shape, rows)
     # every program has work here, and more warps were not tried
     return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.DIM))})]
@@ -135,7 +135,7 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
 
 def _rows_per_merge(live: int, dim: int) -> int:
     """One where few rows are live: programs side by side finish first.  At most what eight states leave room for."""
-    return min(triton.next_power_of_2(triton.cdiv(live, 8)), max(1, 1024 // dim))
+    return min(next_power_of_2(cdiv(live, 8)), max(1, 1024 // dim))
 
 
 def _warps(rows: int, dim: int) -> int:

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import triton
 from torch import Tensor
 
 from . import arguments, calls, layout
@@ -10,6 +9,7 @@ from . import check as checks
 from .backend import Device, device_of
 from .kernels.write import write_kv_kernel
 from .launch import Launches, Step
+from .rounding import cdiv, next_power_of_2
 from .template import arguments_for
 
 
@@ -48,9 +48,9 @@ def write(
 def _step(held: list[Any], kv_layout: str, axes: checks.Axes, device: Device) -> Step:
     """A program per token and so many of its heads as make some 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
-    dim = max(16, triton.next_power_of_2(axes.head_dim))
-    block_heads = min(triton.next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
-    grid = (axes.tokens, triton.cdiv(axes.kv_heads, block_heads))
+    dim = max(16, next_power_of_2(axes.head_dim))
+    block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
+    grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
     args = (
         layout.rows(k), layout.rows(v), layout.cache(k_cache, v_cache, kv_layout), slot_mapping,
         arguments.scales(1.0, key=k_scale, value=v_scale),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -85,22 +86,34 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
 
 def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
     """What the planner will be told of a batch."""
+    return _problem_of(model, device)._replace(
+        tokens=batch.tokens,
+        seqs=batch.seqs,
+        max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
+        max_seqlen_k=batch.max_seqlen_k,
+        ragged=batch.ragged,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _problem_of(model: Model, device: Device) -> plan.Problem:
+    """What it will be told of any, of which these numbers are nothing."""
     keys = [model.cache_dtype, *([new_dtype(model)] if model.new else [])]
     k_cache, v_cache = caches(model, 1)
     kv_layout = "NHD" if model.kv_layout == "x" else model.kv_layout
     new_aligned = new_dtype(model).itemsize <= 2 and model.head_dim * new_dtype(model).itemsize % 16 == 0
     aligned = model.dtype.itemsize <= 2 and model.head_dim * model.dtype.itemsize % 16 == 0
     return plan.Problem(
-        tokens=batch.tokens,
-        seqs=batch.seqs,
+        tokens=0,
+        seqs=0,
         heads=model.heads,
         kv_heads=model.kv_heads,
         head_dim=model.head_dim,
         page_size=model.page_size,
-        max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
-        max_seqlen_k=batch.max_seqlen_k,
+        max_seqlen_q=0,
+        max_seqlen_k=0,
         window_left=model.window_size[0],
-        ragged=batch.ragged,
+        ragged=False,
         positive=True,
         softcap=model.softcap,
         alibi=model.alibi,

@@ -13,6 +13,7 @@ import triton
 
 from .backend import Device, gluon_available
 from .kernels.args import Shape
+from .rounding import cdiv, next_power_of_2
 from .tuning import (
     SCRATCH,
     Config,
@@ -149,7 +150,7 @@ def plan(problem: Problem) -> Plan:
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     few_rows = FEW_ROWS if widens else few.rows
     if p.max_seqlen_q <= max(few_tokens, few_rows // group):
-        rows = max(few.rows, triton.next_power_of_2(p.max_seqlen_q * group))
+        rows = max(few.rows, next_power_of_2(p.max_seqlen_q * group))
         return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
     if p.only == "prefill":
         return Plan((_many(p, 2),))
@@ -165,7 +166,7 @@ def few_apart(p: Problem, shortest: int) -> Launch:
 
 
 def drafts_apart(p: Problem, longest: int) -> Launch:
-    """Sequences of two queries to so many, likewise, where a block of that kernel has one."""
+    """Sequences of two queries to so many, likewise; of groups so large that a block has one query."""
     return _many(p, 2, longest)
 
 
@@ -202,15 +203,15 @@ def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
 
 def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: int, longest: int) -> Launch:
     group = p.heads // p.kv_heads
-    rows = max(config.rows, triton.next_power_of_2(group))
+    rows = max(config.rows, next_power_of_2(group))
     block_q = rows // group
     config = of_rows(config, rows)
     config = fit(p, config if p.batch_invariant else pair_config(p, config))
     tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
-    dim = max(16, triton.next_power_of_2(p.head_dim))
+    dim = max(16, next_power_of_2(p.head_dim))
     shares, live, slots = _shares(p, config, blocks, block_q), rows, 2
     if config.piece is not None:
-        live = min(rows, triton.next_power_of_2(tokens * group))
+        live = min(rows, next_power_of_2(tokens * group))
         slots = most_pieces(p, config.piece, min(longest, p.max_seqlen_q))
         shares = affordable(shares, blocks, 4 * slots * p.kv_heads * live * (dim + 2))
     elif shares:
@@ -255,14 +256,14 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
     Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    live = triton.next_power_of_2(tokens * shape.GROUP)  # this and more by powers of two, as in `hopper.plan._are_long`
+    live = next_power_of_2(tokens * shape.GROUP)  # this and more by powers of two, as in `hopper.plan._are_long`
     at_once = max(1, MERGED // shape.DIM)
     pieces = shares
     if p.seqs == 1:
-        pieces = min(shares, triton.cdiv(shares, triton.next_power_of_2(p.tokens // shape.BLOCK_Q + 1)) + 1)
-    lanes = min(at_once, triton.next_power_of_2(triton.cdiv(pieces, PIECES_AT_ONCE))) if shape.PIECE is None else 1
-    most = 2 * p.device.multiprocessors // (triton.next_power_of_2(blocks) * shape.KV_HEADS)  # programs of a block
-    while lanes > 1 and triton.cdiv(live, at_once // lanes) > most:
+        pieces = min(shares, cdiv(shares, next_power_of_2(p.tokens // shape.BLOCK_Q + 1)) + 1)
+    lanes = min(at_once, next_power_of_2(cdiv(pieces, PIECES_AT_ONCE))) if shape.PIECE is None else 1
+    most = 2 * p.device.multiprocessors // (next_power_of_2(blocks) * shape.KV_HEADS)  # programs of a block
+    while lanes > 1 and cdiv(live, at_once // lanes) > most:
         lanes //= 2
     rows = min(at_once // lanes, live)
     return Merge(blocks, rows, lanes, skip, stride, p.device.dependent)
@@ -270,17 +271,17 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
     """Shares that fill the device evenly, whatever the lengths are; 0 where a program per block does."""
-    tiles = triton.cdiv(p.keys_seen(block_q + config.tile), config.tile)
+    tiles = cdiv(p.keys_seen(block_q + config.tile), config.tile)
     if tiles <= config.least or blocks * p.kv_heads >= config.enough * p.device.multiprocessors:
         return 0
     fill = max(1, config.resident * p.device.multiprocessors // p.kv_heads)
-    return min(fill, triton.cdiv(blocks * tiles, config.least))
+    return min(fill, cdiv(blocks * tiles, config.least))
 
 
 def most_pieces(p: Problem, piece: int, query_len: int) -> int:
     """Pieces that the keys of so many queries of a sequence can touch."""
-    most = max(1, triton.cdiv(p.max_seqlen_k, piece))
-    return most if p.window_left < 0 else min(most, triton.cdiv(query_len + p.window_left, piece) + 1)
+    most = max(1, cdiv(p.max_seqlen_k, piece))
+    return most if p.window_left < 0 else min(most, cdiv(query_len + p.window_left, piece) + 1)
 
 
 def affordable(shares: int, blocks: int, share_bytes: int) -> int:
@@ -292,8 +293,8 @@ def affordable(shares: int, blocks: int, share_bytes: int) -> int:
 def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
     """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""
     elements = 1024 if config.registers is None else 512  # of a state, times the pieces at once: registers
-    at_once = min(config.rows, max(1, elements // triton.next_power_of_2(p.head_dim)))
-    steps = triton.cdiv(live, at_once) * triton.cdiv(pieces, PIECES_AT_ONCE)
+    at_once = min(config.rows, max(1, elements // next_power_of_2(p.head_dim)))
+    steps = cdiv(live, at_once) * cdiv(pieces, PIECES_AT_ONCE)
     large = config.piece is not None and p.head_dim > 128  # 64 rows of such heads leave no registers
     if shares == 0 or config.rows > FEW_ROWS or steps > JOIN_STEPS or large:
         return 0

@@ -3,10 +3,10 @@
 import math
 
 import torch
-import triton
 
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
+from ..rounding import cdiv, next_power_of_2
 from .args import Pipe
 from .shapes import COLUMNS, dim_of, has_tanh, is_even, launch_of, loaders_of, merged, shape_of
 
@@ -78,7 +78,7 @@ def _are_merged(p: Problem, launch: Launch) -> bool:
     shape, pipe = launch.shape, launch.pipe
     if not shape.SPLIT or pipe.MIXED or pipe.CONSUMERS > 1:
         return False
-    blocks = triton.next_power_of_2(_likely_blocks(p, shape.BLOCK_Q)) * p.kv_heads
+    blocks = next_power_of_2(_likely_blocks(p, shape.BLOCK_Q)) * p.kv_heads
     pieces = MERGED_PIECES if p.cache.itemsize == 2 else MERGED_PIECES_OF_FP8
     return pieces * blocks <= p.device.multiprocessors
 
@@ -110,7 +110,7 @@ def _blocks_of(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launch:
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     blocks = _blocks(p, tokens)
-    tiles = triton.cdiv(p.keys_seen(tokens), tile)
+    tiles = cdiv(p.keys_seen(tokens), tile)
     split = tiles > LEAST and not _is_short(p) and (pipe.MIXED or not _are_enough(p, tokens))
     shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_is_ahead(p, pipe, split), IN_TURN=_are_in_turn(p, pipe, split))
@@ -143,7 +143,7 @@ def _blocks(p: Problem, tokens: int) -> int:
 
 def _likely_blocks(p: Problem, tokens: int) -> int:
     """As many as it has where all sequences have as many queries."""
-    return p.seqs * triton.cdiv(p.max_seqlen_q, tokens) if is_even(p) else _blocks(p, tokens)
+    return p.seqs * cdiv(p.max_seqlen_q, tokens) if is_even(p) else _blocks(p, tokens)
 
 
 def _may_be_longer(p: Problem) -> bool:
@@ -155,8 +155,8 @@ def _are_enough(p: Problem, tokens: int) -> bool:
     """Whether no block needs to be cut: there are several for each program or, of one sequence, whole rounds."""
     multiprocessors = p.device.multiprocessors
     if p.seqs == 1:
-        items = triton.cdiv(p.max_seqlen_q, tokens) * p.kv_heads
-        if items >= FULL * multiprocessors * triton.cdiv(items, multiprocessors):
+        items = cdiv(p.max_seqlen_q, tokens) * p.kv_heads
+        if items >= FULL * multiprocessors * cdiv(items, multiprocessors):
             return True
     if _may_be_longer(p):
         return False
@@ -225,7 +225,7 @@ def _are_alike(p: Problem) -> bool:
 
 def _are_fewer(p: Problem, warpgroups: int, blocks: int, of_two: int) -> bool:
     """Whether a program has as many blocks of so many warpgroups as of two, by rows, or fewer."""
-    rounds, rounds_of_two = (triton.cdiv(n * p.kv_heads, p.device.multiprocessors) for n in (blocks, of_two))
+    rounds, rounds_of_two = (cdiv(n * p.kv_heads, p.device.multiprocessors) for n in (blocks, of_two))
     return warpgroups * rounds <= 2 * rounds_of_two
 
 

@@ -3,10 +3,9 @@
 import math
 from typing import NamedTuple
 
-import triton
-
 from ..layout import MANTISSA
 from ..plan import UNBOUNDED, Launch, Problem
+from ..rounding import cdiv, next_power_of_2
 from .args import Pipe
 from .block_items import BESIDE_DIMS
 from .shapes import (
@@ -81,7 +80,7 @@ def _are_merged(p: Problem, s: Shares, rows: int) -> bool:
     To begin one takes 2 us, and many programs join a block's many rows, or many pieces, as soon as few.
     """
     live = min(rows, s.rows) * dim_of(p) // 128
-    blocks = triton.next_power_of_2(p.seqs) * s.blocks  # as in `plan._are_long`
+    blocks = next_power_of_2(p.seqs) * s.blocks  # as in `plan._are_long`
     return live >= MERGED_ROWS and live * s.shares >= MERGED_STATES * blocks and s.tiles > ONE_SHARE
 
 
@@ -170,7 +169,7 @@ def _grouped(p: Problem, s: Shares, least: int) -> int:
     most = int((1 + math.sqrt(1 + GROUPING / s.rows)) ** 2)
     # of one sequence's equal blocks each has as many; of others one may have nearly all keys
     pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares
-    return most if min(pieces, triton.cdiv(s.tiles + p.new, least) + 1) > most else 0
+    return most if min(pieces, cdiv(s.tiles + p.new, least) + 1) > most else 0
 
 
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
@@ -208,7 +207,7 @@ def _shares(p: Problem, longest: int, beside: bool) -> Shares:
     if beside:
         columns, tile, stages = columns_beside(p), BESIDE_DIMS // dim_of(p), FEW_STAGES[0]
     else:
-        columns = max(8, triton.next_power_of_2(asked)) if asked <= _most_columns(p, asked > group) else 0
+        columns = max(8, next_power_of_2(asked)) if asked <= _most_columns(p, asked > group) else 0
         tile, stages = _share_rings(p, columns)
     rows = columns or 64
     keys = _keys(p, tile)
@@ -216,8 +215,8 @@ def _shares(p: Problem, longest: int, beside: bool) -> Shares:
     resident = 2 if p.cache.itemsize == 1 and columns <= 32 and dim_of(p) <= 128 else 1
     places = resident * p.device.multiprocessors
     shares = max(1, places // p.kv_heads)
-    blocks = triton.cdiv(min(p.max_seqlen_q, longest), rows // group)
-    return Shares(columns, rows, tile, stages, resident, shares, blocks, triton.cdiv(keys, tile))
+    blocks = cdiv(min(p.max_seqlen_q, longest), rows // group)
+    return Shares(columns, rows, tile, stages, resident, shares, blocks, cdiv(keys, tile))
 
 
 def _is_uneven(p: Problem, shares: int) -> bool:
@@ -239,6 +238,6 @@ def has_little(p: Problem) -> bool:
     What counts then is how much code a launch has to fetch, and how few rows of how few pieces a program has to join.
     """
     multiprocessors = p.device.multiprocessors
-    blocks = p.seqs * p.kv_heads * triton.cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
+    blocks = p.seqs * p.kv_heads * cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
     most = 2 * LITTLE if FEW_BLOCKS * blocks <= multiprocessors else LITTLE
-    return blocks <= multiprocessors and blocks * triton.cdiv(_keys(p, 64), 64) <= most * multiprocessors
+    return blocks <= multiprocessors and blocks * cdiv(_keys(p, 64), 64) <= most * multiprocessors

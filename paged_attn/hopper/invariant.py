@@ -6,9 +6,8 @@ the page table decide who does what, and nothing that a result depends on.
 
 import math
 
-import triton
-
 from ..plan import UNBOUNDED, Launch, Problem, affordable, most_pieces
+from ..rounding import cdiv, next_power_of_2
 from ..tuning import PIECE
 from .args import Pipe
 from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of
@@ -49,7 +48,7 @@ def _many(p: Problem, shortest: int) -> Launch:
 def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
     """Even shares of all tiles; of blocks that are cut every piece leaves a state, for which there may be no room."""
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
-    live = 2 * ROWS if consumers == 2 else min(ROWS, triton.next_power_of_2(queries * _group(p)))
+    live = 2 * ROWS if consumers == 2 else min(ROWS, next_power_of_2(queries * _group(p)))
     pieces = most_pieces(p, PIECE, min(longest, p.max_seqlen_q))
     bytes_of_share = 4 * pieces * p.kv_heads * live * (dim_of(p) + 2)
     shares = affordable(p.device.multiprocessors // p.kv_heads, blocks, bytes_of_share)
@@ -113,5 +112,5 @@ def _blocks(p: Problem, shortest: int, consumers: int) -> int:
     """That sequences of so many queries or more can have."""
     tokens = _tokens(p, consumers)
     if is_even(p):
-        return p.seqs * triton.cdiv(p.max_seqlen_q, tokens)
+        return p.seqs * cdiv(p.max_seqlen_q, tokens)
     return p.tokens // tokens + min(p.seqs, p.tokens // max(1, shortest))

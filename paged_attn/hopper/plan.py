@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import torch
-import triton
 
 from ..plan import FEW_ROWS, UNBOUNDED, Launch, Problem, drafts_apart, few_apart
+from ..rounding import next_power_of_2
 from ..scratch import Need
 from . import invariant
 from .block_items import NONE, TRANSPOSE, block_columns, conversion, many, many_beside, parts_of
@@ -147,7 +147,7 @@ def _are_better_apart(p: Problem) -> bool:
     """
     if conversion(p) != NONE or p.packed:
         return True
-    return triton.next_power_of_2(p.seqs) * p.kv_heads <= p.device.multiprocessors  # as in `_are_long`
+    return next_power_of_2(p.seqs) * p.kv_heads <= p.device.multiprocessors  # as in `_are_long`
 
 
 def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
@@ -200,7 +200,7 @@ def _decode_little(p: Problem) -> bool:
         return False
     if p.window_left < 0 and p.cache.itemsize == 2 and p.head_dim > 64:
         return False
-    return triton.next_power_of_2(p.seqs) * p.kv_heads > 2 * p.device.multiprocessors
+    return next_power_of_2(p.seqs) * p.kv_heads > 2 * p.device.multiprocessors
 
 
 def _suit_columns(p: Problem) -> bool:
@@ -215,7 +215,7 @@ def _suit_columns(p: Problem) -> bool:
         return False
     if p.packed and not _is_packed_for_blocks(p):
         return True
-    blocks = triton.next_power_of_2(p.seqs) * p.kv_heads  # as in `_are_long`
+    blocks = next_power_of_2(p.seqs) * p.kv_heads  # as in `_are_long`
     if conversion(p) == TRANSPOSE and blocks * p.max_seqlen_k >= FP8_SCORES:  # which waits for nothing
         return False
     most = 4 if conversion(p) == TRANSPOSE or p.head_dim > 128 else 2
@@ -233,7 +233,7 @@ def _are_long(p: Problem) -> bool:
     if p.tokens * min(p.max_seqlen_q, keys) >= MOSTLY_LONG * p.seqs * keys:
         return True
     # by powers of two, so that for `prepare` as many sequences as it tries stand for those between
-    seqs = triton.next_power_of_2(p.seqs)
+    seqs = next_power_of_2(p.seqs)
     if 2 * seqs * keys * p.kv_heads * p.head_dim * p.cache.itemsize < LITTLE_TO_READ:
         return p.kv_heads == 1 or p.tokens - p.seqs < ENOUGH_TOKENS or not _suit_each_other(p)
     if p.packed:

@@ -7,6 +7,7 @@ import triton
 
 from ..kernels.args import Shape
 from ..plan import Launch, Problem, merge_of
+from ..rounding import next_power_of_2
 from ..tuning import Config
 from .args import Pipe
 
@@ -34,7 +35,7 @@ def loaders_of(p: Problem, tile: int, modified: bool) -> int:
 
 def dim_of(p: Problem) -> int:
     """Head dims as tiles have them."""
-    return max(64, triton.next_power_of_2(p.head_dim))
+    return max(64, next_power_of_2(p.head_dim))
 
 
 def rows_of(p: Problem, longest: int) -> int:

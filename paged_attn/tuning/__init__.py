@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ..rounding import next_power_of_2
+
 if TYPE_CHECKING:
     from ..plan import Problem
 
@@ -121,7 +123,7 @@ def invariant_config(p: Problem) -> Config:
 
 def fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
-    dim = max(16, 1 << (p.head_dim - 1).bit_length())
+    dim = max(16, next_power_of_2(p.head_dim))
     row_bytes = dim * p.compute.itemsize
     stored_bytes = dim * p.cache.itemsize if config.pairs else row_bytes
     limit = _SHARED.get(p.device.arch, 65536)
