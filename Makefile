@@ -20,8 +20,8 @@ HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()'
 endif
 RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
 READY := $(if $(HAS_GPU),,$(STAMP))
-SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_join.py test_hopper_numbers.py test_hopper_uneven.py \
-	test_batch_invariance.py test_simulator.py)
+SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_join.py test_hopper_numbers.py \
+	test_hopper_uneven.py test_batch_invariance.py test_simulator.py)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
