@@ -219,6 +219,19 @@ MODEL_LAYERS = tuple(
         ragged("1024 at 4096 + 31 at 2048", (1024,) + (1,) * 31, (4096,) + (2048,) * 31),
     )
 )
+# How pages lie in memory, for decodes that read nearly all the time; the largest hold a sequence.
+LAYOUTS = tuple(
+    uniform(f"{name} {layout} {page}", *lengths, layout=layout, page_size=page, **sizes)
+    for name, lengths, pages, sizes in (
+        ("32/32 256x1024", (256, 1, 1024), (16, 64, 256, 1024), dict(kv_heads=32)),
+        ("32/8 256x4096", (256, 1, 4096), (16, 64, 4096), {}),
+        ("64/8 64x8192", (64, 1, 8192), (16, 1024), dict(heads=64)),
+        ("96/8 128x1024", (128, 1, 1024), (16, 1024), dict(heads=96)),
+        ("8x4096", (8, 1, 4096), (16, 4096), {}),
+    )
+    for layout in ("NHD", "HND")
+    for page in pages
+)
 INVARIANT = tuple(
     replace(case, name=f"{case.name}, batch-invariant", batch_invariant=True)
     for case in (
@@ -242,6 +255,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "fp8": FP8_SUITE,
     "window": WINDOW,
     "models": MODEL_LAYERS,
+    "layouts": LAYOUTS,
     "invariant": INVARIANT,
 }
 

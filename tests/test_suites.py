@@ -55,7 +55,7 @@ def test_a_sequence_without_queries_moves_nothing() -> None:
 
 
 def test_suites_are_those_of_the_readme_and_names_are_unique() -> None:
-    names = "decode, features, prefill, mixed, ragged, spec, single, fp8, window, models, invariant"
+    names = "decode, features, prefill, mixed, ragged, spec, single, fp8, window, models, layouts, invariant"
     assert ", ".join(SUITES) == names
     for suite, cases in SUITES.items():
         assert len({case.name for case in cases}) == len(cases), suite
