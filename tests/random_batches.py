@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tests.cases import E4M3, E5M2
 from tests.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, PACKED, ragged
 
 EVEN: dict[str, Any] = dict(even=True)  # blocks of many queries, no mixed batches
@@ -58,6 +59,25 @@ DECODES: dict[str, dict[str, Any]] = {
     "x-packed, all e4m3, drafts": PACKED | ALL_E4M3 | dict(drafts=True),
     "x-packed, drafts": PACKED | dict(drafts=True),
 }
+
+
+def random_sizes(rng: random.Random) -> dict[str, Any]:
+    """Types, layout, sizes and features that a model and a case have in common; heads are for the caller to draw."""
+    dtype = rng.choice([torch.bfloat16, torch.bfloat16, torch.float16, E4M3])
+    return dict(
+        head_dim=rng.choice([40, 64, 64, 80, 96, 128, 128, 128, 192, 256]),
+        page_size=rng.choice([8, 16, 16, 24, 32, 64, 128, 544]),
+        dtype=dtype,
+        cache_dtype=E4M3 if dtype == E4M3 else rng.choice([dtype, dtype, dtype, E4M3, E5M2]),
+        new=rng.random() < 0.2,
+        window_size=(rng.choice([-1, -1, -1, 0, 100, 1200]), -1),
+        softcap=rng.choice([0.0, 0.0, 0.0, 10.0, 25.0]),
+        alibi=rng.random() < 0.1,
+    )
+
+
+def random_layout(rng: random.Random) -> str:
+    return rng.choice(["NHD", "NHD", "HND", "x"])
 
 
 def random_decodes(rng: random.Random, drafts: bool = False) -> dict[str, Any]:

@@ -11,41 +11,30 @@ import pytest
 import torch
 
 from paged_attn import plan
-from paged_attn.backend import Device
 from paged_attn.hopper import block_items
 from paged_attn.hopper import plan as hopper
 from paged_attn.model import Lengths, Model, problem_of
 from paged_attn.plan import UNBOUNDED, Launch, Problem
-from tests.cases import E4M3, E5M2
+from tests.cases import E4M3
+from tests.random_batches import random_layout, random_sizes
 from tests.test_hopper_plan import H200
-
-BF16, FP16 = torch.bfloat16, torch.float16
 
 
 def any_model(rng: random.Random) -> Model:
-    dtype = rng.choice([BF16, BF16, FP16, E4M3])
-    cache = E4M3 if dtype == E4M3 else rng.choice([dtype, dtype, E4M3, E5M2])
-    layout = rng.choice(["NHD", "NHD", "HND", "x"])
+    sizes = random_sizes(rng)
     kv_heads = rng.choice([1, 1, 2, 3, 4, 8, 16, 32])
     group = rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 28, 32, 33, 40, 48, 56, 63, 64, 65, 71, 96, 128])
     return Model(
         heads=kv_heads * group,
         kv_heads=kv_heads,
-        head_dim=rng.choice([40, 64, 64, 80, 96, 128, 128, 192, 256]),
-        page_size=rng.choice([8, 16, 16, 24, 32, 64, 128, 544]),
-        dtype=dtype,
-        cache_dtype=cache,
-        out_dtype=BF16 if dtype == E4M3 else dtype,
-        kv_layout=layout,
-        new=rng.random() < 0.2,
+        out_dtype=torch.bfloat16 if sizes["dtype"] == E4M3 else sizes["dtype"],
+        kv_layout=random_layout(rng),
         causal=True,
-        window_size=(rng.choice([-1, -1, -1, 0, 127, 1000, 4095]), -1),
-        softcap=rng.choice([0.0, 0.0, 0.0, 10.0, 30.0]),
-        alibi=rng.random() < 0.1,
         sinks=None,
         qq_bias=rng.choice([0, 0, 0, 0, 32]),
         scales="number",
         return_lse=rng.random() < 0.3,
+        **sizes,
     )
 
 
@@ -138,7 +127,3 @@ def test_a_plan_that_is_wrong_is_complained_about() -> None:
     packed = problem._replace(packed=True)
     rows = launch._replace(pipe=launch.pipe._replace(COLUMNS=0))
     assert any(text.startswith("has rows where") for text in complaints(packed, (rows,)))
-
-
-def test_other_devices_are_not_asked_about() -> None:
-    assert not plan.plan(next(any_calls(0, 1))._replace(device=Device("sm80", 108))).launches[0].pipe
