@@ -67,7 +67,7 @@ def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
     if any(launch.pipe is not None for launch in launches):
         both = any(launch.pipe is None for launch in launches)
         many = problem.heads // problem.kv_heads > 64
-        few = "decodes of more than 64 heads on a KV head" if many else "few queries of few keys"
+        few = "few queries of more than 64 heads on a KV head" if many else "few queries of few keys"
         return "Hopper's" + f", and the portable one for {few}" * both
     if problem.device.arch != "sm90":
         return "portable; the others are for sm90"

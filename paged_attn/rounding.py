@@ -1,4 +1,4 @@
-"""Rounding up, for the host: triton's own are also kernels', and a call takes 4 us; a plan has a dozen of them."""
+"""Rounding up, for the host: triton's own are also kernels', and a call takes 2 us; a plan has a dozen of them."""
 
 
 def cdiv(x: int, y: int) -> int:

@@ -194,8 +194,7 @@ def test_pieces_of_many_rows_are_joined_by_a_launch_of_its_own(
         assert hopper.need_of(launch)[1:] == (hopper.TAKEN, True)
 
 
-def test_nothing_is_merged_before_blocks_that_follow() -> None:
-    """A merge would wait for the first launch, and blocks for the merge."""
+def test_shares_that_lead_join_their_own_pieces() -> None:
     batch = even(8, 200, 32768)._replace(tokens=207, head_dim=256, heads=8, kv_heads=1, cache=torch.float8_e4m3fn)
     first, second = hopper.launches(batch)
     assert (first.shape.LEADS, second.pipe.FOLLOWS, first.merge) == (True, True, None)

@@ -49,7 +49,10 @@ class Shares(NamedTuple):
 
 
 def few(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bool = False) -> Launch:
-    """Even shares of all tiles.  beside: blocks, see `few_beside`.  leads: blocks follow, which no merge may delay."""
+    """Even shares of all tiles.  beside: blocks, see `few_beside`.
+
+    leads: blocks follow.  A merge would come behind these, and was not tried.
+    """
     paired = _are_paired(p, longest)
     if paired:
         p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)

@@ -79,7 +79,8 @@ def covers(p: Problem) -> bool:
 def launches(p: Problem) -> tuple[Launch, ...]:
     """Even shares where all sequences have few queries, blocks from a counter where some have many.
 
-    Where many have few beside these, it depends on what the batch waits for: `_are_long`, `_suit_each_other`.
+    Where many have few beside these, it depends on what the batch waits for, `_are_long`, `_suit_each_other`, and on
+    how heads of a group fill blocks, `_many_heads`, `_are_parted`.
     """
     if p.batch_invariant:
         return invariant.launches(p)
@@ -111,7 +112,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 def _many_heads(p: Problem, shortest: int) -> tuple[Launch, ...]:
     """Blocks of parts of a group of more than 64 heads; beside these the portable kernel has few queries.
 
-    In its blocks, of a token each, a sequence takes twice as long for each of its tokens as in blocks of a part for it.
+    In its blocks, of a token each, a sequence should take twice as long for a token as in blocks of a part for it.
     """
     if p.only is not None or is_even(p) or parts_of(p, False) > 1:
         return (many(p, shortest, False),)
