@@ -2,9 +2,12 @@
 
     python -m benchmarks.beside ../before . decode --only "b1 x" --cells 3x64x16384
 
-A version is a folder with a checkout; `git archive COMMIT | tar -x -C FOLDER` makes one.  Each is timed in processes of
-its own, in turns: one that has timed many other kernels takes up to 12% longer for some.  What a version does not know
-or cannot do is left out, and results that are not those of the first version are told.
+    python -m benchmarks.beside . .:/tmp/triton-3.9.0 decode prefill --output beside.json
+
+A version is a folder with a checkout; `git archive COMMIT | tar -x -C FOLDER` makes one.  Behind a colon it may name a
+folder of packages, such as another Triton.  Each is timed in processes of its own, in turns: one that has timed many
+other kernels takes up to 12% longer for some.  What a version does not know or cannot do is left out, and results that
+are not those of the first version are told.
 """
 
 from __future__ import annotations
@@ -20,10 +23,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 SAMPLED = 200_000  # results of a case that are compared, about
 AGREE = 4e-3  # of their difference, in norm: two roundings to 8 bits
+
+
+class Version(NamedTuple):
+    """A checkout, and what its Python looks into before its own packages."""
+
+    folder: Path
+    packages: Path | None = None
+
+    def __str__(self) -> str:
+        return str(self.folder) if self.packages is None else f"{self.folder}:{self.packages}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -49,6 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         times.setdefault(name, []).append(time)
         finally:  # whoever stops it in the middle is told what there is
             console.print(table(list(map(str, options.versions)), names, seconds))
+            if options.output:
+                options.output.write_text(json.dumps(_report(options.versions, seconds), indent=1) + "\n")
         for version, result in zip(options.versions[1:], results[1:]):
             for name, error in differences(results[0], result):
                 console.print(f"{version} differs from {options.versions[0]} in {name}: {error:.2g}", markup=False)
@@ -69,16 +84,37 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=20, help="timings of a call in each turn  [20]")
     parser.add_argument("--turns", type=int, default=2, help="of each version  [2]")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that compile")
+    parser.add_argument("--output", type=Path, help="a JSON file")
     options = parser.parse_args(arguments)
-    folders = [Path(word) for word in options.versions if (Path(word) / "paged_attn").is_dir()]
-    options.suites = [word for word in options.versions if Path(word) not in folders]
-    options.versions = folders
-    if not folders:
+    versions = {word: version for word in options.versions if (version := _version(word))}
+    options.suites = [word for word in options.versions if word not in versions]
+    options.versions = [*versions.values()]
+    if not versions:
         parser.error("no folder holds a version")
     for word in options.suites:
         if word not in SUITES:
             parser.error(f"{word!r} is neither a folder with a version nor a suite: {', '.join(SUITES)}")
     return options
+
+
+def _version(word: str) -> Version | None:
+    """What a word of the command line means, if it is no suite."""
+    folder, _, packages = word.partition(":")
+    if not (Path(folder) / "paged_attn").is_dir():
+        return None
+    return Version(Path(folder), Path(packages) if packages else None)
+
+
+def _report(versions: Sequence[Version], seconds: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any]:
+    """The times of every turn, beside what was timed."""
+    report = []
+    for version, times in zip(versions, seconds):
+        process = _run(
+            version, ["-c", "from benchmarks import runner; import json; print(json.dumps(runner.versions()))"]
+        )
+        said = process.communicate()[0].splitlines()
+        report.append({"version": str(version), **(json.loads(said[-1]) if said else {}), "seconds": dict(times)})
+    return {"versions": report}
 
 
 def chosen(suites: Sequence[str], words: Sequence[str]) -> list[str]:
@@ -119,11 +155,20 @@ def differences(first: Path, other: Path) -> Iterator[tuple[str, float]]:
 # ---- a version, in a process of its own ------------------------------------------------------------
 
 
-def _start(version: Path, names: Sequence[str], rounds: int = 0, result: Path | None = None) -> subprocess.Popen[str]:
+def _start(
+    version: Version, names: Sequence[str], rounds: int = 0, result: Path | None = None
+) -> subprocess.Popen[str]:
     """Run this file with a version's modules; without rounds it only compiles."""
-    words = [sys.executable, __file__, json.dumps(dict(names=list(names), rounds=rounds, result=str(result or "")))]
-    environment = os.environ | {"PYTHONPATH": str(version.resolve())}
-    return subprocess.Popen(words, env=environment, cwd=version, stdout=subprocess.PIPE, text=True)
+    asked = json.dumps(dict(names=list(names), rounds=rounds, result=str(result or "")))
+    return _run(version, [__file__, asked])
+
+
+def _run(version: Version, words: Sequence[str]) -> subprocess.Popen[str]:
+    """A Python that imports a version's modules."""
+    paths = [path.resolve() for path in (version.packages, version.folder) if path is not None]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    words = [sys.executable, *words]
+    return subprocess.Popen(words, env=environment, cwd=version.folder, stdout=subprocess.PIPE, text=True)
 
 
 def _finish(process: subprocess.Popen[str]) -> dict[str, float]:

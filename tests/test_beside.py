@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -58,6 +59,21 @@ def test_each_version_runs_its_own_code(tmp_path: Path, capsys: pytest.CaptureFi
     assert "20.0" not in rows["decode b1 x 131072"], "neither version has it"
     for name in ("decode b1 x 512", "3x64x16384"):
         assert f"{versions[1]} differs from {versions[0]} in {name}: 0.5" in told.replace("\n", "")
+
+
+def test_a_version_may_bring_packages_and_is_reported_as_json(tmp_path: Path) -> None:
+    folder, packages = version(tmp_path / "mine", 1.0, 20.0), tmp_path / "packages"
+    packages.mkdir()
+    (packages / "rate.py").write_text("TIMES = 3", encoding="utf-8")
+    measure = "from rate import TIMES\ndef measure(calls, rounds): return {name: TIMES * 1e-6 for name in calls}"
+    (folder / "benchmarks" / "measure.py").write_text(measure, encoding="utf-8")
+    (folder / "benchmarks" / "runner.py").write_text('def versions(): return {"commit": "abc"}', encoding="utf-8")
+    output = tmp_path / "beside.json"
+    beside.main(
+        [f"{folder}:{packages}", "--cells", "1x1x16", "--processes", "1", "--turns", "1", "--output", str(output)]
+    )
+    (report,) = json.loads(output.read_text(encoding="utf-8"))["versions"]
+    assert report == {"version": f"{folder}:{packages}", "commit": "abc", "seconds": {"1x1x16": [3e-6]}}
 
 
 def test_a_run_that_is_stopped_tells_what_it_has(tmp_path: Path) -> None:
