@@ -53,11 +53,13 @@ def paged_attention(
             5-D: x-packed [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8.  Any page size, any outer
             strides; heads is a multiple of kv_heads.
         v_cache: as k_cache; beside x-packed keys [pages, kv_heads, head_dim, page_size].
-        page_table: [seqs, max_pages] int32; entry p of a row is the page with positions p * page_size ... of that
-            sequence.  Entries past the last key, or wholly before every query's window, may hold anything.
-        seq_lens: [seqs] int32; keys of each sequence, those of this call included.  0 or less: an empty sequence.
-        cu_seqlens_q: [seqs + 1] int32; queries of sequence s are rows cu_seqlens_q[s] ... cu_seqlens_q[s + 1] - 1 of q.
-            Rows from cu_seqlens_q[-1] on are padding and give zeros.  None: one query token per sequence.
+        page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page with positions p * page_size ... of
+            that sequence.  Entries past the last key, or wholly before every query's window, may hold anything.
+        seq_lens: [seqs] int32 | int64; keys of each sequence, those of this call included.  0 or less: an empty
+            sequence.  Numbers of all three have to fit 32 bits, whatever their type.
+        cu_seqlens_q: [seqs + 1] int32 | int64; queries of sequence s are rows cu_seqlens_q[s] ...
+            cu_seqlens_q[s + 1] - 1 of q.  Rows from cu_seqlens_q[-1] on are padding and give zeros.  None: one query
+            token per sequence.
         kv_layout: "NHD" or "HND"; of no meaning for a 5-D k_cache.
         max_seqlen_q: upper bound of a sequence's query tokens, on the host; saves work.
         max_seqlen_k: upper bound of seq_lens, on the host; saves work.
@@ -75,10 +77,10 @@ def paged_attention(
         sinks: [heads] float32 | dtype of q; one more key with this score and value 0.
         qq_bias: [n, n] float32 | dtype of q; adds qq_bias[i, j] for query i and key j of this call, 0 beyond n.
             Minus infinity hides a key: a tree of drafts is such a matrix.
-        q_scale, k_scale, v_scale: float, [1] float32 or [kv_heads] float32; real value = stored value * scale.
-            Required for fp8 queries and fp8 caches.
+        q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
+            [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
         out: [tokens, heads, head_dim]; written and returned; its dtype decides what the result is stored as.
-        out_scale: float or [1] float32; an fp8 out holds clamp(result / out_scale) to its range.
+        out_scale: float, or float32 of shape [] or [1]; an fp8 out holds clamp(result / out_scale) to its range.
         return_lse: also return the natural logarithm of each row's softmax denominator, sinks included.  Where weights
             are e4m3, in prefill of e4m3 queries over an e4m3 cache on Hopper, their exponentials are coarse without it:
             results of random data are 3.1% off instead of 2.6% (the norm of the error over that of the results).
@@ -139,10 +141,10 @@ def write_kv(
     Args:
         k, v: [tokens, kv_heads, head_dim] float16 | bfloat16 | float32; last axis contiguous.
         k_cache, v_cache: as in paged_attention; dtype of k, or fp8.
-        slot_mapping: [tokens] int64; page * page_size + slot of each token, negative = skip it.  No slot twice.
+        slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token, negative = skip it.  No slot twice.
         kv_layout: "NHD" or "HND"; of no meaning for a 5-D k_cache.
-        k_scale, v_scale: float, [1] float32 or [kv_heads] float32; an fp8 cache holds clamp(value / scale), rounded to
-            nearest.  Required for an fp8 cache.
+        k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads]; an fp8 cache holds
+            clamp(value / scale), rounded to nearest.  Required for an fp8 cache.
         check: as in paged_attention; finds slots outside the cache and slots given twice.
 
     Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.

@@ -35,11 +35,11 @@ class Call(NamedTuple):
 def scales(
     softmax: float, query: ScaleLike = None, key: ScaleLike = None, value: ScaleLike = None, out: ScaleLike = None
 ) -> Scales:
-    """Scales as kernels take them: absent is 1."""
+    """Scales as kernels take them: absent is 1; what a tensor has before its last axis is the same for all."""
     given = (query, key, value, out)
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
-    strides = [None if x is None else x.stride(0) if x.numel() > 1 else 0 for x in tensors]
+    strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
     return Scales(softmax, *numbers, *tensors, *strides)
 
 

@@ -19,8 +19,7 @@ from .door import (
     FLOAT32,
     FP8,
     HALF,
-    INT32,
-    INT64,
+    INTEGER,
     QUERY,
     SAME,
     Axes,
@@ -79,15 +78,15 @@ def check_attention(
     door = Door()
     door.tensor("q", q, ("tokens", "heads", "head_dim"), QUERY)
     door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[q.dtype])
-    door.tensor("page_table", page_table, ("seqs", "max_pages"), INT32)
-    door.tensor("seq_lens", seq_lens, ("seqs",), INT32)
+    door.tensor("page_table", page_table, ("seqs", "max_pages"), INTEGER)
+    door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
     sizes = door.sizes
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
         raise ValueError(f"q must have heads a positive multiple of kv_heads = {kv_heads}, got heads = {heads}")
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1
-        door.tensor("cu_seqlens_q", cu_seqlens_q, ("seqs + 1",), INT32)
+        door.tensor("cu_seqlens_q", cu_seqlens_q, ("seqs + 1",), INTEGER)
     elif tokens != seqs:
         raise ValueError(f"cu_seqlens_q = None needs tokens = seqs, got q with tokens = {tokens} and seqs = {seqs}")
     if k_new is not None or v_new is not None:
@@ -156,7 +155,7 @@ def check_write(
     door.tensor("k", k, ("tokens", "kv_heads", "head_dim"), FLOAT)
     door.tensor("v", v, ("tokens", "kv_heads", "head_dim"), SAME[k.dtype])
     door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
-    door.tensor("slot_mapping", slot_mapping, ("tokens",), INT64)
+    door.tensor("slot_mapping", slot_mapping, ("tokens",), INTEGER)
     writable("k_cache", k_cache)
     writable("v_cache", v_cache)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)

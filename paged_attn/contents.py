@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .door import Axes
+from .door import INT32_MAX, Axes
 
 
 def check_attention_contents(
@@ -25,8 +25,11 @@ def check_attention_contents(
     query = _query_lens(axes, cu_seqlens_q)
     live = (query > 0) & (length > 0)
     if only is not None:
-        live &= (query == 1) if only == "decode" else (query != 1)
+        asked = (query == 1) if only == "decode" else (query != 1)
+        live, query = live & asked, torch.where(asked, query, 0)
 
+    for i in _first((query > 0) & ((length > INT32_MAX) | (length < -INT32_MAX - 1))):
+        raise ValueError(f"seq_lens[{i}] = {length[i]}, but lengths must fit 32 bits")
     for i in _first(live & (query > (query if max_seqlen_q is None else max_seqlen_q))):
         raise ValueError(f"sequence {i} has {query[i]} query tokens, but max_seqlen_q = {max_seqlen_q}")
     for i in _first(live & (length > (length if max_seqlen_k is None else max_seqlen_k))):
@@ -51,7 +54,7 @@ def check_attention_contents(
 
 def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
     """Slots that only the device knows, read back: each inside the cache, none twice, negative ones skipped."""
-    slots = slot_mapping.cpu()
+    slots = slot_mapping.cpu().long()
     for i in _first(slots >= axes.pages * axes.page_size):
         held = f"{axes.pages} pages of {axes.page_size} slots"
         raise ValueError(f"slot_mapping[{i}] = {slots[i]} (token {i}), but the cache has {held}")

@@ -11,7 +11,8 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 HALF = (torch.float16, torch.bfloat16)
 FLOAT = (*HALF, torch.float32)
 QUERY = (*FLOAT, *FP8)
-FLOAT32, INT32, INT64 = (torch.float32,), (torch.int32,), (torch.int64,)
+FLOAT32 = (torch.float32,)
+INTEGER = (torch.int32, torch.int64)
 SAME = {dtype: (dtype,) for dtype in QUERY}
 # by q's dtype: what the cache may be, and what sinks and qq_bias may be
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
@@ -115,10 +116,24 @@ class Door:
             number(name, value, "a finite number > 0, or a float32 tensor", TINY)
         else:
             self.place(name, value, FLOAT32)
-            if value.shape != (1,):
-                if axis is None:
-                    raise ValueError(f"{name} must be [1], got {list(value.shape)}")
-                self.bind(name, value, (axis,), "[1] or ")
+            self._scale_shape(name, value, axis)
+
+    def _scale_shape(self, name: str, value: Tensor, axis: str | None) -> None:
+        """One number, or one for each KV head; the same for all sequences."""
+        *others, last = value.shape or (1,)
+        if value.numel() == 1 and len(others) <= 1:
+            return
+        if axis is not None and others in ([], [1]) and last == self.sizes[axis]:
+            return
+        if axis is None:
+            raise ValueError(f"{name} must be one number, [] or [1], got {list(value.shape)}")
+        if others != [self.sizes.get("seqs")] or last != self.sizes[axis]:
+            known = [f"{x} = {self.sizes[x]}" for x in (axis, "seqs") if x in self.sizes]
+            more = f", [1, {axis}] or [seqs, {axis}]" if "seqs" in self.sizes else f" or [1, {axis}]"
+            raise ValueError(f"{name} must be [], [1], [{axis}]{more} with {', '.join(known)}, got {list(value.shape)}")
+        if value.stride(0) != 0 and others[0] > 1:
+            same = "the same for all sequences, [1, kv_heads] expanded to [seqs, kv_heads]"
+            raise ValueError(f"{name} must be {same}, got strides {list(value.stride())}")
 
 
 def writable(name: str, value: Tensor) -> None:

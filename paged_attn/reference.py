@@ -156,9 +156,11 @@ def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
-    """A scale given as None, a float, [1] or [kv_heads], as float64 [kv_heads]."""
+    """A scale given as None, a float, [], [1], [kv_heads] or the same for all of [n, kv_heads], as float64 [kv_heads]."""
     value = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64, device=like.device)
-    return value.reshape(-1).expand(num_kv_heads)
+    if value.ndim == 2:
+        value = value[0] if len(value) else value.new_ones(1)  # of no sequence it scales nothing
+    return value.expand(num_kv_heads)
 
 
 def _narrow(values: Tensor, dtype: torch.dtype) -> Tensor:

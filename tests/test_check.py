@@ -27,6 +27,7 @@ from tests.cases import E4M3, E5M2, Case, build
 from tests.test_check_batch import BATCH
 
 NAN, INF = float("nan"), float("inf")
+SCALES = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads] with kv_heads = 2, seqs = 3"
 
 # (call, change, error, text)
 OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
@@ -74,9 +75,16 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ("fp8", value(v_scale=1e39), ValueError, f"v_scale must be {SCALE}, got 1e+39"),
     ("fp8", value(q_scale="1"), TypeError, f"q_scale must be {SCALE}, got str"),
     ("fp8", value(k_scale=True), TypeError, f"k_scale must be {SCALE}, got bool"),
-    ("fp8", tensor("q_scale", (6,)), ValueError, "q_scale must be [1] or [kv_heads] with kv_heads = 2, got [6]"),
-    ("fp8", tensor("k_scale", ()), ValueError, "k_scale must be [1] or [kv_heads] with kv_heads = 2, got []"),
-    ("fp8", tensor("v_scale", (1, 2)), ValueError, "v_scale must be [1] or [kv_heads] with kv_heads = 2, got [1, 2]"),
+    ("fp8", tensor("q_scale", (6,)), ValueError, f"q_scale must be {SCALES}, got [6]"),
+    ("fp8", tensor("k_scale", (2, 1)), ValueError, f"k_scale must be {SCALES}, got [2, 1]"),
+    ("fp8", tensor("k_scale", (5, 2)), ValueError, f"k_scale must be {SCALES}, got [5, 2]"),
+    ("fp8", tensor("v_scale", (1, 1, 1)), ValueError, f"v_scale must be {SCALES}, got [1, 1, 1]"),
+    (
+        "fp8",
+        tensor("v_scale", (3, 2)),
+        ValueError,
+        "v_scale must be the same for all sequences, [1, kv_heads] expanded to [seqs, kv_heads], got strides [2, 1]",
+    ),
     ("fp8", tensor("q_scale", (2,), torch.float64), TypeError, "q_scale must be float32, got float64"),
     ("fp8", tensor("k_scale", (2,), torch.float16), TypeError, "k_scale must be float32, got float16"),
     ("fp8", tensor("v_scale", (1,), torch.bfloat16), TypeError, "v_scale must be float32, got bfloat16"),
@@ -109,7 +117,7 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ("fp8", value(out=None, out_scale=None), ValueError, "out_scale is required, for out is float8_e4m3fn"),
     ("fp8", value(out_scale=0), ValueError, f"out_scale must be {SCALE}, got 0"),
     ("fp8", value(out_scale=False), TypeError, f"out_scale must be {SCALE}, got bool"),
-    ("fp8", tensor("out_scale", (2,)), ValueError, "out_scale must be [1], got [2]"),
+    ("fp8", tensor("out_scale", (2,)), ValueError, "out_scale must be one number, [] or [1], got [2]"),
     ("fp8", tensor("out_scale", (1,), torch.float16), TypeError, "out_scale must be float32, got float16"),
     ("plain", value(return_lse=1), TypeError, "return_lse must be True or False, got int"),
     ("plain", value(only="both"), ValueError, "only must be 'decode' or 'prefill', got 'both'"),

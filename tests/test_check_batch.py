@@ -172,19 +172,19 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
     ("plain", value(kv_layout="NDH"), ValueError, "kv_layout must be 'NHD' or 'HND', got 'NDH'"),
     ("plain", value(kv_layout=None), TypeError, "kv_layout must be 'NHD' or 'HND', got None"),
     # page_table
-    ("plain", value(page_table=None), TypeError, "page_table must be a tensor of int32, got None"),
-    ("plain", to("page_table", torch.int64), TypeError, "page_table must be int32, got int64"),
+    ("plain", value(page_table=None), TypeError, "page_table must be a tensor of int32 | int64, got None"),
+    ("plain", to("page_table", torch.int16), TypeError, "page_table must be int32 | int64, got int16"),
     ("plain", shaped("page_table", 21), ValueError, "page_table must be [seqs, max_pages], got [21]"),
     ("plain", gapped("page_table"), ValueError, "page_table must be contiguous along max_pages, got strides [14, 2]"),
     # seq_lens
-    ("plain", value(seq_lens=[1, 2, 3]), TypeError, "seq_lens must be a tensor of int32, got list"),
-    ("plain", to("seq_lens", torch.int64), TypeError, "seq_lens must be int32, got int64"),
+    ("plain", value(seq_lens=[1, 2, 3]), TypeError, "seq_lens must be a tensor of int32 | int64, got list"),
+    ("plain", to("seq_lens", torch.uint32), TypeError, "seq_lens must be int32 | int64, got uint32"),
     ("plain", shaped("seq_lens", 4), ValueError, "seq_lens must be [seqs] with seqs = 3, got [4]"),
     ("plain", shaped("seq_lens", 3, 1), ValueError, "seq_lens must be [seqs] with seqs = 3, got [3, 1]"),
     ("plain", gapped("seq_lens"), ValueError, "seq_lens must be contiguous along seqs, got strides [2]"),
     # cu_seqlens_q
-    ("plain", value(cu_seqlens_q=[0, 1]), TypeError, "cu_seqlens_q must be a tensor of int32, got list"),
-    ("plain", to("cu_seqlens_q", torch.int64), TypeError, "cu_seqlens_q must be int32, got int64"),
+    ("plain", value(cu_seqlens_q=[0, 1]), TypeError, "cu_seqlens_q must be a tensor of int32 | int64, got list"),
+    ("plain", to("cu_seqlens_q", torch.float32), TypeError, "cu_seqlens_q must be int32 | int64, got float32"),
     ("plain", shaped("cu_seqlens_q", 3), ValueError, "cu_seqlens_q must be [seqs + 1] with seqs + 1 = 4, got [3]"),
     ("plain", gapped("cu_seqlens_q"), ValueError, "cu_seqlens_q must be contiguous along seqs + 1, got strides [2]"),
     (

@@ -89,7 +89,7 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
         ValueError,
         "v_cache must not overlap itself, got [3, 8, 2, 32] strides [256, 32, 0, 1]",
     ),
-    (torch.float16, "NHD", to("slot_mapping", torch.int32), TypeError, "slot_mapping must be int64, got int32"),
+    (torch.float16, "NHD", to("slot_mapping", torch.int16), TypeError, "slot_mapping must be int32 | int64, got int16"),
     (
         torch.float16,
         "NHD",
@@ -116,7 +116,7 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
         "NHD",
         lambda c: {"v_scale": like(c["k"], 3, dtype=torch.float32)},
         ValueError,
-        "v_scale must be [1] or [kv_heads] with kv_heads = 2, got [3]",
+        "v_scale must be [], [1], [kv_heads] or [1, kv_heads] with kv_heads = 2, got [3]",
     ),
 ]
 

@@ -34,7 +34,7 @@ def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: g
         pos = tile * S.TILE + PART * PART_KEYS + i * P.BOX
         page = pos // S.PAGE
         live = (page >= first // S.PAGE) & (pos < end)
-        row = gl.load(table + page, mask=live, other=0) * P.ROWS_PER_PAGE
+        row = gl.load(table + page, mask=live, other=0).to(gl.int32) * P.ROWS_PER_PAGE
         if not P.PACKED:
             row += pos % S.PAGE
         rows = rows + (gl.where(live, row, NOWHERE),)  # type: ignore[assignment]

@@ -49,9 +49,9 @@ class Batch(NamedTuple):
     Its numbers reach the kernel one by one: in a record Triton would compile anew for 1 and for multiples of 16.
     """
 
-    query_starts: Any  # int32 [seqs + 1]; None = one query token per sequence
-    seq_lens: Any  # int32 [seqs]
-    page_table: Any  # int32 [seqs, max_pages]
+    query_starts: Any  # int32 or int64 [seqs + 1]; None = one query token per sequence
+    seq_lens: Any  # int32 or int64 [seqs]
+    page_table: Any  # int32 or int64 [seqs, max_pages]
     page_table_stride: Any
     num_seqs: Any
     num_tokens: Any

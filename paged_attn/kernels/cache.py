@@ -15,7 +15,7 @@ def chunks(tile, S: tl.constexpr):
 
 @triton.jit
 def load_ids(source, tile, S: tl.constexpr):
-    """Page ids of the tile's chunks, kept raw (int32) until locate.
+    """Page ids of the tile's chunks, int32 until locate.
 
     Loading them one tile ahead keeps the loads of keys and values direct, so that the pipeliner gives them every stage.
     """
@@ -25,7 +25,7 @@ def load_ids(source, tile, S: tl.constexpr):
         column = chunks(tile, S) // S.PAGE
         # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
         inside = (column >= source.first // S.PAGE) & (column * S.PAGE < source.end)
-        return tl.load(source.pages + column, mask=inside, other=0)
+        return tl.load(source.pages + column, mask=inside, other=0).to(tl.int32)
 
 
 @triton.jit

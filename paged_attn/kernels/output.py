@@ -92,7 +92,7 @@ def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.const
 @triton.jit
 def tokens_of(batch):
     """Query tokens of all sequences; what a call has beyond them is padding."""
-    return tl.load(batch.query_starts + batch.num_seqs)
+    return tl.load(batch.query_starts + batch.num_seqs).to(tl.int32)
 
 
 @triton.jit

@@ -36,13 +36,22 @@ def unflatten(S: tl.constexpr):
 
 
 @triton.jit
+def load_int(ptr, mask=None):
+    """Numbers of the batch, int32 whatever the tensor holds: registers and schedules count in 32 bits."""
+    if mask is None:
+        return tl.load(ptr).to(tl.int32)
+    else:
+        return tl.load(ptr, mask=mask, other=0).to(tl.int32)
+
+
+@triton.jit
 def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
     """Last sequence i with query_starts[i] // BLOCK_Q + i <= value, by bisection."""
     left = 0
     right = num_seqs
     while left < right:
         middle = (left + right) // 2
-        if tl.load(query_starts + middle) // BLOCK_Q + middle <= value:
+        if load_int(query_starts + middle) // BLOCK_Q + middle <= value:
             left = middle + 1
         else:
             right = middle
@@ -53,15 +62,15 @@ def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
 def block_of(batch, seq, index, S: tl.constexpr):
     """Block number index of a sequence; query_len is 0 where there is none or it belongs to another launch."""
     if batch.query_starts is None:
-        return Block(seq, seq, 1, tl.load(batch.seq_lens + seq), 0)
+        return Block(seq, seq, 1, load_int(batch.seq_lens + seq), 0)
     else:
-        first_token = tl.load(batch.query_starts + seq)
-        query_len = tl.load(batch.query_starts + seq + 1) - first_token
+        first_token = load_int(batch.query_starts + seq)
+        query_len = load_int(batch.query_starts + seq + 1) - first_token
         num_blocks = tl.cdiv(query_len, S.BLOCK_Q)
         served = (query_len >= batch.shortest) & (query_len <= batch.longest) & (index < num_blocks)
         # the last block of a causal sequence sees the most keys: it goes first
         first = (num_blocks - 1 - index) * S.BLOCK_Q
-        return Block(seq, first_token, tl.where(served, query_len, 0), tl.load(batch.seq_lens + seq), first)
+        return Block(seq, first_token, tl.where(served, query_len, 0), load_int(batch.seq_lens + seq), first)
 
 
 @triton.jit
@@ -72,7 +81,7 @@ def find_block(batch, block, S: tl.constexpr):
     else:
         # sequence i has at most cdiv(query_len, BLOCK_Q) blocks from query_starts[i] // BLOCK_Q + i on
         seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
-        return block_of(batch, seq, block - (tl.load(batch.query_starts + seq) // S.BLOCK_Q + seq), S)
+        return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), S)
 
 
 # ---- even shares of all blocks -------------------------------------------------------------------
@@ -81,12 +90,12 @@ def find_block(batch, block, S: tl.constexpr):
 @triton.jit
 def work(batch, seq, inside, mods, S: tl.constexpr):
     """(blocks, tiles of each) of one or [N] sequences; no blocks where not inside or where another launch serves."""
-    seq_len = tl.load(batch.seq_lens + seq, mask=inside, other=0)
+    seq_len = load_int(batch.seq_lens + seq, inside)
     if batch.query_starts is None:
         query_len = tl.where(inside, 1, 0)
     else:
-        query_len = tl.load(batch.query_starts + seq + 1, mask=inside, other=0)
-        query_len -= tl.load(batch.query_starts + seq, mask=inside, other=0)
+        query_len = load_int(batch.query_starts + seq + 1, inside)
+        query_len -= load_int(batch.query_starts + seq, inside)
     served = (query_len >= tl.maximum(batch.shortest, 1)) & (query_len <= batch.longest)
     context_len = seq_len - query_len
     tiles = tiles_before(seq_len, context_len, S) - first_tile(context_len, mods, S)
