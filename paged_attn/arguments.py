@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import layout
-from .kernels.args import Heads, KeyValues, Modifiers, Partial, Rows, Scales, Scratch
+from .kernels.args import Heads, KeyValues, Modifiers, Rows, Scales, Scratch
 from .kernels.attention import attention_kernel
 from .kernels.merge import merge_blocks_kernel, merge_states_kernel
 from .launch import COUNTERS, STATES, Step
@@ -128,7 +128,7 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
     shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, next_power_of_2(head_dim)))
     rows = _rows_per_merge(heads, shape.DIM)
     grid = (tokens, cdiv(heads, rows))
-    args = (out, lse, Partial(outs, lses, None), parts, tokens * heads, scales(1.0), shape, rows)
+    args = (out, lse, outs, lses, parts, tokens * heads, shape, rows)
     # every program has work here, and more warps were not tried
     return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.DIM))})]
 

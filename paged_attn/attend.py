@@ -9,11 +9,14 @@ from . import arguments, calls, layout
 from . import check as checks
 from .arguments import Call
 from .backend import INTERPRET, device_of
+from .door import TINY
 from .kernels.args import KeyValues, Modifiers
 from .launch import Launches
 from .plan import Problem, plan
 from .template import arguments_for
 
+LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its inverse may be infinite
+MOST_CAPS = 2.0**96
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
 
 
@@ -157,7 +160,7 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         max_seqlen_k=room if options.max_seqlen_k is None else min(options.max_seqlen_k, room),
         window_left=options.window_size[0],
         ragged=given.cu_seqlens_q is not None,
-        positive=scale is None or scale > 0,
+        positive=scale is None or scale >= TINY,
         softcap=float(options.softcap),
         alibi=given.alibi_slopes is not None,
         qq_bias=given.qq_bias is not None,
@@ -185,11 +188,16 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     x = Tensors(*given)
     left, right = options.window_size
     scale = axes.head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
+    if abs(scale) < TINY:
+        scale = 0.0  # no score would be another
+    cap = max(float(options.softcap), LEAST_CAP)
+    if options.softcap > 0:  # farther above it scores are at the cap, and a ratio that is infinite would make 0 NaN
+        scale = min(max(scale, -MOST_CAPS * cap), MOST_CAPS * cap)
     mods = Modifiers(
         left=min(left, FAR) if left >= 0 else None,
         # a causal query sees nothing to its right, however wide its window
         right=0 if options.causal else min(right, FAR) if right >= 0 else None,
-        softcap=float(options.softcap) if options.softcap > 0 else None,
+        softcap=cap if options.softcap > 0 else None,
         alibi_slopes=x.alibi_slopes,
         qq_bias=x.qq_bias,
         qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(0),

@@ -72,7 +72,9 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
     """
     try:
         addresses = tuple([x.data_ptr() for x in tensors])
-        facts = [(x.shape, x.stride(), x.dtype, x.device, y % ALIGNMENT) for x, y in zip(tensors, addresses)]
+        facts = [
+            (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y % ALIGNMENT) for x, y in zip(tensors, addresses)
+        ]
         key = (form, *facts)
         hash(key)
         return key, addresses

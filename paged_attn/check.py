@@ -24,6 +24,7 @@ from .door import (
     SAME,
     Axes,
     Door,
+    apart,
     boolean,
     both,
     choice,
@@ -32,6 +33,7 @@ from .door import (
     window,
     writable,
 )
+from .overlap import same_elements
 
 __all__ = [
     "Axes",
@@ -104,6 +106,13 @@ def check_attention(
     if out is not None:
         door.tensor("out", out, ("tokens", "heads", "head_dim"), QUERY)
         writable("out", out)
+        if not same_elements(out, q):  # a block's queries are read before its results are written
+            apart("out", out, q=q)
+        apart(
+            "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
+            cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks,
+            qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale,
+        )  # fmt: skip
     door.scale("q_scale", q_scale, "q", q.dtype)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
     door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
@@ -158,6 +167,8 @@ def check_write(
     door.tensor("slot_mapping", slot_mapping, ("tokens",), INTEGER)
     writable("k_cache", k_cache)
     writable("v_cache", v_cache)
+    if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
+        apart("v_cache", v_cache, k_cache=k_cache)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
     door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
     size = door.sizes

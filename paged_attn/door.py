@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .overlap import overlap, overlaps_itself
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 HALF = (torch.float16, torch.bfloat16)
 FLOAT = (*HALF, torch.float32)
@@ -70,6 +72,8 @@ class Door:
             if self.device is not None:
                 raise ValueError(f"{name} must be on {self.device} like {self.first}, got {value.device}")
             self.device, self.first = value.device, name
+        if value.is_neg():  # memory holds the numbers of the other sign
+            raise ValueError(f"{name} must hold its numbers, got a lazily negated view: pass {name}.resolve_neg()")
 
     def bind(self, name: str, value: Tensor, axes: tuple[str, ...], instead: str = "") -> None:
         """Bind each axis on first sight, compare it ever after."""
@@ -137,10 +141,16 @@ class Door:
 
 
 def writable(name: str, value: Tensor) -> None:
-    """Expanded memory cannot be written: two elements would share one place."""
-    for size, stride in zip(value.shape, value.stride()):
-        if stride == 0 and size > 1:
-            raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
+    """Each element has a place of its own: of two in one place, either could be written last."""
+    if overlaps_itself(value):
+        raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
+
+
+def apart(name: str, value: Tensor, **others: Any) -> None:
+    """What a call writes shares no memory with what it reads at the same time."""
+    for other, tensor in others.items():
+        if isinstance(tensor, Tensor) and overlap(value, tensor):
+            raise ValueError(f"{name} must share no memory with {other}")
 
 
 def both(name: str, value: Any, other_name: str, other: Any) -> None:

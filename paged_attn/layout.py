@@ -8,6 +8,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from .kernels.args import KV, KeyValues, Rows, Shape
 
+# Strides of tokens and heads from which on offsets inside a block of rows are counted in 64 bits.  Below, 32 are enough
+# for 256 rows, 128 heads (`output.SAFE_HEADS`) and, of tokens, the 16 warps x 132 programs of `queries.bring_queries`.
+FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
+
 MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
 
 
@@ -23,11 +27,11 @@ def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
 
 
 def rows(x: torch.Tensor) -> Rows:
-    """[tokens, heads, head_dim]; raises ValueError where offsets inside a block of rows would not fit 32 bits."""
-    if any(size > 1 and stride >= 1 << 24 for size, stride in zip(x.shape[:2], x.stride()[:2], strict=True)):
-        raise ValueError(f"strides of tokens and heads must be below 2^24 elements, got {list(x.stride())}")
+    """[tokens, heads, head_dim]."""
     stored, fp8 = _stored(x)
-    return Rows(stored, x.stride(0), x.stride(1), fp8)
+    token, head = x.stride(0), x.stride(1)
+    wide = (x.shape[0] > 1 and token >= FAR_TOKENS) or (x.shape[1] > 1 and head >= FAR_HEADS)
+    return Rows(stored, token, head, fp8, tl.constexpr(True) if wide else None)
 
 
 def contiguous(x: torch.Tensor) -> KV:

@@ -26,6 +26,9 @@ from .tuning import (
     split_config,
 )
 
+# A softcap up to which 2^-23 of it is less than what float32 products are off.
+FAR_CAP = 64.0
+
 
 class Problem(NamedTuple):
     """What decides a plan."""
@@ -59,6 +62,11 @@ class Problem(NamedTuple):
     lse: bool  # log-sum-exps are asked for
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
+
+    @property
+    def far_cap(self) -> bool:
+        """Whether a softcap lies so far above scores that these are capped by a series."""
+        return self.softcap > FAR_CAP
 
     @property
     def modified(self) -> bool:
@@ -242,6 +250,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
+        FAR_CAP=p.far_cap,
     )
     skip, merge = p.kv_heads * live, None
     if shares and not shape.MERGE:

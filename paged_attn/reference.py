@@ -150,13 +150,13 @@ def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     infinity, which takes all weight and has value 0.
     """
     outs, lses = outs.double(), lses.double()
-    lse = torch.logsumexp(lses, dim=0)
-    weights = torch.where(lses.isinf(), 0.0, torch.exp(lses - lse))[..., None]
+    weights, lse = _softmax(lses, 0)
+    weights = weights[..., None]
     return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse
 
 
 def _per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
-    """A scale given as None, a float, [], [1], [kv_heads] or the same for all of [n, kv_heads], as float64 [kv_heads]."""
+    """A scale, None, a float, [], [1], [kv_heads] or [n, kv_heads] of equal rows, as float64 [kv_heads]."""
     value = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64, device=like.device)
     if value.ndim == 2:
         value = value[0] if len(value) else value.new_ones(1)  # of no sequence it scales nothing
@@ -199,13 +199,25 @@ def _bias(qq_bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
     return torch.where(inside, picked, 0.0)
 
 
+def _softmax(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """(weights, logarithm of the denominator) along an axis.
+
+    Weights are divided by their sum: beside a score of 1e30 the logarithm of a sum of two is lost.  One of infinity has
+    all the weight there is, and shows it in the logarithm alone: itself, and where all are minus infinity, none weighs.
+    """
+    top = scores.amax(dim, keepdim=True)
+    weights = torch.where(scores.isinf(), 0.0, torch.exp(scores - top.masked_fill(top == -torch.inf, 0.0)))
+    total = weights.sum(dim, keepdim=True)
+    lse = torch.where(top.isinf(), top, top + total.log())
+    return weights / total.masked_fill(total == 0, 1.0), lse.squeeze(dim)
+
+
 def _attend(scores: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Softmax of scores [H, T, N] over values [N, G, D], the sink one more key of value 0: [T, H, D], lse [T, H]."""
     sink = scores.new_full((*scores.shape[:2], 1), -torch.inf)
     if sinks is not None:
         sink = sink.copy_(sinks[:, None, None])
-    lse = torch.logsumexp(torch.cat([scores, sink], dim=2), dim=2)  # [H, T]
-    weights = torch.where(scores == -torch.inf, 0.0, torch.exp(scores - lse[:, :, None]))
-    grouped = weights.unflatten(0, (v.shape[1], -1))
+    weights, lse = _softmax(torch.cat([scores, sink], dim=2), 2)  # [H, T, N + 1], [H, T]
+    grouped = weights[:, :, :-1].unflatten(0, (v.shape[1], -1))
     out = torch.einsum("gitn,ngd->tgid", grouped, v).flatten(1, 2)
     return out, lse.T

@@ -161,3 +161,20 @@ def test_the_parts_stay_as_they_were(device: str) -> None:
     merge_states(outs, lses)
     assert torch.equal(outs, before[0])
     assert torch.equal(lses, before[1])
+
+
+@pytest.mark.parametrize("base", [0.0, 3e4, -3e4, 1e6, 1e30, -1e30, 3e38, -3e38])
+def test_weights_are_those_of_the_differences_however_large_log_sum_exps_are(base: float, device: str) -> None:
+    """One third and two thirds, where the numbers can differ by ln 2; otherwise a half each."""
+    lses = torch.tensor([base, base + 0.693147181], device=device)
+    share = torch.softmax(lses.double(), 0)[1].item()
+    outs = torch.tensor([0.0, 3.0], device=device)[:, None, None, None].expand(2, 1, 1, 16)
+    out, lse = merge_states(outs, lses[:, None, None])
+    torch.testing.assert_close(out, torch.full_like(out, 3 * share), rtol=1e-6, atol=0)
+    torch.testing.assert_close(lse.item(), torch.logsumexp(lses.double(), 0).item(), rtol=2e-7, atol=2e-7)
+
+
+@pytest.mark.parametrize("base", [3e4, -3e4, 1e6])
+def test_merging_large_log_sum_exps_is_the_reference(base: float, device: str) -> None:
+    outs, lses = parts(9, device)
+    check_close(merge_states(outs, lses + base), reference.merge_states(outs, lses + base))

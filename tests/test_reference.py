@@ -372,3 +372,57 @@ def test_compare_accepts_the_rounded_reference_and_rejects_a_wrong_weight() -> N
             compare(case, wrong, lse.float(), inputs)
         with pytest.raises(AssertionError, match="long: lse"):
             compare(case, out, wrong_lse.float(), inputs)
+
+
+@pytest.mark.parametrize("base", [0.0, -1e30, 1e30, -1e300, 3e38])
+def test_states_of_equal_and_extreme_log_sum_exps_are_the_mean(base: float) -> None:
+    outs = torch.tensor([1.0, 5.0], dtype=torch.float64)[:, None, None, None]
+    out, lse = reference.merge_states(outs, torch.full((2, 1, 1), base, dtype=torch.float64))
+    assert out.item() == 3.0
+    assert lse.item() == base + math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("lses", "weights", "lse"),
+    [
+        ((0.0, math.log(3)), (0.25, 0.75), math.log(4)),
+        ((-math.inf, -1e30), (0.0, 1.0), -1e30),
+        ((-math.inf, -math.inf), (0.0, 0.0), -math.inf),
+        ((math.inf, 7.0), (0.0, 0.0), math.inf),
+        ((math.inf, math.inf), (0.0, 0.0), math.inf),
+        ((1e30, 0.0), (1.0, 0.0), 1e30),
+    ],
+)
+def test_states_at_their_ends(lses: tuple[float, float], weights: tuple[float, float], lse: float) -> None:
+    outs = torch.eye(2, dtype=torch.float64)[:, None, None]
+    got, got_lse = reference.merge_states(outs, torch.tensor(lses, dtype=torch.float64)[:, None, None])
+    torch.testing.assert_close(got.flatten(), torch.tensor(weights, dtype=torch.float64))
+    assert got_lse.item() == pytest.approx(lse, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("scores", "options", "weights"),
+    [
+        ((1e30, 1e30), {}, (0.5, 0.5)),
+        ((-1e30, -1e30), {}, (0.5, 0.5)),
+        ((1e30, 2e30), {}, (0.0, 1.0)),
+        ((3.0, -3.0), {"softcap": 1e-300}, (0.5, 0.5)),
+        ((0.0, math.log(3)), {"softcap": 1e300}, (0.25, 0.75)),
+        ((1e6, -1e6), {"softcap": math.log(3) / 2}, (0.75, 0.25)),
+        ((0.0, 0.0), {"sinks": torch.tensor([1e30])}, (0.0, 0.0)),
+        ((0.0, 0.0), {"sinks": torch.tensor([-1e30])}, (0.5, 0.5)),
+        ((5.0, 5.0), {"sinks": torch.tensor([math.inf])}, (0.0, 0.0)),
+        ((7.0, -7.0), {"softmax_scale": 0.0}, (0.5, 0.5)),
+        ((0.0, math.log(3)), {"softmax_scale": -1.0}, (0.75, 0.25)),
+    ],
+)
+def test_weights_at_the_ends_of_scores(
+    scores: tuple[float, float], options: dict[str, Any], weights: tuple[float, float]
+) -> None:
+    """One query of 1 over keys that are the scores, and values that tell the weights of two keys apart."""
+    k = torch.tensor([*scores], dtype=torch.float64)[None, :, None, None].expand(1, 2, 1, 2)
+    v = torch.eye(2, dtype=torch.float64)[None, :, None]
+    q = torch.tensor([[[1.0, 0.0]]], dtype=torch.float64)
+    lens, table = torch.tensor([2]), torch.tensor([[0]])
+    out = reference.paged_attention(q, k, v, table, lens, **{"softmax_scale": 1.0, **options})
+    torch.testing.assert_close(out.flatten(), torch.tensor(weights, dtype=torch.float64))

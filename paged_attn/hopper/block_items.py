@@ -186,7 +186,7 @@ def _cap(p: Problem, convert: int) -> int:
     Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
     registers that four warpgroups do not have.
     """
-    if p.alibi or p.qq_bias or not p.positive or convert != NONE or dim_of(p) > 128:
+    if p.alibi or p.qq_bias or not p.positive or p.far_cap or convert != NONE or dim_of(p) > 128:
         return 0
     terms, least = CAP_AS_TANH if has_tanh(p) else CAP_EXACTLY
     return terms if p.softcap >= least and (has_tanh(p) or dim_of(p) == 128) else 0

@@ -79,6 +79,8 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
         if num_tokens <= WARPS * programs:
             thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
             token = gl.program_id(0) + thread // 32 * programs
+            if query.WIDE is not None:
+                token = token.to(gl.int64)
             address = (query.ptr + token * query.stride_token).to(gl.int64)
             BITS: gl.constexpr = S.KV_HEADS * S.GROUP * S.HEAD_DIM * query.ptr.dtype.element_ty.primitive_bitwidth
             bring_near(address, thread * 0 + BITS // 128 * 16, (thread % 32 == 0) & (token < num_tokens))

@@ -45,7 +45,7 @@ def rows_of(p: Problem, longest: int) -> int:
 
 def has_tanh(p: Problem) -> bool:
     """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
-    return p.softcap > 0 and not p.lse and p.query != torch.float16
+    return p.softcap > 0 and not p.far_cap and not p.lse and p.query != torch.float16
 
 
 def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
@@ -75,6 +75,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
+        FAR_CAP=p.far_cap,
         APART=p.new,
     )
 

@@ -2,7 +2,7 @@
 
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
-from ..kernels.scores import add_qq_bias, load_slopes
+from ..kernels.scores import add_qq_bias, load_slopes, softcap
 from ..kernels.softmax import base_of
 from .asm import logistic, multiply_cores, tanh
 from .layouts import product_layout
@@ -185,7 +185,10 @@ def judge(
         BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
         if mods.softcap is not None:
             # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
-            if P.TANH:
+            if S.FAR_CAP:
+                scores = softcap(times(scores, scale, S.NORMALIZED), mods.softcap, True)
+                factor = mods.softcap * 0.0 + 1.0
+            elif P.TANH:
                 scores = tanh(times(scores, scale / mods.softcap, S.NORMALIZED))
                 factor = mods.softcap
             else:

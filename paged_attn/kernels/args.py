@@ -17,6 +17,7 @@ class Rows(NamedTuple):
     stride_token: Any
     stride_head: Any
     FP8: Any  # constexpr mantissa bits: bytes behind a uint8 pointer, 3 = e4m3, 2 = e5m2; 0: the pointer's own type
+    WIDE: Any = None  # constexpr True: strides so large that offsets inside a block take 64 bits
 
 
 class KV(NamedTuple):
@@ -148,6 +149,7 @@ class Shape(NamedTuple):
     WHOLE: bool = False  # even shares may begin with blocks, where all of these are about as long; wants ONE_SCAN
     PAIRED: bool = False  # KV heads are two each, side by side, read as one of twice the dims: DIM is of both
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait until this one has ended
+    FAR_CAP: bool = False  # the softcap is so large that exponentials alone would not do (`scores.softcap`)
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
 
 

@@ -4,10 +4,12 @@ import triton
 import triton.language as tl
 
 from .args import Batch, Partial, RowTile, State
-from .output import rows_from, store_rows
+from .numerics import LN2, LOG2E
+from .output import rows_from, store_results, store_rows
 from .schedule import find_block
-from .softmax import base_of, merge, seen
+from .softmax import base_of, finish, merge
 
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
 TOGETHER = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
 
 
@@ -29,11 +31,7 @@ def join(parts, at, valid, dim, skip, stride, num_parts, CHUNK: tl.constexpr, HE
             index = at + tl.where(part > 0, skip + (part - 1) * stride, 0)
             row_max = tl.load(parts.max + index, mask=valid & live, other=float("-inf"))
             acc = tl.load(parts.acc + index[:, None] * HEAD_DIM + dim[None, :], mask=inside & live, other=0.0)
-            if parts.sum is None:
-                acc = acc.to(tl.float32)
-                row_max, row_sum = seen(row_max)
-            else:
-                row_sum = tl.load(parts.sum + index, mask=valid & live, other=0.0)
+            row_sum = tl.load(parts.sum + index, mask=valid & live, other=0.0)
             loaded = loaded + ((acc, row_max, row_sum),)  # type: ignore[assignment]
         for i in tl.static_range(CHUNK):
             state = merge(state, loaded[i][0], loaded[i][1], loaded[i][2])
@@ -185,14 +183,55 @@ def merge_blocks_kernel(
 
 
 @triton.jit
-def merge_states_kernel(out, lse, parts, num_parts, part_stride, scales, S: tl.constexpr, ROWS: tl.constexpr):
-    """Join num_parts finished results of some heads of one token; a finished result's sum is 1."""
+def exp_below(x):
+    """e^x of x <= 0, as far as it is not 0."""
+    return tl.exp2(tl.maximum(x, -1000.0, propagate_nan=tl.PropagateNan.ALL) * LOG2E)
+
+
+@triton.jit
+def join_results(outs, lses, at, valid, dim, stride, num_parts, HEAD_DIM: tl.constexpr):
+    """(accumulator, maximum, sum) of num_parts results of rows [R] by their log-sum-exps, natural ones.
+
+    These differ by little where they are large: they are subtracted first, and brought to base 2 then.
+    """
+    inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
+    zero = at * 0.0
+    acc, top, total = zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero
+    for first in range(0, num_parts, TOGETHER):
+        # all loads of a chunk before their first use
+        loaded = ()
+        for i in tl.static_range(TOGETHER):
+            live = first + i < num_parts
+            index = at + (first + i) * stride
+            lse = tl.load(lses + index, mask=valid & live, other=float("-inf"))
+            out = tl.load(outs + index[:, None] * HEAD_DIM + dim[None, :], mask=inside & live, other=0.0)
+            loaded = loaded + ((out.to(tl.float32), lse),)  # type: ignore[assignment]
+        for i in tl.static_range(TOGETHER):
+            out, lse = loaded[i]
+            # infinity less itself is no number: one of a sink weighs as the largest number does, without a limit
+            score = tl.minimum(lse, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+            both = tl.maximum(top, score)
+            base = base_of(both)
+            decay, weight = exp_below(top - base), exp_below(score - base)
+            total = total * decay + tl.where(lse == float("inf"), float("inf"), weight)
+            weight = tl.where(lse == float("inf"), 0.0, weight)
+            acc = acc * decay[:, None] + tl.where((weight > 0)[:, None], out, 0.0) * weight[:, None]
+            top = both
+    return acc, top, total
+
+
+@triton.jit
+def merge_states_kernel(out, lse, outs, lses, num_parts, part_stride, S: tl.constexpr, ROWS: tl.constexpr):
+    """Join num_parts finished results of some heads of one token."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     valid = head < HEADS
     at = token * HEADS + head
     dim = tl.arange(0, S.DIM)
-    state = join(parts, at, valid, dim, part_stride, part_stride, num_parts, TOGETHER, S.HEAD_DIM)
+    stride = tl.cast(part_stride, tl.int64)
+    acc, top, total = join_results(outs, lses, at, valid, dim, stride, num_parts, S.HEAD_DIM)
     rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, valid, 0)
-    store_rows(out, lse, rows, dim, state, scales, S)
+    store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
+    seen = total != 0  # also where it is not a number
+    tl.store(lse + at, tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)) * LN2, float("-inf")), mask=valid)

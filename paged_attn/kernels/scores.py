@@ -10,10 +10,24 @@ from .numerics import LOG2E
 
 
 @triton.jit
-def softcap(scores, cap):
-    """cap * tanh(scores / cap); from 2^64 on the exponential changes nothing."""
-    power = tl.minimum(scores * (2 * LOG2E / cap), 64.0, propagate_nan=tl.PropagateNan.ALL)
-    return cap - 2 * cap / (1 + tl.exp2(power))
+def softcap(scores, cap, FAR: tl.constexpr):
+    """cap * tanh(scores / cap); from 2^64 on the exponential changes nothing.
+
+    What exponentials leave is off by some 2^-23 of the cap, however small a score is.  FAR: of a cap for which that is
+    too much, scores well below it are capped by tanh's series, off by 2^-23 of themselves.
+    """
+    if FAR:
+        x = scores * (1.0 / cap)
+        is_near = tl.abs(x) < 0.4
+        small = tl.where(is_near, x, 0.0)
+        square = small * small
+        series = 2 / 15 + square * (-17 / 315 + square * (62 / 2835 - square * (1382 / 155925)))
+        near = scores + scores * square * (square * series - 1 / 3)
+        power = tl.minimum(x * (2 * LOG2E), 64.0, propagate_nan=tl.PropagateNan.ALL)
+        return tl.where(is_near, near, cap * (1 - 2 / (1 + tl.exp2(power))))
+    else:
+        power = tl.minimum(scores * (2 * LOG2E / cap), 64.0, propagate_nan=tl.PropagateNan.ALL)
+        return cap - 2 * cap / (1 + tl.exp2(power))
 
 
 @triton.jit
@@ -46,7 +60,7 @@ def _add_entries(scores, rows, pos, mods):
 def modify(scores, rows, key, tile, mods, S: tl.constexpr):
     """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi and query-query bias, in this order."""
     if mods.softcap is not None:
-        scores = softcap(scores, mods.softcap)
+        scores = softcap(scores, mods.softcap, S.FAR_CAP)
     if mods.alibi_slopes is not None:
         slope = load_slopes(rows, mods, S)
         distance = key[None, :] + (tile - rows.pos)[:, None]
