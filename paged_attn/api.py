@@ -61,15 +61,19 @@ def paged_attention(
             cu_seqlens_q[s + 1] - 1 of q.  Rows from cu_seqlens_q[-1] on are padding and give zeros.  None: one query
             token per sequence.
         kv_layout: "NHD" or "HND"; of no meaning for a 5-D k_cache.
-        max_seqlen_q: upper bound of a sequence's query tokens, on the host; saves work.
+        max_seqlen_q: upper bound of a sequence's query tokens, on the host; saves work.  Of a sequence that has more,
+            rows may be left unwritten: where out is None these hold whatever the memory held.  check finds it.
         max_seqlen_k: upper bound of seq_lens, on the host; saves work.
         k_new, v_new: [tokens, kv_heads, head_dim], dtype of q; the call's own keys and values, which are then not read
             from the cache.  They are not scaled by k_scale and v_scale.
-        softmax_scale: of the scores before everything else; head_dim ** -0.5 if None.
+        softmax_scale: of the scores before everything else; head_dim ** -0.5 if None.  The product of it, q_scale and
+            k_scale is a float32 number, and so are scores: where some of them, with ALiBi and biases, are finite and
+            beyond 2^30 in magnitude, results may be no numbers.
         causal: a query sees no key after its own position.  False: every query sees all seq_len keys.
         window_size: (left, right) keys visible before and after a query's own position; -1 = all.  A model's "sliding
             window W" is left = W - 1.
-        softcap: scores become softcap * tanh(scores / softcap); 0 = off.  On Hopper tanh is off by up to 2^-11 of a
+        softcap: scores become softcap * tanh(scores / softcap); 0 = off.  Above 64 by code that is right however far
+            below it scores are, and slower: only up to 64 on Hopper tanh is off by up to 2^-11 of a
             score for bfloat16 and fp8 queries, if a sequence may have more than 8 rows a KV head (16 of several tokens,
             64 over fp8 caches), unless return_lse or batch_invariant is asked for; and of more than 64 rows what weighs
             less than 2^-24 of the largest, or of the sink, may weigh nothing.
@@ -79,7 +83,9 @@ def paged_attention(
             Minus infinity hides a key: a tree of drafts is such a matrix.
         q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
             [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
-        out: [tokens, heads, head_dim]; written and returned; its dtype decides what the result is stored as.
+        out: [tokens, heads, head_dim]; written and returned; its dtype decides what the result is stored as.  It may be
+            q itself.  Otherwise it shares no memory with any argument, nor two elements of it a place, which the first
+            call of such shapes and strides makes sure of; later ones do not look at addresses.
         out_scale: float, or float32 of shape [] or [1]; an fp8 out holds clamp(result / out_scale) to its range.
         return_lse: also return the natural logarithm of each row's softmax denominator, sinks included.  Where weights
             are e4m3, in prefill of e4m3 queries over an e4m3 cache on Hopper, their exponentials are coarse without it:
@@ -98,6 +104,8 @@ def paged_attention(
     Returns:
         [tokens, heads, head_dim], dtype of q, or out's if given; with return_lse also [tokens, heads] float32.
         A query that sees no key gives zeros, and minus infinity (its sink, if there are sinks).
+
+    Strides may be of any size, and tensors lie at any offset; lazily negated views are refused.
 
     Raises:
         ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.  Nothing is written.

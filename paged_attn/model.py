@@ -33,6 +33,7 @@ class Model(NamedTuple):
     qq_bias: int
     scales: str
     return_lse: bool
+    integers: torch.dtype = torch.int32
 
 
 class Lengths(NamedTuple):
@@ -144,8 +145,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         q=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.dtype),
         k_cache=k_cache,
         v_cache=v_cache,
-        page_table=torch.empty(batch.seqs, -(-batch.max_seqlen_k // model.page_size), dtype=torch.int32),
-        seq_lens=torch.empty(batch.seqs, dtype=torch.int32),
+        page_table=torch.empty(batch.seqs, -(-batch.max_seqlen_k // model.page_size), dtype=model.integers),
+        seq_lens=torch.empty(batch.seqs, dtype=model.integers),
         max_seqlen_q=batch.max_seqlen_q,
         max_seqlen_k=batch.max_seqlen_k,
         kv_layout="NHD" if model.kv_layout == "x" else model.kv_layout,
@@ -157,7 +158,7 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         check=False,
     )
     if batch.ragged:
-        call["cu_seqlens_q"] = torch.empty(batch.seqs + 1, dtype=torch.int32)
+        call["cu_seqlens_q"] = torch.empty(batch.seqs + 1, dtype=model.integers)
     if model.new:
         call["k_new"], call["v_new"] = torch.empty(2, batch.tokens, kv_heads, head_dim, dtype=new_dtype(model))
     if model.alibi:

@@ -115,3 +115,16 @@ def test_the_environment_decides_where_check_is_none(
     assert check.enabled(None) is on
     assert check.enabled(True) is True
     assert check.enabled(False) is False
+
+
+@pytest.mark.parametrize("least", [1, 2])
+def test_a_bound_of_queries_that_is_too_small_leaves_rows_but_harms_no_other_sequence(least: int, device: str) -> None:
+    """What the docstring says of max_seqlen_q: rows of a longer sequence may be unwritten, and only these."""
+    case = Case("bound", (1, 40, 2), (9, 40, 20), page_size=8, heads=8, dtype=torch.float16)
+    inputs = build(case, device)
+    want, _ = paged_attn.paged_attention(**build(case, device))
+    out, _ = paged_attn.paged_attention(**inputs, max_seqlen_q=least)
+    served = torch.tensor([0, 41, 42]) if least > 1 else torch.tensor([0])
+    torch.testing.assert_close(out[served], want[served], rtol=2e-3, atol=2e-3)
+    with pytest.raises(ValueError, match=f"sequence 1 has 40 query tokens, but max_seqlen_q = {least}"):
+        paged_attn.paged_attention(**inputs, max_seqlen_q=least, check=True)

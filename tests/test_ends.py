@@ -125,7 +125,7 @@ def test_hopper_kernels_at_the_ends(name: str, end: str, lse: bool, on_hopper: N
 
 
 @pytest.mark.hopper
-@pytest.mark.parametrize("slope", [1e-38, -1e-3, 1e4, 1e30])
+@pytest.mark.parametrize("slope", [1e-38, -1e-3, 1e4, 1e6])
 @pytest.mark.parametrize("name", ["decodes", "blocks of 128"])
 def test_hopper_slopes_and_sinks_at_the_ends(name: str, slope: float, on_hopper: None, device: str) -> None:
     from dataclasses import replace

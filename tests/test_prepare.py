@@ -309,3 +309,10 @@ def test_the_first_call_of_a_process_is_fast_where_kernels_lie_on_disk(prepared_
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     assert float(done.stdout) < 100
+
+
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64], ids=str)
+def test_calls_of_a_model_have_its_integers(integers: torch.dtype) -> None:
+    model = Model(**next(iter(MODELS.values())))._replace(integers=integers)
+    call = call_of(model, Lengths(True, 2, 3, 2, 20))
+    assert {call[name].dtype for name in ("page_table", "seq_lens", "cu_seqlens_q")} == {integers}
