@@ -1,0 +1,1 @@
+"""Adapters for programs that people already run; each imports its host only when asked, and patches nothing."""

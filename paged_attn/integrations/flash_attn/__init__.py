@@ -1,0 +1,39 @@
+"""FlashAttention's functions over paged_attention, for hosts that call these; no host is imported or patched.
+
+install() puts a module `flash_attn` in place, for hosts that import it by that name.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from .dense import flash_attn_func
+from .kvcache import flash_attn_with_kvcache
+from .orders import ORDERS
+from .shim import install, uninstall
+from .unified import unified_attention
+from .varlen import flash_attn_varlen_func
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_varlen_func",
+    "flash_attn_with_kvcache",
+    "install",
+    "unified_attention",
+    "uninstall",
+]
+
+
+def _sign(function: Callable[..., Any], first: tuple[str, ...]) -> None:
+    """Tell inspect.signature, which hosts ask for what is known: the first order, then the names of the others."""
+    order, *others = ORDERS[function.__name__].values()
+    places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in first]
+    places += [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in order]
+    more = dict.fromkeys(name for other in others for name in other if name not in order)
+    places += [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in more]
+    function.__signature__ = inspect.Signature(places)  # type: ignore[attr-defined]
+
+
+for _function in (flash_attn_func, flash_attn_varlen_func, unified_attention):
+    _sign(_function, ("q", "k", "v"))
+_sign(flash_attn_with_kvcache, ("q", "k_cache", "v_cache"))

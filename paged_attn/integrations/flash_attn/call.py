@@ -1,0 +1,103 @@
+"""From FlashAttention's arguments to one call of paged_attention: what all of its functions have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paged_attn
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor | None,
+    given: dict[str, Any], *, max_seqlen_q: int | None, max_seqlen_k: int | None = None, new: bool = False,
+    lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """(out, lse [tokens, heads] or None) of queries [tokens, heads, head_dim]; `new`: k and v are the call's own."""
+    causal, window = bool(given.get("causal", False)), window_of(given)
+    out = given.get("out")
+    if out is None and q.dtype in FP8:  # as FlashAttention-3 stores it
+        out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+    cache = (k.unsqueeze(1), v.unsqueeze(1)) if new else (k, v)
+    result = paged_attn.paged_attention(
+        q, *cache, page_table, seq_lens, cu_seqlens_q,
+        max_seqlen_q=max_seqlen_q,
+        max_seqlen_k=max_seqlen_k,
+        k_new=k if new else None,
+        v_new=v if new else None,
+        softmax_scale=given.get("softmax_scale"),
+        causal=causal,
+        window_size=window,
+        softcap=given.get("softcap", 0.0),
+        alibi_slopes=slopes_of(given, max_seqlen_q == 1 or causal or window[1] == 0),
+        sinks=given.get("sinks"),
+        qq_bias=given.get("qq_bias"),
+        q_scale=scale("q_descale", given.get("q_descale"), q),
+        k_scale=scale("k_descale", given.get("k_descale"), k),
+        v_scale=scale("v_descale", given.get("v_descale"), v),
+        out=out,
+        out_scale=given.get("out_scale"),
+        return_lse=lse,
+    )  # fmt: skip
+    return result if lse else (result, None)  # type: ignore[return-value]
+
+
+def window_of(given: dict[str, Any]) -> tuple[int, int]:
+    """(left, right), where FlashAttention-4 writes None for no limit and vLLM no window at all."""
+    left, right = given.get("window_size", (-1, -1))
+    return (-1 if left is None else int(left), -1 if right is None else int(right))
+
+
+def slopes_of(given: dict[str, Any], behind: bool) -> Tensor | None:
+    """ALiBi slopes [heads].  FlashAttention's bias falls to both sides, this library's only towards the past."""
+    slopes = given.get("alibi_slopes")
+    if slopes is None:
+        return None
+    if slopes.ndim != 1:
+        raise ValueError(f"alibi_slopes must be [heads], the same for all sequences, got {list(slopes.shape)}")
+    if not behind:
+        raise ValueError("alibi_slopes need causal = True or window_size[1] = 0: of later keys the bias would differ")
+    return slopes
+
+
+def scale(name: str, value: Any, stored: Tensor) -> Any:
+    """A descale of any of FlashAttention's shapes as float, [1] or [kv_heads]; it means nothing beside 16 bits."""
+    if stored.dtype not in FP8:
+        return None
+    if value is None:
+        return 1.0
+    if not isinstance(value, Tensor):
+        return float(value)
+    if value.numel() == 1:
+        return value.reshape(1)
+    if value.ndim == 2:
+        if value.shape[0] > 1 and value.stride(0) != 0:
+            shape = list(value.shape)
+            raise ValueError(f"{name} must be the same for all sequences (expanded along them), got a whole {shape}")
+        value = value[0]
+    return value[:1] if value.stride(0) == 0 else value.contiguous()
+
+
+def int32(lengths: Tensor) -> Tensor:
+    return lengths if lengths.dtype is torch.int32 else lengths.to(torch.int32)
+
+
+def dense(x: Tensor) -> Tensor:
+    """The same tensor with its last axis contiguous."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def bound(length: Any) -> int | None:
+    """A bound that the host knows; one on a device is not read."""
+    if isinstance(length, Tensor):
+        return int(length) if length.device.type == "cpu" else None
+    return None if length is None else int(length)
+
+
+def rows_as_pages(rows: Tensor | None, seqs: int, device: torch.device) -> Tensor:
+    """Page table [seqs, 1] of caches whose pages are whole sequences: sequence s in page s, or in `rows`[s]."""
+    return (torch.arange(seqs, device=device, dtype=torch.int32) if rows is None else int32(rows))[:, None]

@@ -1,0 +1,47 @@
+"""flash_attn_func: batches whose sequences have one length."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .call import FP8, attend, dense, rows_as_pages
+from .orders import bind
+
+
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
+    """FlashAttention of a dense batch, in the orders of FlashAttention-2, -3 and -4, told apart by types.
+
+    Args:
+        q: [batch, len_q, heads, head_dim]; dtypes as in flash_attn_varlen_func, as all that is not here.
+        k, v: [batch, len_k, kv_heads, head_dim].
+
+    Returns: [batch, len_q, heads, head_dim]; the log-sum-exp is [batch, heads, len_q].
+    Raises: as flash_attn_varlen_func.
+    Source: Dao 2023; Shah et al. 2024.
+    """
+    given, version = bind("flash_attn_func", args, keywords)
+    q, k, v = dense(q), dense(k), dense(v)
+    batch, len_q, heads, head_dim = q.shape
+    len_k = k.shape[1]
+    lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
+    starts = torch.arange(0, (batch + 1) * len_q, max(len_q, 1), dtype=torch.int32, device=q.device)[: batch + 1]
+    # pages of other than a multiple of 8 tokens are slower
+    new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8
+    keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
+    table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
+    probs = bool(given.get("return_attn_probs", False))
+    wanted = probs or bool(given.get("return_lse", False))
+    out, lse = attend(
+        q.flatten(0, 1), *keys, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=len_k, new=new, lse=wanted
+    )  # fmt: skip
+    out = out.view(batch, len_q, heads, head_dim)
+    if lse is not None:
+        lse = lse.view(batch, len_q, heads).transpose(1, 2).contiguous()
+    if version == "FA4":
+        return out, lse
+    if probs and version == "FA2":
+        return out, lse, None
+    return (out, lse) if wanted else out

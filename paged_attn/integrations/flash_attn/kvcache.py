@@ -1,0 +1,163 @@
+"""flash_attn_with_kvcache: put new keys in a cache, turned by their positions if asked, and attend over it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+import paged_attn
+
+from .call import attend, bound, dense, int32, rows_as_pages, scale, window_of
+from .orders import bind
+from .rotary import check_tables, rotate
+
+
+class Tokens(NamedTuple):
+    """Of each token of a batch: its sequence, its place among that one's, and whether it is one (not padding)."""
+
+    seq: Tensor
+    index: Tensor
+    live: Tensor | None
+
+
+def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: Any, **keywords: Any) -> Any:
+    """FlashAttention over a cache, in the orders of FlashAttention-2, -3 and of vLLM, told apart by types.
+
+    Args:
+        q: [seqs, len_q, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens_q; dtypes as in
+            flash_attn_varlen_func, as all that is not here.
+        k_cache, v_cache: with a table [pages, page_size, kv_heads, head_dim] of any page size; without
+            [rows, max_len, kv_heads, head_dim], sequence s in row s or cache_batch_idx[s].
+        k, v: [seqs, len_new, kv_heads, head_dim], or [total_new, kv_heads, head_dim] with cu_seqlens_k_new; written
+            to the cache behind its keys, at cache_seqlens[s] and on, then seen as the others are.
+        rotary_cos, rotary_sin: [max_len, rotary_dim / 2]; turn k and q, which stand at cache_seqlens (or
+            rotary_seqlens) and on; all of q at cache_seqlens itself where neither causal nor window_size is given.
+            rotary_interleaved: True by default.
+        cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: it is full.  -1: padding.
+        cache_batch_idx: [seqs] int32; rows of the cache or, if there is one, of the table.
+        cache_leftpad: [seqs] int32; first key of each sequence; without a table and rotary tables.
+        block_table | page_table: [seqs, max_pages] int32.
+
+    Returns: as q; with return_softmax_lse also the log-sum-exp [seqs, heads, len_q], or [heads, tokens] with
+        cu_seqlens_q, float32.  A token that has no room in the cache is not written.
+    Raises: as flash_attn_varlen_func.
+    Source: Dao 2023; Shah et al. 2024; Su et al. 2021 (rotary).
+    """
+    given, _ = bind("flash_attn_with_kvcache", args, keywords)
+    q = dense(q)
+    starts = given.get("cu_seqlens_q")
+    starts = None if starts is None else int32(starts)
+    seqs = q.shape[0] if starts is None else starts.shape[0] - 1
+    tokens = q if starts is not None else q[:, 0] if q.shape[1] == 1 else q.flatten(0, 1)
+    len_q = bound(given.get("max_seqlen_q")) if starts is not None else q.shape[1]
+    table, capacity = _table(given, k_cache, seqs)
+    cached = _lengths(given, seqs, capacity, q.device)
+    lens = cached
+    check_tables(given.get("rotary_cos"), given.get("rotary_sin"), q.shape[-1])
+    if given.get("k") is not None or given.get("v") is not None:
+        tokens, lens = _append(given, tokens, starts, len_q, k_cache, v_cache, table, cached)
+    elif given.get("rotary_cos") is not None:
+        raise ValueError("rotary_cos needs k and v: without them nothing is turned")
+    k, v = k_cache, v_cache
+    if given.get("cache_leftpad") is not None:
+        k, v, table, lens = _without_left(given, k_cache, v_cache, table, lens)
+    if starts is None and len_q != 1:
+        starts = torch.arange(0, seqs * len_q + 1, max(len_q, 1), dtype=torch.int32, device=q.device)[: seqs + 1]  # type: ignore[operator, type-var]
+    wanted = bool(given.get("return_lse", False))
+    out, lse = attend(tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, lse=wanted)
+    if q.ndim == 4:
+        out = out.view(q.shape)
+    if lse is None:
+        return out
+    if q.ndim == 4:
+        return out, lse.view(*q.shape[:3]).transpose(1, 2).contiguous()
+    return out, lse.t().contiguous()
+
+
+def _table(given: dict[str, Any], k_cache: Tensor, seqs: int) -> tuple[Tensor, int]:
+    """(page table, tokens that a sequence has room for)."""
+    table, rows = given.get("page_table"), given.get("cache_batch_idx")
+    if table is None:
+        return rows_as_pages(rows, seqs, k_cache.device), k_cache.shape[1]
+    table = int32(table if rows is None else table.index_select(0, rows))
+    return table, table.shape[1] * k_cache.shape[1]
+
+
+def _lengths(given: dict[str, Any], seqs: int, capacity: int, device: torch.device) -> Tensor:
+    """Keys in the cache before this call [seqs]."""
+    lengths = given.get("cache_seqlens")
+    if lengths is None and given.get("k") is not None:
+        raise ValueError("k needs cache_seqlens: the keys of the cache behind which it goes")
+    if isinstance(lengths, Tensor):
+        return int32(lengths) if lengths.ndim else int32(lengths).expand(seqs).contiguous()
+    return torch.full((seqs,), capacity if lengths is None else lengths, dtype=torch.int32, device=device)
+
+
+def _append(
+    given: dict[str, Any], q: Tensor, starts: Tensor | None, len_q: int | None, k_cache: Tensor, v_cache: Tensor,
+    table: Tensor, cached: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Write k and v behind the cache's keys; (queries, turned if asked; keys of each sequence now)."""
+    k, v, starts_new = given.get("k"), given.get("v"), given.get("cu_seqlens_k_new")
+    if k is None or v is None:
+        raise ValueError("k and v must be given together")
+    k, v, seqs = dense(k), dense(v), cached.shape[0]
+    new = _tokens(starts_new, seqs, k)
+    added = k.shape[1] if starts_new is None else int32(starts_new[1:] - starts_new[:-1])
+    if starts_new is None:
+        k, v = k.flatten(0, 1), v.flatten(0, 1)
+    cos, sin = given.get("rotary_cos"), given.get("rotary_sin")
+    if cos is not None and sin is not None:
+        if given.get("cache_leftpad") is not None:
+            raise ValueError("cache_leftpad must be None beside rotary_cos: from where positions count is not defined")
+        start = cached if given.get("rotary_seqlens") is None else given["rotary_seqlens"]
+        interleaved = bool(given.get("rotary_interleaved", True))
+        k = rotate(k, start[new.seq] + new.index, cos, sin, interleaved)
+        at = _tokens(starts, seqs, q if starts is not None else q.view(seqs, len_q or 0, *q.shape[1:]))
+        local = bool(given.get("causal", False)) or window_of(given) != (-1, -1)
+        q = rotate(q, start[at.seq] + at.index if local else start[at.seq], cos, sin, interleaved)
+    paged_attn.write_kv(
+        k, v, k_cache, v_cache, _slots(new, cached, table, k_cache.shape[1]),
+        k_scale=scale("k_descale", given.get("k_descale"), k_cache),
+        v_scale=scale("v_descale", given.get("v_descale"), v_cache),
+    )  # fmt: skip
+    return q, torch.where(cached < 0, 0, cached + added)
+
+
+def _tokens(starts: Tensor | None, seqs: int, x: Tensor) -> Tokens:
+    """The tokens of x: [seqs, length, ...], or [tokens, ...] cut at `starts`."""
+    if starts is None:
+        length = x.shape[1]
+        place = torch.arange(seqs * length, device=x.device)
+        return Tokens(place // max(length, 1), place % max(length, 1), None)
+    place = torch.arange(x.shape[0], device=x.device, dtype=starts.dtype)
+    seq = torch.searchsorted(starts[1:], place, right=True)
+    live = seq < seqs
+    seq = seq.clamp(max=max(seqs - 1, 0))
+    return Tokens(seq, place - starts[seq], live)
+
+
+def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor:
+    """Where each new token goes: page * page_size + slot; -1 for padding and for what has no room."""
+    before = cached[new.seq].long()
+    at = before + new.index
+    page = at // page_size
+    room = (before >= 0) & (page < table.shape[1])
+    if new.live is not None:
+        room &= new.live
+    held = table[new.seq, torch.where(room, page, 0)].long()
+    return torch.where(room & (held >= 0), held * page_size + at % page_size, -1)
+
+
+def _without_left(
+    given: dict[str, Any], k_cache: Tensor, v_cache: Tensor, table: Tensor, lens: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """A cache [rows, max_len, ...] as pages of one token, of which those left of cache_leftpad are left out."""
+    if given.get("page_table") is not None:
+        raise ValueError("cache_leftpad must be None beside a page table")
+    left, length = int32(given["cache_leftpad"]), k_cache.shape[1]
+    tokens = table * length + left[:, None] + torch.arange(length, dtype=torch.int32, device=table.device)
+    k, v = (x.flatten(0, 1).unsqueeze(1) for x in (k_cache, v_cache))
+    return k, v, tokens, lens - left

@@ -1,0 +1,200 @@
+"""Argument orders of FlashAttention's versions: which of them a call follows, and what its arguments are called here.
+
+An order is told by the types of what stands at each position, and by the keywords.  Nothing reads a device.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+REST2 = ("window_size", "softcap", "alibi_slopes", "deterministic", "return_attn_probs")
+REST3 = (
+    "qv", "q_descale", "k_descale", "v_descale", "window_size", "attention_chunk", "softcap", "num_splits", "pack_gqa",
+    "deterministic", "sm_margin", "return_attn_probs",
+)  # fmt: skip
+MODS4 = ("window_size", "learnable_sink", "softcap", "num_splits", "pack_gqa", "deterministic", "score_mod",
+         "score_mod_bwd", "mask_mod")  # fmt: skip
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+SEGMENTS = ("seq_threshold_3D", "num_par_softmax_segments", "softmax_segm_output", "softmax_segm_max",
+            "softmax_segm_expsum")  # fmt: skip
+UNIFIED = (
+    "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal", "window_size",
+    "block_table", "softcap", "q_descale", "k_descale", "v_descale",
+)  # fmt: skip
+# by function and version: the names behind q, k and v.  Of several that fit, the first.
+ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "flash_attn_func": {
+        "FA2": ("dropout_p", "softmax_scale", "causal", *REST2),
+        "FA3": ("softmax_scale", "causal", *REST3),
+        "FA4": (
+            "qv", "gather_kv_indices", "softmax_scale", "causal", *MODS4, "aux_tensors", "aux_scalars",
+            "block_sparse_tensors", "block_sparse_tensors_bwd", "return_lse",
+        ),
+    },
+    "flash_attn_varlen_func": {
+        "FA2": (*LENGTHS, "dropout_p", "softmax_scale", "causal", *REST2, "block_table"),
+        "vLLM": (
+            "max_seqlen_q", "cu_seqlens_q", "max_seqlen_k", "cu_seqlens_k", "seqused_k", "q_v", "dropout_p",
+            "softmax_scale", "causal", *REST2, "block_table", "return_softmax_lse", "out", "scheduler_metadata",
+            "q_descale", "k_descale", "v_descale", "num_splits", "output_scale", "fa_version", "s_aux",
+            "cp_world_size", "cp_rank", "cp_tot_seqused_k", "mask_mod", "block_sparse_tensors", "aux_tensors",
+            "aux_tensor_leading_dims", "dynamic_causal", "gather_kv_indices",
+        ),
+        "FA3": (*LENGTHS, "seqused_q", "seqused_k", "softmax_scale", "causal", *REST3),
+        "FA4": (
+            "qv", *LENGTHS, "min_seqlen_k", "seqused_q", "seqused_k", "gather_kv_indices", "page_table",
+            "softmax_scale", "causal", *MODS4, "block_sparse_tensors", "aux_tensors", "aux_scalars", "return_lse",
+            "scheduler_metadata", "seqlen_k_per_split", "disable_scheduler_metadata",
+        ),
+    },
+    "flash_attn_with_kvcache": {
+        "FA2": (
+            "k", "v", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad", "block_table",
+            "softmax_scale", "causal", "window_size", "softcap", "rotary_interleaved", "alibi_slopes", "num_splits",
+            "return_softmax_lse", "out", "s_aux", "fa_version",
+        ),
+        "FA3": (
+            "k", "v", "qv", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad",
+            "page_table", "cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens", "q_descale",
+            "k_descale", "v_descale", "softmax_scale", "causal", "window_size", "attention_chunk", "softcap",
+            "rotary_interleaved", "scheduler_metadata", "num_splits", "pack_gqa", "sm_margin", "return_softmax_lse",
+            "sinks", "score_mod", "aux_tensors", "ver",
+        ),
+    },
+    "unified_attention": {
+        "vLLM": (
+            *UNIFIED, *SEGMENTS, "alibi_slopes", "output_scale", "qq_bias", "sinks", "mm_prefix_range",
+            "use_alibi_sqrt", "kv_quant_mode", "k_scale_cache", "v_scale_cache", "rswa_prefix_lens", "rswa_window",
+        ),
+        "AITER": (
+            *UNIFIED, "q_scales", "alibi_slopes", "output_scale", "qq_bias", "sinks", "shuffled_kv_cache",
+            "skip_reduce", "backend",
+        ),
+        "older": (*UNIFIED, "alibi_slopes", "output_scale", "qq_bias", "sinks"),
+    },
+}  # fmt: skip
+ALIASES = {
+    "block_table": "page_table", "s_aux": "sinks", "learnable_sink": "sinks", "return_softmax_lse": "return_lse",
+    "q_v": "qv", "output_scale": "out_scale",
+}  # fmt: skip
+# they steer how a result is computed, not what it is
+IGNORED = {
+    "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic", "fa_version", "ver", "min_seqlen_k",
+    "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", *SEGMENTS,
+}  # fmt: skip
+# what each may be beside None
+REFUSED: dict[str, Any] = dict.fromkeys(
+    ("qv", "seqused_q", "gather_kv_indices", "score_mod", "score_mod_bwd", "mask_mod", "block_sparse_tensors",
+     "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims", "dynamic_causal",
+     "mm_prefix_range", "rswa_prefix_lens", "rswa_window", "k_scale_cache", "v_scale_cache", "q_scales")
+) | {
+    "dropout_p": 0, "attention_chunk": 0, "cp_world_size": 1, "use_alibi_sqrt": False, "kv_quant_mode": 0,
+    "shuffled_kv_cache": False, "skip_reduce": False,
+}  # fmt: skip
+
+_VECTOR, _FLAG, _LENGTH, _TABLE = {"-", "i1"}, {"bool"}, {"-", "int", "int0", "i0"}, {"-", "i2"}
+_NUMBER = {"int", "int0", "float", "float0"}
+_SCALE, _SLOPES = {"-", "float", "f0", "f1", "f2"}, {"-", "f1", "f2"}
+KINDS = {
+    name: kinds
+    for kinds, names in (
+        (_VECTOR, "cu_seqlens_q cu_seqlens_k seqused_q seqused_k cache_batch_idx cache_leftpad cu_seqlens_k_new"
+                  " rotary_seqlens"),
+        (_LENGTH, "max_seqlen_q max_seqlen_k min_seqlen_k"),
+        (_LENGTH | _VECTOR, "cache_seqlens"),
+        (_TABLE, "block_table page_table gather_kv_indices"),
+        (_FLAG, "causal rotary_interleaved deterministic return_attn_probs return_softmax_lse return_lse"),
+        (_NUMBER, "dropout_p softcap"),
+        ({"-", "int", "float"}, "softmax_scale"),  # 0 is no scale: it is dropout_p
+        ({"-", "pair"}, "window_size"),
+        ({"-", "f2"}, "rotary_cos rotary_sin"),
+        ({"-", "f3", "f4"}, "k v qv q_v out"),
+        (_SCALE, "q_descale k_descale v_descale output_scale"),
+        (_SLOPES, "alibi_slopes"),
+        ({"-", "int", "int0"}, "seq_threshold_3D num_par_softmax_segments num_splits attention_chunk"),
+    )
+    for name in names.split()
+}  # fmt: skip
+
+
+def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """(arguments that are there, by the names of this library; the version whose order the call follows).
+
+    Raises TypeError naming an unknown keyword, one given twice, or an order that cannot be told; ValueError naming
+    what is refused.
+    """
+    version = _version(function, tuple([kind(x) for x in args]), tuple(keywords))
+    named = dict(zip(ORDERS[function][version], args))
+    named.update(keywords)
+    given: dict[str, Any] = {}
+    for name, value in named.items():
+        if value is None or name in IGNORED:
+            continue
+        if name in ALIASES:
+            name = ALIASES[name]
+            if named.get(name) is not None or name in given:
+                raise TypeError(f"{function}() got {name} twice, under two of its names")
+        if name in REFUSED:
+            _refuse(function, name, value)
+            continue
+        given[name] = value
+    return given, version
+
+
+def _refuse(function: str, name: str, value: Any) -> None:
+    wanted = REFUSED[name]
+    if name == "kv_quant_mode" and getattr(value, "name", "") == "FP8_PER_TENSOR":
+        return
+    if wanted is None or not isinstance(value, (int, float)) or value != wanted:
+        got = f"a {type(value).__name__}" if not isinstance(value, (int, float)) else repr(value)
+        raise ValueError(f"{function}() of paged_attn has no {name}: it must be {wanted!r} or left out, got {got}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _version(function: str, kinds: tuple[str, ...], keywords: tuple[str, ...]) -> str:
+    """The first version that fits; TypeError where none does, or where versions would disagree."""
+    orders = ORDERS[function]
+    known = {name for order in orders.values() for name in order}
+    for name in keywords:
+        if name not in known:
+            raise TypeError(f"{function}() got an unknown keyword {name!r}; known: {', '.join(sorted(known))}")
+    fits = [version for version, order in orders.items() if _fits(order, kinds, keywords)]
+    if not fits:
+        found = ", ".join(kinds)
+        raise TypeError(
+            f"{function}() got arguments behind q, k and v that fit no order of {', '.join(orders)}: [{found}]; "
+            "give them by keyword"
+        )
+    whole = [version for version in fits if set(keywords) <= set(orders[version])]
+    fits = whole or fits
+    meanings = {tuple((ALIASES.get(n, n), i) for i, n in enumerate(orders[v]) if i < len(kinds) and kinds[i] != "-")
+                for v in fits}  # fmt: skip
+    if len(meanings) > 1:
+        raise TypeError(
+            f"{function}() got arguments that fit the orders of {' and '.join(fits)}, which mean different things; "
+            "give those behind v by keyword"
+        )
+    return fits[0]
+
+
+def _fits(order: tuple[str, ...], kinds: tuple[str, ...], keywords: tuple[str, ...]) -> bool:
+    """Whether each position can be what this order says, and no keyword comes again."""
+    if len(kinds) > len(order) or any(name in order[: len(kinds)] for name in keywords):
+        return False
+    return all(kind in KINDS.get(name, {kind}) for name, kind in zip(order, kinds))
+
+
+def kind(value: Any) -> str:
+    """What tells orders apart: i1 is a vector of integers, f2 a matrix of numbers, int0 a zero."""
+    if value is None:
+        return "-"
+    if isinstance(value, torch.Tensor):
+        return f"{'f' if value.dtype.is_floating_point else 'i'}{value.ndim}"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, (int, float)):
+        return f"{'int' if isinstance(value, int) else 'float'}{'' if value else '0'}"
+    return "pair" if isinstance(value, (tuple, list)) else type(value).__name__

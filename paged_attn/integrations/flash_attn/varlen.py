@@ -1,0 +1,130 @@
+"""flash_attn_varlen_func: ragged queries over pages, over rows of a dense cache, or over ragged keys."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .call import FP8, attend, bound, dense, int32, rows_as_pages
+from .orders import bind
+
+PAGE = 64  # of ragged keys that are copied
+# Rows (query tokens x heads of a KV head) from which a copy of the keys costs less than pages of one token do: such
+# prefills take twice as long, which is more than a copy from some 350 rows on (800 TFLOP/s, 4 TB/s).
+ROWS = 512
+
+
+class Keys(NamedTuple):
+    """Keys and values as paged_attention reads them; `new`: from the tensors themselves, as the call's own."""
+
+    k: Tensor
+    v: Tensor
+    page_table: Tensor
+    new: bool = False
+
+
+def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
+    """FlashAttention of ragged queries, in the orders of FlashAttention-2, -3, -4 and of vLLM, told apart by types.
+
+    Causal masks and windows are aligned to the last key: query i of n sees position lens - n + i and before.
+
+    Args:
+        q: [tokens, heads, head_dim] float16 | bfloat16 | float32, or fp8 with out or a bfloat16 result.
+        k, v: with a table [pages, page_size, kv_heads, head_dim]; without [total_k, kv_heads, head_dim], sequence s in
+            rows cu_seqlens_k[s] ... cu_seqlens_k[s + 1] - 1, or [seqs, max_len, kv_heads, head_dim] with seqused_k.
+            dtype of q, or fp8.
+        cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
+        max_seqlen_q, max_seqlen_k: upper bounds, ints.
+        seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
+        block_table | page_table: [seqs, max_pages] int32; entries past the last key may hold anything.
+        softmax_scale, causal (False), window_size, softcap, alibi_slopes [heads], s_aux | learnable_sink | sinks
+            [heads], out: as in paged_attention.  window_size may hold None: no limit.
+        q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads] expanded along seqs; used for fp8.
+        return_attn_probs, return_softmax_lse, return_lse: also return the log-sum-exp [heads, tokens] float32.
+
+    What steers only how results are computed (num_splits, pack_gqa, scheduler_metadata, ...) is accepted and ignored.
+    Without a table: one tensor as both cu_seqlens is the quickest; else few queries read pages of one token, and
+    many a copy of the keys.  No host sync; can be captured in a CUDA graph.
+
+    Returns: [tokens, heads, head_dim], or (out, lse); (out, lse, None) if FlashAttention-2's return_attn_probs asks;
+        in FlashAttention-4's order always (out, lse or None).  Rows that see no key: zeros and minus infinity, as in
+        FlashAttention-3 (FlashAttention-2 gives plus infinity).
+    Raises: TypeError naming an unknown keyword; ValueError naming what is refused: dropout_p > 0, qv, seqused_q,
+        attention_chunk, cp_world_size > 1, score_mod, mask_mod, slopes or descales that differ between sequences, ...
+    Source: Dao 2023; Shah et al. 2024.
+    """
+    given, version = bind("flash_attn_varlen_func", args, keywords)
+    starts = given.get("cu_seqlens_q")
+    if starts is None:
+        raise TypeError("flash_attn_varlen_func() needs cu_seqlens_q; flash_attn_func takes batches without it")
+    starts_k, used = given.get("cu_seqlens_k"), given.get("seqused_k")
+    if used is None and starts_k is None:
+        raise TypeError("flash_attn_varlen_func() needs cu_seqlens_k or seqused_k")
+    max_q, max_k = bound(given.get("max_seqlen_q")), bound(given.get("max_seqlen_k"))
+    q, k, v = dense(q), dense(k), dense(v)
+    lens = int32(starts_k[1:] - starts_k[:-1]) if used is None else int32(used)  # type: ignore[index]
+    table = given.get("page_table")
+    if table is not None:
+        keys = Keys(k, v, int32(table))
+    elif k.ndim == 4:
+        keys = Keys(k, v, rows_as_pages(None, k.shape[0], k.device))
+    elif starts_k is None:
+        raise TypeError(
+            "flash_attn_varlen_func() needs cu_seqlens_k where k has neither pages nor an axis of sequences"
+        )
+    elif used is None and same(starts, starts_k) and q.shape[0] == k.shape[0] and k.dtype not in FP8:
+        keys = Keys(k, v, lens[:, None], new=True)  # nothing is cached: the table is never read
+    else:
+        rows = (q.shape[0] if max_q is None else max_q) * (q.shape[1] // max(k.shape[1], 1))
+        keys = ragged(k, v, int32(starts_k), k.shape[0] if max_k is None else min(max_k, k.shape[0]), rows)
+    probs = bool(given.get("return_attn_probs", False))
+    wanted = probs or bool(given.get("return_lse", False))
+    out, lse = attend(
+        q, keys.k, keys.v, keys.page_table, lens, int32(starts), given, max_seqlen_q=max_q, max_seqlen_k=max_k,
+        new=keys.new, lse=wanted,
+    )  # fmt: skip
+    if lse is not None:
+        lse = lse.t().contiguous()
+    if version == "FA4":
+        return out, lse
+    if probs and version == "FA2":
+        return out, lse, None
+    return (out, lse) if wanted else out
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Whether both are one piece of memory: what they hold is not read."""
+    if a is b:
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return a.data_ptr() == b.data_ptr() and a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
+
+
+def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int) -> Keys:
+    """Pages of ragged keys: of one token as they lie, or of PAGE that overlap, one starting at each token, in a copy.
+
+    The copy has room behind its last token, for a page that starts there.
+    """
+    page = 1 if rows < ROWS else PAGE
+    if page > 1:
+        k, v = with_room(k, page - 1), with_room(v, page - 1)
+    columns = torch.arange(0, max(longest, 1), page, device=starts.device, dtype=torch.int32)
+    return Keys(pages(k, page), pages(v, page), starts[:-1, None] + columns)
+
+
+def with_room(x: Tensor, room: int) -> Tensor:
+    """A copy [tokens + room, ...], its last rows as they happen to be."""
+    copy = torch.empty((x.shape[0] + room, *x.shape[1:]), dtype=x.dtype, device=x.device)
+    copy[: x.shape[0]].copy_(x)
+    return copy
+
+
+def pages(x: Tensor, page: int) -> Tensor:
+    """[tokens + page - 1, ...] as [tokens, page, ...]: page p starts at token p."""
+    if page == 1:
+        return x.unsqueeze(1)
+    tokens, (token, head, _) = x.shape[0] - page + 1, x.stride()
+    return x.as_strided((tokens, page, *x.shape[1:]), (token, token, head, 1))
