@@ -18,7 +18,7 @@ class Tokens(NamedTuple):
     """Of each token of a batch: its sequence, its place among that one's, and whether it is one (not padding)."""
 
     seq: Tensor
-    index: Tensor
+    place: Tensor
     live: Tensor | None
 
 
@@ -63,8 +63,9 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: 
     k, v = k_cache, v_cache
     if given.get("cache_leftpad") is not None:
         k, v, table, lens = _without_left(given, k_cache, v_cache, table, lens)
-    if starts is None and len_q != 1:
-        starts = torch.arange(0, seqs * len_q + 1, max(len_q, 1), dtype=torch.int32, device=q.device)[: seqs + 1]  # type: ignore[operator, type-var]
+    if starts is None and q.shape[1] != 1:
+        each = q.shape[1]
+        starts = torch.arange(0, seqs * each + 1, max(each, 1), dtype=torch.int32, device=q.device)[: seqs + 1]
     wanted = bool(given.get("return_lse", False))
     out, lse = attend(tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, lse=wanted)
     if q.ndim == 4:
@@ -114,10 +115,10 @@ def _append(
             raise ValueError("cache_leftpad must be None beside rotary_cos: from where positions count is not defined")
         start = cached if given.get("rotary_seqlens") is None else given["rotary_seqlens"]
         interleaved = bool(given.get("rotary_interleaved", True))
-        k = rotate(k, start[new.seq] + new.index, cos, sin, interleaved)
+        k = rotate(k, start[new.seq] + new.place, cos, sin, interleaved)
         at = _tokens(starts, seqs, q if starts is not None else q.view(seqs, len_q or 0, *q.shape[1:]))
         local = bool(given.get("causal", False)) or window_of(given) != (-1, -1)
-        q = rotate(q, start[at.seq] + at.index if local else start[at.seq], cos, sin, interleaved)
+        q = rotate(q, start[at.seq] + at.place if local else start[at.seq], cos, sin, interleaved)
     paged_attn.write_kv(
         k, v, k_cache, v_cache, _slots(new, cached, table, k_cache.shape[1]),
         k_scale=scale("k_descale", given.get("k_descale"), k_cache),
@@ -142,7 +143,7 @@ def _tokens(starts: Tensor | None, seqs: int, x: Tensor) -> Tokens:
 def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor:
     """Where each new token goes: page * page_size + slot; -1 for padding and for what has no room."""
     before = cached[new.seq].long()
-    at = before + new.index
+    at = before + new.place
     page = at // page_size
     room = (before >= 0) & (page < table.shape[1])
     if new.live is not None:
