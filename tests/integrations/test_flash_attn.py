@@ -128,6 +128,8 @@ def test_every_order_of_varlen_means_the_same(batch: Batch, form: str) -> None:
     close(FORMS[form](batch, flash_attn.flash_attn_varlen_func), batch.wanted(causal=True, window=(4, -1))[0])
 
 
+# a copy's spare rows are as memory was: infinity times 0 is a warning of the interpreter's products, masked behind them
+@pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning")
 @pytest.mark.parametrize("ragged", ["one tensor", "few rows", "many rows", "lengths apart"])
 def test_ragged_keys_need_no_table(monkeypatch: pytest.MonkeyPatch, ragged: str) -> None:
     if ragged == "one tensor":
@@ -141,10 +143,9 @@ def test_ragged_keys_need_no_table(monkeypatch: pytest.MonkeyPatch, ragged: str)
     # FlashAttention takes any strides of tokens: here those of a projection's output, which ends with the last value
     whole = torch.cat([b.k, b.v], 1)
     k, v = whole.split(2, 1)
-    out, lse, _ = flash_attn.flash_attn_varlen_func(
-        b.q, k, v, b.cu_q, b.cu_k, b.max_q, b.max_k, causal=True, return_attn_probs=True
-    ) if not more else (*flash_attn.flash_attn_varlen_func(
-        b.q, k, v, b.max_q, b.cu_q, b.max_k, b.cu_k, causal=True, return_softmax_lse=True, **more), None)  # fmt: skip
+    out, lse = flash_attn.flash_attn_varlen_func(
+        b.q, k, v, b.max_q, b.cu_q, b.max_k, b.cu_k, causal=True, return_softmax_lse=True, **more
+    )
     wanted, wanted_lse = b.wanted(causal=True)
     close(out, wanted)
     close(lse, wanted_lse)
@@ -320,7 +321,7 @@ def test_every_order_of_kvcache_means_the_same(order: str) -> None:
     q, caches = b.q[:, None], (b.k_cache, b.v_cache)
     dense = tuple(x.view(2, 9, 2, 16) for x in (b.k, b.v))
     calls = {
-        "FA2": lambda: f(q, *caches, None, None, None, None, b.used, None, None, b.table, None, True, (5, 0), 0.0, True),
+        "FA2": lambda: f(q, *caches, None, None, None, None, b.used, None, None, b.table, None, True, (5, 0), 0.0),
         "FA3": lambda: f(q, *caches, None, None, None, None, None, b.used, None, None, b.table, None, None, None, None,
                          None, None, None, None, True, (5, 0)),
         "int": lambda: f(q, *caches, cache_seqlens=9, page_table=b.table, causal=True, window_size=(5, -1)),
@@ -395,18 +396,19 @@ def test_orders_that_cannot_be_told_apart_are_refused(no_launch: None) -> None:
 
 
 def test_incomplete_calls_say_what_is_missing(batch: Batch, no_launch: None) -> None:
-    b, q = batch, batch.q[:3, None]
+    b, q, cos = batch, batch.q[:3, None], torch.ones(9, 4)
     cases: list[tuple[Any, type[Exception], str]] = [
         (lambda: flash_attn.flash_attn_varlen_func(b.q, b.k, b.v), TypeError, "needs cu_seqlens_q"),
-        (lambda: flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, b.max_q, b.cu_q), TypeError, "cu_seqlens_k or seqused_k"),
+        (lambda: flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, b.max_q, b.cu_q), TypeError,
+         "cu_seqlens_k or seqused_k"),
         (lambda: flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, b.max_q, b.cu_q, b.max_k, None, b.used), TypeError,
          "cu_seqlens_k where k has neither"),
         (lambda: flash_attn.flash_attn_with_kvcache(q, b.k_cache, b.v_cache, k=q), ValueError, "k needs cache_seqlens"),
         (lambda: flash_attn.flash_attn_with_kvcache(q, b.k_cache, b.v_cache, k=q, cache_seqlens=b.used), ValueError,
          "k and v must be given together"),
-        (lambda: flash_attn.flash_attn_with_kvcache(q, b.k_cache, b.v_cache, rotary_cos=torch.ones(9, 4),
-                                                    rotary_sin=torch.ones(9, 4)), ValueError, "rotary_cos needs k and v"),
-        (lambda: flash_attn.flash_attn_with_kvcache(q, b.k_cache, b.v_cache, rotary_cos=torch.ones(9, 4)), ValueError,
+        (lambda: flash_attn.flash_attn_with_kvcache(q, b.k_cache, b.v_cache, rotary_cos=cos, rotary_sin=cos), ValueError,
+         "rotary_cos needs k and v"),
+        (lambda: flash_attn.flash_attn_with_kvcache(q, b.k_cache, b.v_cache, rotary_cos=cos), ValueError,
          "must be given together"),
         (lambda: flash_attn.unified_attention(b.q, b.k, b.v, out=b.q), TypeError, "needs cu_seqlens_q"),
     ]  # fmt: skip
