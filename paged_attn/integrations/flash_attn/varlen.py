@@ -116,9 +116,10 @@ def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int) -> Key
 
 
 def with_room(x: Tensor, room: int) -> Tensor:
-    """A copy [tokens + room, ...], its last rows as they happen to be."""
+    """A copy [tokens + room, ...] that ends with zeros: infinities there, times 0, would be warnings on a CPU."""
     copy = torch.empty((x.shape[0] + room, *x.shape[1:]), dtype=x.dtype, device=x.device)
     copy[: x.shape[0]].copy_(x)
+    copy[x.shape[0] :].zero_()
     return copy
 
 
