@@ -38,7 +38,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: 
         cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: it is full.  -1: padding.
         cache_batch_idx: [seqs] int32; rows of the cache or, if there is one, of the table.
         cache_leftpad: [seqs] int32; first key of each sequence; without a table and rotary tables.
-        block_table | page_table: [seqs, max_pages] int32.
+        block_table | page_table: [seqs, max_pages] int32 | int64.
 
     Returns: as q; with return_softmax_lse also the log-sum-exp [seqs, heads, len_q], or [heads, tokens] with
         cu_seqlens_q, float32.  A token that has no room in the cache is not written.
@@ -82,7 +82,7 @@ def _table(given: dict[str, Any], k_cache: Tensor, seqs: int) -> tuple[Tensor, i
     table, rows = given.get("page_table"), given.get("cache_batch_idx")
     if table is None:
         return rows_as_pages(rows, seqs, k_cache.device), k_cache.shape[1]
-    table = int32(table if rows is None else table.index_select(0, rows))
+    table = table if rows is None else table.index_select(0, rows)
     return table, table.shape[1] * k_cache.shape[1]
 
 

@@ -16,7 +16,7 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
     Args:
         q, out: [tokens, heads, head_dim]; out is written and returned.
         k, v: [pages, page_size, kv_heads, head_dim], dtype of q, or fp8.
-        cu_seqlens_q [seqs + 1], seqused_k [seqs], block_table [seqs, max_pages]: int32.
+        cu_seqlens_q [seqs + 1], seqused_k [seqs], block_table [seqs, max_pages]: int32 | int64.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
         softmax_scale, causal, window_size, softcap, alibi_slopes, qq_bias, sinks: as in paged_attention.
         q_descale, k_descale, v_descale: as in flash_attn_varlen_func.
@@ -32,7 +32,7 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         if name not in given:
             raise TypeError(f"unified_attention() needs {'block_table' if name == 'page_table' else name}")
     out, _ = attend(
-        q, k, v, int32(given["page_table"]), int32(given["seqused_k"]), int32(given["cu_seqlens_q"]), _behind(given),
+        q, k, v, given["page_table"], int32(given["seqused_k"]), int32(given["cu_seqlens_q"]), _behind(given),
         max_seqlen_q=bound(given.get("max_seqlen_q")), max_seqlen_k=bound(given.get("max_seqlen_k")),
     )  # fmt: skip
     return out

@@ -38,7 +38,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
-        block_table | page_table: [seqs, max_pages] int32; entries past the last key may hold anything.
+        block_table | page_table: [seqs, max_pages] int32 | int64; entries past the last key may hold anything.
         softmax_scale, causal (False), window_size, softcap, alibi_slopes [heads], s_aux | learnable_sink | sinks
             [heads], out: as in paged_attention.  window_size may hold None: no limit.
         q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads] expanded along seqs; used for fp8.
@@ -67,7 +67,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
     lens = int32(starts_k[1:] - starts_k[:-1]) if used is None else int32(used)  # type: ignore[index]
     table = given.get("page_table")
     if table is not None:
-        keys = Keys(k, v, int32(table))
+        keys = Keys(k, v, table)
     elif k.ndim == 4:
         keys = Keys(k, v, rows_as_pages(None, k.shape[0], k.device))
     elif starts_k is None:
