@@ -29,6 +29,7 @@ def paged_attention(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
+    query_positions: torch.Tensor | None = None,
     q_scale: ScaleLike = None,
     k_scale: ScaleLike = None,
     v_scale: ScaleLike = None,
@@ -44,7 +45,8 @@ def paged_attention(
     out[t, h] = sum_j softmax_j(modify(scale * <q[t, h], k[j]>)) * v[j]   over the keys j that query t may see.
 
     Positions: key j of a sequence has position j; its query i has position context_len + i, where
-    context_len = seq_len - query_len.  modify: softcap, then ALiBi, then query-query bias, in this order.
+    context_len = seq_len - query_len, unless query_positions says otherwise.  modify: softcap, then ALiBi, then
+    query-query bias, in this order.
 
     Args:
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
@@ -80,7 +82,13 @@ def paged_attention(
         alibi_slopes: [heads] float32; adds slope * (key position - query position).
         sinks: [heads] float32 | dtype of q; one more key with this score and value 0.
         qq_bias: [n, n] float32 | dtype of q; adds qq_bias[i, j] for query i and key j of this call, 0 beyond n.
-            Minus infinity hides a key: a tree of drafts is such a matrix.
+            Minus infinity hides a key: a tree of drafts is such a matrix, and query_positions are its nodes' depths.
+        query_positions: [tokens] int32 | int64; the position of query i, and of the call's own key i, which is key
+            context_len + i: at least context_len and at most context_len + i, its place in the sequence.  The window
+            and ALiBi compare these positions; causal and qq_bias go by places, as without.  A node of a tree of drafts
+            stands at context_len + its depth; without, its place is its position, and a window cuts, and ALiBi counts,
+            as if nodes before it were ancestors all.  In a window, every query of a sequence reads on from the first
+            key that one at context_len may see: not for long prefills.  Padding may hold anything.  None: places.
         q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
             [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
         out: [tokens, heads, head_dim]; written and returned; its dtype decides what the result is stored as.  It may be
@@ -118,12 +126,12 @@ def paged_attention(
             q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, kv_layout=kv_layout, max_seqlen_q=max_seqlen_q,
             max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
             window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
-            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse,
-            only=only, batch_invariant=batch_invariant, check=check,
+            query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out,
+            out_scale=out_scale, return_lse=return_lse, only=only, batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
-        (k_new, v_new, alibi_slopes, sinks, qq_bias, q_scale, k_scale, v_scale, out_scale),
+        (k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, return_lse, only,
             batch_invariant,

@@ -34,6 +34,7 @@ class Tensors(NamedTuple):
     alibi_slopes: Any
     sinks: Any
     qq_bias: Any
+    query_positions: Any
     q_scale: Any
     k_scale: Any
     v_scale: Any
@@ -102,8 +103,8 @@ def _form(
         options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(softcap),
         type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    a, b, c, d, e, f, g, h, i = others
-    if not (a is b is c is d is e is f is g is h is i is None):
+    a, b, c, d, e, f, g, h, i, j = others
+    if not (a is b is c is d is e is f is g is h is i is j is None):
         form += calls.form_of(others)
         tensors += tuple([x for x in others if isinstance(x, Tensor)])
     return form, tensors if out is None else tensors + (out,)
@@ -117,6 +118,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: calls.
         checks.check_attention_contents(
             axes, given.page_table, given.seq_lens, given.cu_seqlens_q, max_seqlen_q=options.max_seqlen_q,
             max_seqlen_k=options.max_seqlen_k, k_new=given.k_new, window_size=options.window_size, only=options.only,
+            query_positions=given.query_positions,
         )  # fmt: skip
     out = _empty_like(given.q) if given.out is None else given.out
     lse = _empty_lse(given.q) if options.return_lse else None
@@ -186,7 +188,8 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     """The records of a call; an Argument stands for each tensor."""
     *given, lse = held
     x = Tensors(*given)
-    left, right = options.window_size
+    left, right = [min(x, FAR) if x >= 0 else None for x in options.window_size]
+    apart = x.query_positions is not None
     scale = axes.head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
     if abs(scale) < TINY:
         scale = 0.0  # no score would be another
@@ -194,15 +197,17 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     if options.softcap > 0:  # farther above it scores are at the cap, and a ratio that is infinite would make 0 NaN
         scale = min(max(scale, -MOST_CAPS * cap), MOST_CAPS * cap)
     mods = Modifiers(
-        left=min(left, FAR) if left >= 0 else None,
+        left=left,
         # a causal query sees nothing to its right, however wide its window
-        right=0 if options.causal else min(right, FAR) if right >= 0 else None,
+        right=0 if options.causal else None if apart else right,
         softcap=cap if options.softcap > 0 else None,
         alibi_slopes=x.alibi_slopes,
         qq_bias=x.qq_bias,
         qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(0),
         qq_bias_size=None if x.qq_bias is None else x.qq_bias.shape[0],
         sinks=x.sinks,
+        query_positions=x.query_positions,
+        position_right=right if apart else None,
     )
     return Call(
         out=layout.rows(x.out),

@@ -67,6 +67,7 @@ def check_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     qq_bias: Tensor | None,
+    query_positions: Tensor | None,
     q_scale: float | Tensor | None,
     k_scale: float | Tensor | None,
     v_scale: float | Tensor | None,
@@ -103,6 +104,8 @@ def check_attention(
         door.tensor("sinks", sinks, ("heads",), BIAS_FOR[q.dtype])
     if qq_bias is not None:
         door.tensor("qq_bias", qq_bias, ("n", "n"), BIAS_FOR[q.dtype])
+    if query_positions is not None:
+        door.tensor("query_positions", query_positions, ("tokens",), INTEGER)
     if out is not None:
         door.tensor("out", out, ("tokens", "heads", "head_dim"), QUERY)
         writable("out", out)

@@ -19,6 +19,7 @@ def check_attention_contents(
     k_new: Tensor | None,
     window_size: tuple[int, int],
     only: str | None,
+    query_positions: Tensor | None = None,
 ) -> None:
     """What only the device knows, read back; empty sequences, and those that `only` leaves out, may hold anything."""
     length = seq_lens.cpu().long()
@@ -37,8 +38,11 @@ def check_attention_contents(
     for i in _first(live & (length < query)):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
 
-    # the positions that some query of the sequence may see, and that are in the cache: first ... end - 1
     context = length - query
+    if query_positions is not None:
+        _check_positions(query_positions.cpu().long(), context, query, live)
+
+    # the keys that some query of the sequence may see, and that are in the cache: first ... end - 1
     first = (context - window_size[0]).clamp(min=0) if window_size[0] >= 0 else torch.zeros_like(context)
     end = length if k_new is None else context
     live &= first < end
@@ -63,6 +67,17 @@ def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
     for j in _first(again):
         i, before = int(order[j + 1]), int(order[j])
         raise ValueError(f"slot_mapping[{i}] = {slots[i]} (token {i}), but token {before} has the same slot")
+
+
+def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) -> None:
+    """Each position lies between the context's end and the query's own place."""
+    tokens = int(query.sum())
+    seq = torch.arange(len(query)).repeat_interleave(query)
+    index = torch.arange(tokens) - (query.cumsum(0) - query)[seq]
+    least, pos = context[seq], pos[:tokens]
+    for i in _first(live[seq] & ((pos < least) | (pos > least + index))):
+        which = f"query_positions[{i}] = {pos[i]} (sequence {seq[i]}, query {index[i]})"
+        raise ValueError(f"{which} must be at least {least[i]} and at most {least[i] + index[i]}")
 
 
 def _query_lens(axes: Axes, cu_seqlens_q: Tensor | None) -> Tensor:

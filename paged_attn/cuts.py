@@ -25,6 +25,7 @@ class Batch(NamedTuple):
     seq_lens: Sequence[int]
     left: int
     right: int
+    positions: bool = False  # queries have positions of their own, none before the context's end
 
 
 class Block(NamedTuple):
@@ -67,7 +68,8 @@ def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
         tiles = max(1, _tiles_before(seq_len, context, gap, shape.TILE) - first_tile)
         for first in reversed(range(0, query_len, shape.BLOCK_Q)):
             tokens = min(query_len - first, shape.BLOCK_Q)
-            begin = 0 if batch.left < 0 else max(context + first - batch.left, 0)
+            least = context if batch.positions else context + first
+            begin = 0 if batch.left < 0 else max(least - batch.left, 0)
             end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
             visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
             yield Block(tokens, -(-query_len // shape.BLOCK_Q), first_tile, tiles, max(0, visited))

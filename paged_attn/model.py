@@ -31,6 +31,7 @@ class Model(NamedTuple):
     alibi: bool
     sinks: torch.dtype | None
     qq_bias: int
+    query_positions: bool
     scales: str
     return_lse: bool
     integers: torch.dtype = torch.int32
@@ -167,6 +168,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         call["sinks"] = torch.empty(model.heads, dtype=model.sinks)
     if model.qq_bias:
         call["qq_bias"] = torch.empty(model.qq_bias, model.qq_bias, dtype=model.dtype)
+    if model.query_positions:
+        call["query_positions"] = torch.empty(batch.tokens, dtype=model.integers)
     scale = {"number": 1.0, "tensor": torch.empty(1), "per_head": torch.empty(kv_heads)}[model.scales]
     for name, dtype in dict(q=model.dtype, k=model.cache_dtype, v=model.cache_dtype, out=model.out_dtype).items():
         if layout.is_fp8(dtype):

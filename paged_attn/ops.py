@@ -17,8 +17,9 @@ ARGUMENTS = """(
     *, str kv_layout="NHD", SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None,
     Tensor? k_new=None, Tensor? v_new=None, float? softmax_scale=None, bool causal=True,
     int[] window_size=[-1, -1], float softcap=0.0,
-    Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? qq_bias=None, Tensor? q_scale=None, Tensor? k_scale=None,
-    Tensor? v_scale=None, Tensor? out_scale=None, str? only=None, bool batch_invariant=False, bool? check=None
+    Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? qq_bias=None, Tensor? query_positions=None,
+    Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? out_scale=None, str? only=None,
+    bool batch_invariant=False, bool? check=None
 )"""
 _library = torch.library.Library("paged_attn", "DEF")
 
@@ -27,14 +28,14 @@ def _attention(
     q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     kv_layout: Any = "NHD", max_seqlen_q: Any = None, max_seqlen_k: Any = None, k_new: Any = None, v_new: Any = None,
     softmax_scale: Any = None, causal: Any = True, window_size: Any = (-1, -1), softcap: Any = 0.0,
-    alibi_slopes: Any = None, sinks: Any = None, qq_bias: Any = None, q_scale: Any = None, k_scale: Any = None,
-    v_scale: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False, check: Any = None,
-    return_lse: bool = False,
+    alibi_slopes: Any = None, sinks: Any = None, qq_bias: Any = None, query_positions: Any = None, q_scale: Any = None,
+    k_scale: Any = None, v_scale: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False,
+    check: Any = None, return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in ARGUMENTS."""
     result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
-        (k_new, v_new, alibi_slopes, sinks, qq_bias, q_scale, k_scale, v_scale, out_scale),
+        (k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, tuple(window_size), softcap, return_lse, only,
             batch_invariant,

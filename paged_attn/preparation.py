@@ -43,6 +43,7 @@ def prepare(
     alibi: bool = False,
     sinks: torch.dtype | None = None,
     qq_bias: int = 0,
+    query_positions: bool = False,
     scales: str = "number",
     integers: torch.dtype = torch.int32,
     return_lse: bool = False,
@@ -68,9 +69,10 @@ def prepare(
         alibi: calls pass alibi_slopes.
         sinks: dtype of the sinks; None: none.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
+        query_positions: calls pass query_positions.
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
             [1, kv_heads] or expanded from these).
-        integers: dtype of page_table, seq_lens and cu_seqlens_q, torch.int32 or torch.int64.
+        integers: dtype of page_table, seq_lens, cu_seqlens_q and query_positions, torch.int32 or torch.int64.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
         device: where calls will run, the current GPU if None; a Device, to compile without one, as for an image.
@@ -83,7 +85,7 @@ def prepare(
         return Summary(0, 0, 0.0)
     model = Model(
         heads, kv_heads, head_dim, page_size, dtype, cache_dtype or dtype, out_dtype or dtype, kv_layout, new, causal,
-        window_size, softcap, alibi, sinks, qq_bias, scales, return_lse, integers,
+        window_size, softcap, alibi, sinks, qq_bias, query_positions, scales, return_lse, integers,
     )  # fmt: skip
     local = not isinstance(device, Device)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))

@@ -45,7 +45,8 @@ class Question(NamedTuple):
     @property
     def batch(self) -> Batch:
         left, right = self.model.window_size
-        return Batch(self.query_lens, self.seq_lens, left, 0 if self.model.causal else right)
+        apart = self.model.query_positions
+        return Batch(self.query_lens, self.seq_lens, left, 0 if self.model.causal else -1 if apart else right, apart)
 
     @property
     def problem(self) -> Problem:
@@ -75,8 +76,9 @@ def memory(question: Question) -> dict[str, int]:
 
 
 def operations(question: Question) -> int:
-    """Multiplications and additions of both products, where a query sees a key."""
-    model, (_, _, left, right) = question.model, question.batch
+    """Multiplications and additions of both products, where a query sees a key; positions are taken to be slots."""
+    model, (left, right) = question.model, question.model.window_size
+    right = 0 if model.causal else right
     pairs = sum(visible_pairs(q, k, left, right) for q, k in zip(question.query_lens, question.seq_lens))
     return 4 * model.head_dim * model.heads * pairs
 
@@ -135,6 +137,7 @@ def question_of(
     alibi: bool,
     sinks: bool,
     qq_bias: int,
+    query_positions: bool,
     new: bool,
     lse: bool,
     batch_invariant: bool,
@@ -179,6 +182,7 @@ def question_of(
         alibi=alibi,
         sinks=torch.float32 if sinks else None,
         qq_bias=qq_bias,
+        query_positions=query_positions,
         scales="number",
         return_lse=lse,
     )

@@ -33,6 +33,7 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     qq_bias: Tensor | None = None,
+    query_positions: Tensor | None = None,
     q_scale: Scale = None,
     k_scale: Scale = None,
     v_scale: Scale = None,
@@ -71,7 +72,7 @@ def paged_attention(
             continue
         written[start:end] = True
 
-        # Only positions [first, seq_len) are visible to any query, so pages before `first` need not exist.
+        # Only keys [first, seq_len) are visible to any query, so pages before `first` need not exist.
         first = 0 if left < 0 else max(0, context_len - left)
         in_cache = seq_len if k_new is None else context_len
         k, v = _gather(k_cache, v_cache, page_table[seq], first, in_cache, kv_layout)
@@ -80,22 +81,27 @@ def paged_attention(
         if k_new is not None and v_new is not None:
             own = slice(start + max(first, context_len) - context_len, end)
             k, v = torch.cat([k, k_new[own].double()]), torch.cat([v, v_new[own].double()])
-        key_pos = torch.arange(first, first + len(k), device=q.device)
+        key = torch.arange(first, first + len(k), device=q.device)  # places in the sequence
+        query = context_len + torch.arange(query_len, device=q.device)
+        key_pos, query_pos = key, query
+        if query_positions is not None:
+            query_pos = query_positions[start:end].long()
+            key_pos = torch.where(key < context_len, key, query_pos[(key - context_len).clamp(min=0)])
 
         for row in range(0, query_len, 1024):  # rows are independent; a block bounds the memory of long prompts
             rows = slice(start + row, min(start + row + 1024, end))
-            query_pos = context_len + torch.arange(row, row + rows.stop - rows.start, device=q.device)
+            block = slice(row, row + rows.stop - rows.start)
             scores = _scores(q[rows].double(), k, score_scale)  # [H, T, N]
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
-            distance = key_pos[None, :] - query_pos[:, None]  # [T, N]
+            distance = key_pos[None, :] - query_pos[block, None]  # [T, N]
             if alibi_slopes is not None:
                 scores = scores + alibi_slopes.double()[:, None, None] * distance
             if qq_bias is not None:
-                scores = scores + _bias(qq_bias, query_pos - context_len, key_pos - context_len)
+                scores = scores + _bias(qq_bias, query[block] - context_len, key - context_len)
             visible = torch.ones_like(distance, dtype=torch.bool)
             if causal:
-                visible &= distance <= 0
+                visible &= key[None, :] <= query[block, None]
             if left >= 0:
                 visible &= distance >= -left
             if right >= 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +79,9 @@ class Case:
     sinks: bool = False
     qq_bias: int = 0  # n of the [n, n] matrix; 0: off
     tree: bool = False  # about half of qq_bias is -inf, as in tree decoding
+    positions: str = (
+        ""  # of queries: "slots" | "tree", depths in random trees, of which qq_bias need not know; "": none
+    )
     scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | "tensor" [1] | "per_head" [kv_heads]
     out_scale: float = 0.02  # used where out is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
@@ -163,6 +167,8 @@ def build(case: Case, device: str = "cpu") -> dict[str, Any]:
             pruned = torch.rand(n, n, generator=rng, device=device) < 0.5
             bias = bias.masked_fill(pruned & ~torch.eye(n, dtype=torch.bool, device=device), -torch.inf)
         inputs["qq_bias"] = bias
+    if case.positions:
+        inputs["query_positions"] = _positions(case).to(device)
     out_shape = (case.tokens, case.heads + case.strided, case.head_dim)
     inputs["out"] = _nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
     return inputs
@@ -311,6 +317,26 @@ def _scales(case: Case, rng: torch.Generator) -> dict[str, Any]:
         as_tensor = case.scales in ("tensor", "per_head")
         scales["out_scale"] = torch.tensor([case.out_scale], device=rng.device) if as_tensor else case.out_scale
     return scales
+
+
+def _positions(case: Case) -> Tensor:
+    """[tokens] int32: places in the sequence, or of nodes at their depths; poison in padding and where not asked.
+
+    A node's parent is one of the eight before it, or nobody.  Every third sequence is no tree.
+    """
+    rng = random.Random(case.seed)
+    positions = [BAD_PAGE] * case.tokens
+    token = 0
+    for seq, (context, queries) in enumerate(zip(case.context_lens, case.query_lens, strict=True)):
+        depths = list(range(queries))
+        if case.positions == "tree" and seq % 3 < 2:
+            for i in range(queries):
+                parent = rng.randint(max(-1, i - 8), i - 1)
+                depths[i] = 0 if parent < 0 else depths[parent] + 1
+        if case.only is None or (case.only == "decode") == (queries == 1):
+            positions[token : token + queries] = [context + depth for depth in depths]
+        token += queries
+    return torch.tensor(positions, dtype=torch.int32)
 
 
 def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor]:

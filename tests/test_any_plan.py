@@ -32,6 +32,7 @@ def any_model(rng: random.Random) -> Model:
         causal=True,
         sinks=None,
         qq_bias=rng.choice([0, 0, 0, 0, 32]),
+        query_positions=rng.random() < 0.2,
         scales="number",
         return_lse=rng.random() < 0.3,
         **sizes,

@@ -23,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 OPTIONS: dict[str, Any] = dict(
     batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16,
     kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False, sinks=False,
-    qq_bias=0, new=False, lse=False, batch_invariant=False, max_queries=None, max_keys=None, device="sm90:132",
+    qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False, max_queries=None, max_keys=None,
+    device="sm90:132",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ tells all warps both that weights are there and whether they will do.
 from ..kernels.args import State
 from ..kernels.numerics import LOG2E
 from ..kernels.schedule import end_in, gap_before
-from ..kernels.scores import mask, modify
+from ..kernels.scores import cut_own, mask, modify
 from ..kernels.softmax import base_of
 from . import asm
 from .asm import any_beyond
@@ -36,7 +36,7 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
         scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
     if has_edges(rows, span, tile, S):
         scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
-    return scores, unit
+    return cut_own(scores, rows, key, first, mods, S), unit
 
 
 @gluon.jit

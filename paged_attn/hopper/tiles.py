@@ -2,7 +2,7 @@
 
 from ..kernels.numerics import LOG2E, scale_of
 from ..kernels.schedule import end_in, gap_before
-from ..kernels.scores import add_qq_bias, load_slopes, softcap
+from ..kernels.scores import add_qq_bias, cut_own, load_slopes, move_own, softcap
 from ..kernels.softmax import base_of
 from .asm import logistic, multiply_cores, tanh
 from .layouts import product_layout
@@ -175,7 +175,8 @@ def judge(
     acc is multiplied by the factor of what was there before; otherwise that is left to the caller.
     """
     # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less
-    RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and mods.qq_bias is None
+    PLAIN: gl.constexpr = mods.qq_bias is None and mods.query_positions is None
+    RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
     unit, shift, cap_factor = scale * LOG2E, None, None
     if AT_ONCE and P.TERMS > 0:
         unit, cap_factor = mods.softcap * LOG2E, scale / mods.softcap
@@ -200,12 +201,14 @@ def judge(
                 offset += shift
         if mods.alibi_slopes is not None:
             scores = add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW, S, P)
+            scores = move_own(scores, rows, slopes, key, first, mods, S)
         elif mods.softcap is not None and mods.qq_bias is None:
             unit = factor * LOG2E
         else:
             scores = times(scores, factor, BY_ROW)
         scores = add_qq_bias(scores, rows, key, first, mods, S)
     scores = mask_edges(scores, rows, span, tile, mods, S)
+    scores = cut_own(scores, rows, key, tile * S.TILE - gap_before(tile, rows.context_len, S), mods, S)
     if AT_ONCE:
         return weigh_at_once(scores, row_max, acc, unit, shift, cap_factor, RELATIVE, S, P)
     else:

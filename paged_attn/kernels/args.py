@@ -73,6 +73,8 @@ class Modifiers(NamedTuple):
     qq_bias_stride: Any = None
     qq_bias_size: Any = None  # n
     sinks: Any = None  # [heads]
+    query_positions: Any = None  # int [tokens], also of the call's own keys; None = slots
+    position_right: Any = None  # with them `right` counts slots, and this positions, of the call's own keys
 
 
 class Scales(NamedTuple):
@@ -198,15 +200,21 @@ class RowTile(NamedTuple):
     kv_head: Any
     index: Any  # [R], token within the block
     member: Any  # [R], head within the group
-    pos: Any  # [R], in the sequence
-    first_key: Any  # [R], first and last visible position; last < first where nothing is
+    slot: Any  # [R], in the sequence
+    pos: Any  # [R], the same unless queries have positions of their own
+    first_key: Any  # [R], slots of the first and last visible key; last < first where nothing is
     last_key: Any
     valid: Any  # [R]
     context_len: Any
+    first_token: Any  # of the sequence, in the batch
+    query_len: Any
 
 
 class Span(NamedTuple):
-    """Half-open ranges of key positions: [lo, hi) some row may see, [full_lo, full_hi) every row sees."""
+    """Half-open ranges of key slots: [lo, hi) some row may see, [full_lo, full_hi) every row sees.
+
+    Where queries have positions of their own, keys of the call may be hidden in either (`scores.cut_own`).
+    """
 
     lo: Any
     hi: Any

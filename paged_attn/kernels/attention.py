@@ -21,7 +21,7 @@ from .schedule import (
     visible_range,
     work,
 )
-from .scores import mask, modify
+from .scores import cut_own, mask, modify
 from .softmax import merge, start, update
 
 
@@ -51,7 +51,8 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
             scores = mask(scores, rows, key, tile, source.end, mods)
         elif (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end)):
             scores = mask(scores, rows, key, tile, source.end, mods)
-    return update(state, scores, unit, v, S, FULL and mods.qq_bias is None)
+    scores = cut_own(scores, rows, key, tile, mods, S)
+    return update(state, scores, unit, v, S, FULL and mods.qq_bias is None and mods.query_positions is None)
 
 
 @triton.jit

@@ -309,22 +309,33 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
     context_len = block.seq_len - block.query_len
-    pos = context_len + block.first + index
-    first_key = pos * 0
+    slot = context_len + block.first + index
+    pos = slot
+    if mods.query_positions is not None:
+        own = tl.load(mods.query_positions + block.first_token + block.first + index, mask=valid, other=0)
+        pos = tl.where(valid, own.to(tl.int32), slot)
+    first_key = slot * 0
     last_key = first_key + (block.seq_len - 1)
     if mods.left is not None:
         first_key = tl.maximum(pos - mods.left, 0)
     if mods.right is not None:
-        last_key = tl.minimum(pos + mods.right, last_key)
+        last_key = tl.minimum(slot + mods.right, last_key)
     if BLIND:
         last_key = tl.where(valid, last_key, -1)
     token = tl.cast(block.first_token + block.first, tl.int64)
-    return RowTile(token, kv_head, index, row % S.GROUP, pos, first_key, last_key, valid, context_len)
+    return RowTile(
+        token, kv_head, index, row % S.GROUP, slot, pos, first_key, last_key, valid, context_len, block.first_token,
+        block.query_len,
+    )  # fmt: skip
 
 
 @triton.jit
 def visible_range(block, mods, TOKENS: tl.constexpr):
-    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence."""
+    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence.
+
+    A position of its own is at least context_len and at most its slot: what some row may see begins by the former, what
+    every row sees by the latter.
+    """
     context_len = block.seq_len - block.query_len
     first_pos = context_len + block.first
     last_pos = context_len + tl.minimum(block.first + TOKENS, block.query_len) - 1
@@ -333,7 +344,10 @@ def visible_range(block, mods, TOKENS: tl.constexpr):
     hi = block.seq_len
     full_hi = block.seq_len
     if mods.left is not None:
-        lo = tl.maximum(first_pos - mods.left, 0)
+        if mods.query_positions is None:
+            lo = tl.maximum(first_pos - mods.left, 0)
+        else:
+            lo = tl.maximum(context_len - mods.left, 0)
         full_lo = tl.maximum(last_pos - mods.left, 0)
     if mods.right is not None:
         hi = tl.minimum(last_pos + mods.right + 1, hi)

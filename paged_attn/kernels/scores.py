@@ -46,14 +46,47 @@ def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
-def _add_entries(scores, rows, pos, mods):
+def _add_entries(scores, rows, slot, mods):
     """Scores of the call's own keys plus their entry in the bias matrix, 0 outside of it."""
-    row = rows.pos - rows.context_len
-    column = pos - rows.context_len
+    row = rows.slot - rows.context_len
+    column = slot - rows.context_len
     inside = (rows.valid & (row < mods.qq_bias_size))[:, None]
     inside &= ((column >= 0) & (column < mods.qq_bias_size))[None, :]
     ptr = mods.qq_bias + row.to(tl.int64)[:, None] * mods.qq_bias_stride + column[None, :]
     return scores + tl.load(ptr, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def position_of(slot, rows, mods):
+    """Positions of the keys in slots [N]: of the call's own those of its queries, of others the slots."""
+    index = slot - rows.context_len
+    own = (index >= 0) & (index < rows.query_len)
+    pos = tl.load(mods.query_positions + rows.first_token + index, mask=own, other=0)
+    return tl.where(own, pos.to(tl.int32), slot)
+
+
+@triton.jit
+def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
+    """Scores with ALiBi by slots of keys as they are by positions, where a tile may hold the call's own keys."""
+    if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
+        if tile + S.TILE > rows.context_len:
+            step = position_of(tile + key, rows, mods) - (tile + key)
+            scores += slope[:, None] * step[None, :].to(tl.float32)
+    return scores
+
+
+@triton.jit
+def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
+    """Minus infinity where a window by positions hides keys of the call, which their slots do not tell."""
+    if mods.query_positions is not None and (mods.left is not None or mods.position_right is not None):
+        if tile + S.TILE > rows.context_len:
+            pos = position_of(tile + key, rows, mods)
+            if mods.left is not None:
+                scores = tl.where(pos[None, :] >= (rows.pos - mods.left)[:, None], scores, float("-inf"))
+            if mods.position_right is not None:
+                seen = pos[None, :] <= (rows.pos + mods.position_right)[:, None]
+                scores = tl.where(seen, scores, float("-inf"))
+    return scores
 
 
 @triton.jit
@@ -65,6 +98,7 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr):
         slope = load_slopes(rows, mods, S)
         distance = key[None, :] + (tile - rows.pos)[:, None]
         scores += slope[:, None] * distance.to(tl.float32)
+        scores = move_own(scores, rows, slope, key, tile, mods, S)
     return add_qq_bias(scores, rows, key, tile, mods, S)
 
 

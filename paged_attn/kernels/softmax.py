@@ -13,7 +13,7 @@ LARGEST = tl.constexpr(2.0**127)
 @triton.jit
 def start(sinks, rows, first, S: tl.constexpr):
     """(max, sum) before any key; where `first`, of all rows or [R], the sink: a key of score sinks[head], value 0."""
-    row_sum = rows.pos * 0.0
+    row_sum = rows.slot * 0.0
     row_max = row_sum + float("-inf")
     if sinks is not None:
         sink = tl.load(sinks + rows.kv_head * S.GROUP + rows.member, mask=rows.valid & first, other=float("-inf"))
