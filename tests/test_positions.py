@@ -84,16 +84,17 @@ def test_a_window_cuts_at_depths_of_a_tree(segments: int, device: str, cut: Cut)
     assert_branches(out, inputs, ISSUE)
     slots, _ = paged_attn.paged_attention(**inputs | {"query_positions": None})
     off = [float((slots[t[-1]] - want[-1]).abs().max()) for t, want, _ in branches(inputs, ISSUE)]
-    assert off[0] < 1e-5 and off[1] < 1e-5 and min(off[2:]) > 0.01
+    assert max(off[:2]) < 1e-5
+    assert min(off[2:]) > 0.01
 
 
 @pytest.mark.parametrize("alibi", [False, True], ids=["", "alibi"])
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 def test_every_branch_is_a_plain_sequence(window: tuple[int, int], alibi: bool, device: str, cut: Cut) -> None:
-    for seed in range(3):
-        cut(segments=1 + seed)
+    for seed in range(2):
+        cut(segments=1 + 2 * seed)
         parents = random_tree(random.Random(f"{window} {seed}"), 9)
-        case = Case("tree", **FEW, window_size=window, alibi=alibi, page_size=12, sinks=seed == 2, seed=seed)
+        case = Case("tree", **FEW, window_size=window, alibi=alibi, page_size=12, sinks=seed == 1, seed=seed)
         inputs = with_tree(build(case, device), parents)
         out, _ = paged_attn.paged_attention(**inputs, check=True)
         assert_branches(out, inputs, parents)
@@ -122,12 +123,11 @@ FEATURES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("positions", ["tree", "slots"])
-@pytest.mark.parametrize("segments", [1, 3])
 @pytest.mark.parametrize("name", FEATURES)
-def test_features(name: str, segments: int, positions: str, device: str, cut: Cut) -> None:
-    cut(segments)
-    run(Case(name, **TREES, positions=positions, **FEATURES[name]), device)
+def test_features(name: str, device: str, cut: Cut) -> None:
+    for segments in (1, 3):
+        cut(segments)
+        run(Case(name, **TREES, positions="tree", **FEATURES[name]), device)
 
 
 @pytest.mark.parametrize("name", FEATURES)
@@ -186,10 +186,6 @@ def ranges(out, firsts, lasts, positions, seq_len, query_len, first, left, ROWS:
     rows = row_tile(block, 0, row, mods, ROWS, S)
     tl.store(firsts + row, rows.first_key)
     tl.store(lasts + row, rows.last_key)
-
-
-class Rows(tuple):
-    """All that a row asks of a shape."""
 
 
 @pytest.mark.parametrize("first", [0, 8])

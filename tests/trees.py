@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ def with_tree(inputs: dict[str, Any], parents: Parents) -> dict[str, Any]:
     """A call, of no more queries to a sequence than nodes, as that of a tree: its bias and its positions."""
     starts, lens = inputs["cu_seqlens_q"].tolist(), inputs["seq_lens"].tolist()
     positions = torch.full((len(inputs["q"]),), -1, dtype=torch.int32)
-    for seq, (start, end) in enumerate(zip(starts, starts[1:])):
+    for seq, (start, end) in enumerate(itertools.pairwise(starts)):
         positions[start:end] = torch.tensor(depths(parents)[: end - start]) + (lens[seq] - (end - start))
     device = inputs["q"].device
     return inputs | {"qq_bias": bias_of(parents).to(device), "query_positions": positions.to(device)}
@@ -59,7 +60,7 @@ def branches(inputs: dict[str, Any], parents: Parents) -> Iterator[tuple[Tensor,
     names = ("window_size", "softcap", "alibi_slopes", "sinks", "softmax_scale")
     options = {name: inputs[name] for name in names if name in inputs}
     device, page = inputs["q"].device, inputs["k_cache"].shape[1]
-    for seq, (start, end) in enumerate(zip(starts, starts[1:])):
+    for seq, (start, end) in enumerate(itertools.pairwise(starts)):
         context = lens[seq] - (end - start)
         for node in range(end - start):
             path = torch.tensor(path_to(parents, node), device=device)

@@ -78,7 +78,8 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 @triton.jit
 def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
     """Minus infinity where a window by positions hides keys of the call, which their slots do not tell."""
-    if mods.query_positions is not None and (mods.left is not None or mods.position_right is not None):
+    CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
+    if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
             pos = position_of(tile + key, rows, mods)
             if mods.left is not None:
