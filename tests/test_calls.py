@@ -36,7 +36,9 @@ FP16 = torch.float16
 BASE = Case("base", (1, 3), (20, 33), heads=4, kv_heads=2, head_dim=16, dtype=FP16, sinks=True, alibi=True, bounds=True)
 BASES = {
     "ragged": BASE,
-    "fp8": Case("fp8", (1, 3), (20, 9), head_dim=16, dtype=FP16, cache_dtype=E4M3, scales="float", bounds=True),
+    "fp8": Case(
+        "fp8", (1, 3), (20, 9), head_dim=16, dtype=FP16, cache_dtype=E4M3, scales="float", bounds=True, positions="tree"
+    ),
     "decode": Case("decode", (1, 1), (20, 9), head_dim=16, decode_form=True, bounds=True),
 }
 
@@ -90,6 +92,7 @@ def shifted(x: Tensor) -> Tensor:
 
 
 TENSORS = ("q", "k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", "out", "sinks", "alibi_slopes")
+TENSORS += ("query_positions",)
 NUMBERS: tuple[Any, ...] = (None, True, False, 0, 1, 1.0, 2, 20, 33, 0.0, 0.5, -1.0, "NHD", "HND", (-1, -1), (1, 0))
 NUMBERS += ((True, 0), (1.0, 0), [1, 0], (1, 0, 0), float("nan"), "decode", "prefill")
 OPTIONS = ("kv_layout", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal", "window_size", "softcap")

@@ -54,6 +54,18 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ("plain", shaped("sinks", 2), ValueError, "sinks must be [heads] with heads = 6, got [2]"),
     ("plain", gapped("sinks"), ValueError, "sinks must be contiguous along heads, got strides [2]"),
     ("plain", tensor("qq_bias", (3, 3), torch.float16), TypeError, "qq_bias must be float32 | bfloat16, got float16"),
+    (
+        "plain",
+        tensor("query_positions", (5,), torch.float32),
+        TypeError,
+        "query_positions must be int32 | int64, got float32",
+    ),
+    (
+        "plain",
+        tensor("query_positions", (3,), torch.int32),
+        ValueError,
+        "query_positions must be [tokens] with tokens = 5, got [3]",
+    ),
     ("plain", tensor("qq_bias", (3, 4)), ValueError, "qq_bias must be [n, n] with n = 3, got [3, 4]"),
     ("plain", tensor("qq_bias", (3,)), ValueError, "qq_bias must be [n, n], got [3]"),
     (
@@ -143,6 +155,7 @@ def test_attention_refuses(call: str, change: Change, error: type[Exception], te
 
 def test_every_argument_of_attention_is_refused_somewhere() -> None:
     arguments = build(PLAIN).keys() | {"k_new", "v_new", "qq_bias", "q_scale", "max_seqlen_q", "max_seqlen_k", "check"}
+    arguments |= {"query_positions"}
     named = " ".join(text for *_, text in BATCH + OPTIONS)
     assert [name for name in arguments if name not in named] == []
 
@@ -152,13 +165,14 @@ def test_every_argument_of_attention_is_refused_somewhere() -> None:
     "name",
     [
         *("k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", "k_new", "v_new", "alibi_slopes", "sinks"),
-        *("qq_bias", "q_scale", "k_scale", "v_scale", "out", "out_scale"),
+        *("qq_bias", "query_positions", "q_scale", "k_scale", "v_scale", "out", "out_scale"),
     ],
 )
 def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None:
     case = Case("all", (1, 3), (20, 3), 6, 2, dtype=E4M3, scales="tensor", new=True, sinks=True, alibi=True, qq_bias=4)
     inputs = build(case, device)
     inputs |= {"out": inputs["out"].to(E4M3), "out_scale": inputs["k_scale"].clone()}
+    inputs["query_positions"] = torch.arange(4, dtype=torch.int32, device=device)
     inputs[name] = torch.empty_like(inputs[name], device="meta")
     refuses(paged_attn.paged_attention, inputs, ValueError, f"{name} must be on {inputs['q'].device} like q, got meta")
 

@@ -110,7 +110,13 @@ def test_every_branch_is_a_plain_sequence(nodes: int, alibi: bool) -> None:
     assert_branches(out, inputs, parents)
 
 
-SLOTS = ["drafts of 4, window", "drafts of 64, window", "mixed, wide window, alibi", "mixed, invariant", "long, group 3"]
+SLOTS = [
+    "drafts of 4, window",
+    "drafts of 64, window",
+    "mixed, wide window, alibi",
+    "mixed, invariant",
+    "long, group 3",
+]
 
 
 @pytest.mark.parametrize("name", SLOTS)
