@@ -101,5 +101,5 @@ def accept(inputs: Inputs) -> check.Axes:
     given = dict(
         max_seqlen_q=None, max_seqlen_k=None, k_new=None, v_new=None, alibi_slopes=None, sinks=None, qq_bias=None
     )
-    given |= dict(q_scale=None, k_scale=None, v_scale=None, out_scale=None, cu_seqlens_q=None)
+    given |= dict(query_positions=None, q_scale=None, k_scale=None, v_scale=None, out_scale=None, cu_seqlens_q=None)
     return check.check_attention(**{**given, **inputs})

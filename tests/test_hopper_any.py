@@ -35,6 +35,10 @@ def any_case(rng: random.Random) -> Case:
     )
     if rng.random() < 0.1:
         fields |= dict(causal=False, window_size=(fields["window_size"][0], rng.choice([-1, 0, 50])))
+    if rng.random() < 0.2:
+        fields |= dict(positions="tree")
+        if rng.random() < 0.5:
+            fields |= dict(qq_bias=rng.choice([4, 16, 64]), tree=True)
     if rng.random() < 0.3:
         fields |= random_decodes(rng, drafts=rng.random() < 0.5)
     else:
