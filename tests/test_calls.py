@@ -33,12 +33,22 @@ few = settings(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 FP16 = torch.float16
-BASE = Case("base", (1, 3), (20, 33), heads=4, kv_heads=2, head_dim=16, dtype=FP16, sinks=True, alibi=True, bounds=True)
+BASE = Case(
+    "base",
+    (1, 3),
+    (20, 33),
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    dtype=FP16,
+    sinks=True,
+    alibi=True,
+    bounds=True,
+    positions="tree",
+)
 BASES = {
     "ragged": BASE,
-    "fp8": Case(
-        "fp8", (1, 3), (20, 9), head_dim=16, dtype=FP16, cache_dtype=E4M3, scales="float", bounds=True, positions="tree"
-    ),
+    "fp8": Case("fp8", (1, 3), (20, 9), head_dim=16, dtype=FP16, cache_dtype=E4M3, scales="float", bounds=True),
     "decode": Case("decode", (1, 1), (20, 9), head_dim=16, decode_form=True, bounds=True),
 }
 

@@ -11,7 +11,7 @@ import torch
 import paged_attn
 from paged_attn import plan
 from tests import hopper_plans
-from tests.cases import Case, build, problem_of, run
+from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 from tests.trees import assert_branches, random_tree, with_tree
 
@@ -22,7 +22,7 @@ WIDE: dict[str, Any] = dict(window_size=(150, -1))
 BOTH: dict[str, Any] = dict(window_size=(9, 4), causal=False)
 ALIBI: dict[str, Any] = dict(alibi=True)
 CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)
-# Trees of so many nodes that begin in a tile, at its first slot and at its last, of no context; and none, and a plain one.
+# Trees of so many nodes that begin in a tile, at its first slot and at its last, of no context; plain ones, and none.
 OF_4 = ragged((4, 191), (4, 196), (4, 132), (3, 3), (1, 1), (0, 77), (4, 700)) | dict(bounds=True)
 OF_8 = ragged((8, 190), (8, 200), (5, 132), (8, 8), (1, 64), (0, 77), (8, 700)) | dict(bounds=True)
 OF_16 = ragged((16, 190), (16, 208), (9, 132), (16, 16), (1, 64), (0, 77)) | dict(bounds=True)
@@ -144,6 +144,7 @@ def test_these_cases_meet_every_kind_of_kernel() -> None:
                         met |= {f"{n}={getattr(pipe, n)}" for n in ("AHEAD", "MIXED", "ROWS", "CONVERT", "PACKED")}
                         met |= {f"columns={pipe.COLUMNS > 0}", f"terms={pipe.TERMS > 0}", f"new={x.shape.APART}"}
                         met |= {f"beside={launch.beside is not None}", f"piece={x.shape.PIECE is not None}"}
-    both = "SHARES COARSE FP8_PRODUCTS AT_ONCE AHEAD MIXED PACKED columns terms new beside piece".split()
+    both = ["SHARES", "COARSE", "FP8_PRODUCTS", "AT_ONCE", "AHEAD", "MIXED", "PACKED"]
+    both += ["columns", "terms", "new", "beside", "piece"]
     assert {f"{name}={value}" for name in both for value in (True, False)} <= met
     assert {"ROWS=64", "ROWS=128", "ROWS=256", "CONVERT=0", "CONVERT=1", "CONVERT=2"} <= met, sorted(met)
