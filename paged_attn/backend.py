@@ -17,12 +17,12 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
+from . import versions
+
 try:
     from triton.runtime.cache import triton_key
 except ImportError:  # it has moved from version to version
     triton_key = None
-
-TESTED_TRITON = ("3.6",)
 
 
 class Device(NamedTuple):
@@ -63,14 +63,6 @@ if INTERPRET:
 
 ASKED = os.environ.get("PAGED_ATTN_HOPPER")  # when the package is imported: a thread may ask first
 
-if not triton.__version__.startswith(TESTED_TRITON):
-    warnings.warn(
-        f"paged-attn is tested with Triton {', '.join(TESTED_TRITON)}; this is {triton.__version__}. "
-        f"{'All' if ASKED == '1' else 'The portable'} kernels run: results should be right, machine code and speed "
-        "were not looked at.",
-        stacklevel=2,
-    )
-
 
 @functools.cache
 def why_no_gluon() -> str | None:
@@ -80,8 +72,8 @@ def why_no_gluon() -> str | None:
     """
     if ASKED == "0":
         return "PAGED_ATTN_HOPPER is 0"
-    if ASKED != "1" and not triton.__version__.startswith(TESTED_TRITON):
-        return f"they are tested with Triton {', '.join(TESTED_TRITON)}, and this is {triton.__version__}"
+    if ASKED != "1" and not versions.known():
+        return f"they know Triton {versions.in_words()}, and this is {triton.__version__}"
     try:
         from .hopper import shim  # noqa: F401
     except ImportError as error:

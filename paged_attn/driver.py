@@ -2,21 +2,25 @@
 
 Triton's launcher reads every argument out of Python objects each time, which takes as long as the driver does.  Of a
 kept launch nothing changes but addresses and the stream: they are written where the driver reads them.
-Facts as of Triton 3.6; where its launcher is not as expected, the kernel is launched through it.
+All that this takes for granted of Triton is looked at, `versions.py` knows what differs; where anything is not as
+expected, the kernel is launched through Triton.
 """
 
 import ctypes
 import functools
+import re
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType
 from typing import Any
 
-from .template import STREAM, Argument, AtAddress, Descriptors, caller
+from . import versions
+from .template import Argument, AtAddress, Descriptors
 
 Launch = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
 
 WORD, BOX = 8, 128  # bytes: of an address, of a descriptor of the copy engine
+BOXED = (64 + BOX, 128 + BOX)  # bytes: of an object of Triton's that ends with one, which is aligned to 64 or 128
 KNOWN = 256  # addresses of which a launch keeps a descriptor: the layers of a model have a cache each
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own, the last of a kernel's parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
@@ -58,47 +62,74 @@ class Places(dict[int, tuple[int, Any]]):
         return found
 
 
-def launch_of(compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int) -> Launch | None:
-    """A launch of a compiled kernel from so many addresses; None where Triton's launcher is not the one for CUDA."""
-    run, packed = compiled.run, compiled.packed_metadata
-    if type(run).__name__ != "CudaLauncher" or run.global_scratch_size or run.profile_scratch_size:
-        return None
-    function, metas = _inside(run.launch)
-    if function is None:
-        return None
-    from triton.backends.nvidia.driver import make_tensordesc_arg
+def launch_of(
+    compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int, otherwise: Launch
+) -> Launch | None:
+    """A launch of a compiled kernel from so many addresses, or `otherwise` if the driver refuses it.
 
-    def encode(descriptor: Any, number: int) -> Sequence[Any]:
-        return make_tensordesc_arg(descriptor, metas[number])
-
-    cooperative, dependent = run.launch_cooperative_grid, run.launch_pdl and _version() >= IN_GRAPHS
-    how = (compiled.function, cooperative, dependent, None, None, packed, None, None, None)
-    through_triton = caller(function, (*grid, STREAM, *how, *args), encode)
-    warps, clusters, shared = packed
-    if clusters > 1 or cooperative or 0 in grid or None in metas:
-        return through_triton
+    None where Triton's launcher, or what the kernel takes, is not as expected.
+    """
+    run = compiled.run
+    if type(run).__name__ != "CudaLauncher" or 0 in grid:
+        return None
     try:
-        config = Config(grid, (32 * warps, 1, 1), shared)
-        if dependent:
-            attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
-            config.attributes, config.num_attributes = ctypes.pointer(attribute), 1
+        if run.global_scratch_size or run.profile_scratch_size or run.launch_cooperative_grid:
+            return None
+        warps, clusters, shared = compiled.packed_metadata
+        metas = _metas(run.launch)
         parameters = [*_parameters(tuple(compiled.src.signature.values()), args), *SCRATCH]
         described = [(place, AtAddress(x)) for place, (kind, x) in enumerate(parameters) if kind == "box"]
+        if clusters != 1 or metas is None or len(metas) != len(described) or None in metas:
+            return None
+        if sizes_in(compiled.asm["ptx"]) != sizes_of(parameters) or (described and not _end_with_a_box()):
+            return None
+
+        def encode(descriptor: Any, number: int) -> Sequence[Any]:
+            encoded: Sequence[Any] = versions.encoded(descriptor, metas[number])
+            return encoded
+
+        config = Config(grid, (32 * warps, 1, 1), shared)
+        if run.launch_pdl and _version() >= IN_GRAPHS:
+            attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
+            config.attributes, config.num_attributes = ctypes.pointer(attribute), 1
         boxes = [(place, x.slot, Places(x.encoded(encode, i))) for i, (place, x) in enumerate(described)]
-        return _direct(_start(), compiled.function, config, parameters, boxes, count, through_triton)
-    except (LookupError, OSError, AttributeError, struct.error):  # a type, or a driver, that is not known here
-        return through_triton
+        return _direct(_start(), compiled.function, config, parameters, boxes, count, otherwise)
+    except (LookupError, OSError, AttributeError, TypeError, ValueError, struct.error):
+        return None  # a type, a launcher, or a driver that is not known here
 
 
-def _inside(launch: Any) -> tuple[Any, list[Any]]:
-    """The C function behind Triton's launcher, and what it knows of descriptors, which it would encode each time."""
+def _metas(launch: Any) -> Sequence[Any] | None:
+    """What the Python around Triton's C function knows of descriptors; None where it is something else."""
     if isinstance(launch, BuiltinFunctionType):
-        return launch, []
-    names = getattr(getattr(launch, "__code__", None), "co_freevars", ())
-    if "tensordesc_meta" not in names:
-        return None, []
+        return ()
+    names = launch.__code__.co_freevars
+    if not {"launcher", "tensordesc_meta"} <= set(names):
+        return None
     cells = dict(zip(names, (cell.cell_contents for cell in launch.__closure__), strict=True))
-    return cells["launcher"], cells["tensordesc_meta"]
+    metas: Sequence[Any] = cells["tensordesc_meta"]
+    return metas
+
+
+def _end_with_a_box() -> bool:
+    """Whether Triton's objects that hold a descriptor are of the size that says where it lies in them."""
+    from triton.backends.nvidia.driver import PyCUtensorMap
+
+    return PyCUtensorMap.__basicsize__ in BOXED
+
+
+def sizes_in(ptx: str) -> list[int]:
+    """Bytes of what a kernel takes, as its PTX declares it."""
+    entry = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
+    if entry is None:
+        return []
+    declared = re.findall(r"\.param\s+(?:\.align\s+\d+\s+)?\.[a-z]+(\d+)[^,\[]*(?:\[(\d+)\])?", entry[1])
+    return [int(bits) // 8 * int(many or 1) for bits, many in declared]
+
+
+def sizes_of(parameters: Sequence[tuple[str, Any]]) -> list[int]:
+    """Bytes of what it is given."""
+    known = {"slot": WORD, "box": BOX}
+    return [known[kind] if kind in known else struct.calcsize(kind) for kind, _ in parameters]
 
 
 def _parameters(kinds: tuple[Any, ...], args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:

@@ -1,7 +1,7 @@
 """How kernels are launched: through Triton's own call once, and through the compiled kernel from then on.
 
 Triton's call looks at every argument to find the kernel compiled for it, 10 us and more.  A call of known signature
-needs none of that: its compiled kernel, its grid and all arguments but addresses are kept (facts as of Triton 3.6).
+needs none of that: its compiled kernel, its grid and all arguments but addresses are kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,12 +11,12 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 
-from . import driver, scratch
-from .backend import INTERPRET, TESTED_TRITON, current, wait_for_triton
+from . import driver, scratch, versions
+from .backend import INTERPRET, current, wait_for_triton
 from .template import STREAM, Argument, Descriptors, caller, fill, filler
 
 STATES, COUNTERS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
-KEEPS = not INTERPRET and triton.__version__.startswith(TESTED_TRITON)
+KEEPS = not INTERPRET and versions.known()
 # torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
@@ -91,7 +91,8 @@ class Launches:
                     rooms[step.room] = scratch.take(step.need, self.device, stream, step.room)
                 room = rooms.get(step.room, scratch.NONE)
                 everything = (*tensors, room.states, room.counters, stream)
-                compiled = run(step.kernel, step.grid, *fill(step.args, everything), **step.options)
+                options = versions.OPTIONS | step.options
+                compiled = run(step.kernel, step.grid, *fill(step.args, everything), **options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
         if len(kept) == len(self.steps):
@@ -126,7 +127,7 @@ def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
         metadata = compiled.launch_metadata(step.grid, stream, *args)
         run(*grid, stream, function, packed, metadata, enter, leave, *args)
 
-    direct = driver.launch_of(compiled, grid, step.args, count)
-    if direct is None:
-        direct = caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args))
-    return Kept(step.need, step.room, direct, observed)
+    through_triton = caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args))
+    direct = driver.launch_of(compiled, grid, step.args, count, through_triton)
+    # what observes holds the compiled kernel, too: 3.8 unloads one that nobody holds
+    return Kept(step.need, step.room, direct or through_triton, observed)

@@ -7,7 +7,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-from . import backend, launch
+from . import backend, launch, versions
 
 
 class CompileOnly:
@@ -49,4 +49,6 @@ def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None
 def build_launcher(kernel: Any) -> None:
     """The C stub between Python and a compiled kernel, into Triton's cache on disk; needs the driver's library."""
     vendor, name = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}[kernel.metadata.target.backend]
-    getattr(importlib.import_module(f"triton.backends.{vendor}.driver"), name)(kernel.src, kernel.metadata)
+    module = importlib.import_module(f"triton.backends.{vendor}.driver")
+    if versions.has_stubs(module):
+        getattr(module, name)(kernel.src, kernel.metadata)

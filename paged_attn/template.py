@@ -70,21 +70,14 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
 Encode = Callable[[Any, int], Sequence[Any]]  # (descriptor, its number among the arguments) -> what a launcher is given
 
 
-def caller(function: Callable[..., Any], args: tuple[Any, ...], encode: Encode | None = None) -> Callable[..., Any]:
+def caller(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
     """A function of addresses that calls this one with these arguments around them, records as plain tuples.
-
-    Descriptors are handed on as they are, or encoded, once for each address: the layers of a model have a cache each.
 
     It is one expression, compiled once for all arguments of the same form: walking records would cost more than the
     launch.
     """
     constants: list[Any] = [function]
     expression = f"c0({', '.join([_expression(x, constants) for x in args])})"
-    if encode is not None:
-        described = [i for i, x in enumerate(constants) if isinstance(x, AtAddress)]
-        for number, i in enumerate(described):
-            constants[i] = constants[i].encoded(encode, number)
-            expression = expression.replace(f"c{i}(", f"*c{i}(")
     code = _compiled(expression, len(constants))
     make: Callable[..., Any] = eval(code)  # the names in it are ours: c0, c1 ... and p
     return make(*constants)

@@ -28,6 +28,8 @@ from triton.experimental.gluon.language.nvidia.hopper import tma
 called = set()
 
 def rename(place, old, new, stays):
+    if not hasattr(place, old):  # this Triton is a later one
+        old = new
     function = getattr(place, old)
 
     @functools.wraps(function)
@@ -40,6 +42,8 @@ def rename(place, old, new, stays):
         raise RuntimeError(f"{old} has been removed")
 
     setattr(place, new, renamed)
+    if old == new:
+        return
     if stays:
         setattr(place, old, removed)
     else:
@@ -125,7 +129,9 @@ def test_without_a_name_the_portable_kernels_run_with_one_warning() -> None:
 import warnings
 from triton.experimental.gluon import language as gl
 
-del gl.thread_barrier
+for name in ("thread_barrier", "barrier"):
+    if hasattr(gl, name):
+        delattr(gl, name)
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     from paged_attn import backend
@@ -144,9 +150,7 @@ import triton, warnings
 triton.__version__ = "9.9.0"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn import backend
-print(backend.gluon_available(), *[x.message for x in heard])
+    from paged_attn import backend, launch
+print(backend.gluon_available(), launch.KEEPS, len(heard))
 """
-    (line,) = said(program, PAGED_ATTN_HOPPER=asked)
-    kernels = "All" if taken else "The portable"
-    assert line.startswith(f"{taken} paged-attn is tested with Triton 3.6; this is 9.9.0. {kernels} kernels run: ")
+    assert said(program, PAGED_ATTN_HOPPER=asked) == [f"{taken} False 0"]
