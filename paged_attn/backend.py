@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from . import versions
+from . import trial, versions
 
 try:
     from triton.runtime.cache import triton_key
@@ -64,7 +64,29 @@ if INTERPRET:
 ASKED = os.environ.get("PAGED_ATTN_HOPPER")  # when the package is imported: a thread may ask first
 
 
+def why_untrusted(arch: str) -> str | None:
+    """Why launches are left to Triton: nobody knows how this one makes kernels for this architecture, or how it fails.
+
+    A version that is not known is tried, unless PAGED_ATTN_HOPPER says what to do.
+    """
+    if versions.known():
+        return None
+    if versions.older() or ASKED in ("0", "1") or not arch.startswith("sm"):
+        return f"they know Triton {versions.in_words()}, and this is {triton.__version__}"
+    return trial.why_not(arch)
+
+
 @functools.cache
+def _why_unnamed() -> str | None:
+    """What Gluon's kernels miss in this Triton; warns once."""
+    try:
+        from .hopper import shim  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
+        return f"they need another Triton: {error}"
+    return None
+
+
 def why_no_gluon() -> str | None:
     """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know.
 
@@ -72,14 +94,9 @@ def why_no_gluon() -> str | None:
     """
     if ASKED == "0":
         return "PAGED_ATTN_HOPPER is 0"
-    if ASKED != "1" and not versions.known():
-        return f"they know Triton {versions.in_words()}, and this is {triton.__version__}"
-    try:
-        from .hopper import shim  # noqa: F401
-    except ImportError as error:
-        warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
-        return f"they need another Triton: {error}"
-    return None
+    if ASKED != "1" and versions.older():
+        return why_untrusted("sm90")
+    return _why_unnamed() or (None if ASKED == "1" else why_untrusted("sm90"))
 
 
 def gluon_available() -> bool:
@@ -90,7 +107,7 @@ def gluon_available() -> bool:
 def _read() -> None:
     if triton_key is not None:
         triton_key()
-    if gluon_available():
+    if ASKED != "0" and versions.known():
         from .hopper import arguments  # noqa: F401
 
 

@@ -11,12 +11,12 @@ import torch
 import triton
 from triton.compiler import CompiledKernel
 
-from . import driver, scratch, versions
+from . import backend, driver, scratch, versions
 from .backend import INTERPRET, current, wait_for_triton
 from .template import STREAM, Argument, Descriptors, caller, fill, filler
 
 STATES, COUNTERS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
-KEEPS = not INTERPRET and versions.known()
+KEEPS = not INTERPRET
 # torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
@@ -95,7 +95,7 @@ class Launches:
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
-        if len(kept) == len(self.steps):
+        if len(kept) == len(self.steps) and not backend.why_untrusted(backend.device_of(self.device).arch):
             self.kept = kept
 
     def again(self, addresses: Sequence[int]) -> None:

@@ -17,7 +17,6 @@ from paged_attn import reference
 from paged_attn.serving.caches import Caches
 from paged_attn.serving.demo import TOLERANCES
 
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 48
 NO_PAGE = 2**31 - 1
 
 
@@ -32,6 +31,9 @@ class Case:
     kv_dtype: torch.dtype | None = None
     layout: str = "NHD"
     page_size: int = 16
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 48
     own_keys: bool = False  # pass the call's keys as k_new, v_new and keep them out of the cache
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -49,15 +51,33 @@ CASES = [
     Case("fp8 cache", [1, 12], [20, 30], dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn),
 ]
 
+# The kinds of kernels that a call meets on Hopper: of few queries and many, of 16 bits and 8, side by side, masked.
+# Portable kernels take the same calls elsewhere.
+LARGE: dict[str, Any] = dict(dtype=torch.bfloat16, heads=8, kv_heads=2, head_dim=128)
+E4M3 = LARGE | dict(kv_dtype=torch.float8_e4m3fn)
+TRIED = [
+    Case("decode", [1] * 4, [900, 2000, 700, 1300], **LARGE),
+    Case("decode over e4m3", [1] * 4, [900, 2000, 700, 1300], **E4M3),
+    Case("prefill", [300, 257], [300, 700], options=dict(window_size=(400, -1), softcap=20.0), **LARGE),
+    Case("prefill over e4m3", [300, 257], [300, 700], **E4M3),
+    Case("mixed batch", [1, 300, 1, 1, 257], [2000, 300, 900, 1300, 700], **LARGE),
+]  # fmt: skip
+
 
 def run(device: torch.device) -> Iterator[tuple[str, float, float]]:
     """Run every case; yield its name, its largest absolute error, and the error that it may have."""
     for seed, case in enumerate(CASES):
-        error = _error(case, torch.Generator(device).manual_seed(seed), device)
-        yield case.name, error, TOLERANCES[case.dtype].max_abs
+        error = error_of(case, torch.Generator(device).manual_seed(seed), device)
+        yield case.name, error, tolerance(case)
 
 
-def _error(case: Case, generator: torch.Generator, device: torch.device) -> float:
+def tolerance(case: Case) -> float:
+    """The error that a case may have."""
+    return TOLERANCES[case.dtype].max_abs
+
+
+def error_of(case: Case, generator: torch.Generator, device: torch.device) -> float:
+    """The largest absolute error of a call."""
     tokens = sum(case.query_lens)
 
     def normal(*shape: int) -> Tensor:
@@ -76,10 +96,10 @@ def _error(case: Case, generator: torch.Generator, device: torch.device) -> floa
         slots += [pages[pos // case.page_size] * case.page_size + pos % case.page_size for pos in range(held)]
 
     kv_dtype = case.kv_dtype or case.dtype
-    shape = (case.layout, sum(counts) + 1, case.page_size, KV_HEADS, HEAD_DIM, kv_dtype, device)
+    shape = (case.layout, sum(counts) + 1, case.page_size, case.kv_heads, case.head_dim, kv_dtype, device)
     ours, theirs = Caches.allocate(*shape), Caches.allocate(*shape)
     scale = None if case.kv_dtype is None else 1 / 32
-    k, v = normal(len(slots), KV_HEADS, HEAD_DIM), normal(len(slots), KV_HEADS, HEAD_DIM)
+    k, v = normal(len(slots), case.kv_heads, case.head_dim), normal(len(slots), case.kv_heads, case.head_dim)
     mapping = torch.tensor(slots, dtype=torch.int64, device=device)
     for write_kv, caches in ((paged_attn.write_kv, ours), (reference.write_kv, theirs)):
         write_kv(k, v, caches.k, caches.v, mapping, kv_layout=caches.kv_layout, k_scale=scale, v_scale=scale)
@@ -87,11 +107,13 @@ def _error(case: Case, generator: torch.Generator, device: torch.device) -> floa
     options = dict(case.options, kv_layout=ours.kv_layout, k_scale=scale, v_scale=scale)
     for per_head in ("sinks", "alibi_slopes"):
         if options.get(per_head):
-            options[per_head] = torch.linspace(0.1, 0.5, HEADS, device=device)
+            options[per_head] = torch.linspace(0.1, 0.5, case.heads, device=device)
     if case.own_keys:
-        options |= dict(k_new=normal(tokens, KV_HEADS, HEAD_DIM), v_new=normal(tokens, KV_HEADS, HEAD_DIM))
+        options |= dict(
+            k_new=normal(tokens, case.kv_heads, case.head_dim), v_new=normal(tokens, case.kv_heads, case.head_dim)
+        )
     offsets = [sum(case.query_lens[:i]) for i in range(len(case.query_lens) + 1)]
-    q = normal(tokens, HEADS, HEAD_DIM)
+    q = normal(tokens, case.heads, case.head_dim)
     batch = (int32(table), int32(case.seq_lens), int32(offsets))
     out = paged_attn.paged_attention(q, ours.k, ours.v, *batch, **options)
     wanted = reference.paged_attention(q, theirs.k, theirs.v, *batch, **options)

@@ -1,4 +1,6 @@
-"""Which Triton this is, and what of its launch path differs from version to version; Gluon's names are in hopper/shim.py.
+"""Which Triton this is, and what of its launch path differs from version to version.
+
+Gluon's names are in hopper/shim.py.
 
 Read in the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference says the version that brought it.
 """
@@ -8,7 +10,7 @@ from typing import Any
 
 import triton
 
-KNOWN = ((3, 6), (3, 7))  # both dialects and the launch path have been looked at
+KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # both dialects and the launch path have been looked at
 
 # Whether a product and a sum become one instruction is said with every launch: 3.9 warns where it is left open, and
 # later versions are to leave it out.

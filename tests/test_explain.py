@@ -158,32 +158,30 @@ def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
 
 def test_hopper_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "ASKED", "0")
-    backend.why_no_gluon.cache_clear()
     plan.plan.cache_clear()
     try:
         assert told()["kernels"] == "portable; not Hopper's, for PAGED_ATTN_HOPPER is 0"
     finally:
-        backend.why_no_gluon.cache_clear()
         plan.plan.cache_clear()
 
 
-def test_another_triton_runs_the_portable_kernels() -> None:
+def test_another_triton_runs_the_portable_kernels(tmp_path: Path) -> None:
     program = """
 import warnings, triton
 triton.__version__ = "9.9.9"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn import backend, launch, plan
+    from paged_attn import backend, plan
     from tests.test_explain import ask
     launches = plan.plan(ask().problem).launches
     assert backend.gluon_available() is backend.gluon_available() is False
-print(len([x for x in heard if "tested with Triton 3.6; this is 9.9.9" in str(x.message)]), len(launches))
-print([x.pipe for x in launches], launch.KEEPS)
+print(len(heard), len(launches))
+print([x.pipe for x in launches], backend.why_untrusted("sm90"))
 """
-    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONWARNINGS": ""}
+    environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONWARNINGS": "", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:2] == ["0 1", "[None] False"]
+    assert done.stdout.split("\n")[:2] == ["0 1", "[None] nobody has tried them on such a GPU"]
 
 
 # ---- launches

@@ -150,7 +150,7 @@ import triton, warnings
 triton.__version__ = "9.9.0"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn import backend, launch
-print(backend.gluon_available(), launch.KEEPS, len(heard))
+    from paged_attn import backend
+print(backend.gluon_available(), backend.why_untrusted("sm90") is None, len(heard))
 """
     assert said(program, PAGED_ATTN_HOPPER=asked) == [f"{taken} False 0"]

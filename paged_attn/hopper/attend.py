@@ -10,7 +10,7 @@ from .asm import pin
 from .convert import NONE
 from .layouts import product_layout, weights_layout
 from .queries import leave_queries
-from .shim import gl, gluon, warpgroup_mma_wait
+from .shim import gl, gluon, replaced, warpgroup_mma_wait
 from .softmax import of_rows, packed, scale_rows, spread, unpacked
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
@@ -43,7 +43,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
 @triton.constexpr_function
 def unpacked_pipe(P):
     """Of tiles of keys that are not in the cache."""
-    return P._replace(PACKED=False)
+    return replaced(P, PACKED=False)
 
 
 @gluon.jit

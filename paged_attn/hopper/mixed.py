@@ -21,7 +21,7 @@ from .mail import make_mail, no_item, publish, read
 from .queries import bring_queries, load_queries, make_queries
 from .ring import KEYS, VALUES, make_gates, make_read_ring, start_with
 from .schedule import TAKEN, bring_lengths, known_same, make_lists
-from .shim import fence_async_shared, gdc_wait, gl, gluon
+from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 from .walk import Walk, item_at
 
 # Registers of a thread that serves few rows, and of one that loads; the blocks' have what is left, 176.
@@ -31,7 +31,7 @@ FEW, LOADER = gl.constexpr(120), gl.constexpr(40)
 @triton.constexpr_function
 def of_one_warp(S):
     """A shape by which one warp makes a schedule: fewer sequences at a time."""
-    return S._replace(SCAN=min(S.SCAN, 128))
+    return replaced(S, SCAN=min(S.SCAN, 128))
 
 
 @gluon.jit

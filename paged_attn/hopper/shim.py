@@ -5,6 +5,7 @@ Kernels take from here what has had more than one name, under a name of our own,
 
 from typing import Any
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -16,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language import core
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
@@ -25,6 +27,19 @@ def first_of(module: Any, *names: str) -> Any:
         if hasattr(module, name):
             return getattr(module, name)
     raise ImportError(f"{module.__name__} has no {' or '.join(names)}")
+
+
+@triton.constexpr_function
+def replaced(record: Any, **values: Any) -> Any:
+    """A compile-time record with other values in these fields, inside of a kernel.
+
+    3.8: records are tuples of Triton's there, which know their fields, and have no methods of Python's.
+    """
+    if hasattr(record, "_replace"):
+        return record._replace(**values)
+    fields = record.type.fields
+    parts = [core.constexpr(values.get(name, x)) for name, x in zip(fields, record.values)]
+    return core.tuple(parts, core.tuple_type([x.type for x in parts], fields))
 
 
 # New names first: an old one may stay for a while as something that only raises.
@@ -43,6 +58,7 @@ __all__ = [
     "load_box",
     "mbarrier",
     "reinterpret",
+    "replaced",
     "thread_barrier",
     "warpgroup_mma",
     "warpgroup_mma_wait",
