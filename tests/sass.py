@@ -5,6 +5,7 @@ An instruction is one string, a label one that ends with a colon.
 
 import collections
 import functools
+import itertools
 import re
 from collections.abc import Callable, Set
 
@@ -187,12 +188,16 @@ def overtaken_readers(code: list[str]) -> int:
     """
     overtaken = 0
     for i, x in enumerate(code):
-        starts = re.search(r"BAR\.SYNC\S*\s+0x1\b(?!,)", x) and "STS" in "".join(code[max(0, i - 12) : i])
-        if starts:
+        if re.search(r"BAR\.SYNC\S*\s+0x1\b(?!,)", x) and "STS" in _since_barrier(code[max(0, i - 12) : i]):
             before = [operation(y) for y in code[:i] if not y.endswith(":")]
             last = {name: max((j for j, y in enumerate(before) if y == name), default=-1) for name in ("LDS", "BAR")}
             overtaken += last["LDS"] > last["BAR"]
     return overtaken
+
+
+def _since_barrier(code: list[str]) -> str:
+    """The operations behind the last barrier: before it partitions were started, or have ended."""
+    return " ".join(itertools.takewhile(lambda x: x != "BAR", map(operation, reversed(code))))
 
 
 def reused_barriers(code: list[str]) -> int:

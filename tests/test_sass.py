@@ -87,6 +87,9 @@ def test_partitions_that_start_before_everybody_has_read_are_found() -> None:
     start = ["STS [R4], R5", "BAR.SYNC.DEFER_BLOCKING 0x1"]
     assert sass.overtaken_readers(["BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", "LDS R0, [R2]", *start]) == 1
     assert sass.overtaken_readers(["LDS R0, [R2]", "BAR.SYNC.DEFER_BLOCKING 0x0, 0x80", *start]) == 0
+    # a warp that waits to be started, in code behind that of those who start it (as Triton 3.8 lays it out)
+    waits = ["BAR.SYNC.DEFER_BLOCKING 0x1", "LDS.U8 R0, [R2]", "@P0 BAR.SYNC.DEFER_BLOCKING 0x1"]
+    assert sass.overtaken_readers([*start, *waits]) == 0
     # a consumer's own barrier starts nobody
     assert sass.overtaken_readers(["LDS R0, [R2]", "STS [R2], R0", "BAR.SYNC.DEFER_BLOCKING 0x2, 0x80"]) == 0
 
