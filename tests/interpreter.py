@@ -8,24 +8,37 @@ comparison that only a debug build looks at.
 from __future__ import annotations
 
 import functools
+import hashlib
+import inspect
 from typing import Any
 
 import pytest
-import triton
 import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-KNOWN = "3.6."  # versions of which all that is said here was read; others are left as they are
+# What is replaced here, or relied on, and how its source begins to hash where it is as it was read (3.6 to 3.9).
+READ = {
+    interpreter.InterpretedFunction.__call__: {"f2446df4"},
+    interpreter._patch_lang: {"e5beeba7"},
+    interpreter._get_np_dtype: {"8f20d41e"},
+    tl.block_type.__init__: {"403f4b01"},
+    tl.tensor.__init__: {"d9b043b5"},
+    tl.tuple.__eq__: {"1663772d"},
+    TritonSemantic.binary_op_sanitize_overflow_impl: {"1ad65a10", "bdd7f3e2"},  # 3.8: assertions have messages
+}
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
     """From now on, until the patch is undone."""
-    if triton.__version__.startswith(KNOWN):
-        _patch_language_once(patch)
-        _look_types_up(patch)
-        _share_shapes(patch)
-        _leave_out_unread_checks(patch)
+    for change, of in PATCHES.items():
+        if all(map(is_as_read, of)):
+            change(patch)
+
+
+def is_as_read(function: Any) -> bool:
+    """Whether a function of this Triton is one that was read."""
+    return hashlib.sha256(inspect.getsource(function).encode()).hexdigest()[:8] in READ[function]
 
 
 def _patch_language_once(patch: pytest.MonkeyPatch) -> None:
@@ -115,3 +128,11 @@ def _leave_out_unread_checks(patch: pytest.MonkeyPatch) -> None:
             check(self, *args)
 
     patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", sanitize)
+
+
+PATCHES = {
+    _patch_language_once: (interpreter.InterpretedFunction.__call__, interpreter._patch_lang),
+    _look_types_up: (interpreter._get_np_dtype,),
+    _share_shapes: (tl.block_type.__init__, tl.tensor.__init__, tl.tuple.__eq__),
+    _leave_out_unread_checks: (TritonSemantic.binary_op_sanitize_overflow_impl,),
+}

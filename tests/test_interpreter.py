@@ -14,16 +14,14 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterError
 
 import paged_attn
-from paged_attn import backend
+from paged_attn import backend, versions
 from tests.cases import E4M3, Case, bits, build
-from tests.interpreter import KNOWN, quicken
+from tests.interpreter import PATCHES, READ, is_as_read, quicken
 from tests.test_paged_attention import EVERYTHING, FEW, Cut
 
 Both = Callable[[Callable[[], Any]], tuple[Any, Any]]
 
-pytestmark = pytest.mark.skipif(
-    not backend.INTERPRET or not triton.__version__.startswith(KNOWN), reason="needs the interpreter that is quickened"
-)
+pytestmark = pytest.mark.skipif(not backend.INTERPRET, reason="needs the interpreter")
 
 INVARIANT = Case("invariant", (9, 1), (75, 40), heads=4, head_dim=24, window_size=(37, -1), batch_invariant=True)
 CASES = {
@@ -33,6 +31,15 @@ CASES = {
     "all fp8": Case("fp8", **FEW, dtype=E4M3, cache_dtype=E4M3, out_dtype=E4M3, scales="tensor"),
     "invariant": INVARIANT,
 }
+
+
+def test_all_that_is_replaced_in_a_known_triton_was_read(quick: pytest.MonkeyPatch) -> None:
+    quick.undo()
+    try:
+        assert all(map(is_as_read, READ)) or not versions.known()
+    finally:
+        quicken(quick)
+    assert {function for of in PATCHES.values() for function in of} == set(READ)
 
 
 @pytest.fixture
