@@ -11,7 +11,6 @@ ARGS   ?=
 VENV  := .venv
 VPY   := $(VENV)/bin/python
 STAMP := $(VENV)/installed
-NEWEST := $(CURDIR)/build/newest
 PIP   := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VPY) -m pip install --quiet
 
 # A Python whose torch already sees a GPU is used as it is: no environment, no network.
@@ -25,7 +24,7 @@ SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_jo
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate test-gpu bench newest check format clean
+.PHONY: help demo test simulate test-gpu bench tritons newest check format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -46,14 +45,12 @@ test-gpu: $(READY)  ## the whole suite on this machine's GPU
 bench: $(READY)  ## every suite against every peer installed, on this machine's GPU
 	$(RUN) -m benchmarks $(ARGS)
 
-# Triton alone, in a folder that is looked into before the environment's own; torch stays as it is.
-newest: $(STAMP)  ## what the newest Triton on the index makes of the kernels: reported, not required
-	@rm -rf $(NEWEST) && mkdir -p $(NEWEST)
-	@if $(PIP) --no-deps --retries 0 --timeout 15 --target $(NEWEST) triton >$(NEWEST)/pip.log 2>&1; then \
-	    PYTHONPATH=$(NEWEST) TRITON_CACHE_DIR=$(NEWEST)/cache $(VPY) -m tests.newest; \
-	else \
-	    echo "newest Triton: skipped, it cannot be fetched: $$(grep ERROR $(NEWEST)/pip.log | tail -1)"; \
-	fi; status=$$?; rm -rf $(NEWEST); exit $$status
+# Triton alone, in folders that are looked into before the environment's own; torch stays as it is.
+tritons: $(STAMP)  ## a reduced suite under every other known Triton, listed in tests/tritons.py
+	$(VPY) -m tests.tritons
+
+newest: $(STAMP)  ## the same under the newest Triton on the index: reported, not required
+	$(VPY) -m tests.tritons --newest
 
 check: $(STAMP)  ## format, lint, types
 	$(VPY) -m ruff format --check .
@@ -68,11 +65,12 @@ clean:  ## remove the environment, caches and outputs
 	rm -rf $(VENV) outputs build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# torch first and alone, then pinned as installed, so that no later step replaces it (or the Triton it came with).
+# torch first and alone, pinned, for without a pin it is a CUDA build of gigabytes; then pinned as installed with all
+# that it came with, its own Triton above all, so that no later step replaces them.
 $(STAMP): pyproject.toml constraints.txt
 	@echo "making $(VENV) (torch is large: a few minutes)"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH) 'numpy<2.4'
+	$(PIP) $(TORCH)
 	$(VPY) -c 'import triton' 2>/dev/null || $(PIP) triton -c constraints.txt
 	$(VPY) -m pip freeze | grep -E '^(torch|triton|numpy)==' > $(VENV)/pins.txt
 	$(PIP) -c $(VENV)/pins.txt -e '.[dev]'

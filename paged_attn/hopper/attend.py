@@ -26,7 +26,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
         border = gl.minimum(gl.maximum(border, item.begin), item.end)
         new, stored = with_tiles(item, border, item.end), with_tiles(item, item.begin, border)
         if border < item.end:
-            UNPACKED: gl.constexpr = unpacked_pipe(P)
+            UNPACKED: gl.constexpr = replaced(P, PACKED=False)  # of tiles of keys that are not in the cache
             turns, state = attend_tiles(
                 q, rings, turns, new, first_key, rows, span, state, scale, mods, S, UNPACKED, LEAVE=False
             )
@@ -38,12 +38,6 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
     else:
         turns, state = attend_tiles(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
     return turns, state
-
-
-@triton.constexpr_function
-def unpacked_pipe(P):
-    """Of tiles of keys that are not in the cache."""
-    return replaced(P, PACKED=False)
 
 
 @gluon.jit

@@ -29,9 +29,9 @@ FEW, LOADER = gl.constexpr(120), gl.constexpr(40)
 
 
 @triton.constexpr_function
-def of_one_warp(S):
-    """A shape by which one warp makes a schedule: fewer sequences at a time."""
-    return replaced(S, SCAN=min(S.SCAN, 128))
+def one_scan(scan):
+    """How many sequences one warp takes at a time to make a schedule: fewer."""
+    return min(scan, 128)
 
 
 @gluon.jit
@@ -43,7 +43,7 @@ def lanes(S: gl.constexpr):
 @gluon.jit
 def hand_out_blocks(box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """`blocks.hand_out_items` by a warp that makes the lists, too, while another one makes the shares of few rows."""
-    ONE: gl.constexpr = of_one_warp(S)
+    ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lists = known_same(make_lists(jobs.batch, lanes(ONE), jobs.mods, ONE, P))
     hand_out_items(box, new_box, ring, jobs, lists, P.LOADERS - 1, STAGES, S, P)
 
@@ -54,7 +54,7 @@ def hand_out_share(
 ):
     """One warp: the pieces of a share of few rows for everybody, their queries, and the tiles of keys."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
-    ONE: gl.constexpr = of_one_warp(S)
+    ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lane = lanes(ONE)
     index, kv_head = unflatten(S)
     first = work(batch, lane, lane < batch.num_seqs, mods, S)

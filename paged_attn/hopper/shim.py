@@ -31,7 +31,7 @@ def first_of(module: Any, *names: str) -> Any:
 
 @triton.constexpr_function
 def replaced(record: Any, **values: Any) -> Any:
-    """A compile-time record with other values in these fields, inside of a kernel.
+    """A compile-time record with other values in these fields, called by a kernel.
 
     3.8: records are tuples of Triton's there, which know their fields, and have no methods of Python's.
     """

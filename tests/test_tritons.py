@@ -1,4 +1,4 @@
-"""The report on the newest Triton: it knows its variants, survives a compiler that dies, and gives reasons."""
+"""The reduced suite of other Tritons: it knows its variants, survives a compiler that dies, and gives reasons."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import triton
 
-from tests import newest, variants
+from paged_attn import versions
+from tests import tritons, variants
 from tests.hopper_cases import SMALL
 
 
@@ -16,17 +18,29 @@ def child(program: str) -> subprocess.Popen[str]:
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("dialect", newest.VARIANTS)
+def test_every_known_version_is_tried_once() -> None:
+    tested = {versions.number(version) for version in tritons.VERSIONS}
+    assert tested | {versions.number(triton.__version__)} >= set(versions.KNOWN)
+    assert len(tested) == len(tritons.VERSIONS)
+    assert tested <= set(versions.KNOWN)
+
+
+def test_known_complaints_are_about_what_is_tried() -> None:
+    named = {*tritons.VARIANTS["portable"], *tritons.VARIANTS["hopper"]}
+    assert all(version in tritons.VERSIONS and variant in named for version, variant in tritons.KNOWN_COMPLAINTS)
+
+
+@pytest.mark.parametrize("dialect", ["portable", "hopper", "simulated"])
 def test_every_variant_exists_under_its_name(dialect: str) -> None:
-    named = newest.VARIANTS[dialect]
+    named = tritons.VARIANTS[dialect]
     assert set(named) <= (SMALL if dialect == "simulated" else dict(variants.calls(named))).keys()
 
 
 def test_a_compiler_that_dies_costs_its_variant_and_those_after_it() -> None:
-    first, second, *others = newest.VARIANTS["hopper"]
+    first, second, *others = tritons.VARIANTS["hopper"]
     said = [{"variant": first}, {"variant": first, "why": ""}, {"variant": second}]
     program = "\n".join([f"print({json.dumps(line)!r}, flush=True)" for line in said] + ["import os", "os.abort()"])
-    rows = list(newest._rows("hopper", child(program)))
+    rows = tritons.rows("hopper", *tritons.ended(child(program)))
     assert rows[0] == ("hopper", first, "")
     assert rows[1] == ("hopper", second, "the compiler died, status -6")
     assert [why for *_, why in rows[2:]] == ["not tried: the compiler died, status -6"] * len(others)
@@ -34,10 +48,10 @@ def test_a_compiler_that_dies_costs_its_variant_and_those_after_it() -> None:
 
 def test_a_report_about_nothing_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="no such module"):
-        list(newest._rows("hopper", child("raise SystemExit('no such module')")))
+        tritons.rows("hopper", *tritons.ended(child("raise SystemExit('no such module')")))
 
 
 def test_the_reason_is_the_first_error_of_a_chain_in_a_line() -> None:
     error, cause = RuntimeError("does not compile"), TypeError("    x.y\n    ^\nhas been\n  removed")
     error.__cause__ = cause
-    assert newest._reason(error) == "TypeError: has been removed"
+    assert tritons._reason(error) == "TypeError: has been removed"

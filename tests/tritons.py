@@ -1,0 +1,207 @@
+"""A reduced suite under each Triton that is known beside the environment's own: required; under a newer one: reported.
+
+`make tritons` fetches each into a folder of its own, in front of the environment's, and tries a few variants of each
+dialect: machine code for sm_90 is complained about as that of the environment's Triton is, Hopper kernels are
+simulated, portable ones interpreted.  `make newest` does the same with the newest on the index, and only reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+TARGET = "sm90"
+# The other known versions, and what each needs instead of what the environment has.
+VERSIONS = {
+    "3.6.0": ("numpy<2.4",),  # its interpreter turns arrays of one element into loop bounds, which numpy 2.4 refuses
+    "3.8.0": (),
+    "3.9.0": (),
+}
+# Each kernel, both schedules, every kind of loop and number format; few, for CI waits for them.
+VARIANTS = {
+    "portable": (
+        *("decode", "decode split features", "decode e4m3", "prefill", "prefill features", "prefill packed"),
+        *("prefill invariant split", "write e4m3", "merge"),
+    ),
+    "hopper": (
+        *("decode of 12", "decode split all fp8", "speculate 32", "prefill window sinks", "long", "two lists"),
+        *("chunk x-packed new", "mixed", "mixed e4m3, no lse"),
+    ),
+    # small batches of `hopper_cases`, against the reference
+    "simulated": ("decodes", "even drafts", "chunk, features", "chunk of e4m3", "mixed over e4m3, group 3"),
+    # `selftest`: a call of each layout and kind, against the reference
+    "interpreted": ("selftest",),
+}
+DONE = {"portable": "sound", "hopper": "sound", "simulated": "right", "interpreted": "right"}
+# What one version's compiler does worse, and why it is left so: (version, variant) to how its complaint begins.
+KNOWN_COMPLAINTS: dict[tuple[str, str], str] = {}
+
+
+class Row(NamedTuple):
+    """What came of a variant."""
+
+    dialect: str
+    variant: str
+    why: str  # it failed, "" if it did not
+
+
+def main() -> None:
+    """Try every variant under every version, a process each for a version and a dialect, as many as there are cores."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--dialect", choices=VARIANTS, help="try these here, and print a JSON object each")
+    options.add_argument("--newest", action="store_true", help="only report on the newest Triton on the index")
+    options.add_argument("--folder", type=Path, default=ROOT / "build", help="where they are fetched to")
+    asked = options.parse_args()
+    if asked.dialect is not None:
+        for line in tried(asked.dialect):
+            print(json.dumps(line), flush=True)
+        return
+    started = monotonic()
+    versions: dict[str, tuple[str, ...]] = {"": ()} if asked.newest else VERSIONS
+    folders = {}
+    for version, needs in versions.items():
+        folders[version] = asked.folder / f"triton-{version or 'newest'}"
+        if why := fetch(version, needs, folders[version]):
+            print(f"Triton {version or 'newest'}: cannot be fetched: {why}")
+            sys.exit(0 if asked.newest else 1)
+    jobs = [(version, dialect) for dialect in reversed(VARIANTS) for version in versions]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = list(pool.map(lambda job: rows(job[1], *ended(child(job[1], folders[job[0]]))), jobs))
+    failed = 0
+    for version in versions:
+        of_version = [row for job, found_rows in zip(jobs, found) if job[0] == version for row in found_rows]
+        good = sum(not row.why for row in of_version)
+        failed += len(of_version) - good
+        print(f"Triton {version or 'newest'} does {good} of {len(of_version)} variants")
+        for row in of_version:
+            print(f"  {row.dialect:11} {row.variant:24} {row.why or DONE[row.dialect]}")
+    print(f"{monotonic() - started:.0f} s")
+    sys.exit(1 if failed and not asked.newest else 0)
+
+
+def fetch(version: str, needs: Sequence[str], folder: Path) -> str:
+    """Triton into a folder, where it is not yet; why not, if it cannot be had.  torch stays as it is."""
+    if (folder / "triton").exists() and version:
+        return ""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    command += ["--retries", "2", "--timeout", "30", "--upgrade", "--target", str(folder)]
+    wanted = f"triton=={version}" if version else "triton"
+    done = subprocess.run([*command, wanted, *needs], capture_output=True, text=True)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+    return (errors or ["pip failed"])[-1] if done.returncode else ""
+
+
+def tried(dialect: str) -> Iterator[dict[str, str]]:
+    """Each variant when it begins and when it is done; one that fails has a reason."""
+    os.environ["TRITON_INTERPRET"] = "1" if dialect == "interpreted" else "0"
+    os.environ["PAGED_ATTN_HOPPER"] = "1" if dialect in ("hopper", "simulated") else "0"
+    os.environ["SIMULATE"] = "1" if dialect == "simulated" else "0"
+    from paged_attn import backend
+
+    missing = backend.why_no_gluon() if dialect in ("hopper", "simulated") else None
+    attempt = {"simulated": _simulate, "interpreted": _interpret}.get(dialect, _compile)
+    for variant in VARIANTS[dialect]:
+        yield {"variant": variant}
+        try:
+            if missing is not None:
+                raise ImportError(missing)
+            attempt(variant)
+            yield {"variant": variant, "why": ""}
+        except Exception as error:  # a compiler fails in ways of its own, and they are what is reported
+            yield {"variant": variant, "why": _reason(error)}
+
+
+def _compile(variant: str) -> None:
+    import triton
+
+    from tests import hopper_complaints, test_machine_code
+    from tests.machine_code import compile_calls, report
+    from tests.variants import calls
+
+    wrong = []
+    compiled = list(compile_calls(TARGET, [(variant, dict(calls([variant]))[variant])]))
+    assert compiled, "nothing was launched"
+    for _, kernel in compiled:
+        facts, name = report(variant, kernel), kernel.metadata.name
+        if name in ("blocks_kernel", "shares_kernel", "mixed_kernel"):
+            wrong += hopper_complaints.complaints(facts)
+        elif name == "merge_blocks_kernel":
+            wrong += hopper_complaints.merge_complaints(facts)
+        else:
+            wrong += test_machine_code.complaints(TARGET, facts)
+    known = KNOWN_COMPLAINTS.get((triton.__version__, variant))
+    if known is not None:
+        assert any(text.startswith(known) for text in wrong), f"no longer {known!r}: take it from the table"
+        wrong = [text for text in wrong if not text.startswith(known)]
+    assert not wrong, "; ".join(wrong)
+
+
+def _simulate(variant: str) -> None:
+    from tests.cases import run
+    from tests.hopper_cases import SMALL, sized
+    from tests.simulator.process import simulate
+
+    simulate()
+    run(sized(variant, **SMALL[variant]))
+
+
+def _interpret(_: str) -> None:
+    import torch
+
+    from paged_attn import selftest
+
+    wrong = [f"{name}: error {error:.2g}" for name, error, most in selftest.run(torch.device("cpu")) if error > most]
+    assert not wrong, "; ".join(wrong)
+
+
+def child(dialect: str, folder: Path) -> subprocess.Popen[str]:
+    """A compiler that dies takes its process with it: that of one dialect, not this one."""
+    command = [sys.executable, "-W", "ignore", "-m", "tests.tritons", "--dialect", dialect]
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]),
+        "TRITON_CACHE_DIR": str(folder.with_name(f"{folder.name}-cache")),
+    }
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[str, str, int]:
+    """What a process said, its errors, its status."""
+    said, errors = process.communicate()
+    return said, errors, process.returncode
+
+
+def rows(dialect: str, said: str, errors: str, status: int) -> list[Row]:
+    """All variants, also those that a process which died did not come to."""
+    lines = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    if not lines:
+        raise RuntimeError(f"nothing could be tried:\n{errors[-2000:]}")
+    begun = {line["variant"] for line in lines}
+    results = {line["variant"]: line["why"] for line in lines if "why" in line}
+    died = f"the compiler died, status {status}"
+    return [
+        Row(dialect, variant, results.get(variant, died if variant in begun else f"not tried: {died}"))
+        for variant in VARIANTS[dialect]
+    ]
+
+
+def _reason(error: BaseException) -> str:
+    """The first error of a chain, in a line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    text = " ".join(str(error).rpartition("^")[2].split())  # a compiler shows the source, and what is wrong under it
+    return f"{type(error).__name__}: {text if len(text) <= 400 else '... ' + text[-400:]}"
+
+
+if __name__ == "__main__":
+    main()
