@@ -1,10 +1,26 @@
 """Paged attention for LLM inference engines, in plain Python."""
 
-from . import backend, reference
-from .api import merge_states, paged_attention, write_kv
-from .preparation import prepare
+from typing import TYPE_CHECKING, Any
 
-backend.read_ahead()  # where the package is whole, for a module that is imported twice at once would be half there
+from . import reference
+from .api import merge_states, paged_attention, write_kv
+
+if TYPE_CHECKING:
+    from .preparation import prepare
 
 __version__ = "0.1.0"
 __all__ = ["merge_states", "paged_attention", "prepare", "reference", "write_kv"]
+
+
+def __getattr__(name: str) -> Any:
+    """`prepare` is imported when it is asked for, since it brings the kernels along."""
+    if name != "prepare":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from .preparation import prepare
+
+    globals()[name] = prepare
+    return prepare
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,10 +3,12 @@
 import torch
 
 from . import ops
-from .arguments import ScaleLike
-from .attend import attend
-from .cache import write
-from .states import merge
+from .door import ScaleLike
+from .lazy import at_first_call
+
+attend = at_first_call("attend", ".attend", globals())
+write = at_first_call("write", ".cache", globals())
+merge = at_first_call("merge", ".states", globals())
 
 
 def paged_attention(
@@ -107,7 +109,7 @@ def paged_attention(
             same keys and options.  (With qq_bias or causal=False, chunks themselves change what a query sees.)
             Not with k_new: how keys are cut into tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
-            environment variable PAGED_ATTN_CHECK said at import.
+            environment variable PAGED_ATTN_CHECK said at the first call.
 
     Returns:
         [tokens, heads, head_dim], dtype of q, or out's if given; with return_lse also [tokens, heads] float32.

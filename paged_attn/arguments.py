@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import layout
+from .door import ScaleLike
 from .kernels.args import Heads, KeyValues, Modifiers, Rows, Scales, Scratch
 from .kernels.attention import attention_kernel
 from .kernels.merge import merge_blocks_kernel, merge_states_kernel
@@ -14,7 +15,6 @@ from .rounding import cdiv, next_power_of_2
 from .scratch import Need
 
 ROOM = Scratch(STATES, COUNTERS)
-ScaleLike = float | torch.Tensor | None
 
 
 class Call(NamedTuple):

@@ -1,13 +1,14 @@
 """Where kernels run: compiled on a GPU, or by Triton's interpreter on a machine without one.
 
-Import this before any module that defines kernels: Triton decides at decoration time which of the two a function
-becomes.
+Decided when this is imported, which is at the first call.  Triton decides at decoration time which of the two a
+function becomes: `kernels/__init__` imports all that define some.
 """
 
+import contextlib
 import functools
 import os
-import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
@@ -18,11 +19,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from . import trial, versions
-
-try:
-    from triton.runtime.cache import triton_key
-except ImportError:  # it has moved from version to version
-    triton_key = None
+from .locks import FIRST
 
 
 class Device(NamedTuple):
@@ -43,25 +40,16 @@ class Device(NamedTuple):
 
 
 def _wants_interpreter() -> bool:
-    """The user's TRITON_INTERPRET if set; otherwise whether the machine lacks a GPU."""
+    """What the user says by TRITON_INTERPRET, or Triton's knob; otherwise whether the machine lacks a GPU."""
     asked = os.environ.get("TRITON_INTERPRET")
-    return asked.lower() in ("1", "true", "on", "yes") if asked is not None else not torch.cuda.is_available()
-
-
-def _interpret_standard_library() -> None:
-    """Triton's own jit functions (tl.max, tl.cdiv ...) became compiled ones if it was imported before we decided."""
-    for module in (tl, tl.core, tl.standard, tl.math, tl.random):
-        for name, value in list(vars(module).items()):
-            if isinstance(value, JITFunction):
-                setattr(module, name, InterpretedFunction(value.fn))
+    if asked is not None or triton.knobs.runtime.interpret:
+        return bool(triton.knobs.runtime.interpret)
+    # counts devices without CUDA, which a forked child could not use after it
+    return not (torch.cuda.is_initialized() or torch.cuda.device_count())
 
 
 INTERPRET = _wants_interpreter()
-if INTERPRET:
-    triton.knobs.runtime.interpret = True
-    _interpret_standard_library()
-
-ASKED = os.environ.get("PAGED_ATTN_HOPPER")  # when the package is imported: a thread may ask first
+ASKED = os.environ.get("PAGED_ATTN_HOPPER")
 
 
 def why_untrusted(arch: str) -> str | None:
@@ -104,30 +92,50 @@ def gluon_available() -> bool:
     return why_no_gluon() is None
 
 
-def _read() -> None:
-    if triton_key is not None:
-        triton_key()
-    if ASKED != "0" and versions.known():
-        from .hopper import arguments  # noqa: F401
-
-
-_reader = threading.Thread(target=_read, daemon=True)
+# Where the interpreter, and we, put other functions: Triton's own of a jit (tl.max, tl.cdiv ...), and its builtins.
+_LANGUAGE = (tl, tl.core, tl.standard, tl.math, tl.random, tl.tensor, tl.core.tensor_descriptor_base)
 
 
 @functools.cache
-def read_ahead() -> None:
-    """Start what comes before the first look for a kernel on disk, while a server loads its model.
+def _interpreted(function: JITFunction) -> InterpretedFunction:
+    return InterpretedFunction(function.fn)
 
-    Once a process, Triton hashes all of itself, half a second; the Hopper kernels are read, a twentieth.
+
+@contextlib.contextmanager
+def decorating() -> Iterator[None]:
+    """While kernels are defined: Triton's knob as decided."""
+    knobs = vars(triton.knobs.runtime)  # set as an attribute it would become an environment variable
+    with FIRST:
+        before = knobs.copy()
+        if INTERPRET:
+            knobs["interpret"] = True
+        try:
+            yield
+        finally:
+            knobs.clear()
+            knobs.update(before)
+
+
+@contextlib.contextmanager
+def interpreting() -> Iterator[None]:
+    """While a kernel of ours is interpreted: one at a time, for the interpreter's state is one for all threads.
+
+    Functions of triton.language that became compiled ones when it was imported are interpreted ones meanwhile.  All is
+    as before in the end, or kernels of others would find them so, and also what the interpreter itself leaves.
     """
-    if not INTERPRET:
-        _reader.start()
-
-
-def wait_for_triton() -> None:
-    """Until that is done."""
-    if not INTERPRET:
-        _reader.join()
+    with FIRST, decorating():
+        before = [(module, dict(vars(module))) for module in _LANGUAGE]
+        for module, names in before:
+            for name, value in names.items():
+                if isinstance(value, JITFunction):
+                    setattr(module, name, _interpreted(value))
+        try:
+            yield
+        finally:
+            for module, names in before:
+                for name, value in names.items():
+                    if vars(module).get(name) is not value:
+                        setattr(module, name, value)
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

@@ -9,13 +9,13 @@ each form of call the latest is remembered with a guard, torch's own, which comp
 """
 
 import contextlib
-import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from .launch import Launches
+from .locks import left_free
 
 LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
 ALIGNMENT = 64  # bytes that kernels are compiled for: 16, or 16 elements of x-packed values
@@ -37,7 +37,7 @@ class Latest(NamedTuple):
 
 _kept: dict[Hashable, Launches] = {}
 _latest: dict[Hashable, Latest] = {}
-_forgetting = threading.Lock()  # what is oldest, no thread may ask while another adds
+_forgetting = left_free()  # what is oldest, no thread may ask while another adds
 
 
 def form_of(others: Sequence[Any]) -> tuple[Any, ...]:

@@ -29,6 +29,8 @@ MAX_HEAD_DIM = 256
 INT32_MAX = torch.iinfo(torch.int32).max
 TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
+ScaleLike = float | Tensor | None
+
 
 class Axes(NamedTuple):
     """The sizes of one call, 0 where it has no such axis; x = elements of a packed group, 0 without x-packing."""

@@ -10,11 +10,12 @@ import ctypes
 import functools
 import re
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType
-from typing import Any
+from typing import Any, ClassVar
 
-from . import versions
+from . import context, versions
 from .template import Argument, AtAddress, Descriptors
 
 Launch = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
@@ -22,6 +23,7 @@ Launch = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is
 WORD, BOX = 8, 128  # bytes: of an address, of a descriptor of the copy engine
 BOXED = (64 + BOX, 128 + BOX)  # bytes: of an object of Triton's that ends with one, which is aligned to 64 or 128
 KNOWN = 256  # addresses of which a launch keeps a descriptor: the layers of a model have a cache each
+KNOWN_TO_ALL = 1 << 15  # of which all launches together do, some 15 MB
 SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own, the last of a kernel's parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
@@ -51,12 +53,24 @@ class Config(ctypes.Structure):
 class Places(dict[int, tuple[int, Any]]):
     """Where the bytes of a descriptor of memory at an address lie, and the object of Triton's that ends with them."""
 
+    everyones: ClassVar[weakref.WeakSet["Places"]] = weakref.WeakSet()
+    encodings: ClassVar[int] = 0  # since all were forgotten
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__, __ne__ = object.__eq__, object.__ne__  # one is not another one that knows as much
+
     def __init__(self, encoded: Callable[[int], Sequence[Any]]) -> None:
         self.encoded = encoded
+        self.everyones.add(self)
 
     def __missing__(self, address: int) -> tuple[int, Any]:
-        if len(self) == KNOWN:
+        if len(self) >= KNOWN:
             self.clear()
+        if Places.encodings >= KNOWN_TO_ALL:
+            Places.encodings = 0
+            for places in list(self.everyones):
+                places.clear()
+        Places.encodings += 1
+        context.provide()
         box = self.encoded(address)[0]
         self[address] = found = (id(box) + type(box).__basicsize__ - BOX, box)
         return found
@@ -164,8 +178,9 @@ def _direct(
     passed = ctypes.addressof(config), function, ctypes.addressof(places), None
     how = tuple([ctypes.c_void_p.from_param(x) for x in passed])
     spare: list[Any] = [words]  # none while a thread is about to launch; a lock costs four times as much
+    held: list[Any] = [None] * len(parameters)  # descriptors of the latest launch, which another thread may forget
 
-    def direct(addresses: Sequence[int], _alive: object = constants) -> object:
+    def direct(addresses: Sequence[int], _alive: object = constants) -> None:
         try:
             mine = spare.pop()
         except IndexError:
@@ -174,13 +189,14 @@ def _direct(
             try:
                 mine[:] = addresses
                 for place, slot, box_at in boxes:
-                    places[place], _ = box_at[addresses[slot]]
+                    places[place], held[place] = box_at[addresses[slot]]
                 config.stream = addresses[-1]
                 failed = start(*how)
             finally:
                 spare.append(mine)
-        # Triton's launcher gives a thread a context that has none yet, or says what is wrong
-        return otherwise(addresses) if failed else None
+        if failed:  # Triton's launcher says what is wrong, if it is not that a thread had no context yet
+            context.provide()
+            otherwise(addresses)
 
     return direct
 

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from triton.compiler import CompiledKernel
+from triton.runtime.interpreter import InterpretedFunction
 
-from . import backend, driver, scratch, versions
-from .backend import INTERPRET, current, wait_for_triton
+from . import backend, context, driver, scratch, versions
+from .backend import INTERPRET, current, interpreting
+from .locks import FIRST
 from .template import STREAM, Argument, Descriptors, caller, fill, filler
 
 STATES, COUNTERS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
@@ -33,10 +35,25 @@ class Step(NamedTuple):
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
-    """Every launch that may have to compile goes through here; returns the compiled kernel, if there is one."""
-    if any(hasattr(arg, "sizes") for arg in args):
-        resize(kernel.warmup(*args, grid=grid, **options), args)
+    """Every launch that may have to compile goes through here; returns the compiled kernel, if there is one.
+
+    One thread compiles or interprets at a time, and none waits for another's launch.
+    """
+    if isinstance(kernel, InterpretedFunction):
+        with interpreting():
+            return kernel[grid](*args, **options)
+    with FIRST:
+        context.provide()
+        compiled = kernel.warmup(*args, grid=grid, **options)
+        if any(hasattr(arg, "sizes") for arg in args):
+            resize(compiled, args)
+        load(compiled)
     return kernel[grid](*args, **options)
+
+
+def load(compiled: Any) -> None:
+    """Load the code of a kernel and make its launcher: Triton would do so as it launches, for two threads at once."""
+    getattr(compiled, "_init_handles", lambda: None)()
 
 
 def resize(compiled: Any, args: Sequence[Any]) -> None:
@@ -83,7 +100,6 @@ class Launches:
         """Launch with these tensors; compiles what has not been compiled."""
         kept = []
         rooms: dict[int, scratch.Room] = {}  # held until all are launched: others could have their memory otherwise
-        wait_for_triton()
         with current(self.device):
             stream = self.stream(self.index)
             for step in self.steps:

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .attend import attend
+from .lazy import at_first_call
+
+attend = at_first_call("attend", ".attend", globals())
 
 ARGUMENTS = """(
     Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor seq_lens, Tensor? cu_seqlens_q, Tensor(a!) out,

@@ -89,10 +89,24 @@ def prepare(
     )  # fmt: skip
     local = not isinstance(device, Device)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
+    _read()
     started = monotonic()
     batches = distinct(model, batches_up_to(max_seqs, max_tokens, max_seqlen), facts)
     found = _in_processes(model, batches, facts, local, processes or os.cpu_count() or 1)
     return Summary(len(found), sum(found.values()), monotonic() - started)
+
+
+def _read() -> None:
+    """What comes before this process first looks for a kernel on disk: Triton hashes all of itself, for half a second.
+
+    The Hopper kernels are read, too.
+    """
+    with contextlib.suppress(ImportError):  # it has moved from version to version
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+    if backend.gluon_available():
+        from .hopper import arguments  # noqa: F401
 
 
 # ---- processes -----------------------------------------------------------------------------------

@@ -6,17 +6,24 @@ it at the same time is all that matters:
   have their own;
 - a captured call has counters of its own for ever, since its graph may be replayed beside any other; its states come
   from the graph's memory pool.
+
+What is kept is bounded: a few streams' rooms on each device, none of them large.  Others are made for each call.
 """
 
-import threading
+from collections import deque
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import memory
+from .locks import left_free
+
 # Counters that an arena grows by: 4 MiB, some 7000 captured decodes of a device with 132 multiprocessors, 2600 of one
 # or two KV heads (over fp8 1300), or 490 prefills whose blocks may be cut.
 CHUNK = 1 << 20
+ROOMS = 8  # of a device that are kept: as many streams as may well be at work at the same time
+TOGETHER = 1 << 26  # and so many states, 256 MiB: even shares of an H200 have a fortieth to a quarter of them
 
 
 class Need(NamedTuple):
@@ -34,19 +41,24 @@ class Arena:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device, self.lock = device, threading.Lock()
+        self.device, self.lock = device, left_free()
         self.chunks: list[Tensor] = []  # graphs know their addresses, so they stay
         self.left = 0  # counters of the last chunk that nobody has
         self.low = device.type == "cuda"  # whether the next eager call should let it grow
 
     def grow(self, least: int = CHUNK) -> None:
         """Add a chunk, zeroed before anybody can be handed a part of it."""
-        chunk = torch.zeros(least, dtype=torch.int32, device=self.device)
-        if self.device.type == "cuda":  # a graph may be replayed on another stream than this one
-            torch.cuda.current_stream(self.device).synchronize()
+        (chunk,) = memory.kept(lambda: (self._zeroed(least),), self.device)
         with self.lock:
             self.chunks.append(chunk)
             self.left, self.low = least, False
+
+    def _zeroed(self, count: int) -> Tensor:
+        """So many zeros that are there: a graph may be replayed on another stream than this one."""
+        chunk = torch.zeros(count, dtype=torch.int32, device=self.device)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+        return chunk
 
     def take(self, count: int) -> Tensor:
         """So many counters for a captured call; zeroed inside its graph if the arena has run out."""
@@ -71,7 +83,10 @@ class Room(NamedTuple):
 
 
 NONE = Room(None, None)
-_rooms: dict[tuple[int | None, int, int], Room] = {}  # by device, stream and number: what eager calls share
+Place = tuple[int | None, int, int]  # device, stream and number
+_rooms: dict[Place, Room] = {}  # what eager calls share
+_turned_away: deque[Place] = deque(maxlen=ROOMS)  # the latest calls for which no room was kept
+_keeping = left_free()
 _arenas: dict[torch.device, Arena] = {}
 
 
@@ -84,10 +99,11 @@ def take(need: Need, device: torch.device, stream: int, number: int = 0) -> Room
         return _room(_empty(need.states, torch.float32, device), arena(device).take(need.counters))
     place = device.index, stream, number
     room = _rooms.get(place)
-    shared = 0 if need.two else need.states
+    alone = need.two or need.states > TOGETHER // 2  # between two, another thread may use the same stream
+    shared = 0 if alone else need.states
     if room is None or room.states_size < shared or room.counters_size < need.counters or room.arena.low:
-        room = _rooms[place] = _grown(room or NONE, shared, need.counters, device)
-    if need.two:  # between which another thread may use the same stream
+        room = _make(place, room, shared, need.counters, device)
+    if alone:
         states = _empty(need.states, torch.float32, device)
         return room._replace(states=states, states_at=states.data_ptr())
     return room
@@ -98,12 +114,46 @@ def arena(device: torch.device) -> Arena:
     return _arenas.get(device) or _arenas.setdefault(device, Arena(device))
 
 
-def _grown(room: Room, states: int, counters: int, device: torch.device) -> Room:
-    """Room for so many and all that came before, and an arena from which a call like this may be captured."""
+def _make(place: Place, room: Room | None, states: int, counters: int, device: torch.device) -> Room:
+    """Room for so many and all that came before, and an arena from which a call like this may be captured.
+
+    Where all that may be kept are, a place has to ask twice within a few calls to have the oldest one's: otherwise a
+    hundred streams in turn would have rooms made to be kept, which takes longer, and use none of them again.
+    """
     if arena(device).low:
         arena(device).grow()
-    zeros = torch.zeros(max(room.counters_size, counters), dtype=torch.int32, device=device)
-    return _room(_empty(max(room.states_size, states), torch.float32, device), zeros, arena(device))
+    with _keeping:
+        keep = place in _turned_away or not _too_many(_others(place), states)
+        if not keep:
+            _turned_away.append(place)
+    if not keep:
+        return _room(*_memory(states, counters, device), arena(device))
+    had = room or NONE
+    wanted = max(had.states_size, states), max(had.counters_size, counters)
+    kept_states, kept_counters = memory.kept(lambda: _memory(*wanted, device), device)
+    room = _room(kept_states, kept_counters, arena(device))
+    with _keeping:
+        _rooms.pop(place, None)
+        others = _others(place)
+        while _too_many(others, room.states_size):
+            del _rooms[others.pop(0)]  # who is about to launch there holds it
+        _rooms[place] = room
+    return room
+
+
+def _others(place: Place) -> list[Place]:
+    """Whose rooms are kept on the same device, the oldest first."""
+    return [x for x in _rooms if x[0] == place[0] and x != place]
+
+
+def _too_many(others: list[Place], states: int) -> bool:
+    """Whether one with so many states cannot be kept beside them."""
+    return len(others) >= ROOMS or (bool(others) and states + sum(_rooms[x].states_size for x in others) > TOGETHER)
+
+
+def _memory(states: int, counters: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """States, and counters that are zero."""
+    return _empty(states, torch.float32, device), torch.zeros(counters, dtype=torch.int32, device=device)
 
 
 def _room(states: Tensor, counters: Tensor, arena: Arena | None = None) -> Room:

@@ -131,18 +131,19 @@ class _Address:
 
 
 class AtAddress:
-    """A descriptor of memory of the same form at any address; remembers those it was asked for."""
+    """A descriptor of memory of the same form at any address."""
 
     def __init__(self, descriptor: Any) -> None:
         self.descriptor, self.slot = descriptor, descriptor.base.slot
-        self.of = functools.lru_cache(maxsize=256)(lambda address: _with_base(descriptor, _Address(address)))
 
     def __call__(self, address: int) -> Any:
-        return self.of(address)
+        return _at(self, address)
 
     def encoded(self, encode: Encode, number: int) -> Callable[[int], Sequence[Any]]:
         """The same in the launcher's own form."""
-        descriptor = self.descriptor
-        return functools.lru_cache(maxsize=256)(
-            lambda address: encode(_with_base(descriptor, _Address(address)), number)
-        )
+        return lambda address: encode(_with_base(self.descriptor, _Address(address)), number)
+
+
+@functools.lru_cache(maxsize=1 << 12)  # of all launches: the layers of a model have a cache each
+def _at(form: AtAddress, address: int) -> Any:
+    return _with_base(form.descriptor, _Address(address))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,9 @@ import pytest
 import torch
 
 from tests import simulator  # before the package decides whether it is interpreted
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
 
 pytest.register_assert_rewrite("tests.bad_input")  # its assertions are those of many files
 

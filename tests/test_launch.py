@@ -146,7 +146,7 @@ def test_boxes_have_the_sizes_that_they_ask_for_before_a_kernel_first_runs() -> 
     launch.run(Kernel(), (3,), x, whole, None, part, num_warps=4)
     assert done == [("compiled", (3,), {"num_warps": 4}), [[16, 1, 64], [5, 3, 64]]]
     launch.run(Kernel(), (3,), x, whole, None)
-    assert len(done) == 3, "nothing to resize, and nothing compiled twice"
+    assert done[2:] == [("compiled", (3,), {}), [[16, 1, 64], [5, 3, 64]]], "nothing to resize"
     metas.clear()
     with pytest.raises(RuntimeError, match="keeps sizes of boxes elsewhere: set PAGED_ATTN_HOPPER=0"):
         launch.run(Kernel(), (3,), x, whole, part)

@@ -252,7 +252,6 @@ import paged_attn
 
 if __name__ == "__main__":
     torch.zeros(1, device="cuda")
-    paged_attn.backend.wait_for_triton()
     torch.cuda.synchronize()
     q = torch.randn(4, 32, 128, dtype=torch.bfloat16, device="cuda")
     k, v = torch.randn(2, 64, 16, 8, 128, dtype=torch.bfloat16, device="cuda")

@@ -1,3 +1,8 @@
 """Portable Triton: every GPU, and the interpreter."""
 
-from .. import backend as backend  # first, for it decides which of the two jit functions are for
+from ..backend import decorating
+
+with decorating():  # all of them, whichever is asked for first
+    from . import args, attention, cache, merge, numerics, output, schedule, scores, softmax, write
+
+__all__ = ["args", "attention", "cache", "merge", "numerics", "output", "schedule", "scores", "softmax", "write"]
