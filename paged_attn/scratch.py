@@ -24,6 +24,7 @@ from .locks import left_free
 CHUNK = 1 << 20
 ROOMS = 8  # of a device that are kept: as many streams as may well be at work at the same time
 TOGETHER = 1 << 26  # and so many states, 256 MiB: even shares of an H200 have a fortieth to a quarter of them
+LARGEST = TOGETHER // 2  # of one call
 
 
 class Need(NamedTuple):
@@ -99,7 +100,7 @@ def take(need: Need, device: torch.device, stream: int, number: int = 0) -> Room
         return _room(_empty(need.states, torch.float32, device), arena(device).take(need.counters))
     place = device.index, stream, number
     room = _rooms.get(place)
-    alone = need.two or need.states > TOGETHER // 2  # between two, another thread may use the same stream
+    alone = need.two or need.states > LARGEST  # between two, another thread may use the same stream
     shared = 0 if alone else need.states
     if room is None or room.states_size < shared or room.counters_size < need.counters or room.arena.low:
         room = _make(place, room, shared, need.counters, device)

@@ -1,0 +1,39 @@
+"""Scripts that need a process of their own: what importing does, forks, threads.
+
+`call(seed)` in a script is a small call of attention and its error, beside the reference.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LIMIT = 300  # seconds, only so that what hangs ends
+CALL = """
+def call(seed=0, heads=4):
+    import torch
+    import paged_attn
+
+    device = "cuda" if torch.cuda.is_initialized() or torch.cuda.device_count() else "cpu"
+    rng = torch.Generator(device).manual_seed(seed)
+    q = torch.randn(2 + seed, heads, 32, generator=rng, device=device)
+    k, v = torch.randn(2, 4, 16, 2, 32, generator=rng, device=device)
+    table = torch.tensor([[3, 1]], dtype=torch.int32, device=device).repeat(2 + seed, 1)
+    lens = torch.full((2 + seed,), 20 + seed, dtype=torch.int32, device=device)
+    out = paged_attn.paged_attention(q, k, v, table, lens)
+    return float((out - paged_attn.reference.paged_attention(q, k, v, table, lens)).abs().max())
+"""
+
+
+def run(script: str, **environ: str) -> str:
+    """What a script prints; it must end well.  The interpreter is left to the package, as users leave it."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, "-W", "ignore:paged-attn is tested", "-c", CALL + script]
+    done = subprocess.run(
+        command, env=environment | environ, capture_output=True, text=True, timeout=LIMIT, check=False
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout

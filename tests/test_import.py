@@ -1,0 +1,84 @@
+"""Importing the package changes nothing and starts nothing; what a call changes meanwhile is as before when it ends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.own_process import run
+
+STATE = """
+import os, sys, threading, warnings
+import torch, triton
+import triton.language as tl
+
+def state():
+    modules = (tl, tl.core, tl.standard, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
+    # the interpreter adds names of its own to modules whose functions it rewrites: they hide nothing
+    language = {(str(m), name): id(value) for m in modules for name, value in vars(m).items() if (str(m), name) in known}
+    return (
+        dict(os.environ), list(warnings.filters), threading.active_count(), vars(triton.knobs.runtime).copy(),
+        torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads(), language,
+    )
+
+modules = (tl, tl.core, tl.standard, tl.math, tl.tensor, tl.core.tensor_descriptor_base)
+known = {(str(m), name) for m in modules for name in vars(m)}
+before = state()
+import paged_attn
+assert state() == before
+"""
+
+
+def test_importing_changes_nothing() -> None:
+    run(STATE + "assert not torch.cuda.is_initialized()")
+
+
+def test_importing_reads_no_kernels() -> None:
+    heavy = "{'attend', 'backend', 'kernels', 'launch', 'plan', 'scratch', 'hopper', 'preparation'}"
+    run(
+        f"import sys, paged_attn\nassert not {{f'paged_attn.{{x}}' for x in {heavy}}} & {{*sys.modules}}\n"
+        "assert paged_attn.prepare.__name__ == 'prepare' and 'prepare' in dir(paged_attn)"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU nothing is interpreted")
+def test_an_interpreted_call_leaves_triton_as_it_was() -> None:
+    """Kernels of the user's, which are compiled, find their language."""
+    run(
+        STATE + "assert call() < 1e-5\nassert state() == before\n"
+        "@triton.jit\ndef kernel(x): tl.store(x, tl.max(tl.arange(0, 4), 0))\n"
+        "assert isinstance(kernel, triton.runtime.JITFunction)\n"
+        "assert isinstance(tl.max, triton.runtime.JITFunction) and tl.core.is_builtin(tl.core.arange)"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU nothing is interpreted")
+def test_a_failed_interpreted_call_leaves_triton_as_it_was() -> None:
+    run(
+        STATE + "from paged_attn import launch\nfrom paged_attn.kernels import output\n"
+        "def fails(*_): raise RuntimeError('of a helper')\n"
+        "output.tokens_of.rewritten_fn[output.tokens_of.fn] = fails\n"
+        "try: call()\nexcept triton.runtime.errors.InterpreterError as error: assert 'of a helper' in str(error)\n"
+        "else: raise AssertionError\nassert state() == before"
+    )
+
+
+@pytest.mark.parametrize("asked, interpreted", [("1", True), ("0", False)])
+def test_the_user_says_what_is_interpreted(asked: str, interpreted: bool) -> None:
+    script = "from paged_attn import backend\nfrom paged_attn.kernels.attention import attention_kernel as kernel\n"
+    script += "print(backend.INTERPRET, type(kernel).__name__)"
+    printed = run(script, TRITON_INTERPRET=asked)
+    assert printed.split() == [str(interpreted), "InterpretedFunction" if interpreted else "JITFunction"]
+
+
+def test_the_first_call_takes_the_place_of_what_imports() -> None:
+    """A later one goes straight to it."""
+    run(
+        "import paged_attn.api as api\nassert api.attend.__module__ == 'paged_attn.lazy'\ncall()\n"
+        "from paged_attn import attend\nassert api.attend is attend.attend"
+    )
+
+
+@pytest.mark.gpu
+def test_a_child_forked_after_the_import_has_the_gpu() -> None:
+    run("import os, torch, paged_attn\nif not os.fork(): os._exit(call() > 1e-2)\nassert os.wait()[1] == 0")

@@ -1,0 +1,131 @@
+"""Forks at any moment, spawned processes, and the end of a process: nothing of ours hangs or is half there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.own_process import run
+
+on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA itself does not survive a fork")
+FORK = """
+import os, sys, threading, time
+import torch
+torch.set_num_threads(1)  # torch's own threads do not survive a fork
+import paged_attn
+
+def fork():
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = int(not call(1) < 1e-5)
+        finally:
+            os._exit(code)
+    return child
+
+def well(child): assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@on_the_cpu
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_child_calls_after_any_number_of_calls(calls: int) -> None:
+    run(FORK + f"for seed in range({calls}): call(seed)\nwell(fork())\nassert call() < 1e-5")
+
+
+@on_the_cpu
+@pytest.mark.parametrize(
+    "moment",
+    ["first.wait()", "'paged_attn.backend' in sys.modules", "'paged_attn.kernels' in sys.modules", "launched"],
+)
+def test_a_child_calls_whatever_another_thread_was_in_the_midst_of(moment: str) -> None:
+    """The first import, the reading of kernels, an interpreted launch: the fork waits for what is not whole."""
+    wait = "first.wait()" if "wait" in moment else f"while not ({moment}): time.sleep(0)"
+    run(
+        FORK
+        + f"""
+from triton.runtime import interpreter
+launched, first = [], threading.Event()
+plain = interpreter.GridExecutor.__call__
+def noted(*args, **options):
+    launched.append(1)
+    return plain(*args, **options)
+interpreter.GridExecutor.__call__ = noted
+def work():
+    first.set()
+    call()
+thread = threading.Thread(target=work)
+thread.start()
+{wait}
+children = [fork() for _ in range(2)]
+thread.join()
+for child in children: well(child)
+"""
+    )
+
+
+@on_the_cpu
+def test_locks_are_free_in_a_child_whoever_held_them() -> None:
+    run(
+        FORK
+        + """
+call()
+from paged_attn import calls, locks, scratch
+held, done = threading.Event(), threading.Event()
+def hold():
+    with calls._forgetting, scratch._keeping, scratch.arena(torch.device("cpu")).lock:
+        held.set()
+        done.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+held.wait()
+child = fork()
+if child:
+    well(child)
+    done.set()
+    thread.join()
+"""
+    )
+
+
+@on_the_cpu
+def test_a_fork_inside_of_what_a_fork_waits_for_does_not_wait() -> None:
+    run(FORK + "from paged_attn.locks import FIRST\nwith FIRST: child = fork()\nwell(child)")
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_processes_of_multiprocessing_call(method: str, tmp_path: object) -> None:
+    """Also where the parent has called before."""
+    script = f"""
+import multiprocessing, operator, torch
+from tests.own_process import CALL
+if __name__ == "__main__":
+    exec(CALL)
+    assert call() < 1e-2
+    with multiprocessing.get_context("{method}").Pool(2) as pool:
+        errors = pool.map(one, range(2))
+    assert len(errors) == 2 and max(errors) < 1e-2
+"""
+    path = f"{tmp_path}/script.py"
+    with open(path, "w") as file:
+        file.write("def one(seed):\n    from tests.own_process import CALL\n    names = {}\n    exec(CALL, names)\n")
+        file.write("    return names['call'](seed)\n" + script)
+    run(f"import runpy\nrunpy.run_path({path!r}, run_name='__main__')" if method == "never" else _as_main(path))
+
+
+def _as_main(path: str) -> str:
+    """Run as a file, since children import the script that started them."""
+    return f"import subprocess, sys\nassert subprocess.run([sys.executable, {path!r}]).returncode == 0"
+
+
+def test_a_process_ends_while_a_daemon_thread_calls() -> None:
+    run(
+        "import threading\ncall()\nbegun = threading.Event()\n"
+        "def work():\n    while True:\n        begun.set()\n        call(1)\n"
+        "threading.Thread(target=work, daemon=True).start()\nbegun.wait()\nprint('ends')"
+    )
+
+
+def test_a_call_at_exit_works() -> None:
+    assert "error" in run("import atexit\natexit.register(lambda: print('error', call() < 1e-2 or 1 / 0))")
