@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 LIMIT = 300  # seconds, only so that what hangs ends
@@ -31,9 +32,12 @@ def run(script: str, **environ: str) -> str:
     """What a script prints; it must end well.  The interpreter is left to the package, as users leave it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-W", "ignore:paged-attn is tested", "-c", CALL + script]
-    done = subprocess.run(
-        command, env=environment | environ, capture_output=True, text=True, timeout=LIMIT, check=False
-    )  # fmt: skip
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # kernels must be in a file, and so must what spawned processes import
+        path = Path(folder, "script.py")
+        path.write_text(CALL + script)
+        command = [sys.executable, "-W", "ignore:paged-attn is tested", str(path)]
+        done = subprocess.run(command, env=environment | environ, capture_output=True, text=True, timeout=LIMIT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

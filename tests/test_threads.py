@@ -1,4 +1,4 @@
-"""Calls from any thread, first or later: one at a time where Triton can do no more, with a context where CUDA needs one."""
+"""Calls from any thread, first or later: one at a time where Triton can do no more, in a context of CUDA's."""
 
 from __future__ import annotations
 
