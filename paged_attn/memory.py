@@ -1,8 +1,8 @@
 """Memory that is kept from call to call, allocated apart from whatever the caller is in the midst of.
 
 Around a call, torch may take memory from a pool that is not ours to keep: one that the user has put in use, or that of
-a graph that torch.compile warms up.  It does so for the calling thread (torch 2.13) or for the current stream (as it did);
-and modes of the calling thread may make other tensors of ours.  So another thread allocates, on another stream.
+a graph that torch.compile warms up.  It does so for the calling thread (torch 2.13), or for the current stream (as it
+did); and modes of the calling thread may make other tensors of ours.  So another thread allocates, on another stream.
 """
 
 from collections.abc import Callable
