@@ -90,6 +90,9 @@ class Case:
     decode_form: bool = False  # cu_seqlens_q=None
     strided: bool = False  # q, k_new, v_new, out and page_table are slices of wider tensors
     bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
+    slack: int = 0  # by how much these are above what is there
+    own_out: bool = False  # the call makes `out`, of q's type
+    check: bool = False  # the checked call
     lse: bool = True  # ask for log-sum-exps
     seed: int = 0
 
@@ -101,6 +104,8 @@ class Case:
             raise ValueError(f"{self.name}: lengths must pair up, and heads must be a multiple of kv_heads")
         if self.decode_form and (self.padding or set(self.query_lens) != {1}):
             raise ValueError(f"{self.name}: cu_seqlens_q=None means one query token per sequence and no padding")
+        if self.own_out and (self.only or self.dtype_of_out != self.dtype):
+            raise ValueError(f"{self.name}: `out` of the call's own is of q's type, and holds anything in other rows")
 
     @property
     def context_lens(self) -> tuple[int, ...]:
@@ -153,7 +158,10 @@ def build(case: Case, device: str = "cpu") -> dict[str, Any]:
     inputs.update(causal=case.causal, window_size=case.window_size, softcap=case.softcap, return_lse=case.lse, **scales)
     inputs.update(only=case.only, batch_invariant=case.batch_invariant, softmax_scale=case.softmax_scale)
     if case.bounds:
-        inputs.update(max_seqlen_q=max(case.query_lens, default=0), max_seqlen_k=max(0, *case.seq_lens))
+        longest = max(case.query_lens, default=0), max(0, *case.seq_lens)
+        inputs.update(max_seqlen_q=longest[0] + case.slack, max_seqlen_k=longest[1] + case.slack)
+    if case.check:
+        inputs["check"] = True
     small = torch.float32 if is_fp8(case.dtype) else case.dtype
     if case.alibi:
         slopes = 2.0 ** -(8.0 * torch.arange(1, case.heads + 1) / case.heads)
@@ -170,7 +178,7 @@ def build(case: Case, device: str = "cpu") -> dict[str, Any]:
     if case.positions:
         inputs["query_positions"] = _positions(case).to(device)
     out_shape = (case.tokens, case.heads + case.strided, case.head_dim)
-    inputs["out"] = _nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
+    inputs["out"] = None if case.own_out else _nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
     return inputs
 
 
@@ -182,7 +190,7 @@ def run(case: Case, device: str = "cpu", **changes: Any) -> float:
     poison_scratch()
     result = paged_attn.paged_attention(**inputs)
     out, lse = result if inputs["return_lse"] else (result, None)
-    assert out.data_ptr() == inputs["out"].data_ptr(), f"{case.name}: the result is not in `out`"
+    assert case.own_out or out.data_ptr() == inputs["out"].data_ptr(), f"{case.name}: the result is not in `out`"
     return compare(case, out, lse, inputs)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -61,29 +62,17 @@ def device() -> str:
 
 
 @pytest.fixture
-def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """cut(segments, tile): every plan of this test has tiles of so many keys, and so many shares of every sequence.
+def cut() -> Iterator[Callable[..., None]]:
+    """cut(segments, tile): from then on every plan of this test is cut so (`portable_plans.cut`)."""
+    from tests import portable_plans
 
-    What the planner chooses for lengths that a test can afford is one tile, one share and one block of queries.
-    """
-    from paged_attn import calls, plan
+    with contextlib.ExitStack() as stack:
 
-    def forget() -> None:
-        plan.plan.cache_clear()
-        calls.clear()
+        def cut(segments: int, tile: int = 32) -> None:
+            stack.close()
+            stack.enter_context(portable_plans.cut(segments, tile))
 
-    def cut(segments: int, tile: int = 32) -> None:
-        forget()
-        monkeypatch.setattr(plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
-        monkeypatch.setattr(plan, "FEW_ROWS", 16)
-        monkeypatch.setattr(plan, "_hopper", lambda p: None)
-        for name in ("decode_config", "prefill_config"):
-            choose, rows = getattr(plan, name), {"decode_config": 16, "prefill_config": 32}[name]
-            monkeypatch.setattr(plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))
-
-    yield cut
-    monkeypatch.undo()
-    forget()
+        yield cut
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from tests.cases import E4M3, E5M2
 from tests.hopper_cases import ALL_E4M3, E4M3_CACHE, FEATURES, NEW, PACKED, ragged
 
 EVEN: dict[str, Any] = dict(even=True)  # blocks of many queries, no mixed batches
@@ -64,46 +63,31 @@ DECODES: dict[str, dict[str, Any]] = {
 }
 
 
-def random_sizes(rng: random.Random) -> dict[str, Any]:
-    """Types, layout, sizes and features that a model and a case have in common; heads are for the caller to draw."""
-    dtype = rng.choice([torch.bfloat16, torch.bfloat16, torch.float16, E4M3])
-    return dict(
-        head_dim=rng.choice([40, 64, 64, 80, 96, 128, 128, 128, 192, 256]),
-        page_size=rng.choice([8, 16, 16, 24, 32, 64, 128, 544]),
-        dtype=dtype,
-        cache_dtype=E4M3 if dtype == E4M3 else rng.choice([dtype, dtype, dtype, E4M3, E5M2]),
-        new=rng.random() < 0.2,
-        window_size=(rng.choice([-1, -1, -1, 0, 100, 1200]), -1),
-        softcap=rng.choice([0.0, 0.0, 0.0, 10.0, 25.0]),
-        alibi=rng.random() < 0.1,
-    )
+def random_decodes(rng: random.Random, drafts: bool = False, most: float = 11.5) -> dict[str, Any]:
+    """Up to 9 sequences of about as many keys or of any number, some of none, a query each or up to 8.
 
-
-def random_layout(rng: random.Random) -> str:
-    return rng.choice(["NHD", "NHD", "HND", "x"])
-
-
-def random_decodes(rng: random.Random, drafts: bool = False) -> dict[str, Any]:
-    """Up to 9 sequences of about as many keys or of any number, some of none, a query each or up to 8."""
-    longest, ratio = 2 ** rng.uniform(5, 11.5), rng.choice([1.0, 1.5, 4.0, 1000.0])
+    most: keys, as a power of two.
+    """
+    longest, ratio = 2 ** rng.uniform(5, max(5, most)), rng.choice([1.0, 1.5, 4.0, 1000.0])
     keys = [int(longest * ratio ** -rng.random()) for _ in range(rng.randint(1, 9))]
     lengths = [(rng.randint(1, 8) if drafts else 1, 0 if rng.random() < 0.1 else n) for n in keys]
     return ragged(*lengths) | (dict(bounds=True) if drafts else dict(decode_form=True))
 
 
-def random_lengths(rng: random.Random, even: bool = False) -> dict[str, Any]:
+def random_lengths(rng: random.Random, even: bool = False, most: float = 11.5) -> dict[str, Any]:
     """Up to 12 sequences: decodes, drafts, chunks, whole prefills, empty ones, or many of one kind.
 
     even: up to 5 of as many queries, more than even shares are for, over any number of keys.
+    most: keys, as a power of two.
     """
     if even:
         queries = rng.randint(130, 300)
-        keys = [rng.choice([0, int(2 ** rng.uniform(0, 10.5))]) for _ in range(rng.randint(1, 5))]
+        keys = [rng.choice([0, int(2 ** rng.uniform(0, most - 1))]) for _ in range(rng.randint(1, 5))]
         return ragged(*[(queries, queries + n) for n in keys]) | dict(bounds=True)
 
     def sequence(kind: str) -> tuple[int, int]:
-        keys = int(2 ** rng.uniform(0, 11.5))
-        few, some = rng.randint(2, 16), rng.randint(17, 200)
+        keys = int(2 ** rng.uniform(0, most))
+        few, some = rng.randint(2, 16), rng.randint(17, 200 if most > 9 else 70)
         lengths = {"decode": (1, keys), "draft": (few, few + keys), "chunk": (some, some + keys)}
         lengths |= {"prefill": (some, some), "nothing": (0, keys), "no keys": (few, 0), "few keys": (some, few)}
         return lengths[kind]

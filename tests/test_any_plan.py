@@ -16,19 +16,19 @@ from paged_attn.hopper import plan as hopper
 from paged_attn.model import Lengths, Model, problem_of
 from paged_attn.plan import UNBOUNDED, Launch, Problem
 from tests.cases import E4M3
-from tests.random_batches import random_layout, random_sizes
+from tests.random_calls import SIZES, drawn
 from tests.test_hopper_plan import H200
 
 
 def any_model(rng: random.Random) -> Model:
-    sizes = random_sizes(rng)
+    sizes = drawn(rng, SIZES)
     kv_heads = rng.choice([1, 1, 2, 3, 4, 8, 16, 32])
     group = rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 20, 24, 28, 32, 33, 40, 48, 56, 63, 64, 65, 71, 96, 128])
     return Model(
         heads=kv_heads * group,
         kv_heads=kv_heads,
         out_dtype=torch.bfloat16 if sizes["dtype"] == E4M3 else sizes["dtype"],
-        kv_layout=random_layout(rng),
+        kv_layout=sizes.pop("layout"),
         causal=True,
         sinks=None,
         qq_bias=rng.choice([0, 0, 0, 0, 32]),

@@ -1,0 +1,40 @@
+"""The planner of the portable kernels with other rules, for lengths that a test can afford; also as decorators."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from paged_attn import calls, plan
+
+
+@contextlib.contextmanager
+def portable() -> Iterator[pytest.MonkeyPatch]:
+    """Every call goes to the portable kernels, also on Hopper."""
+    with pytest.MonkeyPatch.context() as patch:
+        _forget()
+        patch.setattr(plan, "_hopper", lambda p: None)
+        yield patch
+    _forget()
+
+
+@contextlib.contextmanager
+def cut(segments: int, tile: int = 32) -> Iterator[None]:
+    """Every plan has tiles of so many keys, and so many shares of every sequence.
+
+    What the planner chooses for lengths that a test can afford is one tile, one share and one block of queries.
+    """
+    with portable() as patch:
+        patch.setattr(plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
+        patch.setattr(plan, "FEW_ROWS", 16)
+        for name, rows in (("decode_config", 16), ("prefill_config", 32)):
+            choose = getattr(plan, name)
+            patch.setattr(plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))
+        yield
+
+
+def _forget() -> None:
+    plan.plan.cache_clear()
+    calls.clear()

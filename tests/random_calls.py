@@ -1,0 +1,161 @@
+"""What a random call may be: a line for each argument, drawn from the plainest to the rarest.
+
+`configuration` draws what kernels are compiled for, `batch` the lengths and numbers that one kernel meets in one call:
+many batches of one configuration cost little.  A source of random numbers may be `random.Random` or hypothesis's, which
+shrinks what it has drawn: the first of several choices, False and small numbers are where it ends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.cases import E4M3, E5M2, Case, is_fp8
+from tests.random_batches import random_decodes, random_lengths
+
+Fields = dict[str, Any]
+Draw = Callable[[random.Random, Fields], Any]
+FP16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+class Limits(NamedTuple):
+    """What a machine can afford."""
+
+    heads: int  # of a case
+    head_dim: int
+    keys: float  # of a sequence, as a power of two
+
+
+GPU = Limits(heads=64, head_dim=256, keys=11.5)
+SIMULATOR = Limits(heads=16, head_dim=256, keys=9.5)
+INTERPRETER = Limits(heads=8, head_dim=64, keys=6)
+
+
+def sometimes(rng: random.Random, share: float) -> bool:
+    return rng.random() >= 1 - share
+
+
+def one_of(*values: Any) -> Draw:
+    return lambda rng, known: rng.choice(values)
+
+
+def maybe(share: float) -> Draw:
+    return lambda rng, known: sometimes(rng, share)
+
+
+# What the Hopper kernels may be asked for, of a model and of a case.  Later lines know what earlier ones have drawn.
+SIZES: dict[str, Draw] = {
+    "dtype": one_of(BF16, BF16, FP16, E4M3),
+    "cache_dtype": lambda rng, f: E4M3 if f["dtype"] == E4M3 else rng.choice([f["dtype"]] * 3 + [E4M3, E5M2]),
+    "head_dim": one_of(128, 128, 128, 64, 64, 40, 80, 96, 192, 256),
+    "page_size": one_of(16, 16, 8, 24, 32, 64, 128, 544),
+    "layout": one_of("NHD", "NHD", "HND", "x"),
+    "new": maybe(0.2),
+    "window_size": lambda rng, f: (rng.choice([-1, -1, -1, 0, 100, 1200]), -1),
+    "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0),
+    "alibi": maybe(0.1),
+}
+GROUPS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 20, 24, 32, 33, 40, 48, 64)
+# The rest of a case of these.
+OPTIONS: dict[str, Draw] = {
+    "kv_heads": one_of(1, 2, 3, 4),
+    "heads": lambda rng, f: f["kv_heads"] * rng.choice([n for n in GROUPS if n * f["kv_heads"] <= f["most_heads"]]),
+    "causal": lambda rng, f: not sometimes(rng, 0.1),
+    "sinks": maybe(0.2),
+    "lse": maybe(0.4),
+    "strided": maybe(0.1),
+    "scales": lambda rng, f: (
+        rng.choice(["none", "float", "tensor", "per_head"]) if is_fp8(f["cache_dtype"]) or is_fp8(f["dtype"]) else "none"
+    ),
+    "batch_invariant": lambda rng, f: not f["new"] and sometimes(rng, 0.1),
+    "decode_form": maybe(0.2),
+}
+# Anything that is legal.
+ANYTHING: dict[str, Draw] = {
+    **SIZES,
+    "dtype": one_of(BF16, FP16, F32, E4M3, E5M2),
+    "cache_dtype": lambda rng, f: rng.choice(
+        [E4M3, E5M2, FP16, BF16] if is_fp8(f["dtype"]) else [f["dtype"]] * 2 + [E4M3, E5M2]
+    ),
+    "head_dim": lambda rng, f: rng.choice(
+        [n for n in (64, 128, 16, 32, 80, 96, 192, 256, 1, 2, 20, 24, 40, 72, 136, 250) if n <= f["most_head_dim"]]
+    ),
+    "page_size": one_of(16, 1, 8, 12, 32, 64, 7, 128, 544),
+    "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0, 3.0),
+    "alibi": maybe(0.2),
+    **OPTIONS,
+    "x": lambda rng, f: (
+        rng.choice([None, None, *(n for n in (1, 2, 4, 8, 16) if f["head_dim"] % n == 0)]) if f["layout"] == "x" else None
+    ),
+    "new_dtype": lambda rng, f: rng.choice([BF16, FP16]) if is_fp8(f["dtype"]) and is_fp8(f["cache_dtype"]) else None,
+    "out_dtype": one_of(None, None, None, None, F32, BF16, FP16, E4M3, E5M2),
+    "own_out": maybe(0.1),
+    "shared_buffer": maybe(0.2),
+    "qq_bias": one_of(0, 0, 0, 1, 8, 64),
+    "tree": maybe(0.5),
+    "softmax_scale": one_of(None, None, None, 0.3, 0.05, -0.1, 0.0),
+    "bounds": maybe(0.5),
+    "only": lambda rng, f: None if f["own_out"] else rng.choice([None] * 8 + ["decode", "prefill"]),
+}
+# What may differ from call to call of one configuration, beside lengths.
+BATCH: dict[str, Draw] = {
+    "window_size": lambda rng, f: tuple(n if n < 0 else rng.choice([n, n, n, 0, 1, 63, 64]) for n in f["window_size"]),
+    "slack": one_of(0, 0, 0, 1, 40),
+    "padding": lambda rng, f: 0 if f["decode_form"] else rng.choice([0, 0, 0, 1, 3, 130]),
+    "seed": lambda rng, f: rng.randrange(1000),
+}
+# True: of calls in which each sequence has as many keys as queries, or none.
+CHECK = maybe(0.1)
+
+
+def drawn(rng: random.Random, lines: dict[str, Draw], **known: Any) -> Fields:
+    """Each line's, in their order; known: what has been drawn before, which the lines may look at."""
+    known = dict(known)
+    for name, draw in lines.items():
+        known[name] = draw(rng, known)
+    return {name: known[name] for name in lines}
+
+
+def configuration(rng: random.Random, limits: Limits, lines: dict[str, Draw] = ANYTHING) -> Fields:
+    """All fields of a case that kernels are compiled for."""
+    fields = drawn(rng, lines, most_heads=limits.heads, most_head_dim=limits.head_dim)
+    if not fields["causal"]:
+        fields["window_size"] = fields["window_size"][0], rng.choice([-1, 0, 50])
+    if fields.get("own_out"):
+        fields["out_dtype"] = fields["dtype"]
+    if "only" in fields and fields["decode_form"]:
+        fields["only"] = None
+    return fields
+
+
+def batch(rng: random.Random, fields: Fields, limits: Limits, lines: dict[str, Draw] = BATCH) -> Case:
+    """A call of a configuration: of any lengths."""
+    most = min(limits.keys, rng.choice([6.0, 8.0, 10.0, limits.keys]))
+    if fields["decode_form"]:
+        lengths = random_decodes(rng, most=most)
+    elif sometimes(rng, 0.3):
+        lengths = random_decodes(rng, drafts=True, most=most)
+    else:
+        lengths = random_lengths(rng, even=most > 9 and sometimes(rng, 0.3), most=most)
+    pairs = [_beside_a_border(rng, *pair) for pair in zip(lengths["query_lens"], lengths["seq_lens"])]
+    lengths |= dict(query_lens=tuple(q for q, _ in pairs), seq_lens=tuple(n for _, n in pairs))
+    fields = lengths | fields | drawn(rng, lines, **fields)
+    if "only" in fields and all(not 0 < keys < queries for queries, keys in pairs):
+        fields["check"] = CHECK(rng, fields)
+    return Case("drawn", **fields)
+
+
+def any_case(rng: random.Random, limits: Limits = GPU) -> Case:
+    """What the Hopper kernels may be asked for, of few heads."""
+    fields = configuration(rng, limits, SIZES | OPTIONS)
+    return batch(rng, fields, limits, {name: BATCH[name] for name in ("padding", "seed")})
+
+
+def _beside_a_border(rng: random.Random, queries: int, keys: int) -> tuple[int, int]:
+    """Every fourth sequence ends at a border of tiles or pages, or a key before or behind it; some end before key 0."""
+    if keys <= 0 or keys < queries or not sometimes(rng, 0.25):
+        return queries, -5 if keys == 0 and sometimes(rng, 0.05) else keys
+    return queries, max(queries, round(keys / 64) * 64 + rng.choice([0, -1, 1]))
