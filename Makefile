@@ -4,6 +4,7 @@
 #   make demo TORCH="torch==2.13.0"        which torch the environment gets
 #   make test ARGS="-k window"             any option of pytest
 #   make simulate ARGS="-m hopper"         all there is to simulate: an hour
+#   make fuzz ARGS="--seconds 600"         any option of `python -m tests.fuzz`
 PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 ARGS   ?=
@@ -14,7 +15,7 @@ STAMP := $(VENV)/installed
 PIP   := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VPY) -m pip install --quiet
 
 # A Python whose torch already sees a GPU is used as it is: no environment, no network.
-ifneq ($(filter demo test-gpu bench,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test-gpu fuzz bench,$(MAKECMDGOALS)),)
 HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo yes)
 endif
 RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
@@ -24,7 +25,11 @@ SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_jo
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help demo test simulate test-gpu bench tritons newest check format clean
+=======
+.PHONY: help demo test simulate test-gpu fuzz bench newest check format clean
+>>>>>>> b4c9f12 (Fuzz: random calls of everything for some time, on any machine, what fails shrunk to a test)
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -41,6 +46,9 @@ simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 
 test-gpu: $(READY)  ## the whole suite on this machine's GPU
 	$(RUN) -m pytest tests $(ARGS)
+
+fuzz: $(READY)  ## random calls of everything against the reference: a minute, or ARGS="--seconds 600"
+	$(RUN) -m tests.fuzz $(ARGS)
 
 bench: $(READY)  ## every suite against every peer installed, on this machine's GPU
 	$(RUN) -m benchmarks $(ARGS)

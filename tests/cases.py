@@ -182,8 +182,11 @@ def build(case: Case, device: str = "cpu") -> dict[str, Any]:
     return inputs
 
 
-def run(case: Case, device: str = "cpu", **changes: Any) -> float:
-    """Call the library and the reference on one case and compare; returns the worst error as a share of its bound."""
+def run(case: Case, device: str = "cpu", on: str | None = None, **changes: Any) -> float:
+    """Call the library and the reference on one case and compare; returns the worst error as a share of its bound.
+
+    on: where the reference is computed, if not there as well.
+    """
     import paged_attn
 
     inputs = {**build(case, device), **changes}
@@ -191,7 +194,7 @@ def run(case: Case, device: str = "cpu", **changes: Any) -> float:
     result = paged_attn.paged_attention(**inputs)
     out, lse = result if inputs["return_lse"] else (result, None)
     assert case.own_out or out.data_ptr() == inputs["out"].data_ptr(), f"{case.name}: the result is not in `out`"
-    return compare(case, out, lse, inputs)
+    return compare(case, out, lse, inputs, on=on)
 
 
 def poison_scratch() -> None:
@@ -203,13 +206,20 @@ def poison_scratch() -> None:
             room.states.fill_(math.nan)
 
 
-def compare(case: Case, out: Tensor, lse: Tensor | None, inputs: dict[str, Any], more: float = 0.0) -> float:
+def compare(
+    case: Case, out: Tensor, lse: Tensor | None, inputs: dict[str, Any], more: float = 0.0, on: str | None = None
+) -> float:
     """Assert that out and lse are right for these inputs: close, 0 where nothing was seen, untouched where not asked.
 
-    more: by how much weights may be off beside their rounding.  Returns the worst error as a share of its bound.
+    more: by how much weights may be off beside their rounding.  on: where to compute, if not where the tensors are.
+    Returns the worst error as a share of its bound.
     """
     from paged_attn import reference
 
+    of_e4m3 = case.dtype == case.dtype_of_cache == E4M3 and rounds_weights(problem_of(inputs))
+    if on is not None:
+        inputs = {name: x.to(on) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        out, lse = out.to(on), lse if lse is None else lse.to(on)
     given = {**inputs, "out": None, "return_lse": True}
     want, want_lse = reference.paged_attention(**given)
     magnitudes = {name: _magnitude(inputs[name]) for name in ("v_cache", "v_new") if inputs.get(name) is not None}
@@ -223,19 +233,19 @@ def compare(case: Case, out: Tensor, lse: Tensor | None, inputs: dict[str, Any],
 
     dot = widest(case.dtype, case.dtype_of_cache)
     compute = TOLERANCES[dot][0]
-    if case.dtype == case.dtype_of_cache == E4M3 and rounds_weights(problem_of(inputs)):
+    if of_e4m3:
         compute = LINE_WEIGHTS if lse is None else FP8_WEIGHTS
         if asked.sum() * want[0].numel() >= MANY:
             norm = math.hypot(LINE_NORM if lse is None else FP8_NORM, FP8_OUT_NORM * is_fp8(out.dtype))
             off = float((got - want)[asked].norm() / want[asked].norm())
             assert off <= norm, f"{case.name}: results are {off:.3f} off in all, at most {norm:.3f} expected"
     bound = bound_of(want, weighted, compute + 2 * more, out.dtype)  # a weight and the sum of all
-    worst = _worst(f"{case.name}: out", got, want, bound, asked)
+    worst = worst_share(f"{case.name}: out", got, want, bound, asked)
     if lse is None:
         return worst
     assert (lse.dtype, lse.shape) == (torch.float32, want_lse.shape), f"{case.name}: lse is {lse.dtype} {lse.shape}"
     lse_bound = LSE_TOLERANCES[case.dtype] * (1 + want_lse.abs())
-    return max(worst, _worst(f"{case.name}: lse", lse.double(), want_lse, lse_bound, asked))
+    return max(worst, worst_share(f"{case.name}: lse", lse.double(), want_lse, lse_bound, asked))
 
 
 def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -> Tensor:
@@ -278,7 +288,7 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8) if is_fp8(tensor.dtype) else tensor
 
 
-def _worst(what: str, got: Tensor, want: Tensor, bound: Tensor, asked: Tensor) -> float:
+def worst_share(what: str, got: Tensor, want: Tensor, bound: Tensor, asked: Tensor) -> float:
     """The largest |got - want| / bound over the asked rows; asserts that it is at most 1."""
     got, want, bound = got[asked], want[asked], bound[asked]
     if got.numel() == 0:

@@ -34,6 +34,11 @@ def _small_heads(p: plan.Problem) -> bool:
     return hopper.dim_of(p) == 64
 
 
+def anywhere() -> contextlib._GeneratorContextManager[None]:
+    """Also few queries that see few keys."""
+    return planned(FEW_KEYS=-1, FEW_KEYS_OF_LARGE=-1)
+
+
 def mixed() -> contextlib._GeneratorContextManager[None]:
     """Batches of uneven queries as those of many keys, which wait for memory."""
     return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40)

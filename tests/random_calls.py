@@ -68,7 +68,9 @@ OPTIONS: dict[str, Draw] = {
     "lse": maybe(0.4),
     "strided": maybe(0.1),
     "scales": lambda rng, f: (
-        rng.choice(["none", "float", "tensor", "per_head"]) if is_fp8(f["cache_dtype"]) or is_fp8(f["dtype"]) else "none"
+        rng.choice(["none", "float", "tensor", "per_head"])
+        if is_fp8(f["cache_dtype"]) or is_fp8(f["dtype"])
+        else "none"
     ),
     "batch_invariant": lambda rng, f: not f["new"] and sometimes(rng, 0.1),
     "decode_form": maybe(0.2),
@@ -88,7 +90,9 @@ ANYTHING: dict[str, Draw] = {
     "alibi": maybe(0.2),
     **OPTIONS,
     "x": lambda rng, f: (
-        rng.choice([None, None, *(n for n in (1, 2, 4, 8, 16) if f["head_dim"] % n == 0)]) if f["layout"] == "x" else None
+        rng.choice([None, None, *(n for n in (1, 2, 4, 8, 16) if f["head_dim"] % n == 0)])
+        if f["layout"] == "x"
+        else None
     ),
     "new_dtype": lambda rng, f: rng.choice([BF16, FP16]) if is_fp8(f["dtype"]) and is_fp8(f["cache_dtype"]) else None,
     "out_dtype": one_of(None, None, None, None, F32, BF16, FP16, E4M3, E5M2),

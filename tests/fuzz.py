@@ -1,0 +1,187 @@
+"""Random calls of everything against the reference, for some time: `python -m tests.fuzz --seconds 60`.
+
+On the CPU, on a GPU, or with SIMULATE=1 on the simulator of the Hopper kernels.  Each seed is a line of the log; what
+fails is shrunk and printed as a test.  `--seed N --seeds 1` does one of them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import simulator  # before the package decides whether it is interpreted
+
+STUCK = 600.0  # seconds of a single call, its compilation included, after which it is taken for one that never ends
+GRACE = 180.0  # seconds beyond the budget, to shrink what was found last
+
+
+def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=60, help="when to stop (60)")
+    parser.add_argument("--count", type=int, default=1 << 40, help="or after so many calls")
+    parser.add_argument("--seeds", type=int, default=1 << 40, help="or after so many seeds, a configuration each")
+    parser.add_argument("--seed", type=int, help="the first seed; otherwise any")
+    parser.add_argument("--batches", type=int, help="calls of a configuration (150 on a GPU, else 6)")
+    parser.add_argument("--processes", type=int, help="side by side (12 on a GPU, else one for each core)")
+    parser.add_argument("--output", type=Path, help="a summary as JSON")
+    parser.add_argument("--log", type=Path, default=Path("outputs/fuzz.jsonl"), help="a line for each seed")
+    parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # of a process: its folder
+    parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(given: argparse.Namespace) -> int:
+    """Start processes, gather what they find, and start those anew that a call has ended."""
+    import torch
+
+    gpu = torch.cuda.is_available() and not simulator.SIMULATES
+    first = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
+    count = min(given.processes or (12 if gpu else os.cpu_count() or 1), given.seeds)
+    batches = given.batches or (150 if gpu else 6)
+    where = torch.cuda.get_device_name() if gpu else "simulator" if simulator.SIMULATES else "interpreter"
+    print(
+        f"{where}: seeds {first} and on, {batches} calls of each, {count} processes, {given.seconds:.0f} s", flush=True
+    )
+    started = time.time()
+    until = started + given.seconds
+    given.log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, given.log.open("a") as log:
+        work = Path(folder)
+        crew = [
+            Worker(work, first + i, count, batches, until, (given.seeds + count - 1 - i) // count) for i in range(count)
+        ]
+        reports: list[dict[str, Any]] = []
+        while any(worker.alive() for worker in crew):
+            time.sleep(0.2)
+            for worker in crew:
+                for report in worker.gather():
+                    reports.append(report)
+                    print(json.dumps({"time": time.strftime("%FT%T"), "where": where, **report}), file=log, flush=True)
+                    if report["error"]:
+                        print(f"\nseed {report['seed']}: {report['error']}\n\n{report['test']}\n", flush=True)
+            if sum(x["calls"] for x in reports) >= given.count:
+                (work / "stop").touch()
+    return _summary(given, where, reports, time.time() - started, until)
+
+
+def _summary(given: argparse.Namespace, where: str, reports: list[dict[str, Any]], seconds: float, until: float) -> int:
+    failures = [x for x in reports if x["error"]]
+    calls = sum(x["calls"] for x in reports)
+    numbers = {
+        "where": where,
+        "calls": calls,
+        "configurations": len(reports),
+        "failures": len(failures),
+        "seconds": round(seconds, 1),
+        "calls per second": round(calls / seconds, 1),
+        "seeds": [min((x["seed"] for x in reports), default=0), max((x["seed"] for x in reports), default=0)],
+    }
+    for name, value in numbers.items():
+        print(f"{name:18} {value}")
+    if given.output is not None:
+        given.output.parent.mkdir(parents=True, exist_ok=True)
+        slowest = sorted(reports, key=lambda x: -x["seconds"])[:20]
+        given.output.write_text(json.dumps({**numbers, "found": failures, "slowest": slowest}, indent=1))
+    return 1 if failures else 0
+
+
+class Worker:
+    """A process, and its successors where a call has ended it."""
+
+    def __init__(self, work: Path, seed: int, step: int, batches: int, until: float, seeds: int) -> None:
+        self.folder, self.step, self.batches, self.until = work / str(seed), step, batches, until
+        self.folder.mkdir()
+        self.seed, self.left, self.read = seed, seeds, 0
+        self.start()
+
+    def start(self) -> None:
+        (self.folder / "call").write_text("{}")
+        command = [sys.executable, "-m", "tests.fuzz", "--work", str(self.folder), "--seed", str(self.seed)]
+        command += ["--step", str(self.step), "--batches", str(self.batches), "--seeds", str(self.left)]
+        command += ["--seconds", str(self.until)]
+        with (self.folder / "said").open("wb") as said:
+            self.process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdout=said, stderr=said)
+
+    def alive(self) -> bool:
+        return self.process is not None
+
+    def gather(self) -> list[dict[str, Any]]:
+        """What is new; a call that ended the process, or does not end, is a failure."""
+        if self.process is None:
+            return []
+        status = self.process.poll()
+        path = self.folder / "reports"
+        lines = path.read_text().splitlines(keepends=True)[self.read :] if path.exists() else []
+        reports = [json.loads(line) for line in lines if line.endswith("\n")]
+        self.read += len(reports)
+        self.left -= len(reports)
+        self.seed += self.step * len(reports)
+        stuck = time.time() - (self.folder / "call").stat().st_mtime > STUCK or time.time() > self.until + GRACE
+        if status is None and stuck:
+            self.process.kill()
+            status = self.process.wait()
+        if status is None:
+            return reports
+        self.process = None
+        if status != 0:
+            said = (self.folder / "said").read_text(errors="replace")[-2000:]
+            error = f"{'a call that does not end' if stuck else f'the process ended with status {status}'}: {said}"
+            last = {
+                "test": None,
+                "configuration": "",
+                "ways": [],
+                **json.loads((self.folder / "call").read_text() or "{}"),
+            }
+            reports.append({"seed": self.seed, "calls": 0, "seconds": 0.0, **last, "error": error})
+            self.left -= 1
+            self.seed += self.step
+            if self.left > 0 and time.time() < self.until and not (self.folder.parent / "stop").exists():
+                self.start()
+        return reports
+
+
+def work(given: argparse.Namespace) -> None:
+    """One process: seed by seed, a line each; what runs now lies beside, for whoever finds this process dead."""
+    if simulator.SIMULATES:
+        from tests.simulator import process
+
+        process.simulate()
+    import torch
+
+    from paged_attn import backend
+    from tests import fuzzing
+    from tests.interpreter import quicken
+
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore")
+    with pytest.MonkeyPatch.context() as patch, (given.work / "reports").open("a") as reports:
+        if backend.INTERPRET:
+            quicken(patch)
+
+        def begin(call: fuzzing.Call) -> None:
+            (given.work / "call").write_text(json.dumps({"ways": call.ways, "test": call.as_test()}))
+
+        for i in range(given.seeds):
+            if time.time() > given.seconds or (given.work.parent / "stop").exists():
+                break
+            found = fuzzing.explore(given.seed + i * given.step, given.batches, given.seconds, begin)
+            print(json.dumps(found._asdict()), file=reports, flush=True)
+
+
+if __name__ == "__main__":
+    asked = parsed()
+    if asked.work is not None:
+        work(asked)
+    else:
+        sys.exit(main(asked))
