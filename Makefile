@@ -20,6 +20,8 @@ HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()'
 endif
 RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
 READY := $(if $(HAS_GPU),,$(STAMP))
+# Kernels are compiled on the host: several at once, where that Python can.
+BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()), "--dist worksteal")' 2>/dev/null)
 SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_join.py test_hopper_numbers.py \
 	test_hopper_uneven.py test_batch_invariance.py test_simulator.py)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
@@ -44,8 +46,8 @@ test: $(STAMP)  ## the CPU suite: Triton's interpreter, and small batches for Ho
 simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 	$(SIMULATE) $(or $(ARGS),-m quick)
 
-test-gpu: $(READY)  ## the whole suite on this machine's GPU
-	$(RUN) -m pytest tests $(ARGS)
+test-gpu: $(READY)  ## the suite on this machine's GPU; ARGS="-m smoke" for a part of it
+	$(RUN) -m pytest tests $(BESIDE) $(ARGS)
 
 fuzz: $(READY)  ## random calls of everything against the reference: a minute, or ARGS="--seconds 600"
 	$(RUN) -m tests.fuzz $(ARGS)

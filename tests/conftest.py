@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import simulator  # before the package decides whether it is interpreted
+from tests import selection, simulator  # before the package decides whether it is interpreted
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
@@ -30,9 +30,10 @@ def pytest_sessionstart() -> None:
         process.simulate()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     has_gpu = torch.cuda.is_available()
     has_hopper = has_gpu and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9
+    selection.mark(items)
     for item in items:
         hopper, gpu = item.get_closest_marker("hopper"), item.get_closest_marker("gpu")
         if simulator.SIMULATES and not hopper:
@@ -41,6 +42,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a Hopper GPU, or SIMULATE=1"))
         elif gpu and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+    if has_gpu and not simulator.SIMULATES:
+        selection.leave_to_cpus(config, items)
+    selection.balance(config, items)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -148,7 +148,7 @@ def compiled(target: str, *args: str, **environment: str) -> list[dict[str, Any]
     command = [sys.executable, "-m", "tests.machine_code", target, *args]
     environment = os.environ | {"TRITON_INTERPRET": "0"} | environment
     root = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=3600)
     assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -157,13 +157,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Compile without a GPU and report; one JSON object per kernel.")
     parser.add_argument("target", choices=MULTIPROCESSORS)
     parser.add_argument("words", nargs="*", help="only variants whose names contain one of these")
+    parser.add_argument("--exactly", action="store_true", help="only variants that are named by one of the words")
     parser.add_argument("--calls", default="tests.variants", help="the module whose calls() are compiled")
     parser.add_argument("--part", nargs=2, type=int, default=(0, 1), metavar=("I", "N"), help="every N-th, from I on")
     parser.add_argument("--no-sass", action="store_true", help="resources only")
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "0"
     start, step = options.part
-    calls = importlib.import_module(options.calls).calls(options.words)[start::step]
+    calls = importlib.import_module(options.calls).calls(options.words)
+    calls = [x for x in calls if x[0] in options.words or not options.exactly][start::step]
     for variant, kernel in compile_calls(options.target, calls):
         print(json.dumps(report(variant, kernel, not options.no_sass)), flush=True)
 

@@ -93,14 +93,14 @@ def test_small_batches_of_uneven_queries_give_the_results_of_the_reference(name:
     run(sized(name, **SMALL[name]), DEVICE)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))  # one of each way; `make fuzz` draws more
 @pytest.mark.parametrize("name", RANDOM)
 def test_random_batches_give_the_results_of_the_reference(name: str, seed: int) -> None:
     with (hopper_plans.mixed, *WAYS.values())[seed % 4]():
         run_random(name, seed, RANDOM[name], random_lengths, 4)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.quick), *range(1, 8)])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.quick), 1, 2])
 @pytest.mark.parametrize("name", RANDOM_DECODES)
 def test_random_decodes_give_the_results_of_the_reference(name: str, seed: int) -> None:
     run_random(name, seed, RANDOM_DECODES[name], random_decodes, 6)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -50,7 +50,13 @@ MODELS = {
     "48 heads on one": LLAMA | dict(heads=48, kv_heads=1),
     "96 heads on two, fp8": LLAMA | dict(heads=96, kv_heads=2, cache_dtype=E4M3),
 }
+HANGS = 3600  # seconds after which a process is taken for one that never ends, on however loaded a machine
 SEQS, TOKENS, KEYS = 256, 4096, 32768
+# Of tokens, each number with heads in groups of 4 and others.
+BOUNDS = (
+    ("llama", 3000), ("llama", 10000), ("window and sinks", 3000), ("10 KV heads", 8192), ("3 KV heads", 3000),
+    ("exact softcap", 6000), ("head_dim 64", 10000),
+)  # fmt: skip
 
 
 def steps(requests: int, seed: int = 0) -> Iterator[list[Share]]:
@@ -76,11 +82,29 @@ def lengths_of(shares: list[Share]) -> list[Lengths]:
     return found + ([Lengths(False, len(decodes), len(decodes), 1, max(decodes))] if decodes else [])
 
 
-@functools.cache
-def prepared(name: str, tokens: int = TOKENS) -> set[Any]:
+class Ready(NamedTuple):
+    """A model, and all kernels that are prepared for it."""
+
+    model: Model
+    tokens: int  # of a step, at most
+    kernels: set[Any]
+
+
+# Parameters of a module: all tests of one follow each other, for to enumerate its kernels takes seconds.
+@pytest.fixture(scope="module", params=MODELS)
+def ready(request: pytest.FixtureRequest) -> Ready:
+    return prepared(request.param, TOKENS)
+
+
+@pytest.fixture(scope="module", params=BOUNDS, ids=str)
+def bounded(request: pytest.FixtureRequest) -> Ready:
+    return prepared(*request.param)
+
+
+def prepared(name: str, tokens: int) -> Ready:
     model = Model(**MODELS[name])
     batches = distinct(model, batches_up_to(SEQS, tokens, KEYS), H200)
-    return set().union(*(variants_of(model, batch, H200) for batch in batches))
+    return Ready(model, tokens, set().union(*(variants_of(model, batch, H200) for batch in batches)))
 
 
 class Planned(Exception):
@@ -108,24 +132,20 @@ def test_the_planner_is_told_of_a_model_what_it_is_told_of_its_calls(
     assert got == want
 
 
-@pytest.mark.parametrize("tokens", [3000, 4096, 10000])
-@pytest.mark.parametrize("name", ["llama", "window and sinks", "head_dim 64"])
-def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(name: str, tokens: int) -> None:
-    model, seen, rng = Model(**MODELS[name]), set(), random.Random(0)
+def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(bounded: Ready) -> None:
+    model, seen, rng = bounded.model, set(), random.Random(0)
     for _ in range(1500):
-        queries = rng.randint(16, tokens)
-        seqs = rng.randint(1, min(SEQS, tokens // queries))
+        queries = rng.randint(16, bounded.tokens)
+        seqs = rng.randint(1, min(SEQS, bounded.tokens // queries))
         context = rng.choice([0, rng.randint(0, KEYS - queries)])
         seen |= variants_of(model, Lengths(True, seqs, seqs * queries, queries, queries + context), H200)
-    assert seen <= prepared(name, tokens)
+    assert seen <= bounded.kernels
 
 
-@pytest.mark.parametrize("tokens", [3000, 6000, 8192])
-@pytest.mark.parametrize("name", ["llama", "10 KV heads", "3 KV heads", "exact softcap", "head_dim 64"])
-def test_no_sequence_alone_needs_a_kernel_that_was_not_prepared(name: str, tokens: int) -> None:
-    model = Model(**MODELS[name])
-    calls = (Lengths(True, 1, n, n, n + context) for n in range(1, tokens, 13) for context in (0, 5000, KEYS - n))
-    assert set().union(*(variants_of(model, call, H200) for call in calls)) <= prepared(name, tokens)
+def test_no_sequence_alone_needs_a_kernel_that_was_not_prepared(bounded: Ready) -> None:
+    lengths = ((n, n + context) for n in range(1, bounded.tokens, 13) for context in (0, 5000, KEYS - n))
+    calls = (Lengths(True, 1, queries, queries, keys) for queries, keys in lengths)
+    assert set().union(*(variants_of(bounded.model, call, H200) for call in calls)) <= bounded.kernels
 
 
 # A shard of a model, of few heads: (heads, KV heads), the most keys, and a batch of decodes beside a prefill of some.
@@ -148,21 +168,19 @@ def test_no_shard_of_a_model_needs_a_kernel_that_was_not_prepared(sizes: tuple[A
     assert not needed
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_no_step_of_a_trace_needs_a_kernel_that_was_not_prepared(name: str) -> None:
-    model, seen = Model(**MODELS[name]), set()
-    ready = prepared(name)
-    for shares in steps(requests=400):
-        for lengths in lengths_of(shares):
-            seen |= variants_of(model, lengths, H200)
+@functools.cache
+def lengths_of_a_trace() -> list[Lengths]:
+    return list(dict.fromkeys(lengths for shares in steps(requests=400) for lengths in lengths_of(shares)))
+
+
+def test_no_step_of_a_trace_needs_a_kernel_that_was_not_prepared(ready: Ready) -> None:
+    seen = set().union(*(variants_of(ready.model, lengths, H200) for lengths in lengths_of_a_trace()))
     assert len(seen) > 3
-    assert seen <= ready
+    assert seen <= ready.kernels
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(name: str) -> None:
-    model, rng = Model(**MODELS[name]), random.Random(0)
-    ready = prepared(name)
+def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(ready: Ready) -> None:
+    rng = random.Random(0)
     for _ in range(4000):
         seqs, keys = (round(most ** rng.random()) for most in (SEQS, KEYS))
         longest = round((TOKENS - seqs + 1) ** rng.random())
@@ -175,7 +193,7 @@ def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(name: s
             Lengths(False, seqs, seqs, 1, keys),
         ]
         for batch in batches:
-            assert variants_of(model, batch, H200) <= ready, batch
+            assert variants_of(ready.model, batch, H200) <= ready.kernels, batch
 
 
 ONE_KV_HEAD = LLAMA | dict(heads=8, kv_heads=1)
@@ -232,7 +250,7 @@ def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) 
 
     def prepare() -> list[int]:
         done = subprocess.run(
-            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANGS
         )
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])[:2]
@@ -250,19 +268,31 @@ import torch
 import triton
 import paged_attn
 
+compiled = []
+triton.knobs.compilation.listener = lambda *, metadata, cache_hit, **_: compiled.extend([metadata["name"]][cache_hit:])
+
 if __name__ == "__main__":
+<<<<<<< HEAD
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
+=======
+>>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)
     q = torch.randn(4, 32, 128, dtype=torch.bfloat16, device="cuda")
     k, v = torch.randn(2, 64, 16, 8, 128, dtype=torch.bfloat16, device="cuda")
     table = torch.arange(64, dtype=torch.int32, device="cuda").view(4, 16)
     lens = torch.tensor([256, 100, 1, 30], dtype=torch.int32, device="cuda")
+<<<<<<< HEAD
     out = torch.empty_like(q)
     found = []
     triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
     paged_attn.paged_attention(q, k, v, table, lens, out=out, max_seqlen_k=256)
     torch.cuda.synchronize()
     assert found and all(found), found
+=======
+    paged_attn.paged_attention(q, k, v, table, lens, out=torch.empty_like(q), max_seqlen_k=256)
+    torch.cuda.synchronize()
+    print(compiled)
+>>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)
 """
 
 
@@ -303,8 +333,23 @@ def test_nothing_is_compiled_while_a_trace_is_served(
 def test_the_first_call_of_a_process_compiles_nothing_where_kernels_lie_on_disk(
     prepared_here: Any, tmp_path: Path
 ) -> None:
+<<<<<<< HEAD
+=======
+    """How long it takes is a benchmark's to say."""
+>>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)
     script = tmp_path / "serve.py"
     script.write_text(SERVE)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr[-4000:]
+<<<<<<< HEAD
+=======
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("integers", [torch.int32, torch.int64], ids=str)
+def test_calls_of_a_model_have_its_integers(integers: torch.dtype) -> None:
+    model = Model(**next(iter(MODELS.values())))._replace(integers=integers)
+    call = call_of(model, Lengths(True, 2, 3, 2, 20))
+    assert {call[name].dtype for name in ("page_table", "seq_lens", "cu_seqlens_q")} == {integers}
+>>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)

@@ -21,9 +21,10 @@ Inputs = dict[str, Any]
 # On a failure hypothesis imports what warns, and warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")
 
-# A call takes the interpreter a tenth of a second and more: few examples of a few dozen keys, and no shrinking.
+# A call takes the interpreter a tenth of a second and more: few examples of a few dozen keys, and no shrinking.  On a
+# GPU each example is a kernel to compile.
 few = settings(
-    max_examples=8,
+    max_examples=3 if torch.cuda.is_available() else 8,
     derandomize=True,
     deadline=None,
     database=None,

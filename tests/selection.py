@@ -1,0 +1,46 @@
+"""Which tests run where, and in which order, from what the tests say of themselves.
+
+- `gpu`, `hopper`, `quick`, `long` are said by tests.
+- `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
+- `smoke`: the first case of each test that a GPU may fail, and what CI simulates.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+
+def mark(items: list[pytest.Item]) -> None:
+    """Add `host` and `smoke` to those that they are true of."""
+    seen: set[str] = set()
+    for item in items:
+        kernels = item.get_closest_marker("gpu") or item.get_closest_marker("hopper")
+        if not kernels and "device" not in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.host)
+            continue
+        test = item.nodeid.partition("[")[0]
+        if test not in seen or item.get_closest_marker("quick"):
+            item.add_marker(pytest.mark.smoke)
+        seen.add(test)
+
+
+def leave_to_cpus(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On a GPU, deselect what is the same there, unless it is asked for by its marker or its file."""
+    if "host" in config.option.markexpr or any(".py" in argument for argument in config.args):
+        return
+    left = [item for item in items if item.get_closest_marker("host")]
+    items[:] = [item for item in items if not item.get_closest_marker("host")]
+    config.hook.pytest_deselected(items=left)
+
+
+def balance(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Long tests begin first, as many on each worker: xdist deals out runs of the list, and takes from their ends."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    long = [item for item in items if item.get_closest_marker("long")]
+    short = iter([item for item in items if not item.get_closest_marker("long")])
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        size = len(items) * (worker + 1) // workers - len(dealt)
+        first = long[worker::workers]
+        dealt += first + [item for _, item in zip(range(size - len(first)), short)]
+    items[:] = dealt + list(short)

@@ -1,0 +1,58 @@
+"""Long tests begin first on every worker, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests import selection
+
+
+class Item:
+    """A test that says of itself what a node of pytest would."""
+
+    def __init__(self, name: str, *marks: str, device: bool = False) -> None:
+        self.nodeid, self.marks, self.fixturenames = name, [*marks], ("device",) * device
+
+    def get_closest_marker(self, name: str) -> bool:
+        return name in self.marks
+
+    def add_marker(self, mark: Any) -> None:
+        self.marks.append(mark.name)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+def test_every_worker_begins_with_its_part_of_the_long_tests(workers: int) -> None:
+    items: list[Any] = [Item(str(i), *["long"] * (i % 10 == 9)) for i in range(103)]
+    before = list(items)
+    selection.balance(SimpleNamespace(workerinput=dict(workercount=workers)), items)  # type: ignore[arg-type]
+    assert sorted(map(id, items)) == sorted(map(id, before))
+    for worker in range(workers):
+        run = items[103 * worker // workers : 103 * (worker + 1) // workers]
+        count = sum(item.get_closest_marker("long") for item in run)
+        assert 10 // workers <= count <= 10 // workers + 1
+        assert all(item.get_closest_marker("long") for item in run[:count])
+
+
+def test_a_test_without_a_device_is_of_the_host_and_the_first_case_of_another_is_smoke() -> None:
+    items: Any = [
+        Item("a"),
+        Item("b[1]", device=True),
+        Item("b[2]", device=True),
+        Item("c[1]", "hopper"),
+        Item("c[2]", "hopper", "quick"),
+        Item("d", "gpu"),
+    ]
+    selection.mark(items)
+    found = {item.nodeid: {"host", "smoke"} & {*item.marks} for item in items}
+    smoke = {"smoke"}
+    assert found == {"a": {"host"}, "b[1]": smoke, "b[2]": set(), "c[1]": smoke, "c[2]": smoke, "d": smoke}
+    told: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
+    for expression, arguments, left in (("", ["tests"], 1), ("host", ["tests"], 0), ("", ["tests/test_a.py"], 0)):
+        config: Any = SimpleNamespace(option=SimpleNamespace(markexpr=expression), args=arguments, hook=hook)
+        some, told[:] = list(items), []
+        selection.leave_to_cpus(config, some)
+        assert len(told) == left == len(items) - len(some)
