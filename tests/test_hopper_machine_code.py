@@ -55,7 +55,7 @@ HOPPER = (
 @pytest.mark.parametrize("part", range(PARTS))
 def test_hopper_kernels_keep_their_loops_lean(part: int) -> None:
     names = [name for name, _ in variants.calls(HOPPER)][part::PARTS]
-    found = compiled("sm90", "--exactly", *names)
+    found = compiled("sm90", *names, "--exactly")
     merging = [x for x in found if x["kernel"] == "merge_blocks_kernel"]
     found = [x for x in found if x not in merging]
     assert {x["kernel"] for x in found} <= {"blocks_kernel", "shares_kernel", "mixed_kernel"}
