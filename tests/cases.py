@@ -40,6 +40,14 @@ LINE_WEIGHTS = 0.073 + 2**-7
 # is lost, or a sum that is off, hides in bounds of single elements.
 FP8_NORM, LINE_NORM, FP8_OUT_NORM = 0.035, 0.04, 0.03
 MANY = 1 << 16
+# Scales that are tensors: of one number, or one for each KV head; the shape [seqs, kv_heads] is theirs expanded.
+SCALES = {
+    "tensor": lambda x, seqs: x,
+    "scalar": lambda x, seqs: x[0],
+    "per_head": lambda x, seqs: x,
+    "per_head, a row": lambda x, seqs: x[None],
+    "per_head, expanded": lambda x, seqs: x.expand(seqs, -1),
+}
 # By dtype of q, relative to 1 + |lse|.  Products of inputs are exact and their sums float32, but fp8 tensor cores keep
 # about 14 bits of a sum.
 LSE_TOLERANCES: dict[torch.dtype, float] = {
@@ -79,16 +87,15 @@ class Case:
     sinks: bool = False
     qq_bias: int = 0  # n of the [n, n] matrix; 0: off
     tree: bool = False  # about half of qq_bias is -inf, as in tree decoding
-    positions: str = (
-        ""  # of queries: "slots" | "tree", depths in random trees, of which qq_bias need not know; "": none
-    )
-    scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | "tensor" [1] | "per_head" [kv_heads]
+    positions: str = ""  # of queries: "slots" | "tree", depths in random trees unknown to qq_bias; "": none
+    scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | one of SCALES
     out_scale: float = 0.02  # used where out is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
     only: str | None = None
     batch_invariant: bool = False
     decode_form: bool = False  # cu_seqlens_q=None
     strided: bool = False  # q, k_new, v_new, out and page_table are slices of wider tensors
+    integers: torch.dtype = torch.int32  # of page_table, seq_lens and cu_seqlens_q
     bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
     slack: int = 0  # by how much these are above what is there
     own_out: bool = False  # the call makes `out`, of q's type
@@ -147,15 +154,18 @@ def build(case: Case, device: str = "cpu") -> dict[str, Any]:
     real = sum(case.query_lens)
     bits(q)[real:] = bits(_nans((1,), case.dtype, device))
     inputs: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "page_table": table}
-    inputs["seq_lens"] = torch.tensor(case.seq_lens, dtype=torch.int32, device=device)
+    inputs["seq_lens"] = torch.tensor(case.seq_lens, dtype=case.integers, device=device)
     if not case.decode_form:
         starts = torch.tensor((0, *case.query_lens)).cumsum(0)
-        inputs["cu_seqlens_q"] = starts.to(device, torch.int32)
+        inputs["cu_seqlens_q"] = starts.to(device, case.integers)
     if case.new:
         inputs["k_new"], inputs["v_new"] = _new(case, rng)
 
     inputs["kv_layout"] = "HND" if case.layout == "HND" else "NHD"
-    inputs.update(causal=case.causal, window_size=case.window_size, softcap=case.softcap, return_lse=case.lse, **scales)
+    inputs.update(causal=case.causal, window_size=case.window_size, softcap=case.softcap, return_lse=case.lse)
+    for name, scale in scales.items():
+        of_all = name == "out_scale" or not isinstance(scale, Tensor)
+        inputs[name] = scale if of_all else SCALES[case.scales](scale, len(case.seq_lens))
     inputs.update(only=case.only, batch_invariant=case.batch_invariant, softmax_scale=case.softmax_scale)
     if case.bounds:
         longest = max(case.query_lens, default=0), max(0, *case.seq_lens)
@@ -329,10 +339,10 @@ def _scales(case: Case, rng: torch.Generator) -> dict[str, Any]:
     if case.scales == "float":
         scales = {name: {"q_scale": 0.5, "k_scale": 0.75, "v_scale": 1.25}[name] for name in scales}
     elif case.scales != "none":
-        n = {"tensor": 1, "per_head": case.kv_heads}[case.scales]
+        n = case.kv_heads if case.scales.startswith("per_head") else 1
         scales = {name: 0.5 + torch.rand(n, generator=rng, device=rng.device) for name in scales}
     if is_fp8(case.dtype_of_out):
-        as_tensor = case.scales in ("tensor", "per_head")
+        as_tensor = case.scales in SCALES
         scales["out_scale"] = torch.tensor([case.out_scale], device=rng.device) if as_tensor else case.out_scale
     return scales
 
@@ -384,8 +394,8 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator) -> tuple[Te
     num_pages = max(num_live + 3, case.pages)
     placed = torch.randperm(num_live if case.pages else num_pages, generator=torch.Generator().manual_seed(case.seed))
     ids = (placed + (num_pages - num_live) * bool(case.pages))[:num_live]
-    table = torch.full((len(held), len(columns) * (2 if case.strided else 1)), BAD_PAGE, dtype=torch.int32)
-    table[:, : len(columns)][live] = ids.to(torch.int32)
+    table = torch.full((len(held), len(columns) * (2 if case.strided else 1)), BAD_PAGE, dtype=case.integers)
+    table[:, : len(columns)][live] = ids.to(case.integers)
 
     dead = (torch.arange(page) >= left[:, None]).to(device)
     caches = _empty_caches(case, num_pages, device)

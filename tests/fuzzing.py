@@ -188,15 +188,20 @@ def _simpler(call: Call) -> Iterator[Call]:
         others = lengths[:i], lengths[i + 1 :]
         if len(lengths) > 1:
             changes.append(_lengths(*others[0], *others[1]))
-        for fewer in ((queries, queries + (keys - queries) // 2), (queries // 2, keys - queries + queries // 2)):
-            if (keys > queries and fewer[1] < keys) or (queries > 1 and fewer[0] < queries):
-                changes.append(_lengths(*others[0], fewer, *others[1]))
+        context = keys - queries
+        fewer = [(queries, queries + left) for left in _smaller(context)]
+        fewer += [(left, context + left) for left in _smaller(queries) if left]
+        changes += [_lengths(*others[0], pair, *others[1]) for pair in fewer]
     for field in dataclasses.fields(Case):
         if field.default is not dataclasses.MISSING and getattr(case, field.name) != field.default:
             changes.append({field.name: field.default})
     for change in changes:
         with contextlib.suppress(ValueError):  # which no call can be
             yield call._replace(case=dataclasses.replace(case, **change))
+
+
+def _smaller(number: int) -> list[int]:
+    return sorted({number // 2, number - max(1, number // 4), number - 1}) if number > 0 else []
 
 
 def _lengths(*lengths: tuple[int, int]) -> dict[str, Any]:

@@ -31,7 +31,11 @@ def run_write(case: Case, device: str = "cpu") -> None:
     if not case.strided:
         new = tuple(x.contiguous() for x in new)
     given: dict[str, Any] = {"slot_mapping": mapping.to(device), "kv_layout": inputs["kv_layout"]}
-    given |= {name: inputs[name] for name in ("k_scale", "v_scale") if name in inputs}
+    for name in {"k_scale", "v_scale"} & inputs.keys():
+        expanded = case.scales == "per_head, expanded"  # over sequences, of which a write knows nothing
+        given[name] = inputs[name][:1] if expanded else inputs[name]
+    if case.integers == torch.int32:
+        given["slot_mapping"] = given["slot_mapping"].to(torch.int32)
 
     before = {name: bits(cache).clone() for name, cache in caches.items()}
     exact = {name: torch.zeros_like(cache, dtype=torch.float64) for name, cache in caches.items()}

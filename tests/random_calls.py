@@ -98,6 +98,7 @@ ANYTHING: dict[str, Draw] = {
     "out_dtype": one_of(None, None, None, None, F32, BF16, FP16, E4M3, E5M2),
     "own_out": maybe(0.1),
     "shared_buffer": maybe(0.2),
+    "integers": one_of(torch.int32, torch.int32, torch.int32, torch.int64),
     "qq_bias": one_of(0, 0, 0, 1, 8, 64),
     "tree": maybe(0.5),
     "softmax_scale": one_of(None, None, None, 0.3, 0.05, -0.1, 0.0),

@@ -1,0 +1,89 @@
+"""What fuzzing does with a fault: it finds it, shrinks it, and prints a test of it; nothing is launched here."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from tests import fuzzing
+from tests.cases import BAD_PAGE, Case, build
+from tests.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration
+
+# On a failure hypothesis imports what warns, and warnings are errors.
+pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Case], bool]], None]:
+    """From then on every function of the library is wrong where this holds of a case."""
+
+    def plant(wrong: Callable[[Case], bool]) -> None:
+        def run(case: Case, device: str, **_: Any) -> None:
+            if wrong(case):
+                raise AssertionError("wrong")
+
+        monkeypatch.setattr(fuzzing, "run", run)
+        monkeypatch.setattr(fuzzing, "FUNCTIONS", dict.fromkeys(fuzzing.FUNCTIONS, run))
+
+    return plant
+
+
+def test_a_fault_is_found_and_its_test_has_nothing_that_it_does_not_need(fault: Any) -> None:
+    fault(lambda case: case.sinks and max(case.seq_lens) > 20 and 3 in case.query_lens)
+    found = next(x for x in (fuzzing.explore(seed, 30, time.time() + 600) for seed in range(100)) if x.error)
+    assert found.error == "AssertionError: wrong"
+    assert found.test is not None
+    *_, call = found.test.splitlines()
+    fields = "query_lens=(3,), seq_lens=(21,), sinks=True"
+    assert call.strip().partition("(")[2] == f'Case("found", {fields}), device)'
+    names: dict[str, Any] = {**vars(fuzzing), "torch": torch}
+    exec("from __future__ import annotations\n" + found.test, names)
+    with pytest.raises(AssertionError, match="wrong"):
+        names["test_what_fuzzing_has_found"]("cpu")
+
+
+def test_a_seed_draws_the_same_calls_again(fault: Any) -> None:
+    drawn: list[list[Case]] = []
+    for _ in range(2):
+        calls: list[Case] = []
+        fault(lambda case, calls=calls: calls.append(case) is not None)
+        assert fuzzing.explore(7, 20, time.time() + 600).error is None
+        drawn.append(calls)
+    assert drawn[0] == drawn[1]
+    assert len({str(case.query_lens) for case in drawn[0]}) > 3
+
+
+def test_nothing_is_a_failure_where_nothing_is_wrong_and_time_ends_it(fault: Any) -> None:
+    fault(lambda case: False)
+    assert fuzzing.explore(3, 10, time.time() + 600)._replace(seconds=0).error is None
+    assert fuzzing.explore(3, 10, 0.0).calls == 0
+
+
+@pytest.mark.parametrize("limits", [GPU, SIMULATOR, INTERPRETER], ids=["gpu", "simulator", "interpreter"])
+def test_every_argument_is_drawn_in_more_than_one_way(limits: Any) -> None:
+    rng = random.Random(0)
+    cases = [batch(rng, configuration(rng, limits), limits) for _ in range(200)]
+    for name in [*ANYTHING, *BATCH, "check"]:
+        assert len({getattr(case, name) for case in cases}) > 1, name
+    assert max(case.heads for case in cases) <= limits.heads
+    assert any(n < 0 for case in cases for n in case.seq_lens)
+
+
+def test_every_argument_of_the_library_is_drawn() -> None:
+    """Those of a case's arguments come from its fields: a new one has to be drawn, too."""
+    rng = random.Random(1)
+    given: set[str] = set()
+    for _ in range(30):
+        inputs = build(batch(rng, configuration(rng, INTERPRETER), INTERPRETER))
+        given |= {name for name, value in inputs.items() if value is not None}
+        assert not (inputs["page_table"] == BAD_PAGE).logical_not().all(), "no tail of a table is poisoned"
+    import inspect
+
+    import paged_attn
+
+    assert given == inspect.signature(paged_attn.paged_attention).parameters.keys()
