@@ -1,0 +1,203 @@
+"""The catalogue of errors: complete, of nothing else, and each entry produced by a test."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import paged_attn
+from paged_attn import backend, cli, launch, offline, question
+from paged_attn.serving import pages, scheduler, trace
+from paged_attn.serving.caches import Caches
+from tests.bad_input import accept, call_of
+from tests.errors import ANY, ROOT, Entry, catalogue, said
+
+# Whose rows end in the text of an error that each of them is refused with, word for word.
+TABLES = ("test_check.OPTIONS", "test_check_batch.BATCH", "test_check_write.WRITE", "test_check_write.MERGE")
+TABLES += ("test_contents.CONTENTS",)
+# Warnings of a process with another Triton, of which these tests start one.
+ELSEWHERE = {
+    "paged-attn is tested with Triton": "test_a_triton_that_is_not_known_runs_the_hopper_kernels_where_asked_to",
+    "the Hopper kernels need another Triton": "test_without_a_name_the_portable_kernels_run_with_one_warning",
+}
+
+
+def lines(text: str) -> Callable[[Path], object]:
+    """Reads a trace of this text."""
+
+    def read(folder: Path) -> object:
+        path = folder / "trace"
+        path.write_text(text, encoding="utf-8")
+        return list(trace.read(path))
+
+    return read
+
+
+def of(call: str, **changes: Callable[[Any], Any]) -> Callable[[Path], object]:
+    """The host's check of a call, some of its arguments changed."""
+    inputs = call_of(call, "cpu")
+    return lambda folder: accept(inputs | {name: change(inputs) for name, change in changes.items()})
+
+
+def given_back(*numbers: int) -> Callable[[Path], object]:
+    def give(folder: Path) -> None:
+        some = pages.Pages(4)
+        some.take(2)
+        some.give(numbers)
+
+    return give
+
+
+def checked(call: str, **changes: Any) -> Callable[[Path], object]:
+    return lambda folder: paged_attn.paged_attention(**call_of(call, "cpu") | changes, check=True)
+
+
+def written(*slots: int) -> Callable[[Path], object]:
+    """A checked write into 2 pages of 4."""
+    cache, k = torch.zeros(2, 4, 1, 16), torch.zeros(len(slots), 1, 16)
+    return lambda folder: paged_attn.write_kv(k, k, cache, cache.clone(), torch.tensor(slots), check=True)
+
+
+def without_click(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "click", None)
+        runpy.run_path(str(ROOT / "paged_attn" / "cli.py"))
+
+
+def outside_of_a_clone(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paged_attn, "__file__", str(folder / "paged_attn" / "__init__.py"))
+        cli._benchmarks()
+
+
+def on_a_gpu_machine(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "INTERPRET", False)
+        patch.setattr(backend, "_pretended", None)
+        backend.device_of.__wrapped__(torch.device("cpu"))
+
+
+def in_the_interpreter(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "INTERPRET", True)
+        offline.compile_only(backend.Device("sm90", 132), print)
+
+
+def without_metadata(folder: Path) -> None:
+    class Compiled:
+        metadata = None
+
+    launch.resize(Compiled, [])
+
+
+def without_names(folder: Path) -> None:
+    shim = pytest.importorskip("paged_attn.hopper.shim")
+    shim.first_of(torch, "nothing", "no_thing")
+
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+MEMORY = torch.zeros(6, 6, 32, dtype=torch.bfloat16)
+NEGATED = torch._neg_view(torch.zeros(6))
+PROVOKED: tuple[Callable[[Path], object], ...] = (
+    of("plain", alibi_slopes=lambda c: NEGATED),
+    of("plain", q=lambda c: MEMORY[:5], out=lambda c: MEMORY[1:]),
+    of("plain", out=lambda c: MEMORY.as_strided((5, 6, 32), (32, 32, 1))),
+    of("plain", sinks=lambda c: c["sinks"].to("meta")),
+    of("fp8", k_scale=lambda c: torch.ones(3, 2)),
+    checked("plain", seq_lens=torch.tensor([1 << 40, 3, 33])),
+    written(8),
+    written(3, 3),
+    without_click,
+    outside_of_a_clone,
+    on_a_gpu_machine,
+    in_the_interpreter,
+    without_metadata,
+    without_names,
+    lambda folder: question.device_named("h900"),
+    lambda folder: question.lengths("many"),
+    lambda folder: Caches.allocate("x-packed", 1, 16, 1, 12, torch.float16, torch.device("cpu")),
+    lambda folder: pages.Pages(0),
+    lambda folder: pages.Pages(3).take(-1),
+    lambda folder: pages.Pages(3).take(4),
+    given_back(4),
+    given_back(3),
+    given_back(0, 0),
+    lambda folder: scheduler.Scheduler(pages.Pages(4), 16, budget=1, max_seqs=2),
+    lambda folder: scheduler.Scheduler(pages.Pages(4), 16, 8, 2).submit(trace.Request(0.0, 100, 1, ())),
+    lambda folder: list(trace.shrink([], 0)),
+    lines("a,b\n1,2\n"),
+    lines(""),
+    lines(AZURE + "yesterday,1,1\n"),
+    lines('{"timestamp": 0, "input_length": 1}\n'),
+    lines('{"timestamp": 0, "input_length": 0, "output_length": 1}\n'),
+)
+
+
+def provoked(folder: Path) -> Iterator[str]:
+    """What each of them says."""
+    for number, call in enumerate(PROVOKED):
+        try:
+            call(folder)
+        except (Exception, SystemExit) as error:
+            yield str(error)
+        else:
+            raise AssertionError(f"number {number} of PROVOKED raises nothing")
+
+
+def tabled() -> Iterator[str]:
+    for table in TABLES:
+        module, name = table.split(".")
+        yield from (row[-1] for row in getattr(importlib.import_module(f"tests.{module}"), name))
+
+
+def test_every_message_of_the_source_has_an_entry() -> None:
+    entries = {(entry.template, error) for entry in catalogue() for error in entry.error.split(", ")}
+    missing = [x for x in said() if x.template != ANY and (x.template, x.error) not in entries]
+    assert not missing, "docs/errors.md has no entry for\n" + "\n".join(
+        f"{x.where}: {x.error} {x.template}" for x in missing
+    )
+
+
+def test_every_entry_is_said_somewhere() -> None:
+    sources = {(x.template, x.error) for x in said()}
+    stale = [
+        (x.template, error) for x in catalogue() for error in x.error.split(", ") if (x.template, error) not in sources
+    ]
+    assert not stale
+
+
+def test_every_entry_is_produced_by_a_test(tmp_path: Path) -> None:
+    texts = [*tabled(), *provoked(tmp_path)]
+    alone = [x for x in catalogue() if not any(x.matches(text) for text in texts) and not _elsewhere(x)]
+    assert not alone, "no test makes\n" + "\n".join(x.template for x in alone)
+
+
+def _elsewhere(entry: Entry) -> bool:
+    source = (ROOT / "tests" / "test_shim.py").read_text(encoding="utf-8")
+    tests = [test for words, test in ELSEWHERE.items() if entry.template.startswith(words)]
+    return any(f"def {test}(" in source for test in tests)
+
+
+def test_every_entry_says_why_and_what_to_do() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    assert len(catalogue()) == text.count("\n### ")
+    assert all(len(x.cause) > 10 and len(x.cure) > 3 for x in catalogue())
+
+
+def test_a_message_without_an_entry_is_told_by_its_template() -> None:
+    entry = Entry("{} must be {}, got {}", "TypeError", "", "")
+    assert entry.matches("q must be float16, got int32")
+    assert not entry.matches("q must be float16")
+    source = ast.parse('raise ValueError(f"a{b!r} c" + (d if e else "") + "f")')
+    from tests.errors import _template
+
+    call = next(node for node in ast.walk(source) if isinstance(node, ast.Call))
+    assert _template(call.args[0]) == "a{} c{}f"
