@@ -272,27 +272,13 @@ compiled = []
 triton.knobs.compilation.listener = lambda *, metadata, cache_hit, **_: compiled.extend([metadata["name"]][cache_hit:])
 
 if __name__ == "__main__":
-<<<<<<< HEAD
-    torch.zeros(1, device="cuda")
-    torch.cuda.synchronize()
-=======
->>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)
     q = torch.randn(4, 32, 128, dtype=torch.bfloat16, device="cuda")
     k, v = torch.randn(2, 64, 16, 8, 128, dtype=torch.bfloat16, device="cuda")
     table = torch.arange(64, dtype=torch.int32, device="cuda").view(4, 16)
     lens = torch.tensor([256, 100, 1, 30], dtype=torch.int32, device="cuda")
-<<<<<<< HEAD
-    out = torch.empty_like(q)
-    found = []
-    triton.knobs.compilation.listener = lambda *, cache_hit, **_: found.append(cache_hit)
-    paged_attn.paged_attention(q, k, v, table, lens, out=out, max_seqlen_k=256)
-    torch.cuda.synchronize()
-    assert found and all(found), found
-=======
     paged_attn.paged_attention(q, k, v, table, lens, out=torch.empty_like(q), max_seqlen_k=256)
     torch.cuda.synchronize()
     print(compiled)
->>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)
 """
 
 
@@ -333,17 +319,12 @@ def test_nothing_is_compiled_while_a_trace_is_served(
 def test_the_first_call_of_a_process_compiles_nothing_where_kernels_lie_on_disk(
     prepared_here: Any, tmp_path: Path
 ) -> None:
-<<<<<<< HEAD
-=======
     """How long it takes is a benchmark's to say."""
->>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)
     script = tmp_path / "serve.py"
     script.write_text(SERVE)
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr[-4000:]
-<<<<<<< HEAD
-=======
     assert done.stdout.strip() == "[]"
 
 
@@ -352,4 +333,3 @@ def test_calls_of_a_model_have_its_integers(integers: torch.dtype) -> None:
     model = Model(**next(iter(MODELS.values())))._replace(integers=integers)
     call = call_of(model, Lengths(True, 2, 3, 2, 20))
     assert {call[name].dtype for name in ("page_table", "seq_lens", "cu_seqlens_q")} == {integers}
->>>>>>> f530ab3 (Long tests begin first on each worker; a smoke part, and host tests, of what tests say of themselves; no test waits for the clock)
