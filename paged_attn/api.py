@@ -2,7 +2,7 @@
 
 import torch
 
-from . import ops
+from . import traced
 from .door import ScaleLike
 from .lazy import at_first_call
 
@@ -124,12 +124,19 @@ def paged_attention(
     (ALiBi), Xiao et al. 2023 (sinks).
     """
     if torch.compiler.is_compiling():
-        return ops.traced(
-            q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, kv_layout=kv_layout, max_seqlen_q=max_seqlen_q,
-            max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
-            window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
-            query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out,
-            out_scale=out_scale, return_lse=return_lse, only=only, batch_invariant=batch_invariant, check=check,
+        return traced.paged_attention(
+            (q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q), out,
+            dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale),
+            dict(
+                k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
+                query_positions=query_positions,
+            ),
+            dict(
+                max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
+                window_size=window_size, softcap=softcap, return_lse=return_lse, only=only,
+                batch_invariant=batch_invariant,
+            ),
+            kv_layout, check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
@@ -167,6 +174,8 @@ def write_kv(
 
     Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
     """
+    if torch.compiler.is_compiling():
+        return traced.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
     write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check)
 
 
@@ -185,4 +194,6 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
 
     Source: Milakov & Gimelshein 2018; Ye et al. 2025 (attention states).
     """
+    if torch.compiler.is_compiling():
+        return traced.merge_states(outs, lses)
     return merge(outs, lses)

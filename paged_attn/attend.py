@@ -67,7 +67,7 @@ def attend(
     """What paged_attention returns for these Tensors, `others` those after cu_seqlens_q, and these Options."""
     form, tensors = _form(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
     found, of = calls.again(form, tensors), None
-    if found is None and not getattr(q, "requires_grad", True):  # which torch's mode may make wrong
+    if found is None:
         of = calls.signature(form, tensors)
         found = calls.find(form, tensors, of)
     if found is None or (checks.ALWAYS if check is None else check is not False):

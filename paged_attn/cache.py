@@ -7,6 +7,7 @@ from torch import Tensor
 from . import arguments, calls, layout
 from . import check as checks
 from .backend import Device, device_of
+from .kernels.args import KeyValues
 from .kernels.write import write_kv_kernel
 from .launch import Launches, Step
 from .rounding import cdiv, next_power_of_2
@@ -15,11 +16,11 @@ from .template import arguments_for
 
 def write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any,
-    check: bool | None,
+    check: bool | None, part: str | None = None,
 ) -> None:  # fmt: skip
-    """Do what write_kv says."""
+    """Do what write_kv says; of the "keys" or the "values" alone, if `part` says so."""
     scales = (k_scale, v_scale)
-    form: tuple[Any, ...] = ("write_kv", kv_layout)
+    form: tuple[Any, ...] = ("write_kv", kv_layout, part)
     tensors: tuple[Any, ...] = (k, v, k_cache, v_cache, slot_mapping)
     if not (k_scale is v_scale is None):
         form += calls.form_of(scales)
@@ -40,19 +41,24 @@ def write(
     if axes.tokens == 0:
         return
     with arguments_for((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)) as held:
-        launches = Launches([_step(held, kv_layout, axes, device)], k.device)
+        launches = Launches([_step(held, kv_layout, part, axes, device)], k.device)
     launches.first(tensors)
     calls.keep(of, launches)
 
 
-def _step(held: list[Any], kv_layout: str, axes: checks.Axes, device: Device) -> Step:
+def _step(held: list[Any], kv_layout: str, part: str | None, axes: checks.Axes, device: Device) -> Step:
     """A program per token and so many of its heads as make some 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
     dim = max(16, next_power_of_2(axes.head_dim))
     block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
     grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
+    new = KeyValues(layout.rows(k), layout.rows(v))
+    cache = layout.cache(k_cache, v_cache, kv_layout)
+    if part is not None:
+        absent = {"keys": "value", "values": "key"}[part]
+        new, cache = new._replace(**{absent: None}), cache._replace(**{absent: None})
     args = (
-        layout.rows(k), layout.rows(v), layout.cache(k_cache, v_cache, kv_layout), slot_mapping,
+        new.key, new.value, cache, slot_mapping,
         arguments.scales(1.0, key=k_scale, value=v_scale),
         axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads, device.dependent,
     )  # fmt: skip

@@ -19,6 +19,7 @@ from .locks import left_free
 
 LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
 ALIGNMENT = 64  # bytes that kernels are compiled for: 16, or 16 elements of x-packed values
+PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have no memory of their own
 
 # Compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad; holds no tensor, and
 # always fails for a tensor that is given twice.  torch.compile guards its graphs by it.
@@ -68,12 +69,16 @@ def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Launches, Addresses
 def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
     """Of a call of this form with these tensors; None if it has none.
 
-    Strides even of contiguous tensors, for sizes do not imply them where one is 0 or 1.
+    Strides even of contiguous tensors, for sizes do not imply them where one is 0 or 1.  Address 0 is a fact: a tensor
+    with elements that lie there is somebody's wrapper.
     """
     try:
+        if not {*map(type, tensors)} <= PLAIN or _wants_gradient(tensors):
+            return None
         addresses = tuple([x.data_ptr() for x in tensors])
         facts = [
-            (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y % ALIGNMENT) for x, y in zip(tensors, addresses)
+            (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y and y % ALIGNMENT + 1)
+            for x, y in zip(tensors, addresses)
         ]
         key = (form, *facts)
         hash(key)
@@ -97,7 +102,18 @@ def _guard(form: Hashable, tensors: tuple[Any, ...], addresses: Addresses, launc
         return
     with contextlib.suppress(TypeError, ValueError, RuntimeError):  # another torch, or tensors that it does not guard
         matches = Guard(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+        if any(x.requires_grad for x in tensors):  # tensors like these may, and grad mode is off now
+            matches = _while_no_gradient(matches)
         _put(_latest, form, Latest(matches, launches))
+
+
+def _while_no_gradient(matches: Callable[..., bool]) -> Callable[..., bool]:
+    return lambda *tensors: not torch.is_grad_enabled() and matches(*tensors)
+
+
+def _wants_gradient(tensors: tuple[Any, ...]) -> bool:
+    """Such a call is no call that was made before, but an error."""
+    return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def keep(of: Signature | None, launches: Launches) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 
-import torch
 from torch import Tensor
 
 from .contents import check_attention_contents, check_write_contents
@@ -41,6 +40,7 @@ __all__ = [
     "check_attention",
     "check_attention_contents",
     "check_merge",
+    "check_options",
     "check_write",
     "check_write_contents",
     "enabled",
@@ -120,24 +120,15 @@ def check_attention(
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
     door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
     door.scale("out_scale", out_scale, "out", (q if out is None else out).dtype, axis=None)
-    integer("max_seqlen_q", max_seqlen_q, 0)
-    integer("max_seqlen_k", max_seqlen_k, 0)
-    window(window_size)
-    if softmax_scale is not None:
-        number("softmax_scale", softmax_scale, "a finite number or None")
-    number("softcap", softcap, "a finite number >= 0", 0)
-    boolean("causal", causal)
-    boolean("return_lse", return_lse)
-    if only is not None:
-        choice("only", only, ("decode", "prefill"))
-    boolean("batch_invariant", batch_invariant)
+    check_options(
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, return_lse=return_lse, only=only, batch_invariant=batch_invariant,
+    )  # fmt: skip
     if batch_invariant and k_new is not None:
         # a tile at the border would be two, one of the cache and one of k_new
         raise ValueError(
             "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"
         )
-    if q.requires_grad and torch.is_grad_enabled():
-        raise ValueError("q requires grad, but paged attention has no backward pass: call it under torch.no_grad()")
     return Axes(
         tokens,
         seqs,
@@ -149,6 +140,32 @@ def check_attention(
         sizes["max_pages"],
         sizes.get("x", 0),
     )
+
+
+def check_options(
+    *,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    return_lse: bool,
+    only: str | None,
+    batch_invariant: bool,
+) -> None:
+    """The arguments of paged_attention that are no tensors, but kv_layout, scales and check."""
+    integer("max_seqlen_q", max_seqlen_q, 0)
+    integer("max_seqlen_k", max_seqlen_k, 0)
+    window(window_size)
+    if softmax_scale is not None:
+        number("softmax_scale", softmax_scale, "a finite number or None")
+    number("softcap", softcap, "a finite number >= 0", 0)
+    boolean("causal", causal)
+    boolean("return_lse", return_lse)
+    if only is not None:
+        choice("only", only, ("decode", "prefill"))
+    boolean("batch_invariant", batch_invariant)
 
 
 def check_write(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .overlap import overlap, overlaps_itself
+from .plain import plain
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 HALF = (torch.float16, torch.bfloat16)
@@ -74,6 +75,7 @@ class Door:
             if self.device is not None:
                 raise ValueError(f"{name} must be on {self.device} like {self.first}, got {value.device}")
             self.device, self.first = value.device, name
+        plain(name, value)
         if value.is_neg():  # memory holds the numbers of the other sign
             raise ValueError(f"{name} must hold its numbers, got a lazily negated view: pass {name}.resolve_neg()")
 
@@ -119,7 +121,7 @@ class Door:
         elif dtype not in FP8:
             raise ValueError(f"{name} must be None, for {of} is {names((dtype,))} and not fp8")
         elif not isinstance(value, Tensor):
-            number(name, value, "a finite number > 0, or a float32 tensor", TINY)
+            scale_number(name, value)
         else:
             self.place(name, value, FLOAT32)
             self._scale_shape(name, value, axis)
@@ -193,6 +195,11 @@ def number(name: str, value: Any, wanted: str, least: float = -HUGE) -> None:
         raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
     if not least <= value <= HUGE:
         raise ValueError(f"{name} must be {wanted}, got {value}")
+
+
+def scale_number(name: str, value: Any) -> None:
+    """A scale that is no tensor."""
+    number(name, value, "a finite number > 0, or a float32 tensor", TINY)
 
 
 def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -1,20 +1,27 @@
-"""paged_attention as operators of torch, which graphs of torch.compile hold as they are: torch.ops.paged_attn.
+"""The public functions as operators of torch, which graphs of torch.compile hold as they are: torch.ops.paged_attn.
 
-`attention(...)` writes out and returns nothing, `attention_lse(...)` also returns the log-sum-exp.  They take the
-arguments of paged_attention, with `out` always given and scales in tensors.
+`attention(...)` writes out and returns nothing, `attention_lse(...)` also returns the log-sum-exp; `write_kv(...)`;
+`merge_states(outs, lses)`.  They take the arguments of the functions, with `out` always given and scales in tensors.
+
+Where torch looks into it, `write_kv` is two operators, each of which changes one cache.  Of one that changes two views
+of one buffer torch.compile would copy a view, for it allows each operator one change of a buffer in place.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .lazy import at_first_call
+from .plain import refuse_gradient, watched
 
 attend = at_first_call("attend", ".attend", globals())
+write = at_first_call("write", ".cache", globals())
+merge = at_first_call("merge", ".states", globals())
 
-ARGUMENTS = """(
+ATTENTION = """(
     Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor seq_lens, Tensor? cu_seqlens_q, Tensor(a!) out,
     *, str kv_layout="NHD", SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None,
     Tensor? k_new=None, Tensor? v_new=None, float? softmax_scale=None, bool causal=True,
@@ -22,6 +29,10 @@ ARGUMENTS = """(
     Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? qq_bias=None, Tensor? query_positions=None,
     Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? out_scale=None, str? only=None,
     bool batch_invariant=False, bool? check=None
+)"""
+WRITE = """(
+    Tensor k, Tensor v, Tensor{keys} k_cache, Tensor{values} v_cache, Tensor slot_mapping,
+    *, str kv_layout="NHD", Tensor? k_scale=None, Tensor? v_scale=None, bool? check=None
 )"""
 _library = torch.library.Library("paged_attn", "DEF")
 
@@ -34,7 +45,7 @@ def _attention(
     k_scale: Any = None, v_scale: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False,
     check: Any = None, return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in ARGUMENTS."""
+    """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in ATTENTION."""
     result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale),
@@ -47,35 +58,63 @@ def _attention(
     return result[1] if return_lse else None
 
 
-def _no_result(*args: Any, **options: Any) -> None:
-    """What torch.compile needs to know: nothing comes back."""
+def _write(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, kv_layout: Any = "NHD", k_scale: Any = None,
+    v_scale: Any = None, check: Any = None, part: str | None = None,
+) -> None:  # fmt: skip
+    """Both caches in one launch, or one of them."""
+    if part is None and watched(k, v, k_cache, v_cache, slot_mapping):
+        for operator in (torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values):
+            operator(
+                k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale, check=check
+            )
+    else:
+        write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check, part)
 
 
-def _no_lse(q: Tensor, *args: Any, **options: Any) -> Tensor:
-    """What torch.compile needs to know of the log-sum-exp."""
+def _merge_states(outs: Any, lses: Any) -> Any:
+    return merge(outs, lses)
+
+
+def _nothing(*args: Any) -> None:
+    """What comes back of operators that write."""
+
+
+def _lse(q: Tensor, *args: Any) -> Tensor:
+    """What the log-sum-exp looks like."""
     return q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-def _register() -> None:
-    for name, result, function, fake in (
-        ("attention", "()", _attention, _no_result),
-        ("attention_lse", "Tensor", functools.partial(_attention, return_lse=True), _no_lse),
-    ):
-        _library.define(f"{name}{ARGUMENTS} -> {result}", tags=(torch.Tag.needs_fixed_stride_order,))
-        _library.impl(name, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"paged_attn::{name}", fake, lib=_library)
+def _state(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    """What a merged state looks like."""
+    return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
 
 
-_register()
+def _register(schema: str, function: Callable[..., Any], looks: Callable[..., Any] | None) -> None:
+    """An operator; one without a description of its results is made of others wherever torch looks into it."""
+    name = schema.split("(")[0]
+    _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
+    if looks is None:
+        _library.impl(name, function, "CompositeImplicitAutograd")
+        return
+    _library.impl(name, function, "CompositeExplicitAutograd")
+    names = [x.name for x in getattr(torch.ops.paged_attn, name).default._schema.arguments]
+
+    def fake(*args: Any, **options: Any) -> Any:
+        """A wanted gradient is known here alone: what a compiled graph calls no longer sees that it was."""
+        for name, value in (*zip(names, args), *options.items()):
+            if isinstance(value, Tensor):
+                refuse_gradient(name, value)
+        return looks(*args)
+
+    torch.library.register_fake(f"paged_attn::{name}", fake, lib=_library)
 
 
-def traced(q: Tensor, *args: Any, out: Tensor | None, return_lse: bool, **options: Any) -> Any:
-    """paged_attention inside torch.compile: the operator, with what it asks for made around it."""
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    for name in ("q_scale", "k_scale", "v_scale", "out_scale"):
-        if isinstance(options[name], (int, float)):
-            options[name] = torch.full((1,), options[name], dtype=torch.float32, device=q.device)
-    if not return_lse:
-        torch.ops.paged_attn.attention(q, *args, out, **options)
-        return out
-    return out, torch.ops.paged_attn.attention_lse(q, *args, out, **options)
+_register(f"attention{ATTENTION} -> ()", _attention, _nothing)
+_register(f"attention_lse{ATTENTION} -> Tensor", functools.partial(_attention, return_lse=True), _lse)
+_register(f"write_kv{WRITE.format(keys='(a!)', values='(b!)')} -> ()", _write, None)
+_register(f"write_keys{WRITE.format(keys='(a!)', values='')} -> ()", functools.partial(_write, part="keys"), _nothing)
+_register(
+    f"write_values{WRITE.format(keys='', values='(a!)')} -> ()", functools.partial(_write, part="values"), _nothing
+)
+_register("merge_states(Tensor outs, Tensor lses) -> (Tensor, Tensor)", _merge_states, _state)

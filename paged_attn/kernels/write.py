@@ -32,7 +32,7 @@ def write_kv_kernel(
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One token x some of its heads; a negative slot skips the token.
+    """One token x some of its heads; a negative slot skips the token, a part of the cache that is None is left alone.
 
     DEPENDENT: launched before the launch ahead of it has ended, and the next one may be launched likewise.
     """
@@ -43,31 +43,13 @@ def write_kv_kernel(
     at = tl.load(slot_mapping + token).to(tl.int64)
     if at >= 0:
         kv_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
-        store_heads(
-            cache.key,
-            new_key,
-            token,
-            kv_head,
-            at // PAGE,
-            at % PAGE,
-            scales.key,
-            scales.key_ptr,
-            scales.key_stride,
-            KV_HEADS,
-            HEAD_DIM,
-            DIM,
-        )
-        store_heads(
-            cache.value,
-            new_value,
-            token,
-            kv_head,
-            at // PAGE,
-            at % PAGE,
-            scales.value,
-            scales.value_ptr,
-            scales.value_stride,
-            KV_HEADS,
-            HEAD_DIM,
-            DIM,
-        )
+        if cache.key is not None:
+            store_heads(
+                cache.key, new_key, token, kv_head, at // PAGE, at % PAGE,
+                scales.key, scales.key_ptr, scales.key_stride, KV_HEADS, HEAD_DIM, DIM,
+            )  # fmt: skip
+        if cache.value is not None:
+            store_heads(
+                cache.value, new_value, token, kv_head, at // PAGE, at % PAGE,
+                scales.value, scales.value_ptr, scales.value_stride, KV_HEADS, HEAD_DIM, DIM,
+            )  # fmt: skip

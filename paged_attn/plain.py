@@ -1,0 +1,46 @@
+"""Plain tensors: they have memory of their own, which kernels find by an address, and nobody wants their gradient."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def watched(*tensors: Any) -> bool:
+    """Whether torch wants to see operators rather than launches: a mode is on, or one of the tensors is fake, say."""
+    return torch._C._len_torch_dispatch_stack() > 0 or any(
+        isinstance(x, Tensor) and (x.is_meta or type(x).__torch_dispatch__ is not NO_DISPATCH) for x in tensors
+    )
+
+
+def refuse_gradient(name: str, value: Tensor) -> None:
+    """Whoever wants a gradient has to know that there is none."""
+    if value.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name} requires grad, but paged attention has no backward pass: call it under torch.no_grad()"
+        )
+
+
+def plain(name: str, value: Tensor) -> None:
+    """Sparse and nested tensors have no strides; others only look like tensors: on meta, fake, wrapped by vmap."""
+    if value.layout is not torch.strided or value.is_nested:
+        what = "a nested one" if value.is_nested else str(value.layout).removeprefix("torch.")
+        raise TypeError(f"{name} must be a strided tensor, got {what}")
+    refuse_gradient(name, value)
+    if what := _instead_of_memory(value):
+        raise TypeError(f"{name} must be a tensor with memory of its own, got {what}")
+
+
+def _instead_of_memory(x: Tensor) -> str:
+    """What a tensor without memory of its own is; nothing of one that has some, or needs none."""
+    if type(x).__torch_dispatch__ is not NO_DISPATCH:
+        return type(x).__name__
+    if x.is_meta:
+        return "one on meta"
+    try:
+        address = x.data_ptr()
+    except RuntimeError:
+        address = 0
+    return "" if address or x.numel() == 0 else "one that torch.func wraps"

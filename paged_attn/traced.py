@@ -1,0 +1,70 @@
+"""The public functions inside torch.compile and torch.export: operators, with what they ask for made around them.
+
+torch runs this file through its tracer.  What it finds wrong is what an operator would not be told: arguments of types
+that a schema converts, and gradients.  All else the operators check when the compiled graph runs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import ops  # noqa: F401, which registers the operators
+from .check import check_options
+from .door import LAYOUTS, boolean, choice, scale_number
+from .plain import refuse_gradient
+
+
+def paged_attention(
+    tensors: tuple[Any, ...], out: Tensor | None, scales: dict[str, Any], others: dict[str, Any],
+    options: dict[str, Any], kv_layout: str, check: bool | None,
+) -> Any:  # fmt: skip
+    """`tensors`: those before kv_layout; `others`: those behind, which may be absent; `options`: for check_options."""
+    choice("kv_layout", kv_layout, tuple(LAYOUTS))
+    check_options(**options)
+    if check is not None:
+        boolean("check", check, "True, False or None")
+    _no_gradients(dict(zip(("q", "k_cache", "v_cache"), tensors)) | others | scales | {"out": out})
+    q = tensors[0]
+    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    given = options | others | _scales(scales, q) | {"kv_layout": kv_layout, "check": check}
+    if not given.pop("return_lse"):
+        torch.ops.paged_attn.attention(*tensors, out, **given)
+        return out
+    return out, torch.ops.paged_attn.attention_lse(*tensors, out, **given)
+
+
+def write_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_layout: str, k_scale: Any,
+    v_scale: Any, check: bool | None,
+) -> None:  # fmt: skip
+    choice("kv_layout", kv_layout, tuple(LAYOUTS))
+    if check is not None:
+        boolean("check", check, "True, False or None")
+    scales = {"k_scale": k_scale, "v_scale": v_scale}
+    _no_gradients({"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, **scales})
+    torch.ops.paged_attn.write_kv(
+        k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, check=check, **_scales(scales, k)
+    )
+
+
+def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+    _no_gradients({"outs": outs, "lses": lses})
+    out, lse = torch.ops.paged_attn.merge_states(outs, lses)
+    return out, lse
+
+
+def _no_gradients(given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        if isinstance(value, Tensor):
+            refuse_gradient(name, value)
+
+
+def _scales(given: dict[str, Any], like: Tensor) -> dict[str, Any]:
+    """Numbers as tensors, for a schema has no type that is either."""
+    made = dict(given)
+    for name, value in given.items():
+        if value is not None and not isinstance(value, Tensor):
+            scale_number(name, value)
+            made[name] = torch.full((1,), value, dtype=torch.float32, device=like.device)
+    return made
