@@ -24,6 +24,7 @@ PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have 
 # Compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad; holds no tensor, and
 # always fails for a tensor that is given twice.  torch.compile guards its graphs by it.
 Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # the innermost of torch.func, or None
 
 Addresses = Sequence[int]
 Signature = tuple[Hashable, Addresses]  # what decides a call, and the addresses that do not
@@ -69,16 +70,15 @@ def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Launches, Addresses
 def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
     """Of a call of this form with these tensors; None if it has none.
 
-    Strides even of contiguous tensors, for sizes do not imply them where one is 0 or 1.  Address 0 is a fact: a tensor
-    with elements that lie there is somebody's wrapper.
+    Strides even of contiguous tensors, for sizes do not imply them where one is 0 or 1.  What torch.func
+    wraps has an address, too, but no memory there.
     """
     try:
-        if not {*map(type, tensors)} <= PLAIN or _wants_gradient(tensors):
+        if not {*map(type, tensors)} <= PLAIN or _wants_gradient(tensors) or transforms() is not None:
             return None
         addresses = tuple([x.data_ptr() for x in tensors])
         facts = [
-            (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y and y % ALIGNMENT + 1)
-            for x, y in zip(tensors, addresses)
+            (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y % ALIGNMENT) for x, y in zip(tensors, addresses)
         ]
         key = (form, *facts)
         hash(key)

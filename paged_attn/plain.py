@@ -40,7 +40,8 @@ def _instead_of_memory(x: Tensor) -> str:
     if x.is_meta:
         return "one on meta"
     try:
-        address = x.data_ptr()
+        x.data_ptr()
+        wrapped = torch._is_functional_tensor(x)
     except RuntimeError:
-        address = 0
-    return "" if address or x.numel() == 0 else "one that torch.func wraps"
+        wrapped = True
+    return "one that torch.func wraps" if wrapped else ""
