@@ -1,0 +1,41 @@
+"""`generate_batch`: attention over the host's own paged cache, nothing gathered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ...api import paged_attention, write_kv
+from .steps import tables_of
+from .storage import layer_of
+
+
+def attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, cache: Any, window: int | None, scores: Any, kwargs: Any
+) -> Tensor:
+    """query [1, heads, T, D], the call's own key and value [1, kv_heads, T, D] -> [1, T, heads, D]."""
+    layer = layer_of(cache, module.layer_idx)
+    tables = tables_of(layer, module.layer_idx, kwargs)
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    rest = {
+        "max_seqlen_q": tables.max_seqlen_q,
+        "max_seqlen_k": tables.max_seqlen_k,
+        "window_size": (-1, -1) if (window := layer.window or window) is None else (window - 1, 0),
+        **scores._asdict(),
+    }
+    where = (tables.page_table, tables.seq_lens, tables.cu_seqlens_q)
+    if layer.window is None:
+        _write(k, v, layer, tables)
+        out = paged_attention(q, layer.k_pages, layer.v_pages, *where, **rest)
+    else:  # what is written may overwrite what this call still has to read
+        cached = kwargs["read_index"][layer.group].numel() > 0
+        pages = (layer.k_slots, layer.v_slots) if cached else (layer.k_pages, layer.v_pages)
+        out = paged_attention(q, *pages, *where, k_new=k, v_new=v, **rest)
+        _write(k, v, layer, tables)
+    return out.unsqueeze(0)  # type: ignore[union-attr]
+
+
+def _write(k: Tensor, v: Tensor, layer: Any, tables: Any) -> None:
+    # Unchecked, as the host sends all padding to one slot that nobody reads.
+    write_kv(k, v, layer.k_pages, layer.v_pages, tables.slots, check=False)

@@ -1,0 +1,63 @@
+"""The registered attention function: refuses what it cannot do, by name, then batches continuously or plainly."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import continuous, plain
+
+# Arguments of other models' attention that would change the result.
+UNKNOWN = ("head_mask", "position_bias", "indices", "block_indices", "output_attentions")
+
+
+class Scores(NamedTuple):
+    """What happens to scores, as arguments of paged_attention."""
+
+    softmax_scale: float | None
+    softcap: float
+    sinks: Tensor | None
+
+
+@torch.compiler.disable
+def forward(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    sinks: Tensor | None = None,
+    is_causal: bool | None = None,
+    cache: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """query [B, heads, n, D], key and value [B, kv_heads, T, D] -> ([B, n, heads, D], None), as transformers asks."""
+    if dropout:
+        raise ValueError(f"paged_attn has no dropout, got dropout = {dropout}: call model.eval()")
+    for name in UNKNOWN:
+        given = kwargs.get(name)
+        if given is not None and given is not False:
+            raise ValueError(f"paged_attn does not know the argument {name} of {type(module).__name__}")
+    if value.shape[-1] != query.shape[-1]:
+        raise ValueError(
+            f"paged_attn needs values as wide as queries, got {value.shape[-1]} beside {query.shape[-1]} "
+            f"from {type(module).__name__}"
+        )
+    scores = Scores(scaling, softcap or 0.0, s_aux if s_aux is not None else sinks)
+    if cache is not None:
+        return continuous.attend(module, query, key, value, cache, sliding_window, scores, kwargs), None
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
+    if not is_causal:
+        raise ValueError(f"paged_attn serves causal attention here, {type(module).__name__} asks for is_causal = False")
+    if sliding_window is None:
+        sliding_window = getattr(module, "sliding_window", None)
+    return plain.attend(query, key, value, attention_mask, sliding_window, scores), None

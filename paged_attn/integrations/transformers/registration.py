@@ -1,0 +1,129 @@
+"""What of the host is changed, told apart by signatures and attributes, and how that is undone."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from . import masks
+from .forward import forward
+
+# The host tells by the letters of a name what an implementation can do: "flash" means that no mask is needed and that
+# CUDA graphs pay, a 2 or 3 behind it that decodes may hand over a block table.
+NAME = "paged_attn_flash3"
+NAMES = (NAME, f"paged|{NAME}")  # hosts up to 5.19 put the prefix before it while they batch
+
+_undo: list[Callable[[], None]] = []
+
+
+def register() -> str:
+    """Make this library an attention implementation of transformers; returns the name to choose it by.
+
+    Raises: ImportError where transformers is absent or has no continuous batching; RuntimeError naming what this host
+        lacks of all that is known of transformers 5.17 to 5.24.  Then nothing has changed.
+    """
+    if _undo:
+        return NAME
+    modeling, masking, cache, initialization = (
+        _module(name)
+        for name in (
+            "modeling_utils",
+            "masking_utils",
+            "generation.continuous_batching.cache",
+            "generation.continuous_batching.initialization",
+        )
+    )
+    paged = _attribute(cache, "PagedAttentionCache")
+    model = _attribute(modeling, "PreTrainedModel")
+    functions, mask_functions = (
+        _attribute(modeling, "AttentionInterface"),
+        _attribute(masking, "AttentionMaskInterface"),
+    )
+    changes = [
+        (model, "_check_and_adjust_attn_implementation", _keep_name(model)),
+        (initialization, *_offer_block_tables(initialization)),
+        *_hand_over(paged),
+    ]
+    for name in NAMES:
+        functions.register(name, forward)
+        mask_functions.register(name, masks.mask)
+        _undo.append(functools.partial(functions._global_mapping.pop, name, None))
+        _undo.append(functools.partial(mask_functions._global_mapping.pop, name, None))
+    for owner, attribute, wrapped in changes:
+        _undo.append(functools.partial(setattr, owner, attribute, getattr(owner, attribute)))
+        setattr(owner, attribute, wrapped)
+    return NAME
+
+
+def unregister() -> None:
+    """Leave transformers as it was before `register()`; models that still carry the name can no longer run."""
+    while _undo:
+        _undo.pop()()
+
+
+def _module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(f"transformers.{name}")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"paged_attn needs transformers 5.17 or later, which has transformers.{name}") from error
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    value = getattr(owner, name, None)
+    if value is None:
+        version = importlib.import_module("transformers").__version__
+        raise RuntimeError(f"paged_attn does not know transformers {version}: {owner.__name__} has no {name}")
+    return value
+
+
+def _keep_name(model: type) -> Callable[..., str]:
+    """Models that list the flash kernels they are made for would replace a name they have not heard of."""
+    original = _attribute(model, "_check_and_adjust_attn_implementation")
+
+    @functools.wraps(original)
+    def check(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
+        if attn_implementation in NAMES:
+            return attn_implementation  # type: ignore[return-value]
+        return original(self, attn_implementation, *args, **kwargs)
+
+    return check
+
+
+def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., Any]]:
+    """The host asks whether the implementation has a function that takes block tables; ours takes them itself."""
+    old, new = "lazy_import_paged_flash_attention", "lazy_import_flash_attention"
+    name = old if hasattr(initialization, old) else new
+    original = _attribute(initialization, name)
+    answer = (None, forward) if name == old else ((None, None, forward, None, None), None)
+
+    @functools.wraps(original)
+    def lazy_import(implementation: str | None, *args: Any, **kwargs: Any) -> Any:
+        return answer if implementation in NAMES else original(implementation, *args, **kwargs)
+
+    return name, lazy_import
+
+
+def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
+    """Where the model itself calls `update`, which gathers K and V, the cache is handed over in its place."""
+    original = _attribute(paged, "update")
+    parameters = list(inspect.signature(original).parameters)
+    if parameters[-2:] == ["read_index", "write_index"]:  # called by attention functions only
+        return []
+    if parameters != ["self", "key_states", "value_states", "layer_idx", "kwargs"]:
+        raise RuntimeError(f"paged_attn does not know PagedAttentionCache.update({', '.join(parameters)})")
+
+    @torch.compiler.disable
+    @functools.wraps(original)
+    def update(self: Any, key_states: Any, value_states: Any, layer_idx: int, kwargs: dict[str, Any]) -> Any:
+        if self.config._attn_implementation not in NAMES:
+            return original(self, key_states, value_states, layer_idx, kwargs)
+        kwargs["cache"] = self
+        return key_states, value_states
+
+    return [(paged, "update", update)]
