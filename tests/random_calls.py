@@ -74,6 +74,7 @@ OPTIONS: dict[str, Draw] = {
     ),
     "batch_invariant": lambda rng, f: not f["new"] and sometimes(rng, 0.1),
     "decode_form": maybe(0.2),
+    "positions": one_of("", "", "", "", "slots", "tree"),
 }
 # Anything that is legal.
 ANYTHING: dict[str, Draw] = {

@@ -24,7 +24,7 @@ def attend(
         "window_size": (-1, -1) if (window := layer.window or window) is None else (window - 1, 0),
         **scores._asdict(),
     }
-    where = (tables.page_table, tables.seq_lens, tables.cu_seqlens_q)
+    where: Any = (tables.page_table, tables.seq_lens, tables.cu_seqlens_q)
     if layer.window is None:
         _write(k, v, layer, tables)
         out = paged_attention(q, layer.k_pages, layer.v_pages, *where, **rest)

@@ -89,7 +89,7 @@ def _keep_name(model: type) -> Callable[..., str]:
     @functools.wraps(original)
     def check(self: Any, attn_implementation: str | None, *args: Any, **kwargs: Any) -> str:
         if attn_implementation in NAMES:
-            return attn_implementation  # type: ignore[return-value]
+            return attn_implementation
         return original(self, attn_implementation, *args, **kwargs)
 
     return check
