@@ -146,11 +146,8 @@ def test_boxes_have_the_sizes_that_they_ask_for_before_a_kernel_first_runs() -> 
     launch.run(Kernel(), (3,), x, whole, None, part, num_warps=4)
     assert done == [("compiled", (3,), {"num_warps": 4}), [[16, 1, 64], [5, 3, 64]]]
     launch.run(Kernel(), (3,), x, whole, None)
-    assert [x for x in done[2:] if x[0] == "compiled"] == [("compiled", (3,), {})], (
-        "found compiled, and its code is loaded"
-    )
-    assert len(done) == 4
+    assert done[2:] == [("compiled", (3,), {}), [[16, 1, 64], [5, 3, 64]]], "nothing to resize"
     metas.clear()
     with pytest.raises(RuntimeError, match="keeps sizes of boxes elsewhere: set PAGED_ATTN_HOPPER=0"):
         launch.run(Kernel(), (3,), x, whole, part)
-    assert len(done) == 4, "compiled, and not launched"
+    assert done[4:] == [("compiled", (3,), {})], "and not launched"
