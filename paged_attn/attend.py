@@ -14,6 +14,7 @@ from .kernels.args import KeyValues, Modifiers
 from .launch import Launches
 from .plan import Problem, plan
 from .template import arguments_for
+from .untraced import untraced
 
 LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its inverse may be infinite
 MOST_CAPS = 2.0**96
@@ -60,6 +61,7 @@ class Options(NamedTuple):
 RETURN_LSE = Options._fields.index("return_lse")
 
 
+@untraced
 def attend(
     q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     others: tuple[Any, ...], options: tuple[Any, ...], check: bool | None,

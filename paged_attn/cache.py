@@ -12,8 +12,10 @@ from .kernels.write import write_kv_kernel
 from .launch import Launches, Step
 from .rounding import cdiv, next_power_of_2
 from .template import arguments_for
+from .untraced import untraced
 
 
+@untraced
 def write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any,
     check: bool | None, part: str | None = None,

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .lazy import at_first_call
 from .plain import refuse_gradient, watched
+from .untraced import untraced
 
 attend = at_first_call("attend", ".attend", globals())
 write = at_first_call("write", ".cache", globals())
@@ -37,6 +38,7 @@ WRITE = """(
 _library = torch.library.Library("paged_attn", "DEF")
 
 
+@untraced
 def _attention(
     q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     kv_layout: Any = "NHD", max_seqlen_q: Any = None, max_seqlen_k: Any = None, k_new: Any = None, v_new: Any = None,
@@ -58,6 +60,7 @@ def _attention(
     return result[1] if return_lse else None
 
 
+@untraced
 def _write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, kv_layout: Any = "NHD", k_scale: Any = None,
     v_scale: Any = None, check: Any = None, part: str | None = None,
@@ -72,6 +75,7 @@ def _write(
         write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check, part)
 
 
+@untraced
 def _merge_states(outs: Any, lses: Any) -> Any:
     return merge(outs, lses)
 

@@ -8,8 +8,10 @@ from . import check as checks
 from .backend import device_of
 from .launch import Launches
 from .template import arguments_for
+from .untraced import untraced
 
 
+@untraced
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     """Do what merge_states says."""
     axes = checks.check_merge(outs, lses)
