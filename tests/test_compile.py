@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from paged_attn import ops
+from paged_attn import attend as attending
+from paged_attn import cache, ops
 from tests.cases import E4M3, Case, build
 
 Inputs = dict[str, Any]
@@ -47,7 +48,7 @@ def nothing_compiled() -> Iterator[None]:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     """What operators were given when a graph ran: which, and where K and V lay."""
     found: list[tuple[str, int, int]] = []
-    write, attend = ops.write, ops.attend
+    write, attend = cache.write, attending.attend  # the first call of an operator would put these into their places
 
     def noted_write(k: Any, v: Any, k_cache: Tensor, v_cache: Tensor, *others: Any) -> None:
         found.append((f"write {others[-1]}", k_cache.data_ptr(), v_cache.data_ptr()))
