@@ -25,7 +25,7 @@ TABLES = ("test_check.OPTIONS", "test_check_batch.BATCH", "test_check_write.WRIT
 TABLES += ("test_contents.CONTENTS",)
 # Warnings of a process with another Triton, of which these tests start one.
 ELSEWHERE = {
-    "paged-attn is tested with Triton": "test_a_triton_that_is_not_known_runs_the_hopper_kernels_where_asked_to",
+    "paged-attn was not written for Triton": "test_a_check_that_fails_leaves_the_portable_kernels_with_one_warning",
     "the Hopper kernels need another Triton": "test_without_a_name_the_portable_kernels_run_with_one_warning",
 }
 
@@ -111,6 +111,10 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     of("plain", q=lambda c: MEMORY[:5], out=lambda c: MEMORY[1:]),
     of("plain", out=lambda c: MEMORY.as_strided((5, 6, 32), (32, 32, 1))),
     of("plain", sinks=lambda c: c["sinks"].to("meta")),
+    of("plain", q=lambda c: c["q"].clone().requires_grad_()),
+    of("plain", q=lambda c: c["q"].to("meta")),
+    of("plain", sinks=lambda c: c["sinks"].to_sparse()),
+    checked("plain", query_positions=torch.full((5,), 1 << 20, dtype=torch.int32)),
     of("fp8", k_scale=lambda c: torch.ones(3, 2)),
     checked("plain", seq_lens=torch.tensor([1 << 40, 3, 33])),
     written(8),
@@ -181,7 +185,7 @@ def test_every_entry_is_produced_by_a_test(tmp_path: Path) -> None:
 
 
 def _elsewhere(entry: Entry) -> bool:
-    source = (ROOT / "tests" / "test_shim.py").read_text(encoding="utf-8")
+    source = "".join((ROOT / "tests" / x).read_text(encoding="utf-8") for x in ("test_shim.py", "test_trial.py"))
     tests = [test for words, test in ELSEWHERE.items() if entry.template.startswith(words)]
     return any(f"def {test}(" in source for test in tests)
 
