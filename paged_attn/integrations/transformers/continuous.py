@@ -18,7 +18,7 @@ def attend(
     layer = layer_of(cache, module.layer_idx)
     tables = tables_of(layer, module.layer_idx, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    rest = {
+    rest: dict[str, Any] = {
         "max_seqlen_q": tables.max_seqlen_q,
         "max_seqlen_k": tables.max_seqlen_k,
         "window_size": (-1, -1) if (window := layer.window or window) is None else (window - 1, 0),

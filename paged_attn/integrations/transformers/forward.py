@@ -54,6 +54,9 @@ def forward(
     scores = Scores(scaling, softcap or 0.0, s_aux if s_aux is not None else sinks)
     if cache is not None:
         return continuous.attend(module, query, key, value, cache, sliding_window, scores, kwargs), None
+    name = getattr(getattr(module, "config", None), "_attn_implementation", None) or ""
+    if name.startswith("paged|"):  # of which the host masks no padding
+        raise ValueError(f"{name} works in generate_batch only: without the prefix it serves generate, too")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     if not is_causal:

@@ -52,9 +52,10 @@ def register() -> str:
     ]
     for name in NAMES:
         functions.register(name, forward)
-        mask_functions.register(name, masks.mask)
         _undo.append(functools.partial(functions._global_mapping.pop, name, None))
-        _undo.append(functools.partial(mask_functions._global_mapping.pop, name, None))
+    # Where the prefix tells of batching, the host makes no mask for names that it finds none for.
+    mask_functions.register(NAME, masks.mask)
+    _undo.append(functools.partial(mask_functions._global_mapping.pop, NAME, None))
     for owner, attribute, wrapped in changes:
         _undo.append(functools.partial(setattr, owner, attribute, getattr(owner, attribute)))
         setattr(owner, attribute, wrapped)

@@ -1,0 +1,167 @@
+"""transformers' generate_batch with a model of Llama 8B's shape: this library beside the host's own attention.
+
+    python -m benchmarks.hosts.transformers_8b [--trace azure_llm_2023_conv.csv] [--skip-base]
+
+Random bf16 weights, 64 prompts of a trace's lengths, 64 new tokens each, greedy, all in one process.  A line for each
+run: seconds and tokens/s; then where the time of ours goes, and how close the logits were where tokens differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import itertools
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.traces import requests
+from paged_attn.integrations.transformers import register
+
+SHAPE = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+}
+CLASSES = {
+    "attention": ("attention", "merge", "write_kv", "fmha", "flash"),
+    "GEMMs": ("gemm", "nvjet", "cutlass", "cublas", "xmma", "gemv", "splitk"),
+}
+
+
+def build() -> Any:
+    """The model on the GPU, seeded."""
+    import transformers
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("cuda"):
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return model.eval().requires_grad_(False)
+
+
+def prompts(count: int, trace: Path | None, vocabulary: int) -> list[list[int]]:
+    """Random tokens, as many as the trace's prompts have."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [min(r.prompt, 8000) for r in itertools.islice(requests(trace), count)]
+    return [torch.randint(10, vocabulary, (n,), generator=generator).tolist() for n in lengths]
+
+
+@torch.no_grad()
+def run(model: Any, name: str, asked: list[list[int]], new: int, args: argparse.Namespace) -> tuple[list[Any], float]:
+    """Tokens of each prompt, and seconds from the call to the last token."""
+    from transformers import GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    options = {"num_blocks": args.blocks, "max_batch_tokens": args.batch_tokens, "use_cuda_graph": (False, args.graphs)}
+    if "auto_switch_to_flash" in ContinuousBatchingConfig.__dataclass_fields__:
+        options["auto_switch_to_flash"] = False
+    model.config._attn_implementation = name
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    outs = model.generate_batch(
+        asked,
+        generation_config=GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0),
+        continuous_batching_config=ContinuousBatchingConfig(**options),
+        progress_bar=False,
+    )
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    by_prompt = {tuple(o.prompt_ids): list(o.generated_tokens) for o in outs.values()}
+    return [by_prompt[tuple(p)] for p in asked], seconds
+
+
+def say(name: str, asked: list[list[int]], tokens: list[Any], seconds: float) -> None:
+    made, read = sum(map(len, tokens)), sum(map(len, asked))
+    print(f"{name:34} {seconds:7.2f} s  {made / seconds:8.0f} new tokens/s, {read} tokens of prompts", flush=True)
+
+
+def profile(model: Any, name: str, asked: list[list[int]], new: int, args: argparse.Namespace) -> None:
+    """Time on the GPU by what it is for; the rest of the wall time nothing ran."""
+    from torch.profiler import ProfilerActivity
+
+    with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        _, seconds = run(model, name, asked, new, args)
+    sums: dict[str, float] = {}
+    rows = [(e.key, e.self_device_time_total / 1e6, e.count) for e in profiler.key_averages()]
+    for key, took, _ in rows:
+        kind = next((k for k, words in CLASSES.items() if any(w in key.lower() for w in words)), "other")
+        sums[kind] = sums.get(kind, 0.0) + took
+    busy = sum(sums.values())
+    print(f"profiled: {seconds:.2f} s; GPU busy {busy:.2f} s; idle, waiting for the host {seconds - busy:.2f} s")
+    print("  " + ", ".join(f"{kind} {took:.2f} s" for kind, took in sorted(sums.items(), key=lambda x: -x[1])))
+    for key, took, count in sorted(rows, key=lambda x: -x[1])[:12]:
+        print(f"  {took:7.3f} s  {count:6} x  {key[:90]}")
+
+
+@torch.no_grad()
+def explain(model: Any, asked: list[list[int]], ours: list[Any], theirs: list[Any]) -> None:
+    """Where tokens part: the logits of both choices, and how far apart bfloat16 numbers of their size are."""
+    model.set_attn_implementation("sdpa")
+    apart = [(i, a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b]
+    same = sum(a[0] == b[0] for a, b in zip(ours, theirs, strict=True))
+    print(f"first tokens equal: {same} of {len(asked)}; all tokens: {len(asked) - len(apart)} of {len(asked)}")
+    for i, a, b in apart[:8]:
+        at = next(k for k, (x, y) in enumerate(zip(a, b, strict=True)) if x != y)
+        ids = torch.tensor([asked[i] + a[:at]], device="cuda")
+        logits = model(ids, logits_to_keep=1).logits[0, -1].float()
+        x, y = logits[a[at]].item(), logits[b[at]].item()
+        step = 2.0 ** (torch.tensor(max(abs(x), abs(y))).log2().floor().item() - 7)
+        rank = int((logits > max(x, y)).sum())
+        print(
+            f"  prompt {i} ({len(asked[i])} tokens), new token {at}: {x:.4f} beside {y:.4f}, bf16 step {step:.4f}; "
+            f"{rank} logits are above both"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--blocks", type=int, default=512)
+    parser.add_argument("--batch-tokens", type=int, default=8192)
+    parser.add_argument("--no-graphs", dest="graphs", action="store_false")
+    parser.add_argument("--skip-base", action="store_true")
+    args = parser.parse_args()
+
+    import transformers
+
+    name = register()
+    # What names are legal for the host's own attention follows from who calls `update`.
+    from transformers.generation.continuous_batching.cache import PagedAttentionCache
+
+    theirs_name = "paged|sdpa" if "read_index" in inspect.signature(PagedAttentionCache.update).parameters else "sdpa"
+    print(f"transformers {transformers.__version__}, torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    began = time.perf_counter()
+    model = build()
+    asked = prompts(args.prompts, args.trace, SHAPE["vocab_size"])  # type: ignore[arg-type]
+    print(f"model made in {time.perf_counter() - began:.0f} s", flush=True)
+
+    tokens, seconds = run(model, name, asked, args.new, args)
+    say(f"{name}, first run, compiles", asked, tokens, seconds)
+    for _ in range(2):
+        tokens, seconds = run(model, name, asked, args.new, args)
+        say(name, asked, tokens, seconds)
+    profile(model, name, asked, args.new, args)
+    if not args.skip_base:
+        args.graphs = False
+        run(model, theirs_name, asked[:2], 2, args)
+        theirs, seconds = run(model, theirs_name, asked, args.new, args)
+        say(theirs_name, asked, theirs, seconds)
+        explain(model, asked, tokens, theirs)
+
+
+if __name__ == "__main__":
+    main()
