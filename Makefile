@@ -27,7 +27,7 @@ SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_jo
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate test-gpu fuzz bench tritons newest check format clean
+.PHONY: help demo test simulate test-gpu fuzz bench tritons newest hosts test-hosts check format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
