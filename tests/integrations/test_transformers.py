@@ -11,7 +11,8 @@ import torch
 pytest.importorskip("transformers", "5.17", reason="needs transformers >= 5.17: make hosts")
 
 from paged_attn.integrations import transformers as adapter
-from paged_attn.integrations.transformers import continuous, registration, steps
+from paged_attn.integrations.transformers import continuous, plain, registration, steps
+from paged_attn.integrations.transformers.forward import Scores
 from tests.integrations import tiny
 
 # A cache that the host has not filled holds any numbers; what the interpreter multiplies of them is masked afterwards.
@@ -65,6 +66,25 @@ def test_prompts_padded_on_the_left_say_what_they_say_alone(kind: str, name: str
 def test_a_static_cache_says_what_a_growing_one_says(kind: str, name: str) -> None:
     got = tiny.plain(kind, name, tiny.PROMPTS, cache_implementation="static", disable_compile=True)
     assert got == tiny.wanted(kind)
+
+
+# 32 keys are read as pages of 16, 33 as pages of one token; views of [B, T, heads, D] and of wider heads lie elsewhere.
+@pytest.mark.parametrize("keys", [32, 33])
+@pytest.mark.parametrize("lies", ["contiguous", "transposed", "cut", "unlike"])
+def test_keys_are_read_where_they_lie(keys: int, lies: str) -> None:
+    torch.manual_seed(0)
+    q = torch.randn(2, 4, 5, 16)
+    k, v = torch.randn(2, 2, 2, keys, 16)
+    if lies in ("transposed", "unlike"):
+        k = k.transpose(1, 2).contiguous().transpose(1, 2)
+    if lies == "transposed":
+        v = v.transpose(1, 2).contiguous().transpose(1, 2)
+    if lies == "cut":
+        k, v = (torch.cat([x, x], -1)[..., :16] for x in (k, v))
+    out = plain.attend(q, k, v, None, None, Scores(0.5, 0.0, None))
+    mask = torch.ones(5, keys, dtype=torch.bool).tril(keys - 5)
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, scale=0.5, enable_gqa=True)
+    torch.testing.assert_close(out, want.transpose(1, 2), atol=1e-5, rtol=1e-5)
 
 
 def test_more_requests_than_fit_are_preempted_and_come_back(name: str) -> None:
