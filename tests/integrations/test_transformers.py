@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -87,16 +87,43 @@ def test_keys_are_read_where_they_lie(keys: int, lies: str) -> None:
     torch.testing.assert_close(out, want.transpose(1, 2), atol=1e-5, rtol=1e-5)
 
 
-def test_more_requests_than_fit_are_preempted_and_come_back(name: str) -> None:
-    got = tiny.batched("llama", name, num_blocks=5, page_size=16, max_batch_tokens=32)
-    assert got == tiny.wanted("llama")
+@pytest.fixture
+def heard(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any, str], list[Any]]:
+    """heard(owner, method): what the host's method returns from now on."""
+
+    def listen(owner: Any, method: str) -> list[Any]:
+        real, said = getattr(owner, method), []
+
+        def spy(*args: Any, **kwargs: Any) -> Any:
+            said.append(real(*args, **kwargs))
+            return said[-1]
+
+        monkeypatch.setattr(owner, method, spy)
+        return said
+
+    return listen
 
 
-def test_a_prefix_that_is_cached_is_shared(name: str) -> None:
+def test_more_requests_than_fit_are_preempted_and_come_back(name: str, heard: Callable[[Any, str], list[Any]]) -> None:
+    from transformers.generation.continuous_batching import offloading_manager
+
+    preempted = heard(offloading_manager.OffloadingManager, "offload_requests")
+    # Both fit when they come, in four pages, or five if the host takes one ahead; each comes to want seven.
+    prompts = [[*range(first, first + 15)] for first in (10, 50)]
+    want = [tiny.plain("llama", "eager", [p], new=12)[0] for p in prompts]
+    assert tiny.batched("llama", name, prompts, new=12, num_blocks=11, page_size=4) == want
+    assert any(preempted), "all fitted"
+
+
+def test_a_prefix_that_is_cached_is_shared(name: str, heard: Callable[[Any, str], list[Any]]) -> None:
+    from transformers.generation.continuous_batching import cache
+
+    shared = heard(cache.PagedAttentionCache, "search_prefix_match")
     long = tiny.PROMPTS[3]
     prompts = [long, [*long[:32], 7, 9], [*long[:32], 8]]
     want = [tiny.plain("llama", "eager", [p])[0] for p in prompts]
-    assert tiny.batched("llama", name, prompts, max_batch_tokens=36) == want
+    assert tiny.batched("llama", name, prompts, max_batch_tokens=35) == want
+    assert any(shared), "nothing was shared"
 
 
 def test_tokens_stream_as_they_come(name: str) -> None:

@@ -65,13 +65,13 @@ def choosing(made: Any, name: str) -> Iterator[Any]:
 
 
 @torch.no_grad()
-def plain(kind: str, name: str, prompts: list[list[int]], **options: Any) -> list[list[int]]:
+def plain(kind: str, name: str, prompts: list[list[int]], new: int = NEW, **options: Any) -> list[list[int]]:
     """Greedy tokens of plain `generate` over left-padded prompts."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     with choosing(model(kind), name) as chosen:
-        out = chosen.generate(ids, attention_mask=seen, max_new_tokens=NEW, do_sample=False, **options)
+        out = chosen.generate(ids, attention_mask=seen, max_new_tokens=new, do_sample=False, **options)
     return out[:, width:].tolist()
 
 
@@ -91,17 +91,19 @@ def settings(**options: Any) -> Any:
     return made(**given)
 
 
-def greedy() -> Any:
-    return transformers.GenerationConfig(max_new_tokens=NEW, do_sample=False, eos_token_id=-1, pad_token_id=0)
+def greedy(new: int = NEW) -> Any:
+    return transformers.GenerationConfig(max_new_tokens=new, do_sample=False, eos_token_id=-1, pad_token_id=0)
 
 
 @torch.no_grad()
-def batched(kind: str, name: str, prompts: list[list[int]] = PROMPTS, **options: Any) -> list[list[int]]:
+def batched(
+    kind: str, name: str, prompts: list[list[int]] = PROMPTS, new: int = NEW, **options: Any
+) -> list[list[int]]:
     """Greedy tokens of `generate_batch`."""
     with choosing(model(kind), name) as chosen:
         outs = chosen.generate_batch(
             prompts,
-            generation_config=greedy(),
+            generation_config=greedy(new),
             continuous_batching_config=settings(**options),
             progress_bar=False,
         )
