@@ -119,6 +119,11 @@ def paged_attention(
 
     Raises:
         ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.  Nothing is written.
+        There is no backward pass: under grad mode a tensor that requires grad is a ValueError, which names it.
+
+    Inside torch.compile and torch.export it is the operator torch.ops.paged_attn.attention, without a graph break, and
+    its errors are raised when the graph runs, but for gradients and options, which are found while it is traced.  What
+    is checked on the device cannot be captured in a CUDA graph.  torch.autocast changes nothing.
 
     Source: Kwon et al. 2023 (paging), Dao 2023 (tiling), Milakov & Gimelshein 2018 (online softmax), Press et al. 2022
     (ALiBi), Xiao et al. 2023 (sinks).
@@ -172,7 +177,10 @@ def write_kv(
             clamp(value / scale), rounded to nearest.  Required for an fp8 cache.
         check: as in paged_attention; finds slots outside the cache and slots given twice.
 
-    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
+    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted; ValueError for a
+        tensor that requires grad under grad mode.
+
+    Inside torch.compile it is torch.ops.paged_attn.write_kv, of which Inductor makes a launch for each cache, in place.
     """
     if torch.compiler.is_compiling():
         return traced.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
@@ -190,7 +198,10 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
     Returns: (out [tokens, heads, head_dim], dtype of outs; lse [tokens, heads]).  Associative up to rounding; where all
         sets are empty, zeros and minus infinity.
 
-    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
+    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted; ValueError for a
+        tensor that requires grad under grad mode.
+
+    Inside torch.compile it is torch.ops.paged_attn.merge_states.
 
     Source: Milakov & Gimelshein 2018; Ye et al. 2025 (attention states).
     """

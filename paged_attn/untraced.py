@@ -1,7 +1,7 @@
 """Functions that torch.compile is to leave alone where it meets them outside of a graph.
 
-It calls public functions as they are where it has given up on them: after too many recompilations, or an error in their
-arguments.  Then it would look into what they call, which is nothing that it can trace.
+It calls a public function as it is where it has given up on it: after an error in its arguments, say.  Then it would
+look into what that calls, which is nothing that it can trace.
 """
 
 from collections.abc import Callable
