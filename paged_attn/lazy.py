@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 from .locks import FIRST
+from .untraced import untraced
 
 
 def at_first_call(name: str, module: str, namespace: dict[str, Any]) -> Callable[..., Any]:
     """Stands for a function of a module of ours, and puts it into its own place when it is called."""
 
+    @untraced
     def first(*args: Any, **options: Any) -> Any:
         with FIRST:
             function = getattr(importlib.import_module(module, __package__), name)

@@ -71,7 +71,7 @@ def prepare(
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
         query_positions: calls pass query_positions.
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
-            [1, kv_heads] or expanded from these).
+            [1, kv_heads] or expanded from these).  Inside torch.compile numbers become tensors.
         integers: dtype of page_table, seq_lens, cu_seqlens_q and query_positions, torch.int32 or torch.int64.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
@@ -145,15 +145,17 @@ def _start(device: Device, local: bool) -> None:
 
 def _compile(model: Model, batch: Lengths) -> dict[str, bool]:
     """Compile what a batch needs, and what writing into the model's cache needs; what was compiled, by hash."""
-    from . import paged_attention, write_kv
+    from . import paged_attention
+    from .cache import write
 
     call = call_of(model, batch)
     paged_attention(**call)
     if not layout.is_fp8(new_dtype(model)):
         k = torch.empty(1, model.kv_heads, model.head_dim, dtype=new_dtype(model))
-        scales = {name: call[name] for name in ("k_scale", "v_scale") if name in call}
+        scales = (call.get("k_scale"), call.get("v_scale"))
         slots = torch.empty(1, dtype=torch.int64)
-        write_kv(k, k, call["k_cache"], call["v_cache"], slots, kv_layout=call["kv_layout"], check=False, **scales)
+        for part in (None, "keys", "values"):  # the halves are those of compiled graphs
+            write(k, k, call["k_cache"], call["v_cache"], slots, *scales, call["kv_layout"], False, part)
     found = dict(_seen)
     _seen.clear()
     return found

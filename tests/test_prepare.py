@@ -256,7 +256,7 @@ def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) 
         return json.loads(done.stdout.splitlines()[-1])[:2]
 
     kernels, compiled = prepare()
-    assert kernels == compiled > 1
+    assert kernels == compiled > 3  # attention, a write of both caches, and one of each
     assert prepare() == [kernels, 0]
 
 
@@ -305,7 +305,9 @@ def test_nothing_is_compiled_while_a_trace_is_served(
         tokens = batch.slot_mapping.shape[0]
         q = torch.zeros(tokens, 32, 128, dtype=BF16, device=device)
         new = torch.zeros(tokens, 8, 128, dtype=BF16, device=device)
-        paged_attn.write_kv(new, new, k, v, batch.slot_mapping)
+        write = torch.ops.paged_attn
+        for written in (paged_attn.write_kv, write.write_keys, write.write_values):
+            written(new, new, k, v, batch.slot_mapping)
         bounds = dict(max_seqlen_q=batch.max_seqlen_q, max_seqlen_k=batch.max_seqlen_k) if number % 2 else {}
         paged_attn.paged_attention(q, k, v, batch.page_table, batch.seq_lens, batch.cu_seqlens_q, **bounds)
         decodes = sum(share.decode for share in shares)
