@@ -135,6 +135,15 @@ def test_plans_as_they_are_take_positions(name: str, device: str) -> None:
     run(Case(name, **TREES, positions="tree", **FEATURES[name]), device)
 
 
+def test_a_row_may_see_nothing_of_tiles_whose_slots_all_see(device: str, cut: Cut) -> None:
+    """The last of 112 queries stands alone, far behind the others: of their keys, whole tiles, it sees none."""
+    cut(segments=1)
+    case = Case("alone", (112,), (112,), layout="x", window_size=(99, -1))
+    positions = torch.zeros(112, dtype=torch.int32, device=device)
+    positions[-1] = 111
+    run(case, device, query_positions=positions)
+
+
 def test_positions_may_be_int64(device: str, cut: Cut) -> None:
     cut(segments=2)
     case = Case("int64", **TREES, positions="tree", window_size=(6, -1), alibi=True)
