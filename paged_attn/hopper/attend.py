@@ -10,7 +10,7 @@ from .asm import pin
 from .convert import NONE
 from .layouts import product_layout, weights_layout
 from .queries import leave_queries
-from .shim import gl, gluon, replaced, warpgroup_mma_wait
+from .shim import COPIES_OPERANDS, gl, gluon, replaced, warpgroup_mma_wait
 from .softmax import of_rows, packed, scale_rows, spread, unpacked
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
@@ -75,7 +75,7 @@ def receive(sent, rings, turns, state, P: gl.constexpr):
 @triton.constexpr_function
 def carries_words(S, P):
     """Whether weights go from round to round in words of two: as numbers they would be moved by slower instructions."""
-    return (P.CONSUMERS == 3 or P.ROWS == 256) and P.AT_ONCE and not S.APART
+    return (P.CONSUMERS == 3 or P.ROWS == 256) and P.AT_ONCE and not S.APART and not COPIES_OPERANDS.value
 
 
 @gluon.jit

@@ -20,6 +20,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import core
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from .. import versions
+
 
 def first_of(module: Any, *names: str) -> Any:
     """What a module has under the first of these names that it knows."""
@@ -27,6 +29,11 @@ def first_of(module: Any, *names: str) -> Any:
         if hasattr(module, name):
             return getattr(module, name)
     raise ImportError(f"{module.__name__} has no {' or '.join(names)}")
+
+
+# Whether Triton copies operands in registers as it sends a product, behind one that already runs: 3.8 alone, for ptxas
+# 12.9.  Of operands that were words of two, that ptxas thinks that others write them, and sends products one by one.
+COPIES_OPERANDS = gl.constexpr(versions.number(triton.__version__) == (3, 8))
 
 
 @triton.constexpr_function
@@ -48,6 +55,7 @@ load_box = first_of(tma, "async_load", "async_copy_global_to_shared")  # 3.8
 reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # 3.9
 
 __all__ = [
+    "COPIES_OPERANDS",
     "TensorDescriptor",
     "async_copy",
     "fence_async_shared",
