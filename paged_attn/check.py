@@ -224,7 +224,7 @@ ALWAYS = asked()  # read once: a look into the environment takes a tenth of a ke
 
 
 def enabled(check: bool | None) -> bool:
-    """Whether this call is a checked one: `check` itself or, where it is None, what PAGED_ATTN_CHECK said at first."""
+    """Whether this call is a checked one: `check` itself or, where it is None, what PAGED_ATTN_CHECK said at import."""
     if check is None:
         return ALWAYS
     boolean("check", check, "True, False or None")

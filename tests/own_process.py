@@ -1,6 +1,6 @@
 """Scripts that need a process of their own: what importing does, forks, threads.
 
-`call(seed)` in a script is a small call of attention and its error, beside the reference.
+In a script `inputs(seed)` are those of a small call of attention, and `call(seed)` is its error beside the reference.
 """
 
 from __future__ import annotations
@@ -13,18 +13,24 @@ from pathlib import Path
 
 LIMIT = 300  # seconds, only so that what hangs ends
 CALL = """
-def call(seed=0, heads=4):
+def inputs(seed=0):
     import torch
-    import paged_attn
 
     device = "cuda" if torch.cuda.is_initialized() or torch.cuda.device_count() else "cpu"
     rng = torch.Generator(device).manual_seed(seed)
-    q = torch.randn(2 + seed, heads, 32, generator=rng, device=device)
+    q = torch.randn(2 + seed, 4, 32, generator=rng, device=device)
     k, v = torch.randn(2, 4, 16, 2, 32, generator=rng, device=device)
     table = torch.tensor([[3, 1]], dtype=torch.int32, device=device).repeat(2 + seed, 1)
     lens = torch.full((2 + seed,), 20 + seed, dtype=torch.int32, device=device)
-    out = paged_attn.paged_attention(q, k, v, table, lens)
-    return float((out - paged_attn.reference.paged_attention(q, k, v, table, lens)).abs().max())
+    return q, k, v, table, lens
+
+
+def call(seed=0):
+    import paged_attn
+
+    given = inputs(seed)
+    out = paged_attn.paged_attention(*given)
+    return float((out - paged_attn.reference.paged_attention(*given)).abs().max())
 """
 
 
