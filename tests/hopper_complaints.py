@@ -18,9 +18,8 @@ ROWS = {
 OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
 COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}  # and beside blocks
 MERGED = {"lone draft", "draft 16", "one decode group 48", "one draft head_dim 256", "one chunk"}  # by a launch behind
-# Limits are those of Triton 3.6 and 3.7.  From 3.7 on ptxas allocates registers otherwise (--regAllocOptLevel=2):
-# beside code for few rows it may keep 2 or 3 more in memory ("mixed features", "mixed group 12"), and a decode is
-# 0.9 KB larger.
+# Limits are those of Triton 3.6 and 3.7.  From 3.7 on ptxas allocates registers otherwise, --regAllocOptLevel=2: beside
+# code for few rows it keeps a few more in memory ("mixed features", "mixed group 12"), and a decode is 0.9 KB larger.
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"invariant 32": 216, "mixed features": 144}
 # Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.

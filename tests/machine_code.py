@@ -111,13 +111,20 @@ def instructions(kernel: Any) -> list[str]:
     return found
 
 
+def _ptxas() -> str:
+    """The one that makes code for sm_90: from Triton 3.9 on that which is named for Blackwell."""
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    return Path(get_ptxas(90).path).name
+
+
 def wgmma_advice(kernel: Any) -> list[str]:
     """What ptxas says about warp-group products, such as (C7510) on serialised ones."""
     said = SAID.get(id(kernel), "")
     if not said:
         ptx = kernel.asm["ptx"]
         arch = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)[1]
-        said = _tool("ptxas", "-lineinfo", f"--gpu-name={arch}", "-o", os.devnull, source=ptx.encode())
+        said = _tool(_ptxas(), "-lineinfo", f"--gpu-name={arch}", "-o", os.devnull, source=ptx.encode())
     return re.findall(r"\(C75\d\d\).*", said)
 
 

@@ -43,7 +43,12 @@ VARIANTS = {
 }
 DONE = {"portable": "sound", "hopper": "sound", "simulated": "right", "interpreted": "right"}
 # What one version's compiler does worse, and why it is left so: (version, variant) to how its complaint begins.
-KNOWN_COMPLAINTS: dict[tuple[str, str], str] = {}
+KNOWN_COMPLAINTS = {
+    ("3.8.0", "long"): "permutes words of weights",  # carried as numbers: `shim.COPIES_OPERANDS` says why
+    ("3.8.0", "mixed e4m3, no lse"): "has 50 KB of machine code",  # 0.6 KB more: LLVM's vectorizer is off
+    ("3.9.0", "prefill"): "spills 48 bytes",  # the portable kernel, whose calls are the Hopper kernels' on sm_90
+    ("3.9.0", "mixed"): "spills in a loop over keys",  # one register, in the loop of few rows
+}
 
 
 class Row(NamedTuple):
@@ -134,7 +139,7 @@ def _compile(variant: str) -> None:
         facts, name = report(variant, kernel), kernel.metadata.name
         if name in ("blocks_kernel", "shares_kernel", "mixed_kernel"):
             wrong += hopper_complaints.complaints(facts)
-        elif name == "merge_blocks_kernel":
+        elif name == "merge_blocks_kernel" and variant in hopper_complaints.MERGED:
             wrong += hopper_complaints.merge_complaints(facts)
         else:
             wrong += test_machine_code.complaints(TARGET, facts)
