@@ -19,6 +19,8 @@ pytest.register_assert_rewrite("tests.bad_input")  # its assertions are those of
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # torch.compile makes a graph's pool by an empty graph, of which torch warns.
+    config.addinivalue_line("filterwarnings", "ignore:The CUDA Graph is empty:UserWarning")
     # Triton's interpreter turns arrays of one element into loop bounds.
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn import launch
+from paged_attn import launch, versions
 from tests import variants
 from tests.machine_code import ARITHMETIC, SHARED, compiled
 from tests.machine_code import MULTIPROCESSORS as TARGETS
@@ -30,6 +30,10 @@ NAMED_MAY_SPILL = {
     "prefill fp32 head_dim 256": 32, "prefill split": 40, "decode split e4m3 page 12": 8,
     "decode split group 71": 8,
     "prefill invariant split": 312,  # 8 of them since `finish` keeps reciprocals of two rows instead of dividing
+}  # fmt: skip
+# From 3.7 on Triton has ptxas allocate registers otherwise (--regAllocOptLevel=2): bytes more than before.
+FROM_3_7_MAY_SPILL = {
+    ("sm90", "decode page 128"): 16, ("sm90", "prefill fp32"): 8, ("sm100", "prefill invariant features"): 352
 }  # fmt: skip
 OTHERS_MAY_SPILL = {"sm80": 8}  # fp8 decoded by hand
 # Pieces of a fixed size are folded into a second state, which waits in memory while a piece is attended to.
@@ -56,6 +60,8 @@ def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
     allowed = max(allowed, NAMED_MAY_SPILL.get(facts["variant"], 0))
     if "invariant" in facts["variant"]:
         allowed = max(allowed, INVARIANT_MAY_SPILL[target])
+    if versions.number(triton.__version__) >= (3, 7):
+        allowed = max(allowed, FROM_3_7_MAY_SPILL.get((target, facts["variant"]), 0))
     if facts["spilled"] > allowed:
         yield f"spills {facts['spilled']} bytes at {facts['registers']} registers, allowed are {allowed}"
     if target == "sm90" and not facts["kernel"].startswith(("merge", "write")):

@@ -73,8 +73,8 @@ def branches(inputs: dict[str, Any], parents: Parents) -> Iterator[tuple[Tensor,
                 for name in ("k_cache", "v_cache")
             )
             one = dict(
-                q=inputs["q"][start + path], k_cache=k[None], page_table=torch.zeros(1, 1, dtype=torch.int32),
-                seq_lens=torch.tensor([len(slots)]), cu_seqlens_q=torch.tensor([0, len(path)]), **options,
+                q=inputs["q"][start + path], k_cache=k[None], page_table=path.new_zeros(1, 1),
+                seq_lens=path.new_tensor([len(slots)]), cu_seqlens_q=path.new_tensor([0, len(path)]), **options,
             )  # fmt: skip
             want, weighted = (reference.paged_attention(**one, v_cache=x[None]) for x in (v, v.abs()))
             yield start + path, want, weighted
