@@ -34,8 +34,12 @@ class Argument:
         return getattr(self.held[self.slot], name)
 
     def view(self, dtype: torch.dtype) -> "Argument":
-        """The same tensor as elements of the same size."""
+        """The same memory as elements of another type."""
         return Argument(self.slot, self.held, dtype)
+
+    def element_size(self) -> int:
+        """Bytes of an element of this view, which need not be those of the tensor's."""
+        return (self.held[self.slot].dtype if self.dtype is None else self.dtype).itemsize
 
 
 STREAM = Argument(-1)  # the stream that a launch is put on is the last of its addresses

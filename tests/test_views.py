@@ -13,6 +13,7 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import calls, layout, overlap, reference
+from paged_attn.template import arguments_for
 from tests.bad_input import as_bytes, refuses
 from tests.cases import E4M3, Case, bits, build, run
 
@@ -89,13 +90,14 @@ def test_a_cache_that_overlaps_itself_is_not_written(name: str) -> None:
     refuses(paged_attn.write_kv, inputs | caches, ValueError, text)
 
 
-def test_caches_that_overlap_each_other_are_not_written() -> None:
-    memory = torch.zeros(3, 4, 1, 32)
-    k, v = torch.ones(2, 1, 1, 32)
-    inputs = dict(k=k, v=v, k_cache=memory[:2], v_cache=memory[1:], slot_mapping=torch.tensor([1]))
+def test_caches_that_overlap_each_other_are_not_written(device: str) -> None:
+    memory = torch.zeros(3, 4, 1, 32, device=device)
+    k, v = torch.ones(2, 1, 1, 32, device=device)
+    slots = torch.tensor([1], device=device)
+    inputs = dict(k=k, v=v, k_cache=memory[:2], v_cache=memory[1:], slot_mapping=slots)
     refuses(paged_attn.write_kv, inputs, ValueError, "v_cache must share no memory with k_cache")
     # one cache of keys that are values, too: what is written twice is the same
-    paged_attn.write_kv(k, k, memory, memory, torch.tensor([1]))
+    paged_attn.write_kv(k, k, memory, memory, slots)
     assert torch.equal(memory[0, 1], k[0])
 
 
@@ -189,6 +191,19 @@ def test_every_argument_may_lie_at_any_offset(case: Case, elements: int, device:
     moved = {name: offset(inputs[name].contiguous(), elements) for name in tensors}
     bits(moved["out"])[:] = bits(inputs["out"])
     run(case, device, **moved)
+
+
+@pytest.mark.parametrize("elements", [2, 4, 8, 16, 32])
+def test_pairs_of_fp8_promise_no_more_than_their_address_keeps(elements: int) -> None:
+    """A GPU reads as many bytes at once as the promise allows, and fails where the address breaks it."""
+    inputs = build(FP8, "cpu")
+    caches = [offset(inputs[name].contiguous(), elements) for name in ("k_cache", "v_cache")]
+    with arguments_for(caches) as held:
+        paired = layout.pairs(layout.cache(*held, "NHD"), FP8.head_dim)
+        for kv, tensor in zip(paired, caches):
+            assert kv.PARTS.value == 2
+            assert tensor.data_ptr() % (2 * kv.ALIGN.value) == 0
+            assert kv.ALIGN.value == min(16, elements // 2)
 
 
 # ---- strides from 2^24 on --------------------------------------------------------------------------
