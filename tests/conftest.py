@@ -21,6 +21,8 @@ pytest.register_assert_rewrite("tests.bad_input")  # its assertions are those of
 def pytest_configure(config: pytest.Config) -> None:
     # torch.compile makes a graph's pool by an empty graph, of which torch warns.
     config.addinivalue_line("filterwarnings", "ignore:The CUDA Graph is empty:UserWarning")
+    # torch 2.11 uses its own deprecated functions where its compiler is imported.
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
     # Triton's interpreter turns arrays of one element into loop bounds.
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 

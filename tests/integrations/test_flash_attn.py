@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.integrations import flash_attn
-from paged_attn.integrations.flash_attn import orders, shim, varlen
+from paged_attn.integrations.flash_attn import kvcache, orders, shim, varlen
 
 # float32 here differs from float64 by the order of sums only
 CLOSE = {"atol": 2e-5, "rtol": 2e-5}
@@ -280,15 +280,36 @@ def test_appended_keys_are_written_turned_and_seen(cache: str, rotary: str | Non
 
 
 def test_nothing_but_the_appended_slots_changes() -> None:
-    """Padding (length -1), a row that is full, a page that is not there (-1): none of them writes."""
+    """Padding (length -1) and a row that is full: neither writes, and the full one sees what it holds."""
     k_cache, v_cache = torch.zeros(2, 6, 4, 2, 16)
-    table = torch.tensor([[0, 1], [2, 3], [4, 5], [1, -1]], dtype=torch.int32)
-    lens = torch.tensor([3, -1, 8, 4], dtype=torch.int32)
-    k = torch.ones(4, 1, 2, 16)
-    q = torch.randn(4, 1, 4, 16)
+    table = torch.tensor([[0, 1], [2, 3], [4, 5]], dtype=torch.int32)
+    lens = torch.tensor([3, -1, 8], dtype=torch.int32)
+    k = torch.ones(3, 1, 2, 16)
+    q = torch.randn(3, 1, 4, 16)
     out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, k, cache_seqlens=lens, block_table=table)
     assert k_cache.nonzero()[:, :2].unique(dim=0).tolist() == [[0, 3]]
     assert not out[1].any()
+
+
+@pytest.mark.parametrize("tail", [-1, 2**31 - 1])
+def test_lengths_end_with_the_table_where_a_row_is_full(tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length beyond the table would send the kernel to pages that are nobody's."""
+    import paged_attn
+
+    seen: list[list[int]] = []
+    attend = paged_attn.paged_attention
+    monkeypatch.setattr(paged_attn, "paged_attention", lambda *x, **y: seen.append(x[4].tolist()) or attend(*x, **y))
+    k_cache, v_cache = torch.zeros(2, 6, 4, 2, 16)
+    wide = torch.tensor([[0, 1, tail], [4, 5, tail]], dtype=torch.int32)
+    lens, k, q = torch.tensor([3, 8], dtype=torch.int32), torch.ones(2, 1, 2, 16), torch.randn(2, 1, 4, 16)
+    flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, k, cache_seqlens=lens, block_table=wide[:, :2])
+    assert seen == [[4, 8]]
+
+
+def test_a_page_that_is_not_there_is_not_written() -> None:
+    new = kvcache.Tokens(torch.tensor([0, 1]), torch.tensor([0, 0]), None)
+    table = torch.tensor([[1, -1], [1, 0]], dtype=torch.int32)
+    assert kvcache._slots(new, torch.tensor([4, 4], dtype=torch.int32), table, 4).tolist() == [-1, 0]
 
 
 def test_ragged_appends_follow_their_own_starts() -> None:

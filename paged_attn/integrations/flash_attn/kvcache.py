@@ -124,7 +124,9 @@ def _append(
         k_scale=scale("k_descale", given.get("k_descale"), k_cache),
         v_scale=scale("v_descale", given.get("v_descale"), v_cache),
     )  # fmt: skip
-    return q, torch.where(cached < 0, 0, cached + added)
+    # a token without room was not written, and must not be looked for
+    room = table.shape[1] * k_cache.shape[1]
+    return q, torch.where(cached < 0, 0, (cached + added).clamp(max=room))
 
 
 def _tokens(starts: Tensor | None, seqs: int, x: Tensor) -> Tokens:
