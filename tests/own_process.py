@@ -45,10 +45,9 @@ def ended(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A script that has ended in any way.  The interpreter is left to the package, as users leave it."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
-    with (
-        tempfile.TemporaryDirectory() as folder
-    ):  # kernels must be in a file, and so must what spawned processes import
+    # Kernels must be in a file, and so must what spawned processes import.
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "script.py")
         path.write_text(CALL + script)
-        command = [sys.executable, "-W", "ignore:paged-attn is tested", str(path)]
+        command = [sys.executable, str(path)]
         return subprocess.run(command, env=environment | environ, capture_output=True, text=True, timeout=LIMIT)

@@ -174,8 +174,9 @@ def judge(
     slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.  Then
     acc is multiplied by the factor of what was there before; otherwise that is left to the caller.
     """
-    # biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less
-    PLAIN: gl.constexpr = mods.qq_bias is None and mods.query_positions is None
+    # Biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less.  A sink
+    # may be the first maximum, and so far below all scores that their differences to it lose their bits.
+    PLAIN: gl.constexpr = mods.qq_bias is None and mods.query_positions is None and mods.sinks is None
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
     unit, shift, cap_factor = scale * LOG2E, None, None
     if AT_ONCE and P.TERMS > 0:
