@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import io
 import lzma
+import re
 import subprocess
 import tarfile
 import tempfile
@@ -23,9 +24,11 @@ from pathlib import Path
 
 # Paths with one of these in them are not needed to import Triton, nor to compile and launch for Hopper.
 LEFT_OUT = (
-    *("/cupti", "libproton", "/instrumentation/", "/plugins/", "FileCheck", "ptxas-blackwell", "nvdisasm", "cuobjdump"),
+    *("/cupti", "libproton", "/instrumentation/", "/plugins/", "FileCheck", "nvdisasm", "cuobjdump"),
     *("/backends/amd/include", "/backends/amd/lib/", "/profiler/"),
 )
+# Of two assemblers each version asks for one where it compiles for Hopper, from 3.9 on for the newer.
+ASSEMBLERS = ("ptxas", "ptxas-blackwell")
 STRIPPED = "libtriton.so"  # most of it are symbols
 MEGABYTE = 10**6
 
@@ -51,9 +54,11 @@ def main() -> None:
 def pack(wheel: Path, pieces: Path, limit: int) -> Iterator[Path]:
     """What is needed of a wheel, compressed, in files of at most so many bytes; yields each."""
     packed = io.BytesIO()
+    newer = tuple(map(int, re.findall(r"\d+", wheel.name)[:2])) >= (3, 9)
+    other = "/bin/" + ASSEMBLERS[not newer]
     with tarfile.open(fileobj=packed, mode="w:xz", preset=9) as archive, zipfile.ZipFile(wheel) as files:
         for info in files.infolist():
-            if info.is_dir() or any(part in info.filename for part in LEFT_OUT):
+            if info.is_dir() or any(part in info.filename for part in LEFT_OUT) or info.filename.endswith(other):
                 continue
             data = files.read(info)
             if info.filename.endswith(STRIPPED):
