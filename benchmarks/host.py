@@ -51,7 +51,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     import torch
 
     import paged_attn
-    from paged_attn import calls
+    from paged_attn.calls import memo
 
     def int32(*shape: int, value: int = 0) -> torch.Tensor:
         return torch.full(shape, value, dtype=torch.int32, device=device)
@@ -66,7 +66,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     operator = torch.ops.paged_attn.attention.default
     for _ in range(2):
         attend(*batch, out=out)
-    launches, addresses = [*calls._latest.values()][-1].launches, [x.data_ptr() for x in (*batch, out)]
+    launches, addresses = [*memo._latest.values()][-1].launches, [x.data_ptr() for x in (*batch, out)]
     return {
         "eager decode": lambda: attend(*batch, out=out),
         "eager decode, bounds": lambda: attend(*batch, out=out, **bounds),
@@ -97,8 +97,8 @@ def pretend() -> None:
     """Plan as for an H200, and launch nothing: kept calls end in a foreign function that does next to nothing."""
     from triton.compiler import CompiledKernel
 
-    from paged_attn import backend, driver, launch
-    from paged_attn.template import Descriptors
+    from paged_attn.launching import backend, driver, launch
+    from paged_attn.launching.template import Descriptors
 
     def kinds(arg: Any) -> Any:
         """Types of a kernel's parameters, of the sizes that they have."""

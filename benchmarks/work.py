@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_attn.work import visible_keys, visible_pairs
+from paged_attn.explain.work import visible_keys, visible_pairs
 from tests.cases import Case
 
 

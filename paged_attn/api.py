@@ -3,12 +3,12 @@
 import torch
 
 from . import traced
-from .door import ScaleLike
+from .checks.axes import ScaleLike
 from .lazy import at_first_call
 
-attend = at_first_call("attend", ".attend", globals())
-write = at_first_call("write", ".cache", globals())
-merge = at_first_call("merge", ".states", globals())
+attend = at_first_call("attend", ".calls.attend", globals())
+write = at_first_call("write", ".calls.write", globals())
+merge = at_first_call("merge", ".calls.merge", globals())
 
 
 def paged_attention(

@@ -24,9 +24,9 @@ import torch
 
 import paged_attn
 from paged_attn import selftest
-from paged_attn.backend import INTERPRET, device_of
-from paged_attn.explain import explain as explanation
-from paged_attn.question import question_of
+from paged_attn.explain.explain import explain as explanation
+from paged_attn.explain.question import question_of
+from paged_attn.launching.backend import INTERPRET, device_of
 from paged_attn.serving import report, trace
 from paged_attn.serving.caches import LAYOUTS
 from paged_attn.serving.demo import TOLERANCES, Sizes, Step, serve

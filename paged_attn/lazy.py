@@ -4,8 +4,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from .locks import FIRST
-from .untraced import untraced
+from .calls.untraced import untraced
+from .launching.locks import FIRST
 
 
 def at_first_call(name: str, module: str, namespace: dict[str, Any]) -> Callable[..., Any]:

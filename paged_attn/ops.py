@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .calls.untraced import untraced
+from .checks.plain import refuse_gradient, watched
 from .lazy import at_first_call
-from .plain import refuse_gradient, watched
-from .untraced import untraced
 
-attend = at_first_call("attend", ".attend", globals())
-write = at_first_call("write", ".cache", globals())
-merge = at_first_call("merge", ".states", globals())
+attend = at_first_call("attend", ".calls.attend", globals())
+write = at_first_call("write", ".calls.write", globals())
+merge = at_first_call("merge", ".calls.merge", globals())
 
 ATTENTION = """(
     Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor seq_lens, Tensor? cu_seqlens_q, Tensor(a!) out,

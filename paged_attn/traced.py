@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from . import ops  # noqa: F401, which registers the operators
-from .check import check_options
-from .door import LAYOUTS, boolean, choice, scale_number
-from .plain import refuse_gradient
+from .checks.arguments import check_options
+from .checks.axes import LAYOUTS, boolean, choice, scale_number
+from .checks.plain import refuse_gradient
 
 
 def paged_attention(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paged_attn import check
+from paged_attn.checks import arguments as check
 from tests.cases import E4M3, E5M2, Case, build
 
 Inputs = dict[str, Any]

@@ -209,7 +209,7 @@ def run(case: Case, device: str = "cpu", on: str | None = None, **changes: Any) 
 
 def poison_scratch() -> None:
     """Nothing that earlier calls have left in the memory between programs may reach a result."""
-    from paged_attn import scratch
+    from paged_attn.launching import scratch
 
     for room in scratch._rooms.values():
         if room.states is not None:
@@ -268,7 +268,9 @@ def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -
 def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
     """What the planner is told of a call, on a device that need not be there."""
     import paged_attn
-    from paged_attn import attend, backend, check
+    from paged_attn.calls import attend
+    from paged_attn.checks import arguments as check
+    from paged_attn.launching import backend
 
     call = inspect.signature(paged_attn.paged_attention).bind(**inputs)
     call.apply_defaults()
@@ -280,7 +282,7 @@ def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
 
 def rounds_weights(problem: Any) -> bool:
     """Whether the kernels of a call multiply fp8 weights."""
-    from paged_attn import plan
+    from paged_attn.kernels.portable import plan
 
     return any(x.pipe is not None and x.pipe.FP8_PRODUCTS for x in plan.plan(problem).launches)
 

@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", autouse=True)
 def quick() -> Iterator[pytest.MonkeyPatch]:
     """What makes the interpreter quick, for the test that it computes the same without."""
-    from paged_attn import backend
+    from paged_attn.launching import backend
     from tests.interpreter import quicken
 
     with pytest.MonkeyPatch.context() as patch:
@@ -86,7 +86,7 @@ def cut() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every launch of the test has to be of the Hopper dialect, also of few queries that see few keys."""
-    from paged_attn import plan
+    from paged_attn.kernels.portable import plan
     from tests import hopper_plans
 
     made = plan.plan
@@ -96,7 +96,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert all(x.pipe is not None for x in launches.launches), problem
         return launches
 
-    monkeypatch.setattr("paged_attn.attend.plan", checked)
+    monkeypatch.setattr("paged_attn.calls.attend.plan", checked)
     with hopper_plans.anywhere():
         yield
 
@@ -117,7 +117,7 @@ def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The two ways to ask for the checked call: the arguments to add."""
     if request.param == "check=True":
         return {"check": True}
-    from paged_attn import check
+    from paged_attn.checks import arguments as check
 
     monkeypatch.setenv("PAGED_ATTN_CHECK", "1")
     monkeypatch.setattr(check, "ALWAYS", check.asked())

@@ -159,7 +159,7 @@ def work(given: argparse.Namespace) -> None:
         process.simulate()
     import torch
 
-    from paged_attn import backend
+    from paged_attn.launching import backend
     from tests import fuzzing
     from tests.interpreter import quicken
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from paged_attn import calls, plan
-from paged_attn.hopper import block_items
-from paged_attn.hopper import plan as hopper
+from paged_attn.calls import memo
+from paged_attn.kernels.hopper.planning import block_items
+from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.portable import plan
 
 
 @contextlib.contextmanager
@@ -18,12 +19,12 @@ def planned(**changes: Any) -> Iterator[None]:
     """The planner with other numbers, or another rule."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         plan.plan.cache_clear()
-        calls.clear()
+        memo.clear()
         for name, value in changes.items():
             monkeypatch.setattr(hopper if hasattr(hopper, name) else block_items, name, value)
         yield
     plan.plan.cache_clear()
-    calls.clear()
+    memo.clear()
 
 
 def _never(p: plan.Problem) -> bool:

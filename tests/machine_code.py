@@ -34,7 +34,8 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
     """(variant, compiled kernel) of every launch that the calls would make on the target."""
     import triton
 
-    from paged_attn import backend, offline
+    from paged_attn.launching import backend
+    from paged_attn.preparation import offline
 
     found: list[Any] = []
     said = io.StringIO()

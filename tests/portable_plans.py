@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from paged_attn import calls, plan
+from paged_attn.calls import memo
+from paged_attn.kernels.portable import plan
 
 
 @contextlib.contextmanager
@@ -37,4 +38,4 @@ def cut(segments: int, tile: int = 32) -> Iterator[None]:
 
 def _forget() -> None:
     plan.plan.cache_clear()
-    calls.clear()
+    memo.clear()

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn import plan
-from paged_attn.hopper import block_items
-from paged_attn.hopper import plan as hopper
-from paged_attn.model import Lengths, Model, problem_of
-from paged_attn.plan import UNBOUNDED, Launch, Problem
+from paged_attn.kernels.hopper.planning import block_items
+from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.portable import plan
+from paged_attn.kernels.portable.plan import UNBOUNDED, Launch, Problem
+from paged_attn.preparation.model import Lengths, Model, problem_of
 from tests.cases import E4M3
 from tests.random_calls import SIZES, drawn
 from tests.test_hopper_plan import H200

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from paged_attn.hopper import asm, softmax
+from paged_attn.kernels.hopper import asm
+from paged_attn.kernels.hopper.consuming import softmax
 from tests.simulator import COMPILER, assembly
 from tests.simulator.assembly import LANES
 

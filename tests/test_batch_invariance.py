@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton.runtime import interpreter
 
-from paged_attn import paged_attention, plan, scratch, tuning
+from paged_attn import paged_attention
+from paged_attn.kernels.portable import plan, tuning
+from paged_attn.launching import scratch
 from tests.cases import BAD_PAGE, E4M3, Case, bits, build, problem_of, run
 
 Inputs = dict[str, Any]

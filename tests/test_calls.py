@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import paged_attn
-from paged_attn import attend, calls
+from paged_attn.calls import attend, memo
 from tests.cases import E4M3, Case, bits, build
 
 Inputs = dict[str, Any]
@@ -55,7 +55,7 @@ BASES = {
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    calls.clear()
+    memo.clear()
 
 
 def outcome(inputs: Inputs) -> Any:
@@ -146,10 +146,10 @@ def test_one_fact_changed_is_another_call(base: str, change: tuple[str, Any], ba
     inputs = build(BASES[base], device)
     other = changed(inputs, change)
     first, second = (other, inputs) if back else (inputs, other)
-    calls.clear()
+    memo.clear()
     outcome(first), outcome(first)  # the second time it is found by its signature, and guarded from then on
     after = [outcome(second) for _ in range(3)]
-    calls.clear()
+    memo.clear()
     alone = outcome(second)
     assert all(same(result, alone) for result in after)
 
@@ -160,7 +160,7 @@ def test_a_tensor_that_differs_has_another_signature(name: str, how: str) -> Non
     inputs = build(BASE, "cpu")
     other = changed(inputs, (name, how))[name]
     if isinstance(other, Tensor) and other.device.type == "cpu":
-        facts = [(x.shape, x.stride(), x.dtype, x.data_ptr() % calls.ALIGNMENT) for x in (inputs[name], other)]
+        facts = [(x.shape, x.stride(), x.dtype, x.data_ptr() % memo.ALIGNMENT) for x in (inputs[name], other)]
         if facts[0] == facts[1] and not (name == "q" and other.requires_grad):
             pytest.skip("it has the same shape, strides, dtype and alignment: all that a signature holds of a tensor")
     assert signature_of(inputs | {name: other}) != signature_of(inputs)
@@ -187,7 +187,7 @@ def described(inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
 def signature_of(inputs: Inputs) -> Any:
     if getattr(inputs["q"], "requires_grad", True):
         return None
-    of = calls.signature(*described(inputs))
+    of = memo.signature(*described(inputs))
     return of and of[0]
 
 
@@ -197,15 +197,15 @@ def signature_of(inputs: Inputs) -> Any:
 def guarded(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stands in for the launches of a call, which from now on is found without its signature."""
     launches: Any = object()
-    calls.keep(calls.signature(*described(inputs)), launches)
-    assert calls.find(*described(inputs), calls.signature(*described(inputs))) is not None
-    monkeypatch.setattr(calls, "signature", lambda *_: pytest.fail("its facts were read one by one"))
+    memo.keep(memo.signature(*described(inputs)), launches)
+    assert memo.find(*described(inputs), memo.signature(*described(inputs))) is not None
+    monkeypatch.setattr(memo, "signature", lambda *_: pytest.fail("its facts were read one by one"))
     assert recognised(inputs) == (launches, [x.data_ptr() for x in described(inputs)[1]])
     return launches
 
 
 def recognised(inputs: Inputs) -> Any:
-    return calls.again(*described(inputs))
+    return memo.again(*described(inputs))
 
 
 @pytest.mark.parametrize("name", TENSORS)
@@ -224,9 +224,9 @@ def test_a_tensor_that_differs_is_not_recognised(name: str, how: str, monkeypatc
 def test_an_option_that_differs_even_in_type_is_not_recognised(name: str, one: Any) -> None:
     inputs = build(BASE, "cpu")
     first = inputs | {name: one}
-    of = calls.signature(*described(first))
-    calls.keep(of, object())  # type: ignore[arg-type]
-    calls.find(*described(first), of)
+    of = memo.signature(*described(first))
+    memo.keep(of, object())  # type: ignore[arg-type]
+    memo.find(*described(first), of)
     for other in NUMBERS:
         second = inputs | {name: other}
         assert recognised(second) is None or signature_of(second) == signature_of(first)
@@ -260,10 +260,10 @@ def test_a_third_call_is_the_first_and_follows_its_tensors(
     base: str, guard: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not guard:
-        monkeypatch.setattr(calls, "Guard", None)
+        monkeypatch.setattr(memo, "Guard", None)
     one, other = (build(Case(**{**vars(BASES[base]), "seed": seed}), device) for seed in (1, 7))
     want = outcome(other)
-    calls.clear()
+    memo.clear()
     outcome(one), outcome(one)
     for without_out in (False, True):
         for _ in range(2 if without_out else 1):
@@ -283,7 +283,7 @@ def test_inference_mode_is_recognised_too(device: str, monkeypatch: pytest.Monke
     outcome(inputs)
     with torch.inference_mode():
         assert all(same(outcome(inputs), want) for _ in range(2))
-        monkeypatch.setattr(calls, "signature", lambda *_: pytest.fail("its facts were read one by one"))
+        monkeypatch.setattr(memo, "signature", lambda *_: pytest.fail("its facts were read one by one"))
         assert same(outcome(inputs), want)
 
 
@@ -313,7 +313,7 @@ def test_a_kept_call_follows_its_tensors(device: str) -> None:
         other[name] = build(Case(**{**vars(BASES["fp8"]), "seed": 7}), device)[name]
     other["page_table"] = build(Case(**{**vars(BASES["fp8"]), "seed": 7}), device)["page_table"]
     want = outcome(other)
-    calls.clear()
+    memo.clear()
     assert not same(outcome(one), want)
     assert same(outcome(other), want)
 
@@ -333,20 +333,20 @@ def test_what_is_kept_holds_no_tensor(device: str) -> None:
     watched = [weakref.ref(x) for x in inputs.values() if isinstance(x, Tensor)]
     for _ in range(3):
         outcome(inputs)
-    assert len(calls._kept) == len(calls._latest) == 1
+    assert len(memo._kept) == len(memo._latest) == 1
     del inputs
     gc.collect()
     assert [x() for x in watched] == [None] * len(watched)
 
 
 def test_what_is_kept_is_bounded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "LIMIT", 3)
+    monkeypatch.setattr(memo, "LIMIT", 3)
     inputs = build(BASES["decode"], device)
     for bound in range(20, 28):
         outcome(inputs | {"max_seqlen_k": bound})
         outcome(inputs | {"max_seqlen_k": bound})
-        assert len(calls._kept) <= 3
-        assert len(calls._latest) <= 3
+        assert len(memo._kept) <= 3
+        assert len(memo._latest) <= 3
     assert recognised(inputs | {"max_seqlen_k": 27}) is not None
 
 
@@ -355,7 +355,7 @@ class Cleared(dict[Any, Any]):
 
     def __iter__(self) -> Any:
         keys = super().__iter__()
-        self.other = threading.Thread(target=calls.clear)
+        self.other = threading.Thread(target=memo.clear)
         self.other.start()
         self.other.join(0.1)
         return keys
@@ -363,8 +363,8 @@ class Cleared(dict[Any, Any]):
 
 def test_threads_that_forget_calls_at_once_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Cleared(first=None, second=None)
-    monkeypatch.setattr(calls, "LIMIT", 2)
-    monkeypatch.setattr(calls, "_kept", store)
-    calls._put(store, "third", None)
+    monkeypatch.setattr(memo, "LIMIT", 2)
+    monkeypatch.setattr(memo, "_kept", store)
+    memo._put(store, "third", None)
     store.other.join()
     assert not store

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from paged_attn import api, cache, ops, reference
-from paged_attn import attend as attending
+from paged_attn import api, ops, reference
+from paged_attn.calls import attend as attending
+from paged_attn.calls import write as cache
 from tests.cases import E4M3, Case, build
 
 Inputs = dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import check
+from paged_attn.checks import arguments as check
 from tests.bad_input import Change, Inputs, as_bytes, refuses, value
 from tests.cases import BAD_PAGE, Case, build
 

@@ -17,9 +17,9 @@ import torch
 import triton.backends.nvidia.driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from paged_attn import driver
-from paged_attn.driver import BOX
-from paged_attn.template import Argument
+from paged_attn.launching import driver
+from paged_attn.launching.driver import BOX
+from paged_attn.launching.template import Argument
 
 COUNT = 5  # addresses: of two tensors, of scratch, and the stream
 FIRST, SECOND = (1 << 40, 2 << 40, 3 << 40, 4 << 40, 7), (5 << 40, 6 << 40, 3 << 40, 4 << 40, 9)
@@ -240,7 +240,8 @@ def test_other_launchers_are_left_to_themselves(monkeypatch: pytest.MonkeyPatch)
 
 
 PROGRAM = """
-from paged_attn import backend, driver, launch, offline
+from paged_attn.launching import backend, driver, launch
+from paged_attn.preparation import offline
 from tests.variants import calls
 
 kept = []

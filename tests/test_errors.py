@@ -14,7 +14,10 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import backend, cli, launch, offline, question
+from paged_attn import cli
+from paged_attn.explain import question
+from paged_attn.launching import backend, launch
+from paged_attn.preparation import offline
 from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
 from tests.bad_input import accept, call_of
@@ -99,7 +102,7 @@ def without_metadata(folder: Path) -> None:
 
 
 def without_names(folder: Path) -> None:
-    shim = pytest.importorskip("paged_attn.hopper.shim")
+    shim = pytest.importorskip("paged_attn.kernels.hopper.shim")
     shim.first_of(torch, "nothing", "no_thing")
 
 

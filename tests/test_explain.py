@@ -13,11 +13,14 @@ import torch
 from click.testing import CliRunner
 
 import paged_attn
-from paged_attn import arguments, attend, backend, explain, plan, question
+from paged_attn.calls import attend
 from paged_attn.cli import main
-from paged_attn.model import call_of
-from paged_attn.question import Question, lengths, question_of
-from paged_attn.template import arguments_for
+from paged_attn.explain import explain, question
+from paged_attn.explain.question import Question, lengths, question_of
+from paged_attn.kernels.portable import arguments, plan
+from paged_attn.launching import backend
+from paged_attn.launching.template import arguments_for
+from paged_attn.preparation.model import call_of
 
 ROOT = Path(__file__).parents[1]
 OPTIONS: dict[str, Any] = dict(
@@ -50,7 +53,7 @@ def call_to(asked: Question) -> tuple[Any, Any, Any]:
     call.pop("check")
     given = attend.Tensors(*(call.pop(field, None) for field in attend.Tensors._fields))
     options = attend.Options(**call, only=None, softmax_scale=None, batch_invariant=asked.batch_invariant)
-    return given, options, paged_attn.check.check_attention(**given._asdict(), **options._asdict())
+    return given, options, paged_attn.checks.arguments.check_attention(**given._asdict(), **options._asdict())
 
 
 # ---- dialects
@@ -171,7 +174,8 @@ import warnings, triton
 triton.__version__ = "9.9.9"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn import backend, plan
+    from paged_attn.launching import backend
+    from paged_attn.kernels.portable import plan
     from tests.test_explain import ask
     launches = plan.plan(ask().problem).launches
     assert backend.gluon_available() is backend.gluon_available() is False

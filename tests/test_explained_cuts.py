@@ -7,10 +7,11 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn import cuts, plan
-from paged_attn.kernels.args import Batch as DeviceBatch
-from paged_attn.kernels.args import Modifiers
-from paged_attn.kernels.schedule import find_share, share_of, work
+from paged_attn.explain import cuts
+from paged_attn.kernels.common.records import Batch as DeviceBatch
+from paged_attn.kernels.common.records import Modifiers
+from paged_attn.kernels.common.schedule import find_share, share_of, work
+from paged_attn.kernels.portable import plan
 from tests.test_explain import ask
 
 

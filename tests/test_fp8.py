@@ -12,9 +12,11 @@ import triton
 import triton.language as tl
 
 import paged_attn
-from paged_attn import calls, launch, layout
-from paged_attn.kernels.attention import attention_kernel
-from paged_attn.kernels.numerics import apart, normalize, together
+from paged_attn.calls import memo
+from paged_attn.kernels.common.numerics import apart, normalize, together
+from paged_attn.kernels.portable.attention import attention_kernel
+from paged_attn.launching import launch
+from paged_attn.records import layout
 from tests.cases import E4M3, E5M2, Case, build, compare, run
 
 FP16, BF16 = torch.float16, torch.bfloat16
@@ -30,7 +32,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     plain = launch.run
 
-    calls.clear()
+    memo.clear()
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
         if kernel is attention_kernel:
@@ -121,7 +123,7 @@ def test_rows_of_any_magnitude_fit_float16_and_lose_nothing(device: str) -> None
     x[:12] = (2.0 ** exponents[:, None]).float() * torch.linspace(-1.99, 1.0, 32).to(BF16).float()
     x[13, 5], x[14, 5] = torch.inf, torch.nan
     rows, powers = torch.empty_like(x), torch.empty(16, device=device)
-    with paged_attn.backend.current(x.device):
+    with paged_attn.launching.backend.current(x.device):
         launch.run(normalize_kernel, (1,), x, rows, powers, 16, 32)
     largest = rows.abs().amax(1)
     assert (largest[1:12] >= 2**14).all()
@@ -135,7 +137,7 @@ def test_rows_of_any_magnitude_fit_float16_and_lose_nothing(device: str) -> None
 def test_apart_and_together_are_inverse(device: str) -> None:
     x = torch.arange(4 * 32, dtype=torch.float32, device=device).view(4, 32)
     halves, whole = torch.empty(2, 4, 16, device=device), torch.empty_like(x)
-    with paged_attn.backend.current(x.device):
+    with paged_attn.launching.backend.current(x.device):
         launch.run(apart_kernel, (1,), x, halves, whole, 4, 32)
     assert torch.equal(halves[0], x[:, ::2])
     assert torch.equal(halves[1], x[:, 1::2])

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import cuts, plan
-from paged_attn.hopper.block_items import LEAST
+from paged_attn.explain import cuts
+from paged_attn.kernels.hopper.planning.block_items import LEAST
+from paged_attn.kernels.portable import plan
 from tests import hopper_plans
 from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
 from tests.hopper_cases import BLOCKS, CASES, DECODE, DECODES, DEVICE, LINES, LONG, MIXED, PACKED, SMALL, ragged, sized

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn import layout
-from paged_attn.hopper import plan as hopper
+from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.records import layout
 from tests.cases import Case, build, problem_of
 from tests.test_hopper_plan import CALL, H200, PACKED
 

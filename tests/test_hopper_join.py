@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn import cuts, plan
-from paged_attn.hopper import even_shares
+from paged_attn.explain import cuts
+from paged_attn.kernels.hopper.planning import even_shares
+from paged_attn.kernels.portable import plan
 from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, PACKED, ragged, sized

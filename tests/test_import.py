@@ -35,7 +35,7 @@ def test_importing_changes_nothing() -> None:
 
 
 def test_importing_reads_no_kernels() -> None:
-    heavy = "{'attend', 'backend', 'kernels', 'launch', 'plan', 'scratch', 'hopper', 'preparation'}"
+    heavy = "{'calls.attend', 'kernels', 'launching.backend', 'launching.launch', 'records', 'preparation'}"
     run(
         f"import sys, paged_attn\nassert not {{f'paged_attn.{{x}}' for x in {heavy}}} & {{*sys.modules}}\n"
         "assert paged_attn.prepare.__name__ == 'prepare' and 'prepare' in dir(paged_attn)"
@@ -56,7 +56,7 @@ def test_an_interpreted_call_leaves_triton_as_it_was() -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU nothing is interpreted")
 def test_a_failed_interpreted_call_leaves_triton_as_it_was() -> None:
     run(
-        STATE + "from paged_attn.kernels import softmax\n"
+        STATE + "from paged_attn.kernels.common import softmax\n"
         "def fails(*_): raise RuntimeError('of a helper')\n"
         "softmax.finish.rewritten_fn[softmax.finish.fn] = fails\n"
         "try: call()\nexcept triton.runtime.errors.InterpreterError as error: assert 'of a helper' in str(error)\n"
@@ -66,7 +66,8 @@ def test_a_failed_interpreted_call_leaves_triton_as_it_was() -> None:
 
 @pytest.mark.parametrize("asked, interpreted", [("1", True), ("0", False)])
 def test_the_user_says_what_is_interpreted(asked: str, interpreted: bool) -> None:
-    script = "from paged_attn import backend\nfrom paged_attn.kernels.attention import attention_kernel as kernel\n"
+    script = "from paged_attn.launching import backend\n"
+    script += "from paged_attn.kernels.portable.attention import attention_kernel as kernel\n"
     script += "print(backend.INTERPRET, type(kernel).__name__)"
     printed = run(script, TRITON_INTERPRET=asked)
     assert printed.split() == [str(interpreted), "InterpretedFunction" if interpreted else "JITFunction"]
@@ -76,7 +77,7 @@ def test_the_first_call_takes_the_place_of_what_imports() -> None:
     """A later one goes straight to it."""
     run(
         "import paged_attn.api as api\nassert api.attend.__module__ == 'paged_attn.lazy'\ncall()\n"
-        "from paged_attn import attend\nassert api.attend is attend.attend"
+        "from paged_attn.calls import attend\nassert api.attend is attend.attend"
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterError
 
 import paged_attn
-from paged_attn import backend, versions
+from paged_attn.launching import backend, versions
 from tests.cases import E4M3, Case, bits, build
 from tests.interpreter import PATCHES, READ, is_as_read, quicken
 from tests.test_paged_attention import EVERYTHING, FEW, Cut

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn import plan, tuning
-from paged_attn.backend import Device
-from paged_attn.question import need_of
+from paged_attn.explain.question import need_of
+from paged_attn.kernels.portable import plan, tuning
+from paged_attn.launching.backend import Device
 
 
 def problem(**changes: Any) -> plan.Problem:

@@ -13,15 +13,17 @@ from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import paged_attn
-from paged_attn import calls, launch, plan, scratch
-from paged_attn.template import Argument, fill, filler
+from paged_attn.calls import memo
+from paged_attn.kernels.portable import plan
+from paged_attn.launching import launch, scratch
+from paged_attn.launching.template import Argument, fill, filler
 from tests.cases import build
 from tests.test_calls import BASES, FP16, Cut, outcome
 
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    calls.clear()
+    memo.clear()
 
 
 class Compiled(CompiledKernel):
@@ -67,7 +69,7 @@ def test_kept_launches_pass_what_tritons_call_would(
     anew.clear()
     paged_attn.paged_attention(**other)  # through what was kept
     assert not anew
-    calls.clear()
+    memo.clear()
     paged_attn.paged_attention(**other)  # anew
     assert len(again) == len(anew) == (1 if joins else 2)
     for (x, y, z, stream, function, packed, metadata, enter, leave, out, _, _, *args), want in zip(again, anew):

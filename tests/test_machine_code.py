@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn import launch, versions
+from paged_attn.launching import launch, versions
 from tests import variants
 from tests.machine_code import ARITHMETIC, SHARED, compiled
 from tests.machine_code import MULTIPROCESSORS as TARGETS

@@ -14,8 +14,11 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import calls, driver, launch, memory, plan, reference, scratch, template
-from paged_attn.template import Argument, AtAddress
+from paged_attn import reference
+from paged_attn.calls import memo
+from paged_attn.kernels.portable import plan
+from paged_attn.launching import driver, launch, memory, scratch, template
+from paged_attn.launching.template import Argument, AtAddress
 
 CPU = torch.device("cpu")
 NEED = scratch.Need(1000, 4)
@@ -131,10 +134,10 @@ CACHES = [plan.plan, template._compiled, template._at]
 def stubbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Calls plan, check and keep, and launch nothing."""
     monkeypatch.setattr(launch.Launches, "first", lambda *_: None)
-    monkeypatch.setattr(calls, "LIMIT", 64)
-    calls.clear()
+    monkeypatch.setattr(memo, "LIMIT", 64)
+    memo.clear()
     yield
-    calls.clear()
+    memo.clear()
 
 
 def lists_and_dicts(module: Any) -> dict[str, int]:
@@ -175,20 +178,22 @@ def test_many_different_calls_keep_no_more_than_some(stubbed: None, device: str)
     for numbers in (range(1, 300), range(300, 600)):
         for number in numbers:
             call(number)
-        sizes.append({n: x for n, x in ours().items() if n in ("paged_attn.calls", "paged_attn.scratch")})
+        sizes.append(
+            {n: x for n, x in ours().items() if n in ("paged_attn.calls.memo", "paged_attn.launching.scratch")}
+        )
     assert sizes[0] == sizes[1]
-    assert len(calls._kept) == len(calls._latest or calls._kept) == 64
+    assert len(memo._kept) == len(memo._latest or memo._kept) == 64
     assert plan.plan.cache_info().maxsize is not None
 
 
 def test_a_hundred_thousand_signatures_keep_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls.clear()
+    memo.clear()
     for number in range(MANY):
-        calls.keep(((number,), ()), number)  # type: ignore[arg-type]
-    assert len(calls._kept) == calls.LIMIT
-    assert calls._kept[(MANY - 1,)] == MANY - 1
-    assert (0,) not in calls._kept
-    calls.clear()
+        memo.keep(((number,), ()), number)  # type: ignore[arg-type]
+    assert len(memo._kept) == memo.LIMIT
+    assert memo._kept[(MANY - 1,)] == MANY - 1
+    assert (0,) not in memo._kept
+    memo.clear()
 
 
 def test_a_hundred_thousand_addresses_keep_descriptors_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +281,7 @@ def test_reduce_overhead_finds_no_memory_of_ours_in_its_graphs(own_out: bool) ->
     """Warm-up, capture and replays of torch's graph trees, with lengths changed in place; rooms are made in warm-up."""
     given = inputs(seqs=5)
     scratch._rooms.clear()
-    calls.clear()
+    memo.clear()
 
     def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lens: torch.Tensor) -> Any:
         out = torch.empty_like(q) if own_out else None

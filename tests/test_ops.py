@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import paged_attn
 from paged_attn import ops
-from paged_attn.cache import write
+from paged_attn.calls.write import write
 from tests.cases import E4M3, Case, bits, build
 
 FP16 = torch.float16

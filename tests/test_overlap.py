@@ -11,7 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 import paged_attn
-from paged_attn import attend, calls, plan, scratch
+from paged_attn.calls import attend, memo
+from paged_attn.kernels.portable import plan
+from paged_attn.launching import scratch
 from tests import simulator
 from tests.cases import E4M3, bits, build, is_fp8, problem_of
 from tests.hopper_cases import DEVICE, sized
@@ -112,7 +114,7 @@ def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch:
     inputs = build(sized("", seq_lens=(2000,) * 64, lse=False, bounds=True, **fields), DEVICE)
     _, second = plan.plan(problem_of(inputs)).launches
     assert second.pipe.FOLLOWS
-    calls.clear()
+    memo.clear()
     monkeypatch.setattr(attend, "plan", lambda problem: plan.Plan((second,)))
     old, new = torch.randn(2, 1 << 20, device=DEVICE)
     x = old.clone()
@@ -122,7 +124,7 @@ def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch:
         copy_late(x, new)
         attended(inputs)
         assert torch.equal(x.clone(), new)
-    calls.clear()
+    memo.clear()
 
 
 def attended(inputs: dict[str, Any]) -> Tensor:

@@ -10,12 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn import cuts
-from paged_attn.hopper import plan as hopper
-from paged_attn.hopper.block_items import LEAST, PIECES, SHORT
-from paged_attn.hopper.pieces import Cuts, piece_size
-from paged_attn.kernels.args import Batch, Modifiers
-from paged_attn.plan import Launch
+from paged_attn.explain import cuts
+from paged_attn.kernels.common.records import Batch, Modifiers
+from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.hopper.planning.block_items import LEAST, PIECES, SHORT
+from paged_attn.kernels.hopper.planning.pieces import Cuts, piece_size
+from paged_attn.kernels.portable.plan import Launch
 from tests.test_hopper_plan import CALL
 
 TILE, TOKENS, HEADS, PROGRAMS = 128, 32, 8, 132

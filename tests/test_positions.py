@@ -13,9 +13,11 @@ import triton
 import triton.language as tl
 
 import paged_attn
-from paged_attn import cuts, plan, reference
-from paged_attn.kernels.args import Block, Modifiers
-from paged_attn.kernels.schedule import row_tile, visible_range
+from paged_attn import reference
+from paged_attn.explain import cuts
+from paged_attn.kernels.common.records import Block, Modifiers
+from paged_attn.kernels.common.schedule import row_tile, visible_range
+from paged_attn.kernels.portable import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
 from tests.test_explain import ask

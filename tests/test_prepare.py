@@ -18,9 +18,10 @@ import torch
 import triton
 
 import paged_attn
-from paged_attn import attend, backend
-from paged_attn.backend import Device
-from paged_attn.model import Lengths, Model, batches_up_to, call_of, distinct, problem_of, variants_of
+from paged_attn.calls import attend
+from paged_attn.launching import backend
+from paged_attn.launching.backend import Device
+from paged_attn.preparation.model import Lengths, Model, batches_up_to, call_of, distinct, problem_of, variants_of
 from paged_attn.serving import trace
 from paged_attn.serving.batch import batch_of
 from paged_attn.serving.pages import Pages
@@ -283,7 +284,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture(scope="module")
-def prepared_here() -> paged_attn.preparation.Summary:
+def prepared_here() -> paged_attn.preparation.prepare.Summary:
     """Kernels of the sizes below on disk, for the GPU of this machine."""
     return paged_attn.prepare(**SIZES, max_seqs=SEQS, max_tokens=TOKENS, max_seqlen=16384)
 

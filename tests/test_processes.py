@@ -41,7 +41,12 @@ def test_a_child_calls_after_any_number_of_calls(calls: int) -> None:
 @on_the_cpu
 @pytest.mark.parametrize(
     "moment",
-    ["first.wait()", "'paged_attn.backend' in sys.modules", "'paged_attn.kernels' in sys.modules", "launched"],
+    [
+        "first.wait()",
+        "'paged_attn.launching.backend' in sys.modules",
+        "'paged_attn.kernels' in sys.modules",
+        "launched",
+    ],
 )
 def test_a_child_calls_whatever_another_thread_was_in_the_midst_of(moment: str) -> None:
     """The first import, the reading of kernels, an interpreted launch: the fork waits for what is not whole."""
@@ -75,10 +80,11 @@ def test_locks_are_free_in_a_child_whoever_held_them() -> None:
         FORK
         + """
 call()
-from paged_attn import calls, locks, scratch
+from paged_attn.calls import memo
+from paged_attn.launching import locks, scratch
 held, done = threading.Event(), threading.Event()
 def hold():
-    with calls._forgetting, scratch._keeping, scratch.arena(torch.device("cpu")).lock:
+    with memo._forgetting, scratch._keeping, scratch.arena(torch.device("cpu")).lock:
         held.set()
         done.wait()
 thread = threading.Thread(target=hold)
@@ -95,7 +101,7 @@ if child:
 
 @on_the_cpu
 def test_a_fork_inside_of_what_a_fork_waits_for_does_not_wait() -> None:
-    run(FORK + "from paged_attn.locks import FIRST\nwith FIRST: child = fork()\nwell(child)")
+    run(FORK + "from paged_attn.launching.locks import FIRST\nwith FIRST: child = fork()\nwell(child)")
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

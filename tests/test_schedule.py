@@ -149,7 +149,7 @@ def test_eager_calls_on_two_streams_do_not_meet() -> None:
 
 
 def test_more_captured_calls_than_the_arena_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paged_attn import scratch
+    from paged_attn.launching import scratch
 
     server = Server(2, longest=60_000)
     server.lens.copy_(torch.tensor([60_000, 100]))

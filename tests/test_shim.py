@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from paged_attn.hopper import shim
+from paged_attn.kernels.hopper import shim
 
 ROOT = Path(__file__).parents[1]
-KERNELS = sorted(path for path in (ROOT / "paged_attn" / "hopper").glob("*.py") if path.name != "shim.py")
+KERNELS = sorted(path for path in (ROOT / "paged_attn" / "kernels" / "hopper").rglob("*.py") if path.name != "shim.py")
 MODULES = ("gl", "tma", "mbarrier", "async_copy")
 RENAMED = {"thread_barrier", "async_copy_global_to_shared", "async_copy_shared_to_global", "_reinterpret"}
 
@@ -134,7 +134,7 @@ for name in ("thread_barrier", "barrier"):
         delattr(gl, name)
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn import backend
+    from paged_attn.launching import backend
     print(backend.gluon_available(), backend.gluon_available(), len(heard))
 print(backend.why_no_gluon())
 """
@@ -150,7 +150,7 @@ import triton, warnings
 triton.__version__ = "9.9.0"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn import backend
+    from paged_attn.launching import backend
 print(backend.gluon_available(), backend.why_untrusted("sm90") is None, len(heard))
 """
     assert said(program, PAGED_ATTN_HOPPER=asked) == [f"{taken} False 0"]

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import context, driver, launch, locks, memory, reference
+from paged_attn import reference
+from paged_attn.launching import context, driver, launch, locks, memory
 from tests.own_process import run
 
 THREADS = 4

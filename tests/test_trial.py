@@ -15,7 +15,8 @@ import pytest
 import torch
 import triton
 
-from paged_attn import backend, selftest, trial, versions
+from paged_attn import selftest
+from paged_attn.launching import backend, trial, versions
 
 ROOT = Path(__file__).parents[1]
 SMALL = [selftest.Case("decode", [1, 1], [5, 30]), selftest.Case("fp8", [1, 3], [9, 20], kv_dtype=torch.float8_e4m3fn)]
@@ -195,7 +196,9 @@ def test_the_process_says_what_failed_in_a_line(error: str, keep: bool, monkeypa
 def test_the_calls_that_are_tried_take_every_kind_of_hopper_kernel() -> None:
     program = """
 import torch
-from paged_attn import backend, launch, offline, selftest
+from paged_attn import selftest
+from paged_attn.launching import backend, launch
+from paged_attn.preparation import offline
 
 names = []
 offline.compile_only(backend.Device("sm90", 132), lambda _: None)

@@ -9,7 +9,7 @@ import sys
 import pytest
 import triton
 
-from paged_attn import versions
+from paged_attn.launching import versions
 from tests import tritons, variants
 from tests.hopper_cases import SMALL
 

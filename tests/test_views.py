@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from paged_attn import calls, layout, overlap, reference
-from paged_attn.template import arguments_for
+from paged_attn import reference
+from paged_attn.calls import memo
+from paged_attn.checks import overlap
+from paged_attn.launching.template import arguments_for
+from paged_attn.records import layout
 from tests.bad_input import as_bytes, refuses
 from tests.cases import E4M3, Case, bits, build, run
 
@@ -319,4 +322,4 @@ def test_caches_at_odd_offsets_are_left_to_the_portable_kernels() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    calls.clear()
+    memo.clear()

@@ -110,7 +110,7 @@ def tried(dialect: str) -> Iterator[dict[str, str]]:
     os.environ["TRITON_INTERPRET"] = "1" if dialect == "interpreted" else "0"
     os.environ["PAGED_ATTN_HOPPER"] = "1" if dialect in ("hopper", "simulated") else "0"
     os.environ["SIMULATE"] = "1" if dialect == "simulated" else "0"
-    from paged_attn import backend
+    from paged_attn.launching import backend
 
     missing = backend.why_no_gluon() if dialect in ("hopper", "simulated") else None
     attempt = {"simulated": _simulate, "interpreted": _interpret}.get(dialect, _compile)

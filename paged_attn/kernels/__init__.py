@@ -1,8 +1,9 @@
-"""Portable Triton: every GPU, and the interpreter."""
+"""Attention on the device: what all dialects share, and the dialects."""
 
-from ..backend import decorating
+from ..launching.backend import decorating
 
 with decorating():  # all of them, whichever is asked for first
-    from . import args, attention, cache, merge, numerics, output, schedule, scores, softmax, write
+    from .common import merge, numerics, output, records, schedule, scores, softmax
+    from .portable import attention, cache, write
 
-__all__ = ["args", "attention", "cache", "merge", "numerics", "output", "schedule", "scores", "softmax", "write"]
+__all__ = ["attention", "cache", "merge", "numerics", "output", "records", "schedule", "scores", "softmax", "write"]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from paged_attn.explain.work import Ceilings, page_ids, visible_pairs
 from paged_attn.serving.scheduler import Share
-from paged_attn.work import Ceilings, page_ids, visible_pairs
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from paged_attn.driver import BOX, FORMATS
-from paged_attn.template import Descriptors
+from paged_attn.launching.driver import BOX, FORMATS
+from paged_attn.launching.template import Descriptors
 
 SWIZZLES = (0, 32, 64, 128)  # bytes, by the number that Triton gives the driver
 

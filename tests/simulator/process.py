@@ -14,9 +14,10 @@ import torch
 import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
-from paged_attn import backend, launch, offline, scratch
-from paged_attn.hopper.asm import TAG
-from paged_attn.hopper.ring import KINDS
+from paged_attn.kernels.hopper.asm import TAG
+from paged_attn.kernels.hopper.loading.ring import KINDS
+from paged_attn.launching import backend, launch, scratch
+from paged_attn.preparation import offline
 
 from .arguments import memory_of, values_of
 from .machine import Kernel

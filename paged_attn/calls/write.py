@@ -1,0 +1,69 @@
+"""One call of write_kv: found again, or checked and described."""
+
+from typing import Any
+
+from torch import Tensor
+
+from ..checks import arguments as checks
+from ..kernels.common.records import KeyValues
+from ..kernels.portable import arguments
+from ..kernels.portable.write import write_kv_kernel
+from ..launching.backend import Device, device_of
+from ..launching.launch import Launches, Step
+from ..launching.template import arguments_for
+from ..records import layout
+from ..records.rounding import cdiv, next_power_of_2
+from . import memo
+from .untraced import untraced
+
+
+@untraced
+def write(
+    k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any,
+    check: bool | None, part: str | None = None,
+) -> None:  # fmt: skip
+    """Do what write_kv says; of the "keys" or the "values" alone, if `part` says so."""
+    scales = (k_scale, v_scale)
+    form: tuple[Any, ...] = ("write_kv", kv_layout, part)
+    tensors: tuple[Any, ...] = (k, v, k_cache, v_cache, slot_mapping)
+    if not (k_scale is v_scale is None):
+        form += memo.form_of(scales)
+        tensors += tuple([x for x in scales if isinstance(x, Tensor)])
+    found, of = memo.again(form, tensors), None
+    if found is None:
+        of = memo.signature(form, tensors)
+        found = memo.find(form, tensors, of)
+    if found is not None and not (checks.ALWAYS if check is None else check is not False):
+        launches, addresses = found
+        return launches.first(tensors) if launches.kept is None else launches.again(addresses)
+    axes = checks.check_write(
+        k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale
+    )  # fmt: skip
+    device = device_of(k.device)
+    if checks.enabled(check):
+        checks.check_write_contents(axes, slot_mapping)
+    if axes.tokens == 0:
+        return
+    with arguments_for((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)) as held:
+        launches = Launches([_step(held, kv_layout, part, axes, device)], k.device)
+    launches.first(tensors)
+    memo.keep(of, launches)
+
+
+def _step(held: list[Any], kv_layout: str, part: str | None, axes: checks.Axes, device: Device) -> Step:
+    """A program per token and so many of its heads as make some 2048 elements."""
+    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
+    dim = max(16, next_power_of_2(axes.head_dim))
+    block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
+    grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
+    new = KeyValues(layout.rows(k), layout.rows(v))
+    cache = layout.cache(k_cache, v_cache, kv_layout)
+    if part is not None:
+        absent = {"keys": "value", "values": "key"}[part]
+        new, cache = new._replace(**{absent: None}), cache._replace(**{absent: None})
+    args = (
+        new.key, new.value, cache, slot_mapping,
+        arguments.scales(1.0, key=k_scale, value=v_scale),
+        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads, device.dependent,
+    )  # fmt: skip
+    return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})

@@ -1,0 +1,231 @@
+"""Bad input of each public function, and what it gets: a line per argument.
+
+The checks of each call look only at what the host knows (door.py); a checked call reads the device, too (contents.py).
+Nothing launches or writes.
+"""
+
+from __future__ import annotations
+
+import os
+
+from torch import Tensor
+
+from .axes import (
+    BIAS_FOR,
+    CACHE_FOR,
+    FLOAT,
+    FLOAT32,
+    FP8,
+    HALF,
+    INTEGER,
+    QUERY,
+    SAME,
+    Axes,
+    Door,
+    apart,
+    boolean,
+    both,
+    choice,
+    integer,
+    number,
+    window,
+    writable,
+)
+from .contents import check_attention_contents, check_write_contents
+from .overlap import same_elements
+
+__all__ = [
+    "Axes",
+    "asked",
+    "check_attention",
+    "check_attention_contents",
+    "check_merge",
+    "check_options",
+    "check_write",
+    "check_write_contents",
+    "enabled",
+]
+
+
+def check_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    *,
+    kv_layout: str,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    k_new: Tensor | None,
+    v_new: Tensor | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
+    qq_bias: Tensor | None,
+    query_positions: Tensor | None,
+    q_scale: float | Tensor | None,
+    k_scale: float | Tensor | None,
+    v_scale: float | Tensor | None,
+    out: Tensor | None,
+    out_scale: float | Tensor | None,
+    return_lse: bool,
+    only: str | None,
+    batch_invariant: bool,
+) -> Axes:
+    """Everything the host can know about a call of paged_attention: raises, or returns its sizes."""
+    door = Door()
+    door.tensor("q", q, ("tokens", "heads", "head_dim"), QUERY)
+    door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[q.dtype])
+    door.tensor("page_table", page_table, ("seqs", "max_pages"), INTEGER)
+    door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
+    sizes = door.sizes
+    tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
+    if heads < 1 or heads % kv_heads:
+        raise ValueError(f"q must have heads a positive multiple of kv_heads = {kv_heads}, got heads = {heads}")
+    if cu_seqlens_q is not None:
+        sizes["seqs + 1"] = seqs + 1
+        door.tensor("cu_seqlens_q", cu_seqlens_q, ("seqs + 1",), INTEGER)
+    elif tokens != seqs:
+        raise ValueError(f"cu_seqlens_q = None needs tokens = seqs, got q with tokens = {tokens} and seqs = {seqs}")
+    if k_new is not None or v_new is not None:
+        both("k_new", k_new, "v_new", v_new)
+        unscaled = (k_cache if q.dtype in FP8 else q).dtype
+        dtypes = HALF if unscaled in FP8 else SAME[unscaled]
+        door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes)
+        door.tensor("v_new", v_new, ("tokens", "kv_heads", "head_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
+    if alibi_slopes is not None:
+        door.tensor("alibi_slopes", alibi_slopes, ("heads",), FLOAT32)
+    if sinks is not None:
+        door.tensor("sinks", sinks, ("heads",), BIAS_FOR[q.dtype])
+    if qq_bias is not None:
+        door.tensor("qq_bias", qq_bias, ("n", "n"), BIAS_FOR[q.dtype])
+    if query_positions is not None:
+        door.tensor("query_positions", query_positions, ("tokens",), INTEGER)
+    if out is not None:
+        door.tensor("out", out, ("tokens", "heads", "head_dim"), QUERY)
+        writable("out", out)
+        if not same_elements(out, q):  # a block's queries are read before its results are written
+            apart("out", out, q=q)
+        apart(
+            "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
+            cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks,
+            qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale,
+        )  # fmt: skip
+    door.scale("q_scale", q_scale, "q", q.dtype)
+    door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
+    door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
+    door.scale("out_scale", out_scale, "out", (q if out is None else out).dtype, axis=None)
+    check_options(
+        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
+        window_size=window_size, softcap=softcap, return_lse=return_lse, only=only, batch_invariant=batch_invariant,
+    )  # fmt: skip
+    if batch_invariant and k_new is not None:
+        # a tile at the border would be two, one of the cache and one of k_new
+        raise ValueError(
+            "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"
+        )
+    return Axes(
+        tokens,
+        seqs,
+        heads,
+        kv_heads,
+        sizes["head_dim"],
+        sizes["pages"],
+        sizes["page_size"],
+        sizes["max_pages"],
+        sizes.get("x", 0),
+    )
+
+
+def check_options(
+    *,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    return_lse: bool,
+    only: str | None,
+    batch_invariant: bool,
+) -> None:
+    """The arguments of paged_attention that are no tensors, but kv_layout, scales and check."""
+    integer("max_seqlen_q", max_seqlen_q, 0)
+    integer("max_seqlen_k", max_seqlen_k, 0)
+    window(window_size)
+    if softmax_scale is not None:
+        number("softmax_scale", softmax_scale, "a finite number or None")
+    number("softcap", softcap, "a finite number >= 0", 0)
+    boolean("causal", causal)
+    boolean("return_lse", return_lse)
+    if only is not None:
+        choice("only", only, ("decode", "prefill"))
+    boolean("batch_invariant", batch_invariant)
+
+
+def check_write(
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slot_mapping: Tensor,
+    *,
+    kv_layout: str,
+    k_scale: float | Tensor | None,
+    v_scale: float | Tensor | None,
+) -> Axes:
+    """Everything the host can know about a call of write_kv: raises, or returns its sizes."""
+    door = Door()
+    door.tensor("k", k, ("tokens", "kv_heads", "head_dim"), FLOAT)
+    door.tensor("v", v, ("tokens", "kv_heads", "head_dim"), SAME[k.dtype])
+    door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
+    door.tensor("slot_mapping", slot_mapping, ("tokens",), INTEGER)
+    writable("k_cache", k_cache)
+    writable("v_cache", v_cache)
+    if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
+        apart("v_cache", v_cache, k_cache=k_cache)
+    door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
+    door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
+    size = door.sizes
+    return Axes(
+        size["tokens"],
+        kv_heads=size["kv_heads"],
+        head_dim=size["head_dim"],
+        pages=size["pages"],
+        page_size=size["page_size"],
+        x=size.get("x", 0),
+    )
+
+
+def check_merge(outs: Tensor, lses: Tensor) -> Axes:
+    """Everything the host can know about a call of merge_states: raises, or returns its sizes."""
+    door = Door()
+    door.place("outs", outs, FLOAT)
+    door.bind("outs", outs, ("n", "tokens", "heads", "head_dim"))
+    door.place("lses", lses, FLOAT32)
+    door.bind("lses", lses, ("n", "tokens", "heads"))
+    size = door.sizes
+    if size["n"] < 1:
+        raise ValueError(f"outs must be [n, tokens, heads, head_dim] with n >= 1, got {list(outs.shape)}")
+    return Axes(size["tokens"], heads=size["heads"], head_dim=size["head_dim"], parts=size["n"])
+
+
+def asked() -> bool:
+    """What PAGED_ATTN_CHECK says now."""
+    return os.environ.get("PAGED_ATTN_CHECK", "").lower() in ("1", "true", "yes", "on")
+
+
+ALWAYS = asked()  # read once: a look into the environment takes a tenth of a kept call's time
+
+
+def enabled(check: bool | None) -> bool:
+    """Whether this call is a checked one: `check` itself or, where it is None, what PAGED_ATTN_CHECK said at import."""
+    if check is None:
+        return ALWAYS
+    boolean("check", check, "True, False or None")
+    return check

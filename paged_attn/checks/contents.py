@@ -1,0 +1,101 @@
+"""What only the device knows, read back by checked calls: lengths, page ids and slots that lead somewhere."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .axes import INT32_MAX, Axes
+
+
+def check_attention_contents(
+    axes: Axes,
+    page_table: Tensor,
+    seq_lens: Tensor,
+    cu_seqlens_q: Tensor | None,
+    *,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    k_new: Tensor | None,
+    window_size: tuple[int, int],
+    only: str | None,
+    query_positions: Tensor | None = None,
+) -> None:
+    """What only the device knows, read back; empty sequences, and those that `only` leaves out, may hold anything."""
+    length = seq_lens.cpu().long()
+    query = _query_lens(axes, cu_seqlens_q)
+    live = (query > 0) & (length > 0)
+    if only is not None:
+        asked = (query == 1) if only == "decode" else (query != 1)
+        live, query = live & asked, torch.where(asked, query, 0)
+
+    for i in _first((query > 0) & ((length > INT32_MAX) | (length < -INT32_MAX - 1))):
+        raise ValueError(f"seq_lens[{i}] = {length[i]}, but lengths must fit 32 bits")
+    for i in _first(live & (query > (query if max_seqlen_q is None else max_seqlen_q))):
+        raise ValueError(f"sequence {i} has {query[i]} query tokens, but max_seqlen_q = {max_seqlen_q}")
+    for i in _first(live & (length > (length if max_seqlen_k is None else max_seqlen_k))):
+        raise ValueError(f"seq_lens[{i}] = {length[i]}, but max_seqlen_k = {max_seqlen_k}")
+    for i in _first(live & (length < query)):
+        raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
+
+    context = length - query
+    if query_positions is not None:
+        _check_positions(query_positions.cpu().long(), context, query, live)
+
+    # the keys that some query of the sequence may see, and that are in the cache: first ... end - 1
+    first = (context - window_size[0]).clamp(min=0) if window_size[0] >= 0 else torch.zeros_like(context)
+    end = length if k_new is None else context
+    live &= first < end
+    for i in _first(live & (end > axes.max_pages * axes.page_size)):
+        held = f"page_table[{i}] holds max_pages = {axes.max_pages} pages of {axes.page_size}"
+        raise ValueError(f"seq_lens[{i}] = {length[i]} needs {end[i]} keys in the cache, but {held}")
+    column, table = torch.arange(axes.max_pages), page_table.cpu()
+    used = live[:, None] & (column >= (first // axes.page_size)[:, None]) & (column * axes.page_size < end[:, None])
+    for i in _first((used & ((table < 0) | (table >= axes.pages))).flatten()):
+        seq, col = divmod(i, axes.max_pages)
+        raise ValueError(f"page_table[{seq}, {col}] = {table[seq, col]}, but the cache has {axes.pages} pages")
+
+
+def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
+    """Slots that only the device knows, read back: each inside the cache, none twice, negative ones skipped."""
+    slots = slot_mapping.cpu().long()
+    for i in _first(slots >= axes.pages * axes.page_size):
+        held = f"{axes.pages} pages of {axes.page_size} slots"
+        raise ValueError(f"slot_mapping[{i}] = {slots[i]} (token {i}), but the cache has {held}")
+    order = slots.argsort(stable=True)
+    again = (slots[order[1:]] == slots[order[:-1]]) & (slots[order[1:]] >= 0)
+    for j in _first(again):
+        i, before = int(order[j + 1]), int(order[j])
+        raise ValueError(f"slot_mapping[{i}] = {slots[i]} (token {i}), but token {before} has the same slot")
+
+
+def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) -> None:
+    """Each position lies between the context's end and the query's own place."""
+    tokens = int(query.sum())
+    seq = torch.arange(len(query)).repeat_interleave(query)
+    index = torch.arange(tokens) - (query.cumsum(0) - query)[seq]
+    least, pos = context[seq], pos[:tokens]
+    for i in _first(live[seq] & ((pos < least) | (pos > least + index))):
+        which = f"query_positions[{i}] = {pos[i]} (sequence {seq[i]}, query {index[i]})"
+        raise ValueError(f"{which} must be at least {least[i]} and at most {least[i] + index[i]}")
+
+
+def _query_lens(axes: Axes, cu_seqlens_q: Tensor | None) -> Tensor:
+    """Query tokens of each sequence [seqs], after making sure that cu_seqlens_q starts at 0, ascends and ends in q."""
+    if cu_seqlens_q is None:
+        return torch.ones(axes.seqs, dtype=torch.int64)
+    bounds = cu_seqlens_q.cpu().long()
+    if bounds[0] != 0:
+        raise ValueError(f"cu_seqlens_q[0] = {bounds[0]}, but it must be 0")
+    query = bounds.diff()
+    for i in _first(query < 0):
+        before = f"cu_seqlens_q[{i}] = {bounds[i]}"
+        raise ValueError(f"cu_seqlens_q[{i + 1}] = {bounds[i + 1]} is less than {before} (sequence {i})")
+    if bounds[-1] > axes.tokens:
+        raise ValueError(f"cu_seqlens_q[{axes.seqs}] = {bounds[-1]}, but q has tokens = {axes.tokens}")
+    return query
+
+
+def _first(wrong: Tensor) -> list[int]:
+    """Index of the first True of [N] in a list, which is empty if there is none."""
+    return wrong.nonzero()[:1, 0].tolist()

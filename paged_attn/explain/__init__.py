@@ -1,0 +1,1 @@
+"""What a call will do and cost, in words."""

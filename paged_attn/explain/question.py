@@ -1,0 +1,235 @@
+"""A call whose lengths are known: what it asks of memory and of the tensor cores, and what will be launched for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from ..checks.axes import CACHE_FOR
+from ..kernels.portable import arguments
+from ..kernels.portable.plan import Launch, Problem, plan
+from ..launching.backend import INTERPRET, Device, device_of
+from ..launching.scratch import Need
+from ..preparation.model import Lengths, Model, new_dtype, problem_of
+from ..records.layout import is_fp8
+from .cuts import Batch
+from .work import Ceilings, page_ids, visible_keys, visible_pairs
+
+# Of an A100, an H200, a B200, an MI300X.
+MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
+# What was measured of GPUs of sm90, by the names that CUDA has for them: a stream that is only read, and 8192^3
+# bfloat16 products, 740 to 820 TFLOP/s as their power allows.
+CEILINGS = {
+    "h200": ("NVIDIA H200", Ceilings(4.54e12, 770e12)),
+    "h100": ("NVIDIA H100 80GB HBM3", Ceilings(3.11e12, 816e12)),
+}
+TF32 = 1 / 6  # of the rate of 16 bits: a float32 product is three of TF32, each at half of it
+FP8 = 2  # of that rate, where queries and weights are fp8, too
+
+
+class Question(NamedTuple):
+    """A call: what does not change from step to step, and this step's lengths."""
+
+    model: Model
+    query_lens: Sequence[int]
+    seq_lens: Sequence[int]
+    ragged: bool  # cu_seqlens_q given
+    max_seqlen_q: int  # bounds that the caller gives
+    max_seqlen_k: int
+    batch_invariant: bool
+    device: Device
+    gpu: str | None  # whose ceilings are the device's, if they are known
+
+    @property
+    def batch(self) -> Batch:
+        left, right = self.model.window_size
+        apart = self.model.query_positions
+        return Batch(self.query_lens, self.seq_lens, left, 0 if self.model.causal else -1 if apart else right, apart)
+
+    @property
+    def problem(self) -> Problem:
+        """What the planner will be told."""
+        tokens = sum(self.query_lens)
+        lengths = Lengths(self.ragged, len(self.seq_lens), tokens, self.max_seqlen_q, self.max_seqlen_k)
+        return problem_of(self.model, lengths, self.device)._replace(batch_invariant=self.batch_invariant)
+
+
+def memory(question: Question) -> dict[str, int]:
+    """Bytes that must move, each once."""
+    model, left = question.model, question.model.window_size[0]
+    lengths = list(zip(question.query_lens, question.seq_lens))
+    tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, left) for q, k in lengths)
+    key = 2 * model.kv_heads * model.head_dim
+    row = model.heads * model.head_dim
+    new = tokens if model.new else 0
+    lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
+    return {
+        "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
+        "queries": tokens * row * model.dtype.itemsize,
+        "results": tokens * row * model.out_dtype.itemsize,
+        "page ids": 4 * sum(page_ids(q, k, model.page_size, left) for q, k in lengths),
+        "lengths": 4 * (len(lengths) + (len(lengths) + 1 if question.ragged else 0)),
+        **lse,
+    }
+
+
+def operations(question: Question) -> int:
+    """Multiplications and additions of both products, where a query sees a key; positions are taken to be slots."""
+    model, (left, right) = question.model, question.model.window_size
+    right = 0 if model.causal else right
+    pairs = sum(visible_pairs(q, k, left, right) for q, k in zip(question.query_lens, question.seq_lens))
+    return 4 * model.head_dim * model.heads * pairs
+
+
+def need_of(launch: Launch) -> Need:
+    """Scratch of a launch that cuts keys."""
+    if launch.pipe is None:
+        return arguments._need(launch)
+    from ..kernels.hopper.planning.plan import need_of
+
+    return need_of(launch)
+
+
+def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
+    """Kernels in order, with their programs."""
+    kind = "attention"
+    if launch.pipe is not None:
+        kind = "mixed" if launch.beside is not None else "shares" if launch.pipe.SHARES else "blocks"
+    found: dict[str, tuple[int, ...]] = {f"{kind}_kernel": launch.grid}
+    if launch.merge is not None:
+        found["merge_blocks_kernel"] = arguments.merge_grid(launch)
+    return found
+
+
+def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceilings, float, float] | None:
+    """(whose ceilings, the ceilings for this call's dtype, seconds for memory, seconds for arithmetic), if known."""
+    if question.gpu is None:
+        return None
+    _, ceilings = CEILINGS[question.gpu]
+    problem = question.problem
+    rate = TF32 if problem.compute == torch.float32 else 1
+    if any(launch.pipe is not None and launch.pipe.FP8_PRODUCTS for launch in plan(problem).launches):
+        rate = FP8
+    ceilings = ceilings._replace(flops_per_s=rate * ceilings.flops_per_s)
+    return f"an {question.gpu.upper()}", ceilings, moved / ceilings.bytes_per_s, computed / ceilings.flops_per_s
+
+
+# ---- from words ----------------------------------------------------------------------------------
+
+
+def question_of(
+    *,
+    batch: int | None,
+    queries: str,
+    keys: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    layout: str,
+    window: tuple[int, int],
+    causal: bool,
+    softcap: float,
+    alibi: bool,
+    sinks: bool,
+    qq_bias: int,
+    query_positions: bool,
+    new: bool,
+    lse: bool,
+    batch_invariant: bool,
+    max_queries: int | None,
+    max_keys: int | None,
+    device: str | None,
+) -> Question:
+    """The call that the options of `paged-attn explain` describe; raises ValueError where it could not be made."""
+    query_lens, seq_lens = lengths(queries), lengths(keys)
+    seqs = batch or max(len(query_lens), len(seq_lens))
+    query_lens, seq_lens = (x * seqs if len(x) == 1 else x for x in (query_lens, seq_lens))
+    x = 16 // kv_dtype.itemsize
+    for wrong, text in (
+        (
+            not len(query_lens) == len(seq_lens) == seqs,
+            f"lengths must pair up, got {len(query_lens)} of queries, {len(seq_lens)} of keys, and a batch of {seqs}",
+        ),
+        (
+            any(query > key for query, key in zip(query_lens, seq_lens)),
+            "keys count the call's own: there cannot be fewer than queries",
+        ),
+        (heads % kv_heads > 0, f"heads must be a multiple of kv_heads = {kv_heads}, got {heads}"),
+        (kv_dtype not in CACHE_FOR[dtype], f"a cache beside {dtype} must be one of {CACHE_FOR[dtype]}, got {kv_dtype}"),
+        (layout == "x-packed" and head_dim % x > 0, f"x-packed {kv_dtype} wants a head_dim divisible by {x}"),
+        (batch_invariant and new, "batch_invariant is not to be had with keys outside the cache"),
+    ):
+        if wrong:
+            raise ValueError(text)
+    model = Model(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        page_size=page_size,
+        dtype=dtype,
+        cache_dtype=kv_dtype,
+        out_dtype=torch.bfloat16 if is_fp8(dtype) else dtype,
+        kv_layout="x" if layout == "x-packed" else layout,
+        new=new,
+        causal=causal,
+        window_size=window,
+        softcap=softcap,
+        alibi=alibi,
+        sinks=torch.float32 if sinks else None,
+        qq_bias=qq_bias,
+        query_positions=query_positions,
+        scales="number",
+        return_lse=lse,
+    )
+    bounds = max_queries or max(query_lens), max_keys or max(seq_lens)
+    return Question(
+        model,
+        query_lens,
+        seq_lens,
+        max(query_lens) > 1,
+        *bounds,
+        batch_invariant,
+        device_named(device),
+        gpu_named(device),
+    )
+
+
+def lengths(text: str) -> list[int]:
+    """1x2048,63x1 as 64 numbers."""
+    found: list[int] = []
+    for part in text.split(","):
+        count, _, length = part.rpartition("x")
+        if not (length.isdecimal() and (count or "1").isdecimal() and int(length) > 0):
+            raise ValueError(f"lengths must be like 4096 or 1x2048,63x1, got {text!r}")
+        found += [int(length)] * int(count or 1)
+    return found
+
+
+def device_named(text: str | None) -> Device:
+    """sm90, sm90:132 or h200; where nothing is named this machine's GPU, else an H200."""
+    if text is None and not INTERPRET:
+        return device_of(torch.device("cuda"))
+    if text is None or text in CEILINGS:
+        return Device("sm90", MULTIPROCESSORS["sm90"])
+    arch, _, count = text.partition(":")
+    if not count and arch in MULTIPROCESSORS:
+        return Device(arch, MULTIPROCESSORS[arch])
+    if not (arch.startswith(("sm", "gfx")) and count.isdecimal() and int(count) > 0):
+        known = ", ".join([*MULTIPROCESSORS, *CEILINGS])
+        raise ValueError(f"a device must be one of {known}, or with its multiprocessors, like sm89:142, got {text!r}")
+    return Device(arch, int(count))
+
+
+def gpu_named(text: str | None) -> str | None:
+    """Whose ceilings belong to `device_named`: an H200's to any sm90 of which nothing else is said."""
+    if text is None and not INTERPRET:
+        name = torch.cuda.get_device_name()
+        return next((gpu for gpu, (of_cuda, _) in CEILINGS.items() if of_cuda == name), None)
+    if text is None or text.startswith("sm90"):
+        return "h200"
+    return text if text in CEILINGS else None

@@ -1,0 +1,237 @@
+"""Merging partial results: the pieces of one launch, or states that somebody else made."""
+
+import triton
+import triton.language as tl
+
+from .numerics import LN2, LOG2E
+from .output import rows_from, store_results, store_rows
+from .records import Batch, Partial, RowTile, State
+from .schedule import find_block
+from .softmax import base_of, finish, merge
+
+LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
+TOGETHER = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
+
+
+@triton.jit
+def join(parts, at, valid, dim, skip, stride, num_parts, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr):
+    """num_parts states of rows [R] as one, in order: the first at `at`, the others from at + skip on, stride apart.
+
+    CHUNK of them are loaded at a time, so that their loads overlap.
+    """
+    inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
+    zero = at * 0.0
+    state = State(zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero)
+    for first in range(0, num_parts, CHUNK):
+        # all loads of a chunk before their first use
+        loaded = ()
+        for i in tl.static_range(CHUNK):
+            part = first + i
+            live = part < num_parts
+            index = at + tl.where(part > 0, skip + (part - 1) * stride, 0)
+            row_max = tl.load(parts.max + index, mask=valid & live, other=float("-inf"))
+            acc = tl.load(parts.acc + index[:, None] * HEAD_DIM + dim[None, :], mask=inside & live, other=0.0)
+            row_sum = tl.load(parts.sum + index, mask=valid & live, other=0.0)
+            loaded = loaded + ((acc, row_max, row_sum),)  # type: ignore[assignment]
+        for i in tl.static_range(CHUNK):
+            state = merge(state, loaded[i][0], loaded[i][1], loaded[i][2])
+    return state
+
+
+@triton.jit
+def partial_of(scratch, rows):
+    """The states of so many rows, in the room that the host gave: maxima, sums, accumulators."""
+    return Partial(scratch.states + 2 * rows, scratch.states, scratch.states + rows)
+
+
+@triton.jit
+def join_rows(
+    out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Rows first ... first + ROWS - 1 of the block that begins in a share and is cut, from its pieces."""
+    row = first + tl.arange(0, ROWS)
+    valid = row < tokens * S.GROUP
+    SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
+    at = share * slots * SLOT + kv_head * S.LIVE + row
+    dim = tl.arange(0, S.DIM)
+    if S.PIECE is None:
+        # slot 1 of the share where the block begins, slot 0 of those after it
+        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, TOGETHER, S.DIM)
+    else:
+        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, TOGETHER, S.DIM)
+    rows = rows_from(tl.cast(token, tl.int64), kv_head, row, valid, S)
+    store_rows(out, lse, rows, dim, state, scales, S)
+
+
+@triton.jit
+def join_if_last(
+    out, lse, partial, counters, share, holders, pieces, token, tokens, kv_head, slots, scales, S: tl.constexpr
+):  # fmt: skip
+    """Count a share that has stored its pieces of a block; the last of the holders joins all, in their order."""
+    tl.debug_barrier()  # the count is one thread's: it must not overtake what the others have stored
+    counter = counters + share * S.KV_HEADS + kv_head
+    before = tl.atomic_add(counter, 1, sem="acq_rel")
+    if before == holders - 1:
+        tl.store(counter, 0)  # for the next launch
+        for first in range(0, tokens * S.GROUP, S.MERGE):
+            join_rows(out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S, S.MERGE)
+
+
+@triton.jit
+def cuts_of(scratch, rows, S: tl.constexpr):
+    """Where it is said how blocks are cut: behind so many states."""
+    return (scratch.states + rows * (S.DIM + 2)).to(tl.pointer_type(tl.int32), bitcast=True)
+
+
+@triton.jit
+def cut_of(cuts, block, kv_head, S: tl.constexpr):
+    """Where it is said of a block."""
+    number = block.seq
+    if not S.ONE_BLOCK:  # as schedule.find_block counts them
+        number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
+    return cuts + 2 * (number * S.KV_HEADS + kv_head)
+
+
+@triton.jit
+def tell_cut(cuts, block, kv_head, pieces, first_row, S: tl.constexpr):
+    """Say of how many pieces a block is, 1: whole, and where the first one's state lies."""
+    cut = cut_of(cuts, block, kv_head, S)
+    tl.store(cut, pieces)
+    tl.store(cut + 1, first_row)
+
+
+@triton.jit
+def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
+    """(maxima, sums, accumulators) of rows [R] of a piece, so many rows beyond those at `at`."""
+    row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
+    row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
+    acc = partial.acc + at[:, None] * S.DIM + dim[None, :] + BEYOND * S.DIM
+    return row_max, row_sum, tl.load(acc, there[:, None], 0.0)
+
+
+@triton.jit
+def join_lanes(
+    partial, row, valid, dim, pieces, SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
+    LANES: tl.constexpr, S: tl.constexpr,
+):  # fmt: skip
+    """The states of rows [LANES * ROWS] as those of ROWS: every LANES-th piece by threads of its own, then these.
+
+    With one maximum for all that are loaded together, and one address: code has to be fetched first.
+    """
+    lane = tl.arange(0, LANES * ROWS) // ROWS
+    zero = lane * 0.0
+    state = State(zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero)
+    at = row + SKIP + (lane - 1) * STRIDE
+    for first in range(0, pieces, TOGETHER * LANES):
+        piece = first + lane
+        loaded = (load_pieces(partial, tl.where(piece == 0, row, at), valid & (piece < pieces), dim, 0, S),)
+        for i in tl.static_range(1, TOGETHER):
+            there = valid & (piece + i * LANES < pieces)
+            loaded = loaded + (load_pieces(partial, at, there, dim, i * LANES * STRIDE, S),)  # type: ignore[assignment]
+        at += TOGETHER * LANES * STRIDE
+        top = state.max
+        for i in tl.static_range(TOGETHER):
+            top = tl.maximum(top, loaded[i][0])
+        base = base_of(top)
+        decay = tl.exp2(state.max - base)
+        acc, row_sum = state.acc * decay[:, None], state.sum * decay
+        for i in tl.static_range(TOGETHER):
+            weight = tl.exp2(loaded[i][0] - base)
+            # one that saw nothing may hold anything
+            acc += tl.where((weight > 0)[:, None], loaded[i][2], 0.0) * weight[:, None]
+            row_sum += loaded[i][1] * weight
+        state = State(acc, top, row_sum)
+    if LANES == 1:
+        return state
+    else:
+        row_max = tl.reshape(state.max, [LANES, ROWS])
+        top = tl.max(row_max, 0)
+        weight = tl.exp2(row_max - base_of(top)[None, :])
+        acc = tl.sum(tl.reshape(state.acc, [LANES, ROWS, S.DIM]) * weight[:, :, None], 0)
+        return State(acc, top, tl.sum(tl.reshape(state.sum, [LANES, ROWS]) * weight, 0))
+
+
+@triton.jit(do_not_specialize=["num_seqs", "states", "most"])
+def merge_blocks_kernel(
+    out, lse, scratch, query_starts, seq_lens, num_seqs, shortest, longest, states, most, scales, S: tl.constexpr,
+    SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Join the pieces of some rows of a block, of one KV head, if it is cut.  most: rows of the largest block."""
+    batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0)
+    kv_head = tl.program_id(0) % S.KV_HEADS
+    groups = tl.cdiv(most, ROWS)
+    first = tl.program_id(0) // S.KV_HEADS % groups * ROWS
+    block = find_block(batch, tl.program_id(0) // (S.KV_HEADS * groups), S)
+    live = tl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()  # for states; lengths were there when the launch ahead began
+    if (block.query_len > 0) & (first < live):
+        cut = cut_of(cuts_of(scratch, states, S), block, kv_head, S)
+        pieces, first_row = tl.load(cut), tl.load(cut + 1)  # one wait for both
+        if pieces > 1:
+            row = first + tl.arange(0, LANES * ROWS) % ROWS
+            dim = tl.arange(0, S.DIM)
+            partial = partial_of(scratch, states)
+            at = first_row + row
+            if S.PIECE is None:
+                state = join_lanes(partial, at, row < live, dim, pieces, SKIP, STRIDE, ROWS, LANES, S)
+            else:  # in their order, as one program would
+                state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, TOGETHER, S.DIM)
+            row = first + tl.arange(0, ROWS)
+            token = tl.cast(block.first_token + block.first, tl.int64)
+            store_rows(out, lse, rows_from(token, kv_head, row, row < live, S), dim, state, scales, S)
+
+
+@triton.jit
+def exp_below(x):
+    """e^x of x <= 0, as far as it is not 0."""
+    return tl.exp2(tl.maximum(x, -1000.0, propagate_nan=tl.PropagateNan.ALL) * LOG2E)
+
+
+@triton.jit
+def join_results(outs, lses, at, valid, dim, stride, num_parts, HEAD_DIM: tl.constexpr):
+    """(accumulator, maximum, sum) of num_parts results of rows [R] by their log-sum-exps, natural ones.
+
+    These differ by little where they are large: they are subtracted first, and brought to base 2 then.
+    """
+    inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
+    zero = at * 0.0
+    acc, top, total = zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero
+    for first in range(0, num_parts, TOGETHER):
+        # all loads of a chunk before their first use
+        loaded = ()
+        for i in tl.static_range(TOGETHER):
+            live = first + i < num_parts
+            index = at + (first + i) * stride
+            lse = tl.load(lses + index, mask=valid & live, other=float("-inf"))
+            out = tl.load(outs + index[:, None] * HEAD_DIM + dim[None, :], mask=inside & live, other=0.0)
+            loaded = loaded + ((out.to(tl.float32), lse),)  # type: ignore[assignment]
+        for i in tl.static_range(TOGETHER):
+            out, lse = loaded[i]
+            # infinity less itself is no number: one of a sink weighs as the largest number does, without a limit
+            score = tl.minimum(lse, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+            both = tl.maximum(top, score)
+            base = base_of(both)
+            decay, weight = exp_below(top - base), exp_below(score - base)
+            total = total * decay + tl.where(lse == float("inf"), float("inf"), weight)
+            weight = tl.where(lse == float("inf"), 0.0, weight)
+            acc = acc * decay[:, None] + tl.where((weight > 0)[:, None], out, 0.0) * weight[:, None]
+            top = both
+    return acc, top, total
+
+
+@triton.jit
+def merge_states_kernel(out, lse, outs, lses, num_parts, part_stride, S: tl.constexpr, ROWS: tl.constexpr):
+    """Join num_parts finished results of some heads of one token."""
+    HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    valid = head < HEADS
+    at = token * HEADS + head
+    dim = tl.arange(0, S.DIM)
+    stride = tl.cast(part_stride, tl.int64)
+    acc, top, total = join_results(outs, lses, at, valid, dim, stride, num_parts, S.HEAD_DIM)
+    rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, head, valid, 0, 0, 0)
+    store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
+    seen = total != 0  # also where it is not a number
+    tl.store(lse + at, tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)) * LN2, float("-inf")), mask=valid)

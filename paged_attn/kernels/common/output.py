@@ -1,0 +1,113 @@
+"""Rows in and out: queries, results, log-sum-exp, the states of pieces."""
+
+import triton
+import triton.language as tl
+
+from .numerics import apart, decode, encode, normalize, opaque, scale_of
+from .records import Query, RowTile
+from .softmax import finish, log_sum_exp
+
+SAFE_HEADS = tl.constexpr(128)  # times a stride of rows that are not WIDE (layout.FAR_HEADS) fits 32 bits
+
+
+@triton.jit
+def _addresses(rows, dim, tensor, S: tl.constexpr):
+    """Addresses [R, D] and which of them exist: of PAIRED heads a row has one half of the dims."""
+    head = rows.kv_head * S.GROUP
+    if S.KV_HEADS * S.GROUP > SAFE_HEADS or tensor.WIDE is not None:
+        head = tl.cast(head, tl.int64)
+    block = tensor.ptr + rows.token * tensor.stride_token + head * tensor.stride_head
+    if tensor.WIDE is not None:
+        row = rows.index.to(tl.int64) * tensor.stride_token + rows.member.to(tl.int64) * tensor.stride_head
+    else:
+        row = rows.index * tensor.stride_token + rows.member * tensor.stride_head
+    if S.PAIRED:
+        of_row = dim[None, :] - (rows.member // (S.GROUP // 2) * S.HEAD_DIM)[:, None]
+        return block + row[:, None] + of_row, rows.valid[:, None] & (of_row >= 0) & (of_row < S.HEAD_DIM)
+    else:
+        return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
+
+
+@triton.jit
+def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
+    """Queries in the compute type, in as many parts as the keys."""
+    ptr, inside = _addresses(rows, dim, query, S)
+    x = tl.load(ptr, mask=inside, other=0)
+    if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
+        x, unit = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
+        return Query(apart(x.to(S.COMPUTE), PARTS), unit)
+    else:
+        x = decode(x, query.FP8, S.COMPUTE, S.NATIVE_FP8)
+        if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
+            # from queries that were bytes it would conclude that keys are, and read them byte by byte, too
+            x = opaque(x)
+        return Query(apart(x, PARTS), tl.where(rows.valid, 1.0, 1.0))
+
+
+@triton.jit
+def rows_from(token, kv_head, row, valid, S: tl.constexpr):
+    """Just enough of a RowTile to store rows [R], counted from a token on; token is int64."""
+    return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row, valid, 0, 0, 0)
+
+
+@triton.jit
+def quantize(x, scales, tensor):
+    """Results as elements of the output; an fp8 one holds x / out_scale."""
+    if tensor.FP8 > 0:
+        x = x / scale_of(scales.out, scales.out_ptr, scales.out_stride, 0)
+    return encode(x, tensor.FP8, tensor.ptr.dtype.element_ty)
+
+
+@triton.jit
+def store_lse(lse, rows, state, S: tl.constexpr):
+    """Log-sum-exp of finished rows."""
+    HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
+    at = rows.token * HEADS + rows.kv_head * S.GROUP + rows.index * HEADS + rows.member
+    tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)
+
+
+@triton.jit
+def store_results(out, rows, dim, x, scales, S: tl.constexpr):
+    """Results [R, D] of finished rows."""
+    ptr, inside = _addresses(rows, dim, out, S)
+    tl.store(ptr, quantize(x, scales, out), mask=inside)
+
+
+@triton.jit
+def store_rows(out, lse, rows, dim, state, scales, S: tl.constexpr):
+    """Finished rows."""
+    store_results(out, rows, dim, finish(state.acc, state.sum[:, None]), scales, S)
+    if lse is not None:
+        store_lse(lse, rows, state, S)
+
+
+@triton.jit
+def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.constexpr = False):
+    """The state of one piece of a block at rows at [R]; where nothing was seen acc is left alone, unless ALL."""
+    seen = valid
+    if not ALL:
+        seen &= state.sum != 0  # also where it is not a number
+    tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=seen[:, None])
+    tl.store(partial.max + at, state.max, mask=valid)
+    tl.store(partial.sum + at, state.sum, mask=valid)
+
+
+@triton.jit
+def tokens_of(batch):
+    """Query tokens of all sequences; what a call has beyond them is padding."""
+    return tl.load(batch.query_starts + batch.num_seqs).to(tl.int32)
+
+
+@triton.jit
+def clear_padding(out, lse, batch, live, dim, S: tl.constexpr):
+    """Rows past the last sequence's, of `live` tokens: output 0, log-sum-exp -inf; all programs share them."""
+    HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
+    for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
+        token = tl.cast(row // HEADS, tl.int64)
+        head = row % HEADS
+        if HEADS > SAFE_HEADS or out.WIDE is not None:
+            head = tl.cast(head, tl.int64)
+        zero = encode(dim * 0.0, out.FP8, out.ptr.dtype.element_ty)
+        tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)
+        if lse is not None:
+            tl.store(lse + token * HEADS + head, float("-inf"))

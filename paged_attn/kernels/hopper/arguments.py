@@ -1,0 +1,42 @@
+"""Arguments of the Hopper kernels from tensors and a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...launching.launch import Step
+from ..portable.arguments import ROOM
+from ..portable.plan import Launch
+from .blocks import blocks_kernel
+from .loading.boxes import cache_box, new_box, rows_box
+from .mixed import mixed_kernel
+from .planning.plan import need_of
+from .shares import shares_kernel
+
+
+def _boxes(launch: Launch, call: Any) -> list[Any]:
+    """What the copy engine brings: keys and values, new ones, and queries, where a launch may have these as boxes."""
+    shape, pipe = launch.shape, launch.pipe
+    boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
+    boxes += [new_box(kv, shape, pipe) for kv in call.new or (None, None)]
+    if not pipe.SHARES or pipe.BESIDE:
+        boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
+    return boxes
+
+
+def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
+    """One launch of this dialect."""
+    shape, pipe, beside = launch.shape, launch.pipe, launch.beside
+    boxes, compiled = _boxes(launch, call), [shape, pipe]
+    kernel = shares_kernel if pipe.SHARES else blocks_kernel
+    if beside is not None:
+        kernel = mixed_kernel
+        boxes += _boxes(beside, call)
+        numbers += (beside.shortest, beside.least, beside.slots)
+        compiled += [beside.shape, beside.pipe]
+    args = (call.out, call.lse, ROOM, call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
+    # where results must not depend on the kernel, its compiler may not choose which products to round
+    options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None, "launch_pdl": True}
+    if launch.config.registers is not None:
+        options["maxnreg"] = launch.config.registers
+    return Step(kernel, launch.grid, args, options, need_of(launch), room=int(pipe.FOLLOWS))

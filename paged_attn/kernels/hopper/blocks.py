@@ -1,0 +1,294 @@
+"""The kernel for many rows: blocks of 64 rows for each of two to four warpgroups, items from one counter.
+
+Two or four warpgroups multiply that share one code, or two or three that have copies of it; two to four single warps
+load, the last of which also hands out the work.  Tiles of an fp8 cache pass one more warpgroup in between.
+"""
+
+import triton
+
+from ..common.merge import partial_of
+from ..common.output import clear_padding, tokens_of
+from ..common.records import Batch, Block
+from ..common.schedule import visible_range
+from .args import Jobs, Results, Rings, Turn, Turns
+from .consuming import pingpong
+from .consuming.ahead import consume_items_ahead
+from .consuming.column_softmax import make_flags
+from .consuming.columns import consume_columns, make_weights
+from .consuming.consumer import consume
+from .consuming.fold import make_bank
+from .consuming.fp8 import make_ones
+from .layouts import lanes_layout
+from .loading.convert import NONE, TRANSPOSE, WIDEN, convert_tiles
+from .loading.loader import load_tile, load_tiles
+from .loading.queries import bring_queries, load_queries, make_queries
+from .loading.ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
+from .schedule.arrival import told_in
+from .schedule.mail import make_mail, publish, read
+from .schedule.schedule import (
+    ask,
+    begin_lists,
+    bring_lengths,
+    first_of_many,
+    item_from,
+    leave_lists,
+    make_lists,
+    settle,
+)
+from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
+
+# Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
+# have that long to come.  More would bind a program to an item long before it is free.
+REST = gl.constexpr(4)
+
+
+@gluon.jit
+def load_items(
+    box, new_box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """One warp: its part of the tiles of every item; FIRST: the queries too."""
+    mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
+    turn = Turn(0, 0)
+    number, done = 0, 0
+    item = read(mail, number, 1)
+    while item.kv_head >= 0:
+        if item.begin < item.end:
+            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            if FIRST and P.QUERY_BOX:
+                load_queries(query_box, queries, done, ring, turn, item, S, P)
+                done += 1
+            kv_head = item.kv_head // P.PARTS
+            turn = load_tiles(
+                box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, PART, STAGES, S, P
+            )
+        number += 1
+        item = read(mail, number, 1)
+
+
+@gluon.jit
+def hand_out_items(
+    box, new_box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
+
+    One consumer has nobody else whose products could run while its next keys come, so all are told of the next item
+    before the values of this one's last tiles are sent for, REST of them.  Copies of a consumer gain nothing by that.
+    """
+    ALONE: gl.constexpr = P.CONSUMERS == 1
+    mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
+    turn = Turn(0, 0)
+    number = batch.num_seqs * 0
+    next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
+    taken, from_many = begin_lists(lists, S, P)
+    table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # of no item
+    block = Block(number, number, number, number, number)
+    answer = number
+    working = number == 0
+    while working:
+        taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
+        publish(mail, number, item)
+        if ALONE:
+            rest_end = gl.minimum(end, tile + REST)
+            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P)
+        number += 1
+        working = item.kv_head >= 0
+        if working:
+            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            block, kv_head, tile, end = item.block, item.kv_head // P.PARTS, item.begin, item.end
+            if ALONE:
+                for i in range(gl.maximum(end - REST - tile, 1)):  # all but the rest
+                    at = end - 1 - i
+                    if at <= tile + REST:
+                        from_many, answer = ask(counters, taken, lists, P)
+                    if at >= tile + REST:
+                        turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
+            else:
+                turn = load_tiles(
+                    box, new_box, ring, turn, table, block, kv_head, tile + 1, end, lo, PART, STAGES, S, P
+                )  # fmt: skip
+                from_many, answer = ask(counters, taken, lists, P)
+                if tile < end:
+                    turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
+            taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
+    leave_lists(counters)
+    if P.FOLLOWS:
+        gdc_wait()
+
+
+@gluon.jit
+def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A consumer: its rows of every item, from the first key to the stored result."""
+    pingpong.begin(P)
+    if P.AHEAD:
+        consume_items_ahead(out, results, rings, jobs, S, P)
+    else:
+        turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+        number = 0
+        item = read(jobs.mail, number, P.ROWS // 16)
+        while item.kv_head >= 0:
+            if NUMBER == 0 and P.COLUMNS > 0:
+                if item.block.query_len * S.GROUP <= P.COLUMNS:
+                    turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
+                else:
+                    turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
+            else:
+                turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
+            number += 1
+            item = read(jobs.mail, number, P.ROWS // 16)
+    if S.MERGE == 0:  # as in `shares.consume_share`
+        gdc_launch_dependents()
+
+
+@gluon.jit
+def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
+    """One warpgroup: the tiles of every item from fp8 into what the consumers take."""
+    raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    turns = raw_turns
+    number = 0
+    item = read(jobs.mail, number, 4)
+    while item.kv_head >= 0:
+        lo = visible_range(item.block, jobs.mods, S.BLOCK_Q).lo
+        raw_turns, turns = convert_tiles(
+            raw, raw_turns, rings, turns, item.begin, item.end, lo, item.block.seq_len, S, P
+        )  # fmt: skip
+        number += 1
+        item = read(jobs.mail, number, 4)
+
+
+@gluon.jit
+def beside(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A warpgroup beside the first consumer: another one, or the converter, which comes last."""
+    if NUMBER < P.CONSUMERS:
+        consume_items(out, results, query, rings, jobs, NUMBER, S, P)
+    else:
+        convert_items(raw, rings, jobs, S, P)
+
+
+@triton.constexpr_function
+def registers_of(P):
+    """Of a thread of each partition but the first, which gets what is left."""
+    convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
+    consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
+    loader = 32 if P.ROWS == 256 else 40  # so that four warpgroups have 112
+    return consumers + convert + [loader] * (2 * P.LOADERS)
+
+
+@gluon.jit
+def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
+    room = queries.slots  # never used: a record with a None cannot be returned
+    extra = room
+    if P.COARSE:
+        extra = make_ones(dtype, S, P)
+    elif P.COLUMNS > 0:
+        extra = make_flags(P)
+    if P.FP8_PRODUCTS or S.PIECE is not None:
+        room = make_bank(S, P)
+    elif P.COLUMNS > 0:
+        room = make_weights(queries, dtype, S, P)
+    if P.CONVERT == NONE:
+        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
+        rings = Rings(keys, values, queries, room, extra)
+        return rings, rings
+    elif P.CONVERT == WIDEN:
+        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, gates, KEYS, P)
+        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, gates, VALUES, P)
+        raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+        raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+        return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
+    else:
+        keys = make_read_ring(stored, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+        if P.CONVERT == TRANSPOSE:
+            values = make_read_ring(stored, S.DIM, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
+        else:
+            values = make_read_ring(gl.float16, S.TILE, S.DIM, P.VALUE_STAGES, 1, gates, VALUES, P)
+        raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+        return Rings(keys, values, queries, room, extra), Rings(keys, raw_values, queries, room, extra)
+
+
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
+def blocks_kernel(
+    out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, query_starts,
+    seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
+    S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
+    if not P.FOLLOWS:
+        gdc_wait()
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )
+    if S.CLEAR:
+        live = tokens_of(batch)  # memory answers while barriers are made
+    bring_lengths(batch, P)
+    bring_queries(query, num_tokens, S, P)
+    dtype: gl.constexpr = gl.float16 if P.CONVERT == WIDEN else key_box.dtype
+    gates = make_gates(P)
+    queries = make_queries(dtype, gates, S, P)
+    rings, raw = make_rings(dtype, queries, gates, key_box.dtype, S, P)
+    mail = make_mail(gates, P)
+    fence_async_shared()  # what the barriers start with
+    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
+    lists = make_lists(batch, lane, mods, S, P)
+    results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
+    jobs = Jobs(mail, scratch.counters, batch, mods)
+    K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
+    V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
+    if S.CLEAR:
+        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        clear_padding(out, lse, batch, live, dim, S)
+    start_with(gates, P)
+    LAST: gl.constexpr = P.LOADERS - 1
+    BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups
+    if BESIDE == 0 and P.LOADERS == 1:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [1, 1], registers_of(P))  # fmt: skip
+    elif BESIDE == 0 and P.LOADERS == 2:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [1, 1, 1, 1], registers_of(P))  # fmt: skip
+    elif BESIDE == 1 and P.LOADERS == 1:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 1, 1], registers_of(P))  # fmt: skip
+    elif BESIDE == 1 and P.LOADERS == 2:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
+    elif BESIDE == 2 and P.LOADERS == 1:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 2, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 4, 1, 1], registers_of(P))  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside, (out, results, query, raw, rings, jobs, 2, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
+            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+        ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip

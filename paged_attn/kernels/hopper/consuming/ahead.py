@@ -1,0 +1,73 @@
+"""A consumer that is an item ahead: its warpgroups multiply its first keys while the results before it leave.
+
+Alone with the tensor cores, it would leave them idle for the letter, the first product and the stores of every item.
+"""
+
+from ...common.records import State
+from ...common.schedule import row_tile, visible_range
+from ...common.softmax import start
+from ..args import Turn, Turns, is_shared
+from ..layouts import product_layout
+from ..loading.convert import NONE
+from ..loading.queries import rows_of, wait_queries
+from ..schedule.mail import read
+from ..shim import gl, gluon, warpgroup_mma_wait
+from .attend import receive, send_tiles
+from .epilogue import leaving, store
+from .tiles import multiply_keys, score_scale, value_scale
+
+
+@gluon.jit
+def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
+    """Start <q, k> of an item's first tile; where there is none, of whatever lies there, which nobody looks at.
+
+    A branch around the product would have to wait for it, and it is to run on.
+    """
+    there = (item.kv_head >= 0) & (item.begin < item.end)
+    wait_queries(rings.queries, turns.query, 0, S, P, there)
+    return multiply_keys(rows_of(rings.queries, turns.query, 0, S, P), rings.key, turns.key, S, P, there)
+
+
+@gluon.jit
+def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, S: gl.constexpr, P: gl.constexpr):
+    """An item from its first scores to the stored result; (turns, letter `number`, the first scores of that)."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
+    block, kv_head, scales = item.block, item.kv_head, results.scales
+    count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
+    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S, BLIND=False)
+    row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
+    state = State(acc, row_max, row_sum)
+    if item.begin < item.end:
+        scale = score_scale(scales, kv_head, P)
+        span = visible_range(block, mods, S.BLOCK_Q)
+        q = rows_of(rings.queries, turns.query, 0, S, P)
+        turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        following = read(mail, number, P.ROWS // 16)  # while values are multiplied
+        turns, state = receive(sent, rings, turns, state, P)
+        acc = state.acc * value_scale(scales, kv_head, P)
+        state = State(acc, state.max, state.sum)
+        turns = Turns(turns.key, turns.value, turns.query + 1)
+    else:
+        following = read(mail, number, P.ROWS // 16)
+    # sent before the last values are waited for, it would have these wait for keys, too: 1% slower
+    running = first_scores(rings, turns, following, S, P)
+    rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
+    store(out, results, item, rows, count, state, 0, S, P)
+    return turns, following, warpgroup_mma_wait(0, deps=(running,))
+
+
+@gluon.jit
+def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
+    """`blocks.consume_items`."""
+    gl.static_assert(is_shared(P) and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
+    gl.static_assert(not S.SPLIT and S.PIECE is None)
+    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    number = 0
+    item = read(jobs.mail, number, P.ROWS // 16)
+    scores = warpgroup_mma_wait(0, deps=(first_scores(rings, turns, item, S, P),))
+    while item.kv_head >= 0:
+        number += 1
+        turns, item, scores = consume_ahead(
+            out, results, jobs.mail, rings, turns, item, scores, number, jobs.mods, S, P
+        )

@@ -1,0 +1,177 @@
+"""The loop over tiles: the keys of one tile and the values of the one before are multiplied together."""
+
+import triton
+
+from ...common.records import State
+from ...common.schedule import end_in, gap_before
+from ..args import Item, Turns
+from ..asm import pin
+from ..layouts import product_layout, weights_layout
+from ..loading.convert import NONE
+from ..loading.queries import leave_queries
+from ..shim import COPIES_OPERANDS, gl, gluon, replaced, warpgroup_mma_wait
+from . import pingpong
+from .softmax import of_rows, packed, scale_rows, spread, unpacked
+from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
+
+
+@gluon.jit
+def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+    """(turns, state) after the tiles of an item, at least one, the last one first.
+
+    No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
+    """
+    if P.PACKED and S.APART:  # tiles of two forms, for which instructions differ
+        border = gl.cdiv(gl.maximum(rows.context_len, 0), S.TILE)
+        border = gl.minimum(gl.maximum(border, item.begin), item.end)
+        new, stored = with_tiles(item, border, item.end), with_tiles(item, item.begin, border)
+        if border < item.end:
+            UNPACKED: gl.constexpr = replaced(P, PACKED=False)  # of tiles of keys that are not in the cache
+            turns, state = attend_tiles(
+                q, rings, turns, new, first_key, rows, span, state, scale, mods, S, UNPACKED, LEAVE=False
+            )
+        if item.begin < border:
+            turns, state = attend_tiles(
+                q, rings, turns, stored, first_key, rows, span, state, scale, mods, S, P, MORE=True, LEAVE=False
+            )
+        leave_queries(rings.queries, turns.query, S, P)
+    else:
+        turns, state = attend_tiles(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+    return turns, state
+
+
+@gluon.jit
+def with_tiles(item, begin, end):
+    """An item, but of these tiles."""
+    return Item(
+        item.block, item.kv_head, begin, end, item.first, item.pieces, item.holders, item.first_row, item.row,
+        item.counter,
+    )  # fmt: skip
+
+
+@gluon.jit
+def attend_tiles(
+    q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
+    MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
+):  # fmt: skip
+    """`attend` of tiles that lie alike."""
+    scores = multiply_keys(q, rings.key, turns.key, S, P)
+    scores = warpgroup_mma_wait(0, deps=(scores,))
+    turns, sent = send_tiles(
+        q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S, P, MORE, LEAVE
+    )  # fmt: skip
+    return receive(sent, rings, turns, state, P)
+
+
+@gluon.jit
+def receive(sent, rings, turns, state, P: gl.constexpr):
+    """(turns, state) once the last values are multiplied."""
+    acc = warpgroup_mma_wait(0, deps=(sent.acc,))
+    row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
+    v_turn = leave(rings.value, turns.value, P.VALUE_STAGES, P)
+    return Turns(turns.key, v_turn, turns.query), State(acc, row_max, row_sum)
+
+
+@triton.constexpr_function
+def carries_words(S, P):
+    """Whether weights go from round to round in words of two: as numbers they would be moved by slower instructions."""
+    return (P.CONSUMERS == 3 or P.ROWS == 256) and P.AT_ONCE and not S.APART and not COPIES_OPERANDS.value
+
+
+@gluon.jit
+def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
+    """Weights of a tile, numbers or words of two, as a left operand."""
+    LAYOUT: gl.constexpr = product_layout(S.TILE, P.FP8_KEYS, P.ROWS)
+    if weights.dtype == gl.int32:
+        weights = unpacked(weights, LAYOUT, S)
+    return gl.convert_layout(weights, weights_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE))
+
+
+@gluon.jit
+def carried(weights, S: gl.constexpr, P: gl.constexpr):
+    """Weights of a tile as they go to the next round."""
+    if not carries_words(S, P):
+        return as_operand(weights, S, P)
+    elif weights.dtype == gl.int32:
+        return weights
+    else:
+        return packed(weights)
+
+
+@gluon.jit
+def operand_of(weights, S: gl.constexpr, P: gl.constexpr):
+    """What was carried as a left operand, all of it before the next product begins."""
+    if carries_words(S, P):
+        return pin(as_operand(weights, S, P))
+    else:
+        return weights
+
+
+@gluon.jit
+def send_tiles(
+    q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
+    MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
+):  # fmt: skip
+    """From the scores of a first tile until the last values are sent to be multiplied: (turns, state by thread).
+
+    MORE: acc holds something already.  LEAVE: no more keys will be multiplied by these queries.
+    """
+    keys, values = rings.key, rings.value
+    k_turn, v_turn = turns.key, turns.value
+    begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
+    acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
+    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
+    slopes = slopes_of(rows, mods, S)
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_KEYS, P.ROWS)))
+
+    tile = end - 1
+    k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
+    weights, decay, row_max, added, acc = judge(
+        scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
+    )
+    # all of a row's sum so far with the first of its four threads
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
+    sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
+    if MORE:
+        acc = scale_rows(acc, decay, S)
+    weights = carried(weights, S, P)
+    if P.CONVERT == NONE:
+        clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
+
+    for i in range(1, end - begin):
+        tile = end - 1 - i
+        operand = operand_of(weights, S, P)
+        pingpong.take(P)
+        scores = multiply_keys(q, keys, k_turn, S, P)
+        acc = multiply_values(operand, values, v_turn, acc, True, S, P)
+        pingpong.give(P)
+        if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
+            scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
+        else:
+            scores = warpgroup_mma_wait(1, deps=(scores,))
+        k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
+        following, decay, row_max, added, acc = judge(
+            scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
+        )
+        sums = sums * decay + added
+        following = pin(following)
+        # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        operand = pin(operand)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
+        if not P.AT_ONCE:
+            acc = scale_rows(acc, decay, S)
+        weights = carried(following, S, P)
+        if S.APART:  # noqa: SIM102 (one is decided at compile time)
+            if tile == context_len // S.TILE:  # in which the cache ends
+                clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
+
+    operand = operand_of(weights, S, P)
+    if LEAVE:
+        leave_queries(rings.queries, turns.query, S, P)
+    if P.CONVERT == NONE and mods.left is not None:
+        first = tile * S.TILE - gap_before(tile, context_len, S)
+        if (first < first_key) & (tile < end - 1):
+            zero_outside(values, v_turn, first, first_key, end_in(tile, end_key, context_len, S), ROWS_AT_ONCE, S, P)
+    acc = multiply_values(operand, values, v_turn, acc, True, S, P)
+    return Turns(k_turn, v_turn, turns.query), State(acc, row_max, sums)

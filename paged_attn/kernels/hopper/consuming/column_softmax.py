@@ -1,0 +1,146 @@
+"""The online softmax of rows of queries that are columns of products, whose keys all warps share.
+
+A maximum or a sum over keys goes through shared memory, and so does what is multiplied by it next: seven barriers a
+tile.  So weights are those by the maximum so far, and made again where one is too large: two barriers, of which one
+tells all warps both that weights are there and whether they will do.
+"""
+
+from ...common.numerics import LOG2E
+from ...common.records import State
+from ...common.schedule import end_in, gap_before
+from ...common.scores import cut_own, mask, modify
+from ...common.softmax import base_of
+from .. import asm
+from ..asm import any_beyond
+from ..shim import fence_async_shared, gl, gluon, thread_barrier
+from .softmax import SLACK, exp2_below, larger, times
+from .tiles import has_edges
+
+LIMIT = gl.constexpr(asm.LIMIT)
+LOWEST = gl.constexpr(-3.4028234e38)  # of float32
+
+
+@gluon.jit
+def make_flags(P: gl.constexpr):
+    """A word of each thread [lane, warp]; those of a warp are the same."""
+    return gl.allocate_shared_memory(gl.int32, [32, P.ROWS // 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
+def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
+    """(scores [N, TILE] after modifiers and masks, what they are multiplied by)."""
+    unit = scale * LOG2E
+    first = tile * S.TILE - gap_before(tile, rows.context_len, S)
+    if S.SCALE_FIRST:
+        unit = LOG2E
+        scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
+    if has_edges(rows, span, tile, S):
+        scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
+    return cut_own(scores, rows, key, first, mods, S), unit
+
+
+@gluon.jit
+def exp2_columns(scores, unit, base, S: gl.constexpr):
+    """2^(scores * unit - base) of a base, and maybe a unit, for each row."""
+    BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
+    factor = gl.expand_dims(unit, 1) if BY_ROW else unit
+    return exp2_below(scores, factor, gl.expand_dims(base, 1), S)
+
+
+@gluon.jit
+def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
+    """(weights [N, TILE], factor of what was there before, maximum), which rises by more than the slack or not at all.
+
+    over: the rows of which it may.
+    """
+    top = gl.where(over, gl.max(scores, axis=1) * unit, row_max)
+    top = gl.where(top > row_max + SLACK, top, row_max)
+    base = base_of(top)
+    return exp2_columns(scores, unit, base, S), gl.exp2(row_max - base), top
+
+
+@gluon.jit
+def scale_columns(acc, factor):
+    """Results [DIM, N], each column times its factor [N]."""
+    return acc * gl.expand_dims(gl.convert_layout(factor, gl.SliceLayout(0, acc.type.layout)), 0)
+
+
+@gluon.jit
+def by_lane(x, S: gl.constexpr, P: gl.constexpr):
+    """Sums [N, warps, 8 lanes] of a view [N, TILE] of a product from the side: over a thread's registers."""
+    x = x.reshape([P.COLUMNS, S.TILE // P.ROWS, P.ROWS // 16, 2, 8])
+    return gl.sum(gl.sum(x, axis=3), axis=1)
+
+
+@gluon.jit
+def beside_lanes(x, like):
+    """[N] beside [N, warps, 8]."""
+    L: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, like.type.layout))
+    return gl.expand_dims(gl.expand_dims(gl.convert_layout(x, L), 1), 2)
+
+
+@gluon.jit
+def no_sums(state, S: gl.constexpr, P: gl.constexpr):
+    """Sums of weights by thread, before the first."""
+    ROWS: gl.constexpr = state.max.type.layout
+    return by_lane(gl.full([P.COLUMNS, S.TILE], 0.0, gl.float32, ROWS.parent), S, P)
+
+
+@gluon.jit
+def sums_together(state, sums):
+    """The state with the sums of all threads in it."""
+    added = gl.sum(gl.sum(sums, axis=2), axis=1)
+    return State(state.acc, state.max, state.sum + gl.convert_layout(added, state.sum.type.layout))
+
+
+@gluon.jit
+def raise_flags(flags, sums, count, P: gl.constexpr):
+    """Tell whether a warp has sums beyond the limit, of the first `count` rows: others are nobody's."""
+    row = gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
+    sums = gl.where(gl.expand_dims(gl.expand_dims(row < count, 1), 2), sums, 0.0)
+    WARPS: gl.constexpr = P.ROWS // 16
+    sums = gl.reduce(sums.reshape([P.COLUMNS // 8, 4, 2, WARPS, 8]), 2, larger)
+    flags.store(any_beyond(gl.reduce(sums, 0, larger)).permute((2, 0, 1)).reshape([32, WARPS]))
+
+
+@gluon.jit
+def any_flag(flags, P: gl.constexpr):
+    """Whether one is raised: each warp's first lane tells."""
+    WARPS: gl.constexpr = P.ROWS // 16
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, WARPS], [32, 1], [WARPS, 1], [1, 0])
+    return gl.max(gl.max(flags.slice(0, 1, dim=0).load(LAYOUT), axis=1), axis=0)
+
+
+@gluon.jit
+def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr):
+    """(state, sums) before a tile's values are multiplied by its weights, which are in their room; of `count` rows.
+
+    Weights are those by the maxima so far, if these will do.  An item's first tile looks for maxima, since most rows
+    have none.  A row without one has infinite weights, which will not do.  Rows that share a block with one that is
+    beyond the limit keep their maxima, and so their bits.
+    """
+    acc, row_max, row_sum = state.acc, state.max, state.sum
+    ROWS: gl.constexpr = row_max.type.layout
+    added, too_large = sums, 1
+    if not first:
+        weights = exp2_columns(scores, unit, gl.maximum(row_max, LOWEST), S)
+        added = by_lane(weights, S, P)
+        room.store(weights.to(room.dtype))
+        raise_flags(flags, added, count, P)
+        fence_async_shared()
+        thread_barrier()
+        too_large = any_flag(flags, P)
+    if too_large > 0:
+        over = gl.full([P.COLUMNS], True, gl.int1, ROWS)
+        if not first:
+            over = gl.convert_layout(gl.max(gl.max(added, axis=2), axis=1), ROWS) > LIMIT
+        weights, decay, row_max = raise_columns(scores, unit, row_max, over, S)
+        room.store(weights.to(room.dtype))
+        added = by_lane(weights, S, P)
+        row_sum *= decay
+        if not first:
+            sums *= beside_lanes(decay, sums)
+            acc = scale_columns(acc, decay)
+        fence_async_shared()
+        thread_barrier()
+    return State(acc, row_max, row_sum), sums + added

@@ -1,0 +1,222 @@
+"""A consumer over few rows of queries: they are the columns of its products, and keys the rows.
+
+A product has 64 rows at least, but any 8 columns: what few queries want of a tile takes a fraction of the time that 64
+rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
+other way around, so that masks and modifiers are those of rows.
+
+Keys and values of 16 bits are multiplied from shared memory as they came.  x-packed ones pass through registers, and so
+do fp8 ones, which are widened to float16 on their way.
+"""
+
+import triton
+
+from ...common.records import State
+from ...common.schedule import row_tile, visible_range
+from ...common.softmax import start
+from ..args import Turns, is_shared
+from ..asm import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
+from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
+from ..loading.packed import packed_key_words, packed_keys, packed_values
+from ..loading.queries import leave_queries, rows_of, take_queries
+from ..loading.ring import tile_of, wait_tile, words_of
+from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
+from .epilogue import store
+from .tiles import clear_dead, leave, score_scale, value_scale
+
+FEW = gl.constexpr(16)  # columns beside which registers have room for the next keys or values
+
+
+@triton.constexpr_function
+def is_early(S, P):
+    """Whether keys and values are on their way into registers while others are multiplied: where both have room."""
+    return (S.DIM <= 128 if P.PACKED else P.FP8 > 0) and FEW.value >= P.COLUMNS
+
+
+@gluon.jit
+def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Room for the weights of a tile, which are a right operand.
+
+    Those of two warpgroups lie among the queries, behind the few rows that there are (`weights_room`): here is none.
+
+    Two of them where the next keys are loaded between a product and its end: Triton's barrier comes before that load,
+    and a warp's weights must not meet what another's product still reads.
+    """
+    SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
+    if is_early(S, P):
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+        return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
+    elif is_shared(P):
+        return queries.slots
+    else:
+        return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
+
+
+@gluon.jit
+def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
+    """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
+    if is_shared(P):
+        gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
+        return rows_of(rings.queries, done, 0, S, P).parts[0].slice(64, P.COLUMNS, dim=0)
+    elif is_early(S, P):
+        return rings.room.index(i % 2)
+    else:
+        return rings.room
+
+
+@gluon.jit
+def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
+    """fp8 keys [TILE, DIM] as a left operand, their dims in the places that `queries.scatter` gives those of queries.
+
+    A thread has 16 neighbouring dims of a key, and would have four pairs far apart.
+    """
+    LAYOUT: gl.constexpr = key_words_layout(S.TILE, S.DIM // 4)
+    if P.PACKED:
+        words = packed_key_words(keys, turn, LAYOUT, S, P)
+    else:
+        words = words_of(keys, turn, S.TILE, S.DIM).load(LAYOUT)
+    x0, x1, x2, x3 = widen_bytes_apart(words, P.FP8)
+    x = gl.join(gl.join(x0, x1), gl.join(x2, x3))  # [TILE, word, b, h]
+    x = x.reshape([S.TILE, S.DIM // 64, 4, 4, 2, 2]).permute((0, 1, 3, 5, 2, 4)).reshape([S.TILE, S.DIM])
+    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
+
+
+@gluon.jit
+def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
+    """fp8 values as a left operand [DIM, TILE], their dims in places that `gather` knows, zero outside [lo, end).
+
+    A thread has four neighbouring dims of a key, two of 64 dims, and would have them eight apart.
+    """
+    HALVES: gl.constexpr = S.DIM == 64  # a product has 64 rows at least, two with each thread
+    dtype: gl.constexpr = gl.int16 if HALVES else gl.int32
+    WORDS: gl.constexpr = S.DIM * 8 // dtype.primitive_bitwidth
+    LAYOUT: gl.constexpr = value_words_layout(S.TILE, WORDS)
+    words = words_of(values, turn, S.TILE, S.DIM, dtype).load(LAYOUT)
+    first = tile * S.TILE
+    if (first < lo) | (first + S.TILE > end):
+        key = first + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
+        words = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), words, 0)
+    even, odd = gl.split(words.reshape([S.TILE // 2, 2, WORDS]).permute((0, 2, 1)))
+    if HALVES:
+        z = widen_halves_apart(even, odd, P.FP8)  # two dims x two keys
+        x = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3])).reshape([S.TILE // 2, 4, 8, 2, 2])
+        x = x.permute((1, 4, 2, 0, 3))
+    else:
+        z = widen_pairs_apart(even, odd, P.FP8)  # four dims x two keys
+        lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [pair of keys, word, b, h]
+        upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
+        x = gl.join(lower, upper).reshape([S.TILE // 2, S.DIM // 128, 4, 8, 2, 2, 2])
+        x = x.permute((1, 6, 2, 5, 3, 0, 4))
+    return gl.convert_layout(x.reshape([S.DIM, S.TILE]), operand_layout(P.COLUMNS, False), assert_trivial=True)
+
+
+@gluon.jit
+def gather(acc, S: gl.constexpr, P: gl.constexpr):
+    """Results [DIM, N] of widened values, their dims in order again; moves nothing between threads."""
+    if S.DIM == 64:
+        x = acc.reshape([4, 2, 8, P.COLUMNS]).permute((0, 2, 1, 3))
+    else:
+        x = acc.reshape([S.DIM // 128, 2, 4, 2, 8, P.COLUMNS]).permute((0, 2, 4, 1, 3, 5))
+    return x.reshape([S.DIM, P.COLUMNS])
+
+
+@gluon.jit
+def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
+    """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
+    wait_tile(keys, turn, P, there)
+    if keys.slots.dtype.primitive_bitwidth == 8:
+        return widened_keys(keys, turn, S, P)
+    elif P.PACKED:
+        return packed_keys(keys, turn, S, P)
+    else:
+        return tile_of(keys, turn, S)
+
+
+@gluon.jit
+def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
+    """Start <k, q>, [TILE, N]."""
+    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
+    return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
+    """Values of the next tile as a left operand [DIM, TILE]."""
+    wait_tile(values, turn, P)
+    if P.PACKED:
+        return packed_values(values, turn, tile, lo, end, S, P)
+    elif values.slots.dtype.primitive_bitwidth == 8:
+        return widened_values(values, turn, tile, lo, end, S, P)
+    else:
+        clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S, P)
+        return tile_of(values, turn, S).permute((1, 0))
+
+
+@gluon.jit
+def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+    """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
+    EARLY: gl.constexpr = is_early(S, P)
+    keys, values = rings.key, rings.value
+    k_turn, v_turn = turns.key, turns.value
+    ROWS: gl.constexpr = state.max.type.layout
+    count = (item.block.query_len - item.block.first) * S.GROUP
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
+    sums = no_sums(state, S, P)
+    if EARLY:
+        k = take_keys(keys, k_turn, None, S, P)
+    for i in range(item.end - item.begin):
+        tile = item.end - 1 - i
+        if not EARLY:
+            k = take_keys(keys, k_turn, None, S, P)
+        scores = multiply_keys_by_columns(k, q, S, P)
+        if EARLY:
+            v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
+        scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
+        room = weights_room(rings, turns.query, i, S, P)
+        state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
+        if not EARLY:
+            v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
+        acc = warpgroup_mma(v, room.permute((1, 0)), state.acc, is_async=True)
+        if EARLY:
+            k = take_keys(keys, k_turn, tile > item.begin, S, P)
+        state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
+        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
+    return Turns(k_turn, v_turn, turns.query), sums_together(state, sums)
+
+
+@gluon.jit
+def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr):
+    """All rows of an item, from the first key to the stored result; returns the turns."""
+    N: gl.constexpr = P.COLUMNS
+    TOKENS: gl.constexpr = N // S.GROUP
+    LAYOUT: gl.constexpr = product_layout(N, False, P.ROWS)
+    queries, scales, done = rings.queries, results.scales, turns.query
+    block, kv_head = item.block, item.kv_head
+    acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
+    rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
+    row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    if item.begin < item.end:
+        scale = score_scale(scales, kv_head, P)
+        scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
+        span = visible_range(block, mods, TOKENS)
+        q = rows_of(queries, done, 0, S, P).parts[0].slice(0, N, dim=0)
+        state = State(acc, row_max, row_sum)
+        turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        leave_queries(queries, done, S, P)
+        done += 1
+        acc = state.acc * value_scale(scales, kv_head, P)
+        row_max, row_sum = state.max, state.sum
+    if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
+        acc = gather(acc, S, P)
+    acc = acc.permute((1, 0))
+    if P.SHARES and (N <= 8 or not P.BESIDE):  # shared memory has room to turn it around
+        acc = gl.convert_layout(acc, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)
+    state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
+    count = gl.minimum(block.query_len - block.first, TOKENS) * S.GROUP
+    store(out, results, item, out_rows, count, state, 0, S, P)
+    return Turns(turns.key, turns.value, done)

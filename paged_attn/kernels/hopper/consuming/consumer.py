@@ -1,0 +1,89 @@
+"""A consumer: 64 rows of queries for each of its warpgroups against the tiles in the rings, one item after another.
+
+Of several consumers, one's products run under another's softmax.
+"""
+
+from ...common.records import Block, State
+from ...common.schedule import row_tile, visible_range
+from ...common.softmax import start
+from ..args import Turns
+from ..layouts import product_layout, results_layout
+from ..loading.convert import NONE
+from ..loading.queries import rows_of, take_queries, wait_queries
+from ..loading.ring import wait_tile
+from ..shim import gl, gluon
+from .attend import attend
+from .epilogue import leaving, store
+from .fold import attend_pieces, tiles_of
+from .fp8 import attend_fp8
+from .tiles import leave, score_scale, value_scale
+
+
+@gluon.jit
+def drain(rings, turns, count, P: gl.constexpr):
+    """Let tiles pass that none of this consumer's rows is there to see: of several, for one alone has some."""
+    k_turn, v_turn = turns.key, turns.value
+    for _ in range(count):
+        wait_tile(rings.key, k_turn, P)  # released before it came, it would count for the one before
+        k_turn = leave(rings.key, k_turn, P.KEY_STAGES, P)
+        wait_tile(rings.value, v_turn, P)
+        v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
+    return Turns(k_turn, v_turn, turns.query)
+
+
+@gluon.jit
+def attend_item(
+    query, rings, turns, item, block, rows, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, state) of a consumer's rows after all tiles of an item; fp8 products leave the sink to `leaving`."""
+    TOKENS: gl.constexpr = P.ROWS // S.GROUP
+    queries, whole, kv_head = rings.queries, item.block, item.kv_head
+    sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
+    row_max, row_sum = start(sinks, rows, item.first > 0, S)
+    ACC: gl.constexpr = results_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
+    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, ACC)
+    if item.end - item.begin > 0:
+        scale = score_scale(scales, kv_head, P)
+        LAYOUT: gl.constexpr = row_max.type.layout
+        scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
+        span = visible_range(block, mods, TOKENS)
+        first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # other consumers' keys live too
+        q = rows_of(queries, turns.query, NUMBER, S, P)
+        state = State(acc, row_max, row_sum)
+        if P.FP8_PRODUCTS:
+            turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
+        else:
+            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+        acc = state.acc * value_scale(scales, kv_head, P)
+        row_max, row_sum = state.max, state.sum
+    return turns, State(acc, row_max, row_sum)
+
+
+@gluon.jit
+def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A consumer's rows of an item, from the first key to the stored result; returns the turns."""
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_KEYS, P.ROWS))
+    TOKENS: gl.constexpr = P.ROWS // S.GROUP
+    queries, done = rings.queries, turns.query
+    whole = item.block
+    begin, end = tiles_of(item, mods, S)
+    tiles = end - begin
+    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
+    count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
+    some = True if P.CONSUMERS == 1 else count > 0  # a block has rows, for one consumer of several it may have none
+    if some:
+        rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
+        if S.PIECE is None:
+            turns, state = attend_item(query, rings, turns, item, block, rows, results.scales, mods, NUMBER, S, P)
+            rows, state = leaving(state, item, block, mods, rings.room, NUMBER, S, P)
+        else:
+            turns, rows, state = attend_pieces(query, rings, turns, item, block, rows, results, mods, NUMBER, S, P)
+        store(out, results, item, rows, count, state, NUMBER, S, P)
+    else:
+        if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
+            if tiles > 0:  # before the keys are released, or those of the next block might have come, too
+                wait_queries(queries, done, NUMBER, S, P)
+        turns = drain(rings, turns, tiles, P)
+    if tiles > 0:
+        done += 1
+    return Turns(turns.key, turns.value, done)

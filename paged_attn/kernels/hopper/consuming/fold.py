@@ -1,0 +1,103 @@
+"""Pieces of a fixed size, whose states are folded in order: the same bits however a block's keys are cut.
+
+They are folded from the last piece to the first, as tiles come, by `softmax.merge`: here where one program has all of
+them, by `join.join_states` where several have kept theirs.
+"""
+
+from ...common.records import State
+from ...common.schedule import visible_range
+from ...common.softmax import merge, start
+from ..args import Item
+from ..layouts import bank_layout, product_layout
+from ..loading.queries import rows_of, take_queries
+from ..schedule.join import keep
+from ..shim import gl, gluon
+from .attend import attend
+from .epilogue import leaving
+from .tiles import score_scale, value_scale
+
+
+@gluon.jit
+def make_bank(S: gl.constexpr, P: gl.constexpr):
+    """Room for sums of every consumer."""
+    layout: gl.constexpr = bank_layout(S.PIECE is not None)
+    return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.DIM], layout)
+
+
+@gluon.jit
+def tiles_of(item, mods, S: gl.constexpr):
+    """(begin, end) of an item's tiles that some row of its block sees."""
+    if S.PIECE is None:
+        return item.begin, item.end
+    else:
+        span = visible_range(item.block, mods, S.BLOCK_Q)
+        begin = gl.maximum(item.begin, span.lo // S.TILE)
+        return begin, gl.maximum(begin, gl.minimum(item.end, gl.cdiv(span.hi, S.TILE)))
+
+
+@gluon.jit
+def attend_piece(
+    q, rings, turns, item, first_key, rows, span, first, scale, scales, mods, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, state) of a consumer's rows after the tiles of one piece, if any; first [R]: sinks count here."""
+    row_max, row_sum = start(mods.sinks, rows, first, S)
+    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
+    if item.begin < item.end:
+        state = State(acc, row_max, row_sum)
+        turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+        acc = state.acc * value_scale(scales, item.kv_head, P)
+        row_max, row_sum = state.max, state.sum
+    return turns, State(acc, row_max, row_sum)
+
+
+@gluon.jit
+def attend_pieces(
+    query, rings, turns, item, block, rows, results, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, rows, state) as they leave after all pieces of an item; where the block is cut, each is kept instead.
+
+    What a row gets depends on its position alone: a tile or piece that another row of the block sees changes nothing.
+    """
+    PIECE: gl.constexpr = S.PIECE // S.TILE
+    queries, scales, kv_head = rings.queries, results.scales, item.kv_head
+    LAYOUT: gl.constexpr = rows.pos.type.layout
+    begin, end = tiles_of(item, mods, S)
+    scale = score_scale(scales, kv_head, P)
+    if begin < end:
+        scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
+    q = rows_of(queries, turns.query, NUMBER, S, P)
+    span = visible_range(block, mods, P.ROWS // S.GROUP)
+    first_key = visible_range(item.block, mods, S.BLOCK_Q).lo  # other consumers' keys live too
+    begin_all = item.begin // PIECE
+    last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # a block that sees nothing may have sinks
+    bank = rings.room.index(NUMBER)
+    row_max, row_sum = start(None, rows, False, S)
+    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
+    out_rows, state = leaving(State(acc, row_max, row_sum), item, block, mods, rings.room, NUMBER, S, P)
+    for i in range(last + 1 - begin_all):
+        piece = last - i
+        # the piece of the row's own first key has its sink, wherever the block begins
+        first = rows.first_key // S.PIECE == piece
+        from_tile, to_tile = gl.maximum(piece * PIECE, begin), gl.minimum((piece + 1) * PIECE, end)
+        part = Item(item.block, kv_head, from_tile, to_tile, 1, 1, 1, 0, 0, 0)
+        turns, new = attend_piece(q, rings, turns, part, first_key, rows, span, first, scale, scales, mods, S, P)
+        _, new = leaving(new, item, block, mods, rings.room, NUMBER, S, P)
+        cut = item.pieces > 1
+        if S.SPLIT:  # noqa: SIM102 (one is decided at compile time)
+            if cut:
+                keep(results, item, i, out_rows, new, NUMBER, S, P)
+        state = fold(bank, state, new, cut | (i == 0), cut | (piece == begin_all))
+    return turns, out_rows, state
+
+
+@gluon.jit
+def fold(bank, state, part, first, last):
+    """The state so far, whose acc lies in the bank, and that of one more piece; only the last one's acc stays here."""
+    if first:  # merged with nothing
+        seen = gl.expand_dims(part.max > float("-inf"), 1)
+        state = State(gl.where(seen, part.acc, 0.0), part.max, part.sum)
+    else:
+        state = merge(State(bank.load(part.acc.type.layout), state.max, state.sum), part.acc, part.max, part.sum)
+    if not last:
+        bank.store(state.acc)
+    return state

@@ -1,0 +1,286 @@
+"""The online softmax with as little work per tile as its result allows; its ends are those of `kernels/softmax.py`."""
+
+import triton.language as tl
+
+from ...common.numerics import rounded_product
+from ...common.softmax import base_of
+from .. import asm
+from ..asm import DIGEST, cap_of, exp2_words, line_words, raise_max, rescale, weigh_again, weigh_pairs
+from ..layouts import threads_layout
+from ..shim import gl, gluon
+
+SLACK, NOTHING = gl.constexpr(asm.SLACK), gl.constexpr(asm.NOTHING)
+LEAST, MOST = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
+ALL = gl.constexpr(tl.PropagateNan.ALL)
+
+# fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(5 + FP8_SLACK).  A whole
+# number, so that the weight of a new maximum is exact: rows of few keys would show it.
+FP8_OFFSET = gl.constexpr(5.0)
+
+
+@gluon.jit
+def times(x, factor, BY_ROW: gl.constexpr):
+    """x [R, N] * factor, one for all or one for every row."""
+    if BY_ROW:
+        return x * gl.expand_dims(factor, 1)
+    else:
+        return x * factor
+
+
+@gluon.jit
+def by_thread(x):
+    """A product [R, N] as [R, N / 8, 4, 2]: of a thread all eights, one of four pairs, both of it."""
+    return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def as_product(x, like):
+    """What `by_thread` returns, as a product again."""
+    return gl.convert_layout(x.reshape(like.shape), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def spread(x, ROWS: gl.constexpr):
+    """[R] as [R, 4]: all four threads of a row have its number."""
+    LAYOUT: gl.constexpr = threads_layout(ROWS)
+    x = gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    return gl.expand_dims(x, 1) + gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
+
+
+@gluon.jit
+def of_rows(row_max, sums, like):
+    """(maximum, sum) [R], placed like another, of those by thread [R, 4]; sums may be [R, N]."""
+    LAYOUT: gl.constexpr = like.type.layout
+    return gl.convert_layout(gl.max(row_max, axis=1), LAYOUT), gl.convert_layout(gl.sum(sums, axis=1), LAYOUT)
+
+
+@gluon.jit
+def beside_pairs(rows, x):
+    """[R, 4], by the threads of a row, beside [R, N, 4]."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+    return gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
+
+
+@gluon.jit
+def beside(rows, x):
+    """[R, 4], by the threads of a row, beside what `by_thread` returns."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
+    rows = gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
+    return gl.expand_dims(rows, 3)
+
+
+@gluon.jit
+def thread_sums(weights, ROWS: gl.constexpr):
+    """[R, 4] of what `by_thread` returns: over a thread's registers; those of a row are added up once, at the end."""
+    return gl.convert_layout(gl.sum(gl.sum(weights, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def first_of_thread(x, ROWS: gl.constexpr):
+    """[R, 4] of [R, N, 4], by thread: the first that it has of each row."""
+    for _ in gl.static_range(5):  # halves: enough for tiles of 256 keys
+        if x.shape[1] > 1:
+            x, _rest = gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
+    return gl.convert_layout(x.reshape([ROWS, 4]), threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def larger(x, y):
+    """Of two numbers; NaN if one is."""
+    return gl.maximum(x, y, propagate_nan=ALL)
+
+
+@gluon.jit
+def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
+    """[R, 4], likewise; NAN: of rows that are not numbers NaN."""
+    if NAN:
+        top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
+    else:
+        top = gl.max(gl.max(scores, axis=1), axis=2)
+    return gl.convert_layout(top, threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
+    """(exp2(scores * unit + shift [64, 4]) as words of four in fp8 [64, TILE / 4], sums [64, 4] by thread, if exact).
+
+    Keys change places as in `convert.transpose`.  As words they go from one round of the loop to the next, for 8-bit
+    numbers ptxas would unpack.
+    """
+    x = scores.reshape([P.ROWS, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
+    even, odd = gl.split(x)
+    lower_even, upper_even = gl.split(even)
+    lower_odd, upper_odd = gl.split(odd)
+    shift = beside_pairs(shift, lower_even)
+    if P.COARSE:
+        words = line_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
+        return words.reshape([P.ROWS, S.TILE // 4]), 0.0
+    else:
+        words, sums = exp2_words(lower_even, lower_odd, upper_even, upper_odd, unit, shift)
+        sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
+        return words.reshape([P.ROWS, S.TILE // 4]), sums
+
+
+@gluon.jit
+def scale_rows(acc, factor, S: gl.constexpr):
+    """A product's rows, each times the factor [R, 4] that its threads agree about."""
+    x = by_thread(acc)
+    return as_product(rescale(x, beside(factor, x), S.DIM), acc)
+
+
+@gluon.jit
+def exp2_below(scores, factor, base, S: gl.constexpr):
+    """2^(scores * factor - base), whose operands are of one shape."""
+    if S.NORMALIZED:
+        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+        return gl.exp2(rounded_product(scores, factor) - base)
+    else:
+        return gl.exp2(gl.fma(scores, factor, -base))
+
+
+@gluon.jit
+def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
+    """(weights of a product [R, N], factor of what was there before, maximum, sums of the weights), base 2.
+
+    What weighs is scores * unit, plus a shift if there is one.  All but the weights is [R, 4]: the factors and maxima
+    that a row's four threads agree about, and the sums that each has of its own; weights have 16 bits, or of fp8
+    products are words of four, [R, N / 4].  Coarse weights have no sums: 0.
+    """
+    BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
+    x = by_thread(scores)
+    top = thread_maxima(x, P.ROWS, P.COARSE)
+    if BY_ROW:
+        unit = spread(unit, P.ROWS)
+    top *= unit
+    if shift is not None:
+        top += shift
+    if P.FP8_PRODUCTS:
+        top -= FP8_OFFSET
+    row_max, decay = raise_max(top, row_max, P.FP8_PRODUCTS)
+    base = base_of(row_max)
+    if shift is not None:
+        base -= shift
+    if P.FP8_PRODUCTS:
+        weights, sums = exp2_by_word(scores, unit, -base, S, P)
+    else:
+        factor = beside(unit, x) if BY_ROW else unit
+        weights = exp2_below(x, factor, beside(base, x), S)
+        sums = thread_sums(weights, P.ROWS)
+        weights = as_product(weights, scores).to(S.COMPUTE)
+    return weights, decay, row_max, sums
+
+
+@gluon.jit
+def parts_of(acc, like):
+    """A product [R, DIM], seen `by_thread`, as parts [R, N, 4], each thread with its own numbers of each row."""
+    ROWS: gl.constexpr = like.shape[0]
+    N: gl.constexpr = like.shape[1]
+    LAYOUT: gl.constexpr = like.type.layout
+    x = by_thread(acc)
+    if 2 * x.shape[1] == N:
+        parts = (x.permute((0, 1, 3, 2)).reshape([ROWS, N, 4]),)
+    else:
+        parts = gl.split(x)
+    for _ in gl.static_range(2):  # halves: enough for 256 dims and tiles of 64 keys
+        if parts[0].shape[1] > N:
+            halves = ()
+            for i in gl.static_range(len(parts)):
+                x = parts[i]
+                halves = halves + gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
+            parts = halves
+    placed = ()
+    for i in gl.static_range(len(parts)):
+        placed = placed + (gl.convert_layout(parts[i], LAYOUT, assert_trivial=True),)
+    return placed
+
+
+@gluon.jit
+def whole_of(parts, like):
+    """What `parts_of` was given."""
+    if len(parts) == 1:
+        x = parts[0]
+        return as_product(x.reshape([x.shape[0], x.shape[1] // 2, 2, 4]).permute((0, 1, 3, 2)), like)
+    else:
+        for _ in gl.static_range(2):
+            if len(parts) > 2:
+                wholes = ()
+                for i in gl.static_range(len(parts) // 2):
+                    x = gl.join(parts[2 * i], parts[2 * i + 1])
+                    wholes = wholes + (x.permute((0, 3, 1, 2)).reshape([x.shape[0], 2 * x.shape[1], 4]),)
+                parts = wholes
+        return as_product(gl.join(parts[0], parts[1]), like)
+
+
+@gluon.jit
+def powers_of(unit, cap_factor, RELATIVE, TERMS):
+    """(coefficients, cap) by which scores x become powers of two, as `weigh_pairs` and `weigh_again` take them.
+
+    TERMS: of a polynomial for unit * tanh(x * cap_factor); 0: x * unit, or RELATIVE x itself.
+    """
+    if RELATIVE:
+        return (), ()
+    elif TERMS == 0:
+        return (unit,), ()
+    else:
+        CAP: gl.constexpr = cap_of(TERMS, DIGEST)
+        power = unit * cap_factor
+        coefficients = ()
+        for i in gl.static_range(TERMS - 1):
+            coefficients = coefficients + (power * CAP[0][i],)
+            power *= cap_factor * cap_factor
+        last, largest = power * CAP[0][TERMS - 1], unit * CAP[1]
+        # a scale so small or large that float32 has no such coefficient: every row is weighed again
+        usable = (last >= LEAST) & (last <= MOST)
+        least_max = gl.where(usable, -NOTHING - largest, float("inf"))
+        # never 0, of which the square of a masked score would make no number
+        return coefficients + (gl.maximum(last, LEAST),), (cap_factor, least_max, largest)
+
+
+@gluon.jit
+def weigh_at_once(
+    scores, row_max, acc, unit, shift, cap_factor, RELATIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """As `weigh`, of rows of a product, in words [R, N / 8, 4] of two weights of 16 bits: no maximum is looked for.
+
+    The weights are those by the maximum so far; only where a thread's sum of them tells that it is too small by far,
+    they are made again.  Last returned is acc, maybe still being added to, times the factor of what was there before.
+    RELATIVE: scores are what the weights are powers of, less the base of that maximum already.
+    cap_factor: tanh(score * cap_factor) takes a score's place, if a polynomial is to cap it.
+    """
+    dtype: gl.constexpr = S.COMPUTE
+    even, odd = gl.split(by_thread(scores))
+    base = base_of(row_max)
+    if S.NORMALIZED and not S.SCALE_FIRST:
+        unit = beside_pairs(spread(unit, P.ROWS), even)
+    coefficients, cap = powers_of(unit, cap_factor, RELATIVE, P.TERMS)
+    if RELATIVE:
+        unit, shift = 1.0, beside_pairs(base, even)
+    elif shift is None:
+        shift = 0.0
+    else:
+        base -= shift
+    words, sums = weigh_pairs(even, odd, coefficients, beside_pairs(-base, even), dtype)
+    sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
+    sums, row_max = beside_pairs(sums, even), beside_pairs(row_max, even)
+    found = weigh_again(
+        words, even, odd, sums, row_max, unit, shift, parts_of(acc, even), cap, S.NORMALIZED, P.TERMS, dtype
+    )
+    sums, row_max = first_of_thread(found[1], P.ROWS), first_of_thread(found[2], P.ROWS)
+    return found[0], first_of_thread(found[3], P.ROWS), row_max, sums, whole_of(found[4:], acc)
+
+
+@gluon.jit
+def packed(weights):
+    """Weights [R, N] of 16 bits in words [R, N / 8, 4] of two, as `weigh_at_once` gives them."""
+    even, odd = gl.split(by_thread(weights.to(gl.int16, bitcast=True)))
+    return (even.to(gl.int32) & 0xFFFF) | (odd.to(gl.int32) << 16)
+
+
+@gluon.jit
+def unpacked(words, LAYOUT: gl.constexpr, S: gl.constexpr):
+    """What `packed` was given, of a product's layout."""
+    dtype: gl.constexpr = S.COMPUTE
+    lower = words.to(gl.int16).to(dtype, bitcast=True)
+    upper = (words >> 16).to(gl.int16).to(dtype, bitcast=True)
+    x = gl.join(lower, upper)
+    return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), LAYOUT, assert_trivial=True)

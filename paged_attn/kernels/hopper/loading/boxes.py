@@ -1,0 +1,106 @@
+"""Tensors as the copy engine sees them: a base, sizes, strides, and the box that one message moves."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from ...common.records import KV, Rows, Shape
+from ..args import Pipe
+from ..planning.shapes import CORE_KEYS, LONGEST, ROW_VALUES
+from ..shim import TensorDescriptor, gl
+
+_GLUON = {
+    torch.float16: gl.float16,
+    torch.bfloat16: gl.bfloat16,
+    torch.float8_e4m3fn: gl.float8e4nv,
+    torch.float8_e5m2: gl.float8e5,
+}
+_FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bits
+
+
+@dataclass
+class PartBox(TensorDescriptor):
+    """A box that fills the first rows of a slot: sizes of its first axes, where a type has powers of two."""
+
+    sizes: tuple[int, ...] = ()
+
+
+@functools.cache
+def _layout(shape: tuple[int, ...], dtype: torch.dtype, swizzle: int) -> gl.NVMMASharedLayout:
+    if len(shape) > 3:  # x-packed: as it lies in memory, but for values that are right operands
+        return gl.NVMMASharedLayout(swizzle, dtype.itemsize * 8, len(shape))
+    return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
+
+
+def _box(
+    stored: KV | Rows, sizes: list[int], strides: list[int], box: tuple[int, ...], swizzle: int = 0
+) -> TensorDescriptor:
+    fp8 = _FP8[stored.FP8.value]
+    tensor = stored.ptr if fp8 is None else stored.ptr.view(fp8)
+    return TensorDescriptor(tensor, sizes, strides, list(box), _layout(box, tensor.dtype, swizzle))
+
+
+def _heads(shape: Shape, pipe: Pipe) -> int:
+    """KV heads that a cache has, or pairs of them."""
+    return shape.KV_HEADS // pipe.PARTS
+
+
+def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart.
+
+    Of PAIRED heads as half as many of twice the dims.
+    """
+    if pipe.PACKED:
+        return _packed_box(kv, shape, pipe) if pipe.SHARES else _core_box(kv, shape, pipe)
+    rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
+    together = 1 + shape.PAIRED
+    sizes = [rows, _heads(shape, pipe), together * shape.HEAD_DIM]
+    return _box(kv, sizes, [kv.stride_slot, together * kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+
+
+def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """An x-packed cache as [pages, heads, runs, page's slots x run], a run being what lies side by side of a key.
+
+    Whole pages that are one piece of memory are boxes of long rows.
+    """
+    run = kv.RUN.value
+    runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, pipe.BOX * run]
+    step = kv.stride_run
+    if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
+        runs, row, step, box = runs * row // LONGEST, LONGEST, LONGEST, [runs * row // LONGEST, LONGEST]
+    pages = kv.ptr.shape[0]
+    sizes, strides = [pages, _heads(shape, pipe), runs, row], [kv.stride_page, kv.stride_head, step, 1]
+    return _box(kv, sizes, strides, (1, 1, *box))
+
+
+def _core_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """An x-packed cache as [pages, heads, groups of keys, runs, group x run]: a product reads what such boxes leave.
+
+    Of keys the last two axes are matrices of 8 x 16 bytes, of values rows of 32 bytes, one for each dim.
+    """
+    run = kv.RUN.value
+    group = CORE_KEYS if run > 1 else ROW_VALUES
+    pages, runs = kv.ptr.shape[0], shape.HEAD_DIM // run
+    sizes = [pages, _heads(shape, pipe), shape.PAGE // group, runs, group * run]
+    strides = [kv.stride_page, kv.stride_head, group * run, kv.stride_run, 1]
+    box = (1, 1, pipe.BOX // group, shape.DIM // run, group * run)
+    return _box(kv, sizes, strides, box, swizzle=0 if run > 1 else 32)
+
+
+def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
+    """Keys or values outside the cache, a token's to a row, in boxes of the same form; None: there are none."""
+    if kv is None:
+        return None
+    sizes = [kv.ptr.shape[0], _heads(shape, pipe), shape.HEAD_DIM]
+    return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+
+
+def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """Queries: a consumer's tokens x the heads of a group, as many of its rows as these fill."""
+    most = pipe.COLUMNS if pipe.BESIDE else pipe.ROWS
+    box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (most, 1, shape.DIM))
+    tokens = shape.BLOCK_Q // pipe.CONSUMERS
+    return PartBox(**vars(box), sizes=(tokens, shape.GROUP))

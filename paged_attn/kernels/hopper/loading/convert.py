@@ -1,0 +1,114 @@
+"""A warpgroup between loaders and consumers that makes of fp8 tiles what the tensor cores take.
+
+WIDEN: keys and values as float16, which holds every fp8 number, for 16-bit queries.  WIDEN_VALUES: values alone, where
+queries are sums of two fp8 numbers.  TRANSPOSE: values with the keys along the rows, for the products of fp8 numbers
+read both operands along the dimension that they sum over.
+
+A value that no row may see becomes zero here: 0 * NaN is NaN.
+"""
+
+import triton
+
+from ..args import Turns
+from ..asm import transpose_bytes, widen_bytes
+from ..layouts import transposing_layout
+from ..planning import block_items
+from ..shim import fence_async_shared, gl, gluon, mbarrier
+from .ring import advance, release, wait_empty, wait_full, words_of
+
+NONE = gl.constexpr(block_items.NONE)
+WIDEN = gl.constexpr(block_items.WIDEN)
+TRANSPOSE = gl.constexpr(block_items.TRANSPOSE)
+
+
+@triton.constexpr_function
+def widened_together(P):
+    """That are widened together, as many as registers are there for."""
+    return 64 if P.CONVERT_REGISTERS > 56 else 32
+
+
+@gluon.jit
+def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """fp8 words [TILE, DIM / 4] as float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end)."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+    ROWS: gl.constexpr = widened_together(P)
+    for i in gl.static_range(S.TILE // ROWS):
+        x = raw.slice(i * ROWS, ROWS, dim=0).load(LAYOUT)
+        if EDGE:
+            key = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+            x = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), x, 0)
+        lower, upper = widen_bytes(x, P.FP8)
+        pairs = gl.join(lower, upper).reshape([ROWS, S.DIM // 2])
+        ready.slice(i * ROWS, ROWS, dim=0).store(pairs)
+
+
+@gluon.jit
+def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
+    """fp8 words of four dims [TILE, DIM / 4] as words of four keys [DIM, TILE / 4]; EDGE as for widen.
+
+    Dim 4 q + j becomes row j * DIM / 4 + q, so that neighbouring threads store to different banks, and keys change
+    places within 16 so that a thread's scores are its part of an operand: `fp8.py` is the other side of this.
+    """
+    Q: gl.constexpr = S.DIM // 4
+    LAYOUT: gl.constexpr = transposing_layout(S.TILE, Q)
+    x = raw.load(LAYOUT)
+    if EDGE:
+        key = first + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
+        x = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), x, 0)
+    # key = 16 g + 8 h + 2 t + b, and byte 4 t + 2 h + b of the 16 that stay together
+    x = x.reshape([S.TILE // 16, 2, 4, 2, Q]).permute((0, 2, 4, 1, 3))
+    even, odd = gl.split(x)
+    lower_even, upper_even = gl.split(even)
+    lower_odd, upper_odd = gl.split(odd)
+    words = transpose_bytes(lower_even, lower_odd, upper_even, upper_odd)
+    for j in gl.static_range(4):
+        ready.slice(j * Q, Q, dim=0).store(words[j].permute((2, 0, 1)).reshape([Q, S.TILE // 4]))
+
+
+@gluon.jit
+def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """The next tile of one ring into the next slot of the other."""
+    TURNED: gl.constexpr = P.CONVERT == TRANSPOSE
+    wait_full(raw, raw_turn)
+    wait_empty(ready, turn)
+    words = words_of(raw, raw_turn, S.TILE, S.DIM)
+    first = tile * S.TILE
+    if TURNED:
+        slot = words_of(ready, turn, S.DIM, S.TILE)
+        if (first < lo) | (first + S.TILE > end):
+            transpose(words, slot, first, lo, end, True, S)
+        else:
+            transpose(words, slot, first, lo, end, False, S)
+    else:
+        slot = words_of(ready, turn, S.TILE, 2 * S.DIM)
+        if VALUES:
+            if (first < lo) | (first + S.TILE > end):
+                widen(words, slot, first, lo, end, True, S, P)
+            else:
+                widen(words, slot, first, lo, end, False, S, P)
+        else:
+            widen(words, slot, first, lo, end, False, S, P)
+    release(raw.empty.index(raw_turn.stage))
+    fence_async_shared()
+    mbarrier.arrive(ready.full.index(turn.stage), count=1)
+
+
+@gluon.jit
+def convert_tiles(raw, raw_turns, ready, turns, begin, end, lo, end_key, S: gl.constexpr, P: gl.constexpr):
+    """(raw turns, turns) after tiles [begin, end), the last one first; what consumers take as it came passes by."""
+    raw_key, raw_value, key, value = raw_turns.key, raw_turns.value, turns.key, turns.value
+    if P.CONVERT == TRANSPOSE:  # noqa: SIM102 (one is decided at compile time)
+        if begin < end:  # values of no tile, which `fp8.attend_fp8` begins with: whatever lies in the slot
+            wait_empty(ready.value, value)
+            mbarrier.arrive(ready.value.full.index(value.stage), count=1)
+            value = advance(value, P.VALUE_STAGES)
+    for i in range(end - begin):
+        tile = end - 1 - i
+        if P.CONVERT == WIDEN:
+            convert_tile(raw.key, raw_key, ready.key, key, tile, lo, end_key, False, S, P)
+            raw_key = advance(raw_key, P.RAW_STAGES)
+            key = advance(key, P.KEY_STAGES)
+        convert_tile(raw.value, raw_value, ready.value, value, tile, lo, end_key, True, S, P)
+        raw_value = advance(raw_value, P.RAW_STAGES)
+        value = advance(value, P.VALUE_STAGES)
+    return Turns(raw_key, raw_value, 0), Turns(key, value, 0)

@@ -1,0 +1,152 @@
+"""Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
+
+from ...common.schedule import gap_before, in_cache
+from ..shim import gl, gluon, load_box, mbarrier
+from .packed import boxes_of, places_of_slot
+from .ring import advance, wait_empty
+
+NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any tensor: the copy engine writes zeros
+
+
+@gluon.jit
+def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.constexpr):
+    """Have the copy engine read its descriptors while the schedule is made.
+
+    Two boxes from outside the caches fill the first consumer's queries with zeros and complete its barrier.
+    """
+    if P.PREFETCH:
+        nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
+        arrived = queries.full.index(0)
+        mbarrier.expect(arrived, 2 * P.BOX * S.DIM * (key_box.dtype.primitive_bitwidth // 8))
+        load_box(key_box, [NOWHERE, 0, 0], arrived, nothing)
+        load_box(value_box, [NOWHERE, 0, 0], arrived, nothing)
+
+
+@gluon.jit
+def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """First cache rows, or pages of an x-packed cache, of the boxes of one loader's part of a tile.
+
+    Pages without a live key are not followed.
+    """
+    PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
+    rows = ()
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        pos = tile * S.TILE + PART * PART_KEYS + i * P.BOX
+        page = pos // S.PAGE
+        live = (page >= first // S.PAGE) & (pos < end)
+        row = gl.load(table + page, mask=live, other=0).to(gl.int32) * P.ROWS_PER_PAGE
+        if not P.PACKED:
+            row += pos % S.PAGE
+        rows = rows + (gl.where(live, row, NOWHERE),)  # type: ignore[assignment]
+    return rows
+
+
+@gluon.jit
+def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """The same of keys outside the cache, which are rows of their own tensor."""
+    PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
+    context_len = block.seq_len - block.query_len
+    first = tile * S.TILE - gap_before(tile, context_len, S) + PART * PART_KEYS
+    rows = ()
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        pos = first + i * P.BOX
+        row = block.first_token + pos - context_len
+        rows = rows + (gl.where(pos < block.seq_len, row, NOWHERE),)  # type: ignore[assignment]
+    return rows
+
+
+@gluon.jit
+def fill(box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Send for one loader's part of the next slot's tile."""
+    PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
+    AXES: gl.constexpr = len(box.block_shape)
+    full = ring.full.index(turn.stage)
+    wait_empty(ring, turn)
+    mbarrier.expect(full, PART_KEYS * S.DIM * (ring.slots.dtype.primitive_bitwidth // 8))
+    slot = ring.slots.index(turn.stage)
+    if AXES == 5:
+        slot = boxes_of(slot, box, S, P)
+    for i in gl.static_range(PART_KEYS // P.BOX):
+        first = (tile * S.TILE + PART * PART_KEYS + i * P.BOX) % S.PAGE
+        if AXES == 5:  # x-packed, in groups of keys
+            group = first // (P.BOX // box.block_shape[2])
+            part = slot.slice(PART * (PART_KEYS // P.BOX) + i, 1, dim=0)
+            load_box(box, [rows[i], kv_head, group, 0, 0], full, part)
+        elif AXES == 4:
+            gl.static_assert(P.LOADERS == 1)
+            place = first * places_of_slot(box.block_shape, P.BOX)
+            load_box(box, [rows[i], kv_head, 0, place], full, slot.slice(i, 1, dim=0))
+        else:
+            part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
+            load_box(box, [rows[i], kv_head, 0], full, part)
+
+
+@gluon.jit
+def load_tile(
+    box,
+    new_box,
+    ring,
+    turn,
+    table,
+    block,
+    kv_head,
+    tile,
+    first_key,
+    PART: gl.constexpr,
+    STAGES: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
+    """One loader's part of a tile into the next slot, from the cache or from beside it."""
+    if S.APART:
+        context_len = block.seq_len - block.query_len
+        if in_cache(tile, context_len, S):
+            rows = page_rows(table, tile, first_key, context_len, PART, S, P)
+            fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
+        else:
+            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, S, P)
+    else:
+        rows = page_rows(table, tile, first_key, block.seq_len, PART, S, P)
+        fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
+    return advance(turn, STAGES)
+
+
+@gluon.jit
+def load_both(
+    key_box, value_box, new_key_box, new_value_box, keys, values, turn, table, block, kv_head, tile, first_key,
+    STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """A tile of keys and the same of values into the next slots of rings of as many, by one warp."""
+    if S.APART:
+        load_tile(key_box, new_key_box, keys, turn, table, block, kv_head, tile, first_key, 0, STAGES, S, P)
+        return load_tile(
+            value_box, new_value_box, values, turn, table, block, kv_head, tile, first_key, 0, STAGES, S, P
+        )
+    else:
+        rows = page_rows(table, tile, first_key, block.seq_len, 0, S, P)
+        fill(key_box, keys, turn, rows, tile, kv_head, 0, S, P)
+        fill(value_box, values, turn, rows, tile, kv_head, 0, S, P)
+        return advance(turn, STAGES)
+
+
+@gluon.jit
+def load_tiles(
+    box,
+    new_box,
+    ring,
+    turn,
+    table,
+    block,
+    kv_head,
+    begin,
+    end,
+    first_key,
+    PART: gl.constexpr,
+    STAGES: gl.constexpr,
+    S: gl.constexpr,
+    P: gl.constexpr,
+):
+    """Tiles [begin, end) of a block's keys into the ring, the last one first."""
+    for i in range(end - begin):
+        turn = load_tile(box, new_box, ring, turn, table, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P)
+    return turn

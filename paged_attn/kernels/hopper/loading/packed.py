@@ -1,0 +1,112 @@
+"""Tiles of an x-packed cache: boxes of 16 bytes x neighbouring keys, and of dims x neighbouring keys, one by one.
+
+As left operands of products they pass through registers, for a thread's numbers lie side by side in either.  As right
+ones they are multiplied where they lie, if boxes of keys are of 8 of them, and those of values rows of 32 bytes.
+"""
+
+import triton
+
+from ..asm import widen_pair_apart
+from ..layouts import (
+    operand_layout,
+    packed_key_words_layout,
+    packed_keys_layout,
+    packed_value_pairs_layout,
+    packed_values_layout,
+)
+from ..shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
+from .ring import as_words
+
+# A slot as what lies in it, in order.
+IN_ORDER_3, IN_ORDER_4 = (gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [*range(n)][::-1])) for n in (3, 4))
+
+
+@gluon.jit
+def make_boxes(box, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Slots of a ring, each the boxes of a tile."""
+    BOX: gl.constexpr = box.block_shape
+    return gl.allocate_shared_memory(box.dtype, [STAGES, S.TILE // P.BOX, 1, BOX[2], BOX[3]], box.layout)
+
+
+@triton.constexpr_function
+def places_of_slot(shape, box):
+    """Places along a box's last axis from slot to slot; boxes of whole pages begin at none but the first."""
+    return max(1, shape[3] // box)
+
+
+@gluon.jit
+def boxes_of(slot, box, S: gl.constexpr, P: gl.constexpr):
+    """A slot of [TILE, 1, DIM] as boxes of a tile."""
+    SHAPE: gl.constexpr = box.block_shape
+    return reinterpret(slot, slot.dtype, [S.TILE // P.BOX, 1, SHAPE[2], SHAPE[3], SHAPE[4]], box.layout)
+
+
+@gluon.jit
+def value_tile(ring, turn, S: gl.constexpr):
+    """The slot's values, rows of 16 for each dim, as a matrix [TILE, DIM] that a product can be told of."""
+    slot = ring.slots.index(turn.stage)
+    boxes = reinterpret(slot, slot.dtype, [S.TILE // 16, S.DIM, 16], gl.NVMMASharedLayout(32, 16, 3))
+    return boxes.permute((1, 0, 2)).reshape([S.DIM, S.TILE]).permute((1, 0))
+
+
+@gluon.jit
+def zero_values_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
+    """Zero values of a tile, from position first on, outside [first_key, end_key), in words of two."""
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [P.ROWS // 16, 1], [1, 0])
+    words = as_words(values.slots.index(turn.stage), S.TILE // 16 * S.DIM, 32)
+    row = gl.arange(0, S.TILE // 16 * S.DIM, layout=gl.SliceLayout(1, LAYOUT))
+    pair = gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
+    pos = first + gl.expand_dims(row // S.DIM * 16, 1) + gl.expand_dims(2 * pair, 0)
+    lower = gl.where((pos >= first_key) & (pos < end_key), 0xFFFF, 0)
+    upper = gl.where((pos + 1 >= first_key) & (pos + 1 < end_key), 0xFFFF, 0)
+    words.store(words.load(LAYOUT) & (lower | (upper << 16)))
+
+
+@gluon.jit
+def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
+    """A tile's keys of 16 bits as a left operand [TILE, DIM]."""
+    places = reinterpret(
+        ring.slots.index(turn.stage), ring.slots.dtype, [S.TILE // P.BOX, S.DIM // 8, P.BOX, 8], IN_ORDER_4
+    )
+    x = places.load(packed_keys_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3)).reshape([S.TILE, S.DIM])
+    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)
+
+
+@gluon.jit
+def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A tile's fp8 keys as words [TILE, DIM / 4] of four dims."""
+    places = reinterpret(ring.slots.index(turn.stage), gl.int32, [S.TILE // P.BOX, S.DIM // 16, P.BOX, 4], IN_ORDER_4)
+    x = places.load(packed_key_words_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3))
+    return gl.convert_layout(x.reshape([S.TILE, S.DIM // 4]), LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
+    """Zero a tile's values outside [lo, end) where they lie: in registers every tile would take its words apart."""
+    first = tile * S.TILE
+    if (first < lo) | (first + S.TILE > end):
+        dtype: gl.constexpr = gl.int8 if P.FP8 > 0 else gl.int16
+        LAYOUT: gl.constexpr = packed_values_layout(S.TILE, S.DIM, P.BOX)
+        places = reinterpret(ring.slots.index(turn.stage), dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
+        box = gl.arange(0, S.TILE // P.BOX, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
+        slot = gl.arange(0, P.BOX, layout=gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT)))
+        key = gl.expand_dims(gl.expand_dims(first + box * P.BOX, 1), 2)
+        key += gl.expand_dims(gl.expand_dims(slot, 0), 0)
+        places.store(gl.where((key >= lo) & (key < end), places.load(LAYOUT), 0))
+        fence_async_shared()  # before the next box
+        thread_barrier()
+
+
+@gluon.jit
+def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
+    """A tile's values as a left operand [DIM, TILE], in float16 if they are fp8, zero outside [lo, end)."""
+    clear_outside(ring, turn, tile, lo, end, S, P)
+    slot = ring.slots.index(turn.stage)
+    if P.FP8 > 0:
+        places = reinterpret(slot, gl.int16, [S.TILE // P.BOX, S.DIM, P.BOX // 2], IN_ORDER_3)
+        even, odd = widen_pair_apart(places.load(packed_value_pairs_layout(S.TILE, S.DIM, P.BOX)), P.FP8)
+        x = gl.join(even, odd).permute((1, 0, 2, 3)).reshape([S.DIM, S.TILE])
+    else:
+        places = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
+        x = places.load(packed_values_layout(S.TILE, S.DIM, P.BOX)).permute((1, 0, 2)).reshape([S.DIM, S.TILE])
+    return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)

@@ -1,0 +1,198 @@
+"""Queries on their way into shared memory: a box by a loader, or through the consumer's registers."""
+
+import triton
+
+from ...common.output import load_query
+from ...common.schedule import row_tile
+from ..args import Queries, QueryRows, Turn, query_parts
+from ..asm import arrive_at, await_at, bring_near, e4m3_in_two
+from ..shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
+from .ring import QUERIES, address_of, as_words, gate, wait_released
+
+
+@triton.constexpr_function
+def take_turns(P):
+    """Whether each block's queries have a slot of their own in turn, full and empty, and not one for each consumer."""
+    return P.QUERY_BOX and (P.ROWS >= 128 or P.BESIDE)
+
+
+@triton.constexpr_function
+def most_rows(P):
+    """Of a consumer's queries."""
+    return P.COLUMNS if P.BESIDE else P.ROWS
+
+
+@gluon.jit
+def turn_of(done, P: gl.constexpr):
+    """Where they are, after so many blocks."""
+    SLOTS: gl.constexpr = P.QUERY_SLOTS
+    return Turn(done % SLOTS, done // SLOTS & 1)
+
+
+@gluon.jit
+def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
+    """Room for the rows of queries of each consumer, all or few."""
+    # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
+    FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
+    ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
+    SHAPE: gl.constexpr = [ROWS, 1, S.DIM]
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+    IN_TURN: gl.constexpr = take_turns(P)
+    SLOTS: gl.constexpr = P.QUERY_SLOTS if IN_TURN else P.CONSUMERS * query_parts(P)
+    slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
+    # what is never used is the slots: a record with a None cannot be returned
+    full, empty, full_at, empty_at = slots, slots, 0, 0
+    if IN_TURN:
+        full, full_at = gate(gates, QUERIES, P)
+        empty, empty_at = gate(gates, QUERIES + 1, P)
+    elif P.QUERY_BOX or P.PREFETCH:
+        CONSUMERS: gl.constexpr = P.CONSUMERS
+        full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(CONSUMERS):
+            mbarrier.init(full.index(i), count=1)
+    at = address_of(slots, QUERIES, P) if P.PACKED and not P.SHARES else 0
+    if P.QUERY_BOX and most_rows(P) % S.GROUP != 0:
+        _clear(slots, SLOTS, S, P)
+    return Queries(slots, full, empty, full_at, empty_at, at)
+
+
+@gluon.jit
+def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Zero what boxes do not fill, with all else: nobody reads these rows, but no numbers would be weighed twice."""
+    BYTES: gl.constexpr = S.DIM * slots.dtype.primitive_bitwidth // 8
+    ROWS: gl.constexpr = most_rows(P)
+    WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # those of blocks do it
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [WARPS, 1], [1, 0])
+    for i in gl.static_range(SLOTS):
+        as_words(slots.index(i), ROWS, BYTES).store(gl.full([ROWS, BYTES // 4], 0, gl.int32, LAYOUT))
+
+
+@gluon.jit
+def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
+    """Have the L2 fetch the queries while the schedule is made, where each warp of all programs has a token at most.
+
+    Of more than that the first blocks are some, and which is not known yet.
+    """
+    WARPS: gl.constexpr = P.ROWS // 16
+    programs = gl.num_programs(0)
+    if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
+        if num_tokens <= WARPS * programs:
+            thread = gl.arange(0, 32 * WARPS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+            token = gl.program_id(0) + thread // 32 * programs
+            if query.WIDE is not None:
+                token = token.to(gl.int64)
+            address = (query.ptr + token * query.stride_token).to(gl.int64)
+            BITS: gl.constexpr = S.KV_HEADS * S.GROUP * S.HEAD_DIM * query.ptr.dtype.element_ty.primitive_bitwidth
+            bring_near(address, thread * 0 + BITS // 128 * 16, (thread % 32 == 0) & (token < num_tokens))
+
+
+@gluon.jit
+def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr):
+    ROWS: gl.constexpr = most_rows(P) // S.GROUP * S.GROUP
+    mbarrier.expect(queries.full.index(slot), ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
+    load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(slot), queries.slots.index(slot))
+
+
+@gluon.jit
+def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
+    """The queries of a block, after so many others, once no consumer needs those that they replace."""
+    token = item.block.first_token + item.block.first
+    if take_turns(P):
+        at = turn_of(done, P)
+        mbarrier.wait(queries.empty.index(at.stage), at.phase ^ 1)
+        _load_rows(box, queries, at.stage, token, item, S, P)
+    else:
+        wait_released(keys, turn, P.KEY_STAGES)
+        CONSUMERS: gl.constexpr = P.CONSUMERS
+        for w in gl.static_range(CONSUMERS):
+            _load_rows(box, queries, w, token + w * (P.ROWS // S.GROUP), item, S, P)
+
+
+@gluon.jit
+def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr, there=None):
+    """Until a consumer's rows are here, after those of so many blocks.  there: of slots in turn."""
+    if take_turns(P):
+        at = turn_of(done, P)
+        await_at(queries.full_at + at.stage * 8, at.phase, there)
+    else:
+        gl.static_assert(there is None)
+        mbarrier.wait(queries.full.index(NUMBER), done & 1)
+
+
+@gluon.jit
+def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
+    """No more keys will be multiplied by them."""
+    if take_turns(P):
+        arrive_at(queries.empty_at + turn_of(done, P).stage * 8)
+
+
+@gluon.jit
+def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A consumer's queries."""
+    PARTS: gl.constexpr = query_parts(P)
+    first = turn_of(done, P).stage if take_turns(P) else NUMBER * PARTS
+    parts = ()
+    for i in gl.static_range(PARTS):
+        slot = queries.slots.index(first + i)
+        parts = parts + (slot.reshape([slot.shape[0] * slot.shape[1], S.DIM]),)  # type: ignore[assignment]
+    return QueryRows(parts, queries.at + first * (P.ROWS * S.DIM * 2))
+
+
+@gluon.jit
+def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
+    """Normalized bfloat16 rows, divided by 2^7, so that the largest is below 2^8, as sums of two e4m3 numbers.
+
+    Four bits each are bfloat16's eight; within 2^-9 of a row's largest nothing is lost, nowhere more than 2^-17 of it.
+    The smaller ones are multiplied first: of a sum so far, and what is added to it, the tensor cores keep 14 bits.
+    """
+    x = (x.to(gl.float32) * (1 / 128)).reshape([P.ROWS, S.DIM // 4, 2, 2])
+    even, odd = gl.split(x)
+    a, c = gl.split(even)
+    b, d = gl.split(odd)
+    words, rest = e4m3_in_two(a, b, c, d)
+    as_words(lower, P.ROWS, S.DIM).store(rest)
+    as_words(upper, P.ROWS, S.DIM).store(words)
+
+
+@gluon.jit
+def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
+    """Queries [R, DIM] with their dims where those of `columns.widened_keys` are."""
+    x = x.reshape([ROWS, S.DIM // 64, 4, 4, 2, 2])  # a thread's 16 dims: four words of two pairs
+    return x.permute((0, 1, 3, 4, 2, 5)).reshape([ROWS, S.DIM])
+
+
+@gluon.jit
+def take_queries(
+    query, queries, block, kv_head, scale, done, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Until a consumer's rows are in shared memory; returns the scale of their scores, of each row if rows differ.
+
+    Strides that make no box go through the consumer's registers, and few rows, and queries that change type.
+    """
+    if P.QUERY_BOX:
+        wait_queries(queries, done, NUMBER, S, P)
+        return scale
+    else:
+        READ: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
+        row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
+        rows = row_tile(block, kv_head, row, mods, ROWS // S.GROUP, S)
+        dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))
+        thread_barrier()  # nobody may still multiply by the last ones
+        loaded = load_query(query, rows, dim, 1, S)
+        x = loaded.parts[0]
+        if P.SHARES and P.FP8 > 0:
+            x = scatter(x, ROWS, S)
+        slots = rows_of(queries, done, NUMBER, S, P).parts
+        unit = loaded.unit
+        if query_parts(P) == 2:
+            store_in_two(slots[0], slots[1], x, S, P)
+            unit *= 128
+        else:
+            slots[0].slice(0, ROWS, dim=0).store(x)
+        fence_async_shared()
+        thread_barrier()
+        if S.NORMALIZED:
+            return gl.convert_layout(unit, LAYOUT) * scale
+        else:
+            return scale

@@ -1,0 +1,173 @@
+"""The kernel for mixed batches: blocks of many rows and, in the same programs at the same time, shares of few rows.
+
+Blocks keep the tensor cores busy and few rows the memory.  So two warpgroups of one code serve blocks, items from a
+counter, and a third one few rows, each with rings and loaders of its own.
+"""
+
+import triton
+
+from ..common.merge import partial_of
+from ..common.output import clear_padding, tokens_of
+from ..common.records import Batch, Scratch
+from ..common.schedule import find_share, room_of, unflatten, visible_range, work
+from .args import Jobs, Results, Rings, Turn, Turns
+from .blocks import consume_items, hand_out_items, load_items, make_rings
+from .consuming.column_softmax import make_flags
+from .consuming.columns import consume_columns, make_weights
+from .layouts import lanes_layout
+from .loading.loader import load_tiles
+from .loading.queries import bring_queries, load_queries, make_queries
+from .loading.ring import KEYS, VALUES, make_gates, make_read_ring, start_with
+from .schedule.arrival import told_in
+from .schedule.mail import make_mail, no_item, publish, read
+from .schedule.schedule import TAKEN, bring_lengths, known_same, make_lists
+from .schedule.walk import Walk, item_at
+from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
+
+# Registers of a thread that serves few rows, and of one that loads; the blocks' have what is left, 176.
+FEW, LOADER = gl.constexpr(120), gl.constexpr(40)
+
+
+@triton.constexpr_function
+def one_scan(scan):
+    """How many sequences one warp takes at a time to make a schedule: fewer."""
+    return min(scan, 128)
+
+
+@gluon.jit
+def lanes(S: gl.constexpr):
+    """Counts from 0 to SCAN in one warp."""
+    return gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, 16))
+
+
+@gluon.jit
+def hand_out_blocks(box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """`blocks.hand_out_items` by a warp that makes the lists, too, while another one makes the shares of few rows."""
+    ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
+    lists = known_same(make_lists(jobs.batch, lanes(ONE), jobs.mods, ONE, P))
+    hand_out_items(box, new_box, ring, jobs, lists, P.LOADERS - 1, STAGES, S, P)
+
+
+@gluon.jit
+def hand_out_share(
+    box, new_box, query_box, ring, queries, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """One warp: the pieces of a share of few rows for everybody, their queries, and the tiles of keys."""
+    mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
+    ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
+    lane = lanes(ONE)
+    index, kv_head = unflatten(S)
+    first = work(batch, lane, lane < batch.num_seqs, mods, S)
+    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, ONE)
+    unit = share.begin
+    turn = Turn(0, 0)
+    number = batch.num_seqs * 0
+    done = number
+    while unit < share.end:
+        blocks, tiles = room_of(batch, share, seq, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            publish(mail, number, item)
+            number += 1
+            if item.begin < item.end:
+                load_queries(query_box, queries, done, ring, turn, item, S, P)
+                done += 1
+                table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+                lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+                turn = load_tiles(
+                    box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
+                )
+            unit += count
+    publish(mail, number, no_item(unit))
+
+
+@gluon.jit
+def consume_few(out, results, query, rings, jobs, S: gl.constexpr, P: gl.constexpr):
+    """The consumer of few rows: all pieces of a share."""
+    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    number = 0
+    item = read(jobs.mail, number, P.ROWS // 16, BY_WARP=True)
+    while item.kv_head >= 0:
+        turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
+        number += 1
+        item = read(jobs.mail, number, P.ROWS // 16, BY_WARP=True)
+
+
+@gluon.jit
+def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
+    """All that the consumer of few rows is fed from."""
+    queries = make_queries(dtype, gates, S, P)
+    keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+    values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
+    return Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
+
+
+@gluon.jit
+def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
+    """(states, counters) behind those of even shares (`plan.need_of`)."""
+    COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: of blocks, and of groups of pieces
+    counters = scratch.counters + TAKEN + COUNTERS * gl.num_programs(0)
+    return scratch.states + slots * S.LIVE * (S.DIM + 2), counters
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "num_seqs", "num_tokens", "page_table_stride", "least", "slots", "few_shortest", "few_least", "few_slots",
+    ]
+)  # fmt: skip
+def mixed_kernel(
+    out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, few_key_box, few_value_box,
+    few_new_key_box, few_new_value_box, few_query_box, query_starts, seq_lens, page_table, page_table_stride, num_seqs,
+    num_tokens, shortest, longest, least, slots, few_shortest, few_least, few_slots, mods, scales,
+    S: gl.constexpr, P: gl.constexpr, F: gl.constexpr, G: gl.constexpr,
+):  # fmt: skip
+    """Attention of blocks of queries x KV heads by S and P and, of sequences of fewer queries, of shares by F and G."""
+    gdc_wait()
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )
+    few_batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, few_shortest, shortest - 1,
+        few_least, few_slots,
+    )  # fmt: skip
+    if S.CLEAR:
+        live = tokens_of(batch)  # memory answers while barriers are made
+    bring_lengths(batch, P)
+    bring_queries(query, num_tokens, S, P)
+    dtype: gl.constexpr = key_box.dtype
+    gates = make_gates(P, G)
+    queries = make_queries(dtype, gates, S, P)
+    rings, _ = make_rings(dtype, queries, gates, dtype, S, P)
+    few_rings = make_few_rings(dtype, gates, F, G)
+    mail, few_mail = make_mail(gates, P), make_mail(gates, G)
+    fence_async_shared()  # what the barriers start with
+    few_results = Results(lse, partial_of(scratch, few_slots * F.LIVE), told_in(scratch, few_slots, F), scales)
+    few_jobs = Jobs(few_mail, scratch.counters, few_batch, mods)
+    states, counters = scratch_behind(scratch, few_slots, F, G)
+    behind = Scratch(states, counters)
+    results = Results(lse, partial_of(behind, slots * S.LIVE), told_in(behind, slots, S), scales)
+    jobs = Jobs(mail, counters, batch, mods)
+    if S.CLEAR:
+        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        clear_padding(out, lse, batch, live, dim, S)
+    start_with(gates, P, G)
+    K: gl.constexpr = P.KEY_STAGES
+    V: gl.constexpr = P.VALUE_STAGES
+    FK: gl.constexpr = G.KEY_STAGES
+    FV: gl.constexpr = G.VALUE_STAGES
+    gl.warp_specialize([
+        (consume_items, (out, results, query, rings, jobs, 0, S, P)),
+        (consume_few, (out, few_results, query, few_rings, few_jobs, F, G)),
+        (load_items, (key_box, new_key_box, query_box, rings.key, queries, jobs, True, 0, K, S, P)),
+        (hand_out_blocks, (value_box, new_value_box, rings.value, jobs, V, S, P)),
+        (hand_out_share, (
+            few_key_box, few_new_key_box, few_query_box, few_rings.key, few_rings.queries, few_jobs, FK, F, G
+        )),
+        (load_items, (
+            few_value_box, few_new_value_box, few_query_box, few_rings.value, few_rings.queries, few_jobs, False, 0,
+            FV, F, G
+        )),
+    ], [4, 1, 1, 1, 1], [FEW, LOADER, LOADER, LOADER, LOADER])  # fmt: skip

@@ -1,0 +1,116 @@
+"""Plans of batch-invariant calls: 64 rows of a consumer against tiles of one size, keys cut at fixed places only.
+
+A decode's few rows take a product of 64 rows, as a prefill's do, which memory leaves time for.  Bounds, the batch and
+the page table decide who does what, and nothing that a result depends on.
+"""
+
+import math
+
+from ....records.rounding import cdiv, next_power_of_2
+from ...portable.plan import UNBOUNDED, Launch, Problem, affordable, most_pieces
+from ...portable.tuning import PIECE
+from ..args import Pipe
+from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of
+
+ENOUGH = 2  # blocks of a multiprocessor from which on none is cut
+ROWS = 64  # of a consumer
+FEW_ROWS = 16  # beside longer sequences: all that have as few may leave states in scratch
+
+
+def launches(p: Problem) -> tuple[Launch, ...]:
+    """Sequences of few queries in one launch, the others in another, unless one cannot occur."""
+    if p.only == "decode" or not p.ragged:
+        return (_few(p, 1, 1),)
+    shortest = 0 if p.only is None else 2
+    if p.max_seqlen_q <= _tokens(p, 1):
+        return (_few(p, shortest, UNBOUNDED),)
+    if is_even(p):
+        return (_many(p, shortest),)
+    few = max(1, FEW_ROWS // _group(p))
+    return (_many(p, few + 1), _few(p, shortest, few))
+
+
+def _few(p: Problem, shortest: int, longest: int) -> Launch:
+    """A block for each sequence."""
+    return _cut(p, 1, p.seqs, shortest, longest) or _whole(p, p.seqs, shortest, longest)
+
+
+def _many(p: Problem, shortest: int) -> Launch:
+    """Blocks of two consumers, cut where there are few; with one consumer there may be room for more pieces."""
+    blocks = _blocks(p, shortest, 2)
+    if blocks * p.kv_heads < ENOUGH * p.device.multiprocessors and p.max_seqlen_k > PIECE:
+        cuts = [_cut(p, consumers, _blocks(p, shortest, consumers), shortest, UNBOUNDED) for consumers in (2, 1)]
+        if found := [launch for launch in cuts if launch]:
+            return max(found, key=lambda launch: launch.programs)
+    return _whole(p, blocks, shortest, UNBOUNDED)
+
+
+def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
+    """Even shares of all tiles; of blocks that are cut every piece leaves a state, for which there may be no room."""
+    queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
+    live = 2 * ROWS if consumers == 2 else min(ROWS, next_power_of_2(queries * _group(p)))
+    pieces = most_pieces(p, PIECE, min(longest, p.max_seqlen_q))
+    bytes_of_share = 4 * pieces * p.kv_heads * live * (dim_of(p) + 2)
+    shares = affordable(p.device.multiprocessors // p.kv_heads, blocks, bytes_of_share)
+    if not shares:
+        return None
+    programs = shares * p.kv_heads
+    pipe = _pipe(p, consumers, 1)
+    pipe = pipe._replace(SHARES=True, PREFETCH=pipe.BOX <= 64, SKIP=p.kv_heads * live, STRIDE=p.kv_heads * live)
+    return _launch(p, pipe, True, programs, shortest, longest, live, pieces * programs)
+
+
+def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
+    """Items from a counter, none of them cut."""
+    pipe = _pipe(p, 2, loaders_of(p, _tile(p), p.modified))._replace(QUERY_BOX=p.query_box)
+    return _launch(p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS, 0)
+
+
+def _launch(
+    p: Problem, pipe: Pipe, split: bool, programs: int, shortest: int, longest: int, live: int, slots: int
+) -> Launch:
+    tokens = _tokens(p, pipe.CONSUMERS)
+    shape = shape_of(p, _tile(p), tokens, pipe.CONSUMERS * ROWS, split)
+    clear = p.ragged and p.only is None and longest == UNBOUNDED
+    shape = shape._replace(PIECE=PIECE, LIVE=live, CLEAR=clear)
+    most = max(1, min(tokens, p.max_seqlen_q, longest)) if p.ragged else 1
+    return launch_of(shape, pipe, programs, 1, shortest, longest, most, slots)
+
+
+def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
+    """Of whole blocks; two consumers and what lies in the bank leave room for two slots of each ring."""
+    slots = (2 if dim_of(p) == 128 else 4) * (128 // _tile(p))
+    return Pipe(
+        SHARES=False,
+        CONSUMERS=consumers,
+        KEY_STAGES=slots + (consumers == 1),
+        VALUE_STAGES=slots,
+        LOADERS=loaders,
+        BOX=math.gcd(p.page_size, _tile(p) // loaders),
+        ROWS_PER_PAGE=p.rows_per_page,
+        SKIP=0,
+        STRIDE=0,
+        JOINED=16,
+    )
+
+
+def _tile(p: Problem) -> int:
+    """Keys of a tile: of the call's options alone, not of its sizes."""
+    return 64 if p.softcap else 128
+
+
+def _group(p: Problem) -> int:
+    return p.heads // p.kv_heads
+
+
+def _tokens(p: Problem, consumers: int) -> int:
+    """Of a block."""
+    return consumers * (ROWS // _group(p))
+
+
+def _blocks(p: Problem, shortest: int, consumers: int) -> int:
+    """That sequences of so many queries or more can have."""
+    tokens = _tokens(p, consumers)
+    if is_even(p):
+        return p.seqs * cdiv(p.max_seqlen_q, tokens)
+    return p.tokens // tokens + min(p.seqs, p.tokens // max(1, shortest))

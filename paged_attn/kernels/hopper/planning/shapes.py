@@ -1,0 +1,100 @@
+"""What all plans of Hopper kernels share: shapes and launches from a problem and the numbers that a plan chose."""
+
+import math
+
+import torch
+import triton
+
+from ....records.rounding import next_power_of_2
+from ...common.records import Shape
+from ...portable.plan import Launch, Problem, merge_of
+from ...portable.tuning import Config
+from ..args import Pipe
+
+ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
+ONE_WARP = 32  # and within a warp
+LONGEST = 256  # elements of a box along an axis
+# of an x-packed cache, side by side for a product: keys, of 8 dims each, and values of a dim
+CORE_KEYS, ROW_VALUES = 8, 16
+COLUMNS = 8  # rows of 16-bit queries up to which they are columns
+DRAFT_COLUMNS = 16  # likewise of several tokens, in even shares
+FP8_COLUMNS = 32  # over fp8 caches; of more rows a sequence has blocks, of a group of more heads they have 64
+PACKED_COLUMNS = 32  # over x-packed caches, whose keys pass through registers; of heads beyond 128 dims 8
+
+
+def is_even(p: Problem) -> bool:
+    """Whether all sequences have as many queries."""
+    return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
+
+
+def loaders_of(p: Problem, tile: int, modified: bool) -> int:
+    """Warps for each ring of blocks."""
+    # two would send small boxes faster, but have twice the code, and beside that of modifiers it does not stay at hand
+    return 2 if math.gcd(p.page_size, tile) < tile and not modified else 1
+
+
+def dim_of(p: Problem) -> int:
+    """Head dims as tiles have them."""
+    return max(64, next_power_of_2(p.head_dim))
+
+
+def rows_of(p: Problem, longest: int) -> int:
+    """The most rows that a sequence of up to so many queries has for a KV head."""
+    return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
+
+
+def has_tanh(p: Problem) -> bool:
+    """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
+    return p.softcap > 0 and not p.far_cap and not p.lse and p.query != torch.float16
+
+
+def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:
+    """Of blocks of so many tokens; what is rarer is put in by the caller."""
+    return Shape(
+        GROUP=p.heads // p.kv_heads,
+        KV_HEADS=p.kv_heads,
+        HEAD_DIM=p.head_dim,
+        DIM=dim_of(p),
+        PAGE=p.page_size,
+        BLOCK_Q=tokens,
+        ROWS=rows,
+        LIVE=rows,
+        TILE=tile,
+        CHUNK=0,
+        STAGES=0,
+        COMPUTE=triton.language.float16 if p.compute == torch.float16 else triton.language.bfloat16,
+        PRECISION="ieee",
+        ONE_BLOCK=False,
+        SPLIT=split,
+        PIECE=None,
+        MERGE=1,
+        SCAN=next((size for size in (ONE_WARP, ALL_AT_ONCE) if p.seqs <= size), 1024),
+        ONE_SCAN=p.seqs <= ALL_AT_ONCE,
+        PEEL=False,
+        SCALE_FIRST=p.modified,
+        CLEAR=False,
+        NATIVE_FP8=True,
+        NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
+        FAR_CAP=p.far_cap,
+        APART=p.new,
+    )
+
+
+def merged(p: Problem, launch: Launch, shares: int) -> Launch:
+    """The launch with another behind it, by which the pieces are joined that up to so many programs have of a block."""
+    shape, pipe = launch.shape._replace(MERGE=0), launch.pipe._replace(GROUPED=0)
+    merge = merge_of(p, shape, launch.block_tokens, shares, pipe.SKIP, pipe.STRIDE)
+    return launch._replace(shape=shape, pipe=pipe, merge=merge)
+
+
+def launch_of(
+    shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int,
+    resident: int = 1,
+) -> Launch:  # fmt: skip
+    """A launch of so many programs, `resident` of them on a multiprocessor."""
+    registers = None if resident == 1 else 128
+    config = Config(
+        rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=pipe.ROWS // 16, peel=False, resident=resident,
+        registers=registers,
+    )  # fmt: skip
+    return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)

@@ -1,0 +1,186 @@
+"""Pieces of a block that is cut: their states are kept in scratch, and joined by who is told to: see `arrival.py`."""
+
+from typing import Any, NamedTuple
+
+import triton
+
+from ...common.merge import join
+from ...common.output import rows_from, store_partial, store_rows
+from ...common.records import State
+from ...common.softmax import base_of, merge
+from ..asm import exp2
+from ..layouts import fours_layout, pieces_at_once, rows_at_once, states_layout
+from ..shim import gl, gluon, thread_barrier
+
+
+@gluon.jit
+def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """The state of one piece, of several of an item number `piece`, in scratch."""
+    LAYOUT: gl.constexpr = state.acc.type.layout
+    first_row = item.row + piece * P.SKIP + NUMBER * P.ROWS
+    row = gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
+    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
+    valid = rows.valid
+    if S.LIVE < P.ROWS:  # more queries than the host was told of have no room
+        valid &= row < S.LIVE
+    store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # all, for `join_at_once`
+
+
+@gluon.jit
+def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
+    """(maxima, sums, accumulators) of the state so many rows further on."""
+    row_max = gl.load(parts.max + row + ahead, valid, float("-inf"))
+    return row_max, gl.load(parts.sum + row + ahead, valid, 0.0), gl.load(values + ahead * DIM, inside, 0.0)
+
+
+@gluon.jit
+def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
+    """`merge.join` with one maximum for all states that are loaded together, and one address: a third of the code.
+
+    Small decodes wait for machine code at their end, too.  Accumulators are weighed by 0 where nothing was seen, so all
+    have to be kept.  Rows are heads of one token, which see the same keys: none that saw nothing holds a product of 0
+    with what is no number.
+    """
+    inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.DIM, 0)
+    values = parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0)
+    row_max, row_sum = at * 0.0 + float("-inf"), at * 0.0
+    acc = gl.expand_dims(row_sum, 1) + gl.expand_dims(dim * 0.0, 0)
+    for first in range(0, pieces.count, CHUNK):
+        there = first < pieces.count
+        loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.DIM),)
+        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second may be nearer than others
+        at += before
+        values += before * S.DIM
+        for i in gl.static_range(1, CHUNK):
+            there = first + i < pieces.count
+            state = load_state(parts, at, values, valid & there, inside & there, i * pieces.stride, S.DIM)
+            loaded = loaded + (state,)  # type: ignore[assignment]
+        at += CHUNK * pieces.stride
+        values += CHUNK * pieces.stride * S.DIM
+        top = row_max
+        for i in gl.static_range(CHUNK):
+            top = gl.maximum(top, loaded[i][0])
+        base = base_of(top)
+        decay = exp2(row_max - base)
+        row_max, row_sum, acc = top, row_sum * decay, acc * gl.expand_dims(decay, 1)
+        for i in gl.static_range(CHUNK):
+            weight = exp2(loaded[i][0] - base)
+            row_sum += loaded[i][1] * weight
+            acc += loaded[i][2] * gl.expand_dims(weight, 1)
+    return State(acc, row_max, row_sum)
+
+
+class Pieces(NamedTuple):
+    """States in scratch that are to be joined, in order."""
+
+    row: Any  # the first one's first
+    skip: Any  # from there to the second, in rows
+    stride: Any  # and from there on
+    count: Any
+
+
+@gluon.jit
+def join_states(
+    out, results, kv_head, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """Join pieces of `count` rows, at most ROWS, from a token on: to results, or if not whole in place of the first.
+
+    What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
+    """
+    WARPS: gl.constexpr = P.ROWS // 16
+    WIDTH: gl.constexpr = 128 if S.DIM > 128 else S.DIM
+    LIVE: gl.constexpr = S.LIVE if S.LIVE < ROWS else ROWS
+    AT_ONCE: gl.constexpr = rows_at_once(LIVE, WARPS, P.BRIEF and S.GROUP <= WARPS)
+    CHUNK: gl.constexpr = pieces_at_once(AT_ONCE * WIDTH, WARPS, P.JOINED, P.FP8)
+    LAYOUT: gl.constexpr = states_layout(AT_ONCE, WARPS)
+    parts = results.partial
+    for first in range(0, count, AT_ONCE):
+        row = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, LAYOUT))
+        rows = rows_from(token, kv_head, row, row < count, S)
+        for first_dim in range(0, S.DIM, WIDTH):
+            dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
+            at = pieces.row + row
+            if P.BRIEF:
+                state = join_at_once(parts, at, rows.valid, dim, pieces, CHUNK, S)
+            else:
+                state = join(parts, at, rows.valid, dim, pieces.skip, pieces.stride, pieces.count, CHUNK, S.DIM)
+            if whole:
+                store_rows(out, results.lse, rows, dim, state, results.scales, S)
+            else:
+                replace_first(parts, at, rows.valid, dim, state, first_dim + WIDTH == S.DIM, S)
+
+
+@gluon.jit
+def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
+    """Some dims of a joined state in place of the first piece; last: of all dims, until which its maxima are read."""
+    gl.store(parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0), state.acc, gl.expand_dims(valid, 1))
+    thread_barrier()  # several threads read a row's maximum
+    gl.store(parts.max + at, state.max, valid & last)
+    gl.store(parts.sum + at, state.sum, valid & last)
+
+
+@triton.constexpr_function
+def joins_in_place(S, P):
+    """Whether the last program adds the other pieces to its own where that lies, and stores all rows at once.
+
+    Half as long for two pieces, one of which is here; for many the other way asks for more of them at a time, which
+    counts for even shares.  Wider rows would spill, two lists have the other way for columns anyway, fp8 products
+    have dims elsewhere, and pieces of a fixed size, of which a program has several, are folded.
+    """
+    return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.DIM <= 128
+
+
+@gluon.jit
+def in_fours(acc, ROWS: gl.constexpr, DIM: gl.constexpr):
+    """A product's rows so that a thread has four neighbours in memory, and a warp whole lines: [DIM / 16, ROWS, 16]."""
+    x = acc.reshape([ROWS, DIM // 16, 2, 4, 2]).permute((1, 0, 3, 2, 4)).reshape([DIM // 16, ROWS, 16])
+    return gl.convert_layout(x, fours_layout(DIM, ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def from_fours(x, LAYOUT: gl.constexpr, ROWS: gl.constexpr, DIM: gl.constexpr):
+    """What was `in_fours`, [ROWS, DIM]."""
+    x = x.reshape([DIM // 16, ROWS, 4, 2, 2]).permute((1, 0, 3, 2, 4)).reshape([ROWS, DIM])
+    return gl.convert_layout(x, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def places_in_fours(x, row, valid, ROWS: gl.constexpr):
+    """Offsets [DIM / 16, ROWS, 16] in scratch of what is `in_fours`, as x is; [1, ROWS, 1]: which are of valid rows."""
+    LAYOUT: gl.constexpr = x.type.layout
+    IN_ROW: gl.constexpr = gl.SliceLayout(2, LAYOUT)
+    row = gl.convert_layout(row, gl.SliceLayout(0, IN_ROW), assert_trivial=True)
+    valid = gl.convert_layout(valid, gl.SliceLayout(0, IN_ROW), assert_trivial=True)
+    first_dim = 16 * gl.arange(0, x.shape[0], layout=gl.SliceLayout(1, IN_ROW))
+    inner = gl.arange(0, 16, layout=gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT)))
+    at = gl.expand_dims(first_dim * ROWS, 1) + gl.expand_dims(row * 16, 0)
+    at = gl.expand_dims(at, 2) + gl.expand_dims(gl.expand_dims(inner, 0), 0)
+    return at, gl.expand_dims(gl.expand_dims(valid, 0), 2)
+
+
+@gluon.jit
+def keep_in_fours(parts, first_row, row, valid, state, S: gl.constexpr, P: gl.constexpr):
+    """A state of P.ROWS rows in scratch, from a row on."""
+    x = in_fours(state.acc, P.ROWS, S.DIM)
+    at, live = places_in_fours(x, row, valid, P.ROWS)
+    gl.store(parts.acc + first_row * S.DIM + at, x, live)
+    gl.store(parts.max + first_row + row, state.max, valid)
+    gl.store(parts.sum + first_row + row, state.sum, valid)
+
+
+@gluon.jit
+def join_in_place(parts, item, first_row, row, valid, state, S: gl.constexpr, P: gl.constexpr):
+    """The states of all pieces of a block in their order, this one's from registers and the others from scratch."""
+    LAYOUT: gl.constexpr = state.acc.type.layout
+    own = in_fours(state.acc, P.ROWS, S.DIM)
+    at, live = places_in_fours(own, row, valid, P.ROWS)
+    zero = gl.full([P.ROWS], 0.0, gl.float32, row.type.layout)
+    joined = State(gl.full([P.ROWS, S.DIM], 0.0, gl.float32, LAYOUT), zero + float("-inf"), zero)
+    for i in range(item.pieces):
+        other = item.first_row + i * P.STRIDE != item.row
+        row_max = gl.load(parts.max + first_row + row, valid & other, state.max)
+        row_sum = gl.load(parts.sum + first_row + row, valid & other, state.sum)
+        part = gl.load(parts.acc + first_row * S.DIM + at, live & other, own)
+        joined = merge(joined, from_fours(part, LAYOUT, P.ROWS, S.DIM), row_max, row_sum)
+        first_row += P.STRIDE
+    return joined

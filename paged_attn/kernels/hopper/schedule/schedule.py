@@ -1,0 +1,369 @@
+"""Which item comes next: pieces of blocks of queries, taken from counters by whoever is free.
+
+Where blocks are too few for all programs, each has an even share of a line of them instead, and walks along it.
+
+Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a block side by
+side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
+
+Sequences of many queries keep the tensor cores busy and those of few the memory, so the two are lists of their own, and
+the device works through both at the same rate.
+"""
+
+from typing import Any, NamedTuple
+
+import triton
+
+from ...common.records import Batch
+from ...common.schedule import block_of, first_tile, tile_of, tiles_before, visible_range, work
+from ..args import Item
+from ..asm import bring_line, same
+from ..planning import block_items, plan
+from ..planning.pieces import piece_size
+from ..shim import gl, gluon
+from .mail import no_item
+
+TAKEN = gl.constexpr(plan.TAKEN)
+PIECES = gl.constexpr(block_items.PIECES)
+LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
+
+
+class Cursor(NamedTuple):
+    """How far one program has read a list of sequences; items only grow, so it never goes back."""
+
+    seq: Any
+    blocks: Any  # before seq
+    units: Any  # likewise: their pieces, and blocks that are not cut
+    slots: Any  # likewise: pieces of blocks that are cut
+
+
+class Lists(NamedTuple):
+    """The items of sequences of many and of few queries, and how large a piece is."""
+
+    many: Any  # items; where batches are not mixed all are here, uncounted, and the number is past any
+    few: Any
+    slots: Any  # states that the first list may use
+    size: Any  # tiles of a piece, about
+    few_size: Any  # likewise, of few queries: their states are small
+    uncut: Any  # blocks of a KV head before those that may be cut into such pieces; 0 of two lists
+    sharers: Any  # programs that have an even share of all tiles each, and nobody asks a counter; 0: all do
+    total: Any  # tiles, where there are sharers
+
+
+class Taken(NamedTuple):
+    """A program's places in both lists."""
+
+    many: Any  # the number of its item, or of the one after its last; in an even share, where on the line it begins
+    few: Any  # in an even share, the end of it
+    many_cursor: Any
+    few_cursor: Any
+
+
+@gluon.jit
+def bring_lengths(batch, P: gl.constexpr):
+    """Have the L2 fetch the lengths of a sequence with each thread, while barriers are made."""
+    thread = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+    there = thread < batch.num_seqs
+    bring_line((batch.seq_lens + thread).to(gl.int64), there)
+    if batch.query_starts is not None:  # sequences may have several queries
+        bring_line((batch.query_starts + thread).to(gl.int64), there)
+
+
+@gluon.jit
+def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
+    """The sequences of more than 64 rows, or the others."""
+    FEW: gl.constexpr = 64 // S.GROUP
+    shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
+    longest = batch.longest if MANY else gl.minimum(batch.longest, FEW)
+    return Batch(
+        batch.query_starts,
+        batch.seq_lens,
+        batch.page_table,
+        batch.page_table_stride,
+        batch.num_seqs,
+        batch.num_tokens,
+        shortest,
+        longest,
+        batch.least,
+        batch.slots,
+    )
+
+
+@gluon.jit
+def _pieces(tiles, size, S: gl.constexpr):
+    """Pieces of a block, of about `size` tiles each: a short rest would cost a merge, too."""
+    if S.SPLIT:
+        return gl.maximum((2 * tiles + size) // (2 * size), 1)
+    else:
+        return tiles * 0 + 1
+
+
+@gluon.jit
+def count_items(batch, lane, size, mods, S: gl.constexpr):
+    """(items, states of cut blocks) of all sequences that a batch serves."""
+    items = 0
+    slots = 0
+    for first in range(0, batch.num_seqs, S.SCAN):
+        seq = first + lane
+        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
+        pieces = _pieces(tiles, size, S)
+        items += gl.sum(blocks * pieces, axis=0)
+        slots += gl.sum(gl.where(pieces > 1, blocks * pieces, 0), axis=0)
+    return items * S.KV_HEADS, slots * S.KV_HEADS
+
+
+@gluon.jit
+def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
+    """All items; of few queries a piece has about so many tiles that every program gets a few, or batch.least."""
+    size, few_size = 1 << 30, 1 << 30
+    none = batch.num_seqs * 0
+    uncut, sharers, all_tiles = none, none, none
+    if S.SPLIT and P.MIXED:
+        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S, ALIKE=True)
+        size, few_size = cuts.size, cuts.least
+    elif S.SPLIT:
+        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
+        size, uncut, sharers, all_tiles = cuts.size, cuts.uncut, cuts.sharers, cuts.total
+    if P.MIXED:
+        many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
+        few, _ = count_items(part_of(batch, False, S), lane, few_size, mods, S)
+        return Lists(many, few, slots, size, few_size, uncut, sharers, all_tiles)
+    else:
+        return Lists(none + (1 << 30), none, none, size, size, uncut, sharers, all_tiles)
+
+
+@gluon.jit
+def known_same(lists):
+    """The lists that one warp made, as ptxas knows them to be the same in all of its lanes.
+
+    Otherwise what depends on them could diverge, and with it, as ptxas sees it, the code of all partitions: no uniform
+    registers, and each box sent in a loop.
+    """
+    return Lists(
+        same(lists.many), same(lists.few), same(lists.slots), same(lists.size), same(lists.few_size),
+        same(lists.uncut), same(lists.sharers), same(lists.total),
+    )  # fmt: skip
+
+
+@gluon.jit
+def of_few(lists):
+    """The lists as the items of few queries are cut."""
+    return Lists(
+        lists.many, lists.few, lists.slots, lists.few_size, lists.few_size, lists.uncut, lists.sharers, lists.total
+    )
+
+
+@triton.constexpr_function
+def may_share(S, P):
+    """Whether programs may have even shares of all tiles."""
+    return S.SPLIT and not P.MIXED
+
+
+@gluon.jit
+def share_begin(number, lists):
+    """The first tile of an even share, on the line."""
+    return number * lists.total // lists.sharers
+
+
+@gluon.jit
+def share_with(tile, lists):
+    """The number of the share that holds a tile."""
+    return ((tile + 1) * lists.sharers - 1) // lists.total
+
+
+@gluon.jit
+def first_of_many(program, lists):
+    """How many of the programs before this one begin with the first list, so that both lists begin in proportion.
+
+    In whole numbers: from one program to the next it grows by 1 at most, or an item would have nobody.
+    """
+    return program - gl.cdiv(program * lists.few, gl.maximum(lists.many + lists.few, 1))
+
+
+@gluon.jit
+def _add(a, b):
+    return a + b
+
+
+@gluon.jit
+def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
+    """Blocks of sequences that stay uncut, where there are so many before these."""
+    if S.SPLIT and not P.MIXED:
+        return gl.minimum(gl.maximum(lists.uncut - before, 0), blocks)
+    else:
+        return blocks * 0
+
+
+@gluon.jit
+def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
+    """(cursor, a cursor at the sequence that holds a unit) of a list; that sequence is num_seqs after the last unit."""
+    found = Cursor(batch.num_seqs, 0, 0, 0)
+    searching = cursor.seq < batch.num_seqs
+    while searching:
+        at = cursor.seq + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
+        blocks, tiles = work(batch, at, at < batch.num_seqs, mods, S)
+        pieces = _pieces(tiles, lists.size, S)
+        ends_blocks = cursor.blocks + gl.associative_scan(blocks, 0, _add)
+        cut = blocks - _uncut(blocks, ends_blocks - blocks, lists, S, P)
+        units = blocks + cut * (pieces - 1)
+        if may_share(S, P):
+            units = gl.where(lists.sharers > 0, blocks * tiles, units)
+        ends = cursor.units + gl.associative_scan(units, 0, _add)
+        ends_used = cursor.slots + gl.associative_scan(gl.where(pieces > 1, cut * pieces, 0), 0, _add)
+        last = gl.max(ends, axis=0)
+        if unit < last:
+            passed = ends <= unit
+            found = Cursor(
+                cursor.seq + gl.sum(passed.to(gl.int32), axis=0),
+                gl.maximum(cursor.blocks, gl.max(gl.where(passed, ends_blocks, 0), axis=0)),
+                gl.maximum(cursor.units, gl.max(gl.where(passed, ends, 0), axis=0)),
+                gl.maximum(cursor.slots, gl.max(gl.where(passed, ends_used, 0), axis=0)),
+            )
+            searching = False
+        else:
+            cursor = Cursor(cursor.seq + LANES, gl.max(ends_blocks, axis=0), last, gl.max(ends_used, axis=0))
+            searching = cursor.seq < batch.num_seqs
+    return cursor, found
+
+
+@gluon.jit
+def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, P: gl.constexpr):
+    """(block of a sequence, KV head, tiles [from, to) of it, pieces, first slot, this one's) of item `index`."""
+    unit = index // S.KV_HEADS
+    uncut = _uncut(blocks, found.blocks, lists, S, P)
+    behind = unit - found.units - uncut  # below 0 in an uncut block, whose slot nobody reads
+    pieces = gl.where(behind < 0, 1, _pieces(tiles, lists.size, S))
+    number = behind // pieces
+    piece = behind % pieces
+    kv_head = index % S.KV_HEADS
+    slot = slots_before + (found.slots + number * pieces) * S.KV_HEADS + kv_head * pieces
+    return uncut + number, kv_head, piece * tiles // pieces, (piece + 1) * tiles // pieces, pieces, slot, slot + piece
+
+
+@gluon.jit
+def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
+    """The same of what lies at a place on the line, up to the end of the block or of the program's share.
+
+    On the line each block is `tiles` long for each KV head.  From one piece to the next the share's number grows by 1,
+    or that of the block and head: so their sum numbers all pieces, those of a block in order.
+    """
+    within = at - found.units * S.KV_HEADS
+    line, tile = within // tiles, within % tiles
+    begin = at - tile
+    count = gl.minimum(tiles - tile, end - at)
+    first_share = share_with(begin, lists)
+    pieces = share_with(begin + tiles - 1, lists) - first_share + 1
+    before = found.blocks * S.KV_HEADS + line
+    slot = before + gl.program_id(0)
+    return line // S.KV_HEADS, line % S.KV_HEADS, tile, tile + count, pieces, before + first_share, slot
+
+
+@gluon.jit
+def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexpr, P: gl.constexpr):
+    """(cursor, item, index of what comes next in an even share) of a number; kv_head is -1 after the last.
+
+    end: of the even share.  slots_before: those of other lists.
+    """
+    cursor, found = find(batch, cursor, index // S.KV_HEADS, lists, mods, S, P)
+    following = index
+    if found.seq < batch.num_seqs:
+        blocks, tiles = work(batch, found.seq, True, mods, S)
+        shared = lists.sharers > 0 if may_share(S, P) else False
+        if shared:
+            number, kv_head, from_tile, to_tile, pieces, first_slot, slot = part_of_share(
+                found, tiles, index, end, lists, S
+            )
+            following += to_tile - from_tile
+        else:
+            number, kv_head, from_tile, to_tile, pieces, first_slot, slot = piece_of(
+                found, blocks, tiles, index, slots_before, lists, S, P
+            )
+        block = block_of(batch, found.seq, number, S)
+        span = visible_range(block, mods, S.BLOCK_Q)
+        context_len = block.seq_len - block.query_len
+        begin = tile_of(span.lo, context_len, S)
+        past = tiles_before(span.hi, context_len, S)
+        if S.SPLIT:
+            before = first_tile(context_len, mods, S)
+            begin = gl.maximum(begin, before + from_tile)
+            past = gl.minimum(past, before + to_tile)
+        first = gl.where(from_tile == 0, 1, 0)
+        item = Item(
+            block, kv_head, begin, gl.maximum(begin, past), first, pieces, pieces, first_slot * S.ROWS, slot * S.ROWS,
+            first_slot,
+        )  # fmt: skip
+    else:
+        item = no_item(index)
+    return cursor, item, following
+
+
+# ---- two lists, worked through at the same rate ----------------------------------------------------
+
+
+@gluon.jit
+def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
+    """(a program's places in both lists, whether it begins with the first)."""
+    program = gl.program_id(0)
+    many = first_of_many(program, lists)
+    from_many = first_of_many(program + 1, lists) > many
+    few = program - many
+    shared = lists.sharers > 0 if may_share(S, P) else False
+    if shared:
+        many, few = share_begin(program, lists), share_begin(program + 1, lists)
+        many = gl.where(program < lists.sharers, many, lists.total)
+    return Taken(many, few, Cursor(0, 0, 0, 0), Cursor(0, 0, 0, 0)), from_many
+
+
+@gluon.jit
+def ask(counters, taken, lists, P: gl.constexpr):
+    """(whether the next item is of the first list, what its counter said): of whichever list is behind."""
+    if not P.MIXED:
+        return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")
+    behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many
+    from_many = (taken.many < lists.many) & (behind | (taken.few >= lists.few))
+    return from_many, gl.atomic_add(counters + gl.where(from_many, 0, 1), 1, sem="relaxed")
+
+
+@gluon.jit
+def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
+    """(places, whether the next item is of the first list) by an answer; at the end of one list, of the other."""
+    if not P.MIXED:
+        many = gl.where(lists.sharers > 0, taken.many, answer + next_many)
+        return Taken(many, taken.few, taken.many_cursor, taken.few_cursor), from_many
+    next_few = gl.num_programs(0) - next_many
+    many = gl.where(from_many, answer + next_many, taken.many)
+    few = gl.where(from_many, taken.few, answer + next_few)
+    if from_many & (many >= lists.many):
+        from_many = few < 0
+        few = gl.atomic_add(counters + 1, 1, sem="relaxed") + next_few
+    elif (not from_many) & (few >= lists.few) & (many < lists.many):
+        from_many = few >= 0
+        many = gl.atomic_add(counters, 1, sem="relaxed") + next_many
+    return Taken(many, few, taken.many_cursor, taken.few_cursor), from_many
+
+
+@gluon.jit
+def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.constexpr):
+    """(places, the item at a program's place in one list); in an even share the place is behind it then."""
+    many, many_cursor, few_cursor = taken.many, taken.many_cursor, taken.few_cursor
+    if P.MIXED:
+        if from_many:
+            many_cursor, item, _ = item_of(part_of(batch, True, S), many_cursor, many, many, 0, lists, mods, S, P)
+        else:
+            few = part_of(batch, False, S)
+            few_cursor, item, _ = item_of(
+                few, few_cursor, taken.few, many, lists.slots, of_few(lists), mods, S, P
+            )  # fmt: skip
+    else:
+        many_cursor, item, following = item_of(batch, many_cursor, many, taken.few, 0, lists, mods, S, P)
+        if may_share(S, P):
+            many = gl.where((lists.sharers > 0) & (following >= taken.few), lists.total, following)
+    return Taken(many, taken.few, many_cursor, few_cursor), item
+
+
+@gluon.jit
+def leave_lists(counters):
+    """The last program leaves the counters as it found them."""
+    if gl.atomic_add(counters + 2, 1, sem="relaxed") == gl.num_programs(0) - 1:
+        gl.store(counters, 0)
+        gl.store(counters + 1, 0)
+        gl.store(counters + 2, 0)

@@ -1,0 +1,93 @@
+"""Along the line of units: which piece of which block lies where in a share."""
+
+from typing import Any, NamedTuple
+
+from ...common.schedule import block_of, first_tile, pieces_of, share_of, tile_of, tiles_before, visible_range
+from ..args import Item
+from ..shim import gl, gluon
+
+
+class Walk(NamedTuple):
+    """Where on the line of units a loader or consumer is."""
+
+    unit: Any
+    seq: Any
+    before: Any  # units before seq
+
+
+@gluon.jit
+def item_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+    """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
+    if S.PIECE is None:
+        return piece_at(batch, share, walk, tiles, kv_head, mods, S)
+    else:
+        return fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S)
+
+
+@gluon.jit
+def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+    """What a share has of a block is one piece."""
+    tile = walk.unit - walk.before
+    number = 0
+    if batch.query_starts is not None:  # sequences may have several blocks
+        number, tile = tile // tiles, tile % tiles
+    block = block_of(batch, walk.seq, number, S)
+    count = gl.minimum(tiles - tile, share.end - walk.unit)
+    span = visible_range(block, mods, S.BLOCK_Q)
+    context_len = block.seq_len - block.query_len
+    from_tile = first_tile(context_len, mods, S) + tile
+    begin = gl.maximum(tile_of(span.lo, context_len, S), from_tile)
+    end = gl.maximum(begin, gl.minimum(tiles_before(span.hi, context_len, S), from_tile + count))
+    first_share = share_of(walk.unit - tile, share)
+    pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
+    # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
+    first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
+    row = ((2 * share.index + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
+    counter = first_share * S.KV_HEADS + kv_head
+    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
+    return item, count
+
+
+@gluon.jit
+def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+    """Pieces that begin in a share are its own, maybe none; `pieces` is 1 where it has all of the block."""
+    PIECE: gl.constexpr = S.PIECE // S.TILE
+    block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, S)
+    tile = (walk.unit - walk.before) % tiles
+    count = gl.minimum(tiles - tile, share.end - walk.unit)
+    from_tile = first_tile(block.seq_len - block.query_len, mods, S)
+    first_piece, past_pieces = pieces_of(from_tile, 0, tiles, S)
+    begin, end = pieces_of(from_tile, tile, count, S)
+    room = batch.slots // gl.num_programs(0)
+    pieces = gl.minimum(past_pieces - first_piece, room)  # keys beyond the bound that the host gave have no room
+    end = gl.minimum(end, first_piece + pieces)
+    begin = gl.minimum(begin, end)
+    whole = end - begin == pieces
+    unit = walk.unit - tile  # of the block's first tile
+    first_share = share_of(unit, share)
+    second = unit + (first_piece + 1) * PIECE - from_tile  # where the second piece begins
+    holders = holders_of(share, first_share, second, pieces, PIECE)
+    # the last piece's state comes first
+    first_row = (first_share * room * S.KV_HEADS + kv_head) * S.LIVE
+    row = first_row + (first_piece + pieces - end) * (S.KV_HEADS * S.LIVE)
+    counter = first_share * S.KV_HEADS + kv_head
+    item = Item(
+        block, kv_head, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter
+    )
+    return item, count
+
+
+@gluon.jit
+def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
+    """In how many shares some of a block's pieces begin, the second of them at a unit.
+
+    Within the block something begins in every share of PIECE units or more.  In a smaller one it is one piece at most,
+    but for the first, where the block may begin shortly before its second piece.
+    """
+    if pieces == 1:
+        holders = pieces
+    elif share.size >= PIECE:
+        holders = share_of(second + (pieces - 2) * PIECE, share) - first_share + 1
+    else:
+        holders = pieces - gl.where(share_of(second, share) == first_share, 1, 0)
+    return holders

@@ -1,0 +1,148 @@
+"""The kernel for few rows: even shares of all tiles, the KV heads in lockstep.
+
+What a program does follows from the sequences' lengths alone, as in the portable kernel: `kernels/schedule.py` cuts the
+line of units, here loaders and consumers walk along it each for itself: one consumer of four warps, or two.
+"""
+
+from ..common.merge import partial_of
+from ..common.output import clear_padding, tokens_of
+from ..common.records import Batch
+from ..common.schedule import find_share, room_of, unflatten, visible_range, work
+from .args import Results, Rings, Turn, Turns
+from .consuming.column_softmax import make_flags
+from .consuming.columns import consume_columns, make_weights
+from .consuming.consumer import consume
+from .consuming.fold import make_bank, tiles_of
+from .layouts import lanes_layout
+from .loading.loader import fetch_descriptors, load_both, load_tiles
+from .loading.packed import make_boxes
+from .loading.queries import make_queries
+from .loading.ring import WARPGROUP, make_ring, ring_of, start_together
+from .schedule.arrival import told_in
+from .schedule.walk import Walk, item_at
+from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
+
+
+@gluon.jit
+def load_share(
+    box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    value_box=None, new_value_box=None, values=None,
+):  # fmt: skip
+    """One warp: the tiles of a share for one ring, or for that of keys and that of values."""
+    turn = Turn(0, 0)
+    unit, seq, before = walk.unit, walk.seq, walk.before
+    while unit < share.end:
+        blocks, tiles = room_of(batch, share, seq, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            begin, end = tiles_of(item, mods, S)
+            if values is None:
+                turn = load_tiles(box, new_box, ring, turn, table, item.block, kv_head, begin, end, lo, 0, STAGES, S, P)
+            else:
+                for i in range(end - begin):
+                    turn = load_both(
+                        box, value_box, new_box, new_value_box, ring, values, turn, table, item.block, kv_head,
+                        end - 1 - i, lo, STAGES, S, P,
+                    )  # fmt: skip
+            unit += count
+
+
+@gluon.jit
+def consume_share(
+    out, results, query, rings, batch, share, walk, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
+):  # fmt: skip
+    """A consumer: all blocks, and pieces of blocks, of a share."""
+    if P.PREFETCH and NUMBER == 0:
+        mbarrier.wait(rings.queries.full.index(0), 0)
+    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    unit, seq, before = walk.unit, walk.seq, walk.before
+    while unit < share.end:
+        blocks, tiles = room_of(batch, share, seq, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            if S.PIECE is not None:
+                if item.begin < item.end:
+                    turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
+            elif P.COLUMNS > 0:
+                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P)
+            else:
+                turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
+            unit += count
+    if S.MERGE == 0:  # sooner, all programs of the merge would go to the first multiprocessors that have room
+        gdc_launch_dependents()
+    if P.PREFETCH:
+        mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
+
+
+@gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
+def shares_kernel(
+    out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_starts, seq_lens, page_table,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
+    S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """Attention of one even share of all tiles x one KV head."""
+    gdc_wait()  # for the launch before, which may have written anything that is read here
+    if S.LEADS:
+        gdc_launch_dependents()
+    index, kv_head = unflatten(S)
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )
+    if S.CLEAR:
+        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        clear_padding(out, lse, batch, tokens_of(batch), dim, S)
+    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
+    first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
+    READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
+    if P.PACKED:
+        keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, P.LOADERS, READERS)
+        values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
+    else:
+        keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, READERS)
+        values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, READERS)
+    dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
+    queries = make_queries(dtype, 0, S, P)
+    if P.COLUMNS > 0:
+        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
+    elif S.PIECE is not None:
+        rings = Rings(keys, values, queries, make_bank(S, P), queries.slots)
+    else:
+        rings = Rings(keys, values, queries, queries.slots, queries.slots)
+    fence_async_shared()  # what the barriers start with
+    fetch_descriptors(key_box, value_box, queries, S, P)
+    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
+    walk = Walk(share.begin, seq, before)
+    results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
+    K: gl.constexpr = P.KEY_STAGES
+    V: gl.constexpr = P.VALUE_STAGES
+    start_together()
+    if P.CONSUMERS == 2:
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
+        ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+    elif P.BRIEF:
+        gl.static_assert(K == V)
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (load_share, (
+                key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P, value_box, new_value_box, values
+            )),
+        ], [1], [64])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
+        ], [1, 1], [64, 64])  # fmt: skip

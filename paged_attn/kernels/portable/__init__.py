@@ -1,0 +1,1 @@
+"""Portable Triton: every GPU, and the interpreter."""

@@ -1,0 +1,258 @@
+"""The attention kernel: blocks of query tokens x one KV head, whole or in pieces."""
+
+import triton
+import triton.language as tl
+
+from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
+from ..common.numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
+from ..common.output import clear_padding, load_query, store_partial, store_rows, tokens_of
+from ..common.records import Batch, KeyValues, Source, State
+from ..common.schedule import (
+    block_of,
+    find_block,
+    find_share,
+    first_tile,
+    pieces_of,
+    room_of,
+    row_tile,
+    share_of,
+    unflatten,
+    visible_range,
+    work,
+)
+from ..common.scores import cut_own, mask, modify
+from ..common.softmax import merge, start, update
+from .cache import load_box, load_ids, load_kv, locate
+
+
+@triton.jit
+def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
+    """Fold the keys of one tile into the state; FULL: every row sees all of them."""
+    page, slot = locate(source, ids, tile, S)
+    if boxes is not None:
+        k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S).T,)
+    else:
+        k = unpack(load_kv(kv.key, page, slot, rows.kv_head, None, S).T, kv.key, S)
+    if FULL and boxes is not None:
+        v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S),)
+    else:
+        # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
+        pos = tile + tl.arange(0, S.TILE)
+        live = None if FULL else (pos >= source.first) & (pos < source.end)
+        v = unpack(load_kv(kv.value, page, slot, rows.kv_head, live, S), kv.value, S)
+    key = tl.arange(0, S.TILE)
+    scores = products(q.parts, k, S)
+    unit = q.unit * (source.scale * LOG2E)
+    if S.SCALE_FIRST:
+        scores = modify(scores * (q.unit * source.scale)[:, None], rows, key, tile, mods, S)
+        unit = tl.full([S.ROWS], LOG2E, tl.float32)
+    if not FULL:
+        if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
+            scores = mask(scores, rows, key, tile, source.end, mods)
+        elif (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end)):
+            scores = mask(scores, rows, key, tile, source.end, mods)
+    scores = cut_own(scores, rows, key, tile, mods, S)
+    return update(state, scores, unit, v, S, FULL and mods.qq_bias is None and mods.query_positions is None)
+
+
+@triton.jit
+def attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S: tl.constexpr, FULL: tl.constexpr):
+    """Fold the tiles of [begin, end) into the state, page ids one tile ahead of the keys."""
+    ids = load_ids(source, begin, S)
+    for tile in tl.range(begin, end, S.TILE, num_stages=S.STAGES):
+        ahead = load_ids(source, tile + S.TILE, S)
+        state = step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S, FULL)
+        ids = ahead
+    return state
+
+
+@triton.jit
+def attend(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr):
+    """Fold the keys of one source from position begin on into the state."""
+    # begin was rounded down to a tile: a source without a visible key may have a dead one in that tile
+    end = tl.where(source.first < source.end, source.end, begin)
+    if S.PEEL:
+        full = begin
+        if mods.left is not None:
+            full += tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE
+            full = tl.minimum(full, tl.maximum(begin, end))
+            state = attend_tiles(state, q, rows, kv, boxes, source, begin, full, span, mods, S, False)
+        rest = full + tl.maximum(tl.minimum(span.full_hi, end) - full, 0) // S.TILE * S.TILE
+        state = attend_tiles(state, q, rows, kv, boxes, source, full, rest, span, mods, S, True)
+        return attend_tiles(state, q, rows, kv, boxes, source, rest, end, span, mods, S, False)
+    else:
+        return attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S, False)
+
+
+@triton.jit
+def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
+    """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
+    span = visible_range(block, mods, S.BLOCK_Q)
+    begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
+    end = tl.minimum(end, span.hi)
+    row_max, row_sum = start(mods.sinks, rows, first, S)
+    state = State(apart(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
+
+    scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
+    cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
+    cache_end = end if new is None else tl.minimum(rows.context_len, end)
+    pages = batch.page_table + tl.cast(block.seq, tl.int64) * batch.page_table_stride
+    state = attend(
+        state, q, rows, cache, boxes, Source(pages, 0, span.lo, cache_end, cache_scale), begin, span, mods, S
+    )
+    # nothing else is in acc yet: a sink has value 0, and new values are not scaled
+    value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head)
+    state = State(scaled(state.acc, value_scale), state.max, state.sum)
+    if new is not None:
+        source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
+        state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
+    return State(together(state.acc), state.max, state.sum)
+
+
+@triton.jit
+def keep(partial, slot, rows, state, S: tl.constexpr):
+    """The state of one piece, in a slot of scratch."""
+    row = tl.arange(0, S.ROWS)
+    at = (slot * S.KV_HEADS + rows.kv_head) * S.LIVE + row
+    store_partial(partial, at, rows.valid & (row < S.LIVE), tl.arange(0, S.DIM), state, S)
+
+
+@triton.jit
+def attend_pieces(
+    block, rows, q, begin, end, cut, slot, cache, boxes, new, batch, mods, scales, partial, S: tl.constexpr
+):  # fmt: skip
+    """The states of pieces begin ... end - 1 folded in order; where cut, each is also kept, from a slot on.
+
+    What a row gets depends on its position alone: also a piece that another row of the block sees changes nothing.
+    """
+    row_max, row_sum = start(None, rows, False, S)
+    state = State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)
+    for piece in range(begin, end):
+        # the piece of the row's own first key has its sink, wherever the block begins
+        first = rows.first_key // S.PIECE == piece
+        keys = piece * S.PIECE
+        part = attend_block(
+            block, rows, q, keys, keys + S.PIECE, first, cache, boxes, new, batch, mods, scales, S
+        )  # fmt: skip
+        if S.SPLIT:  # noqa: SIM102 (one is decided at compile time)
+            if cut:
+                keep(partial, slot + piece - begin, rows, part, S)
+        state = merge(state, part.acc, part.max, part.sum)
+    return state
+
+
+@triton.jit
+def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
+    """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
+    index, kv_head = unflatten(S)
+    lane = tl.arange(0, S.SCAN)
+    row = tl.arange(0, S.ROWS)
+    dim = tl.arange(0, S.DIM)
+    num_shares = tl.num_programs(0) // S.KV_HEADS
+    first_work = work(batch, lane, lane < batch.num_seqs, mods, S)
+    share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S)
+    states = num_shares * batch.slots * S.KV_HEADS * S.LIVE
+    partial, cuts = partial_of(scratch, states), cuts_of(scratch, states, S)
+    unit = share.begin
+    while unit < share.end:
+        blocks, tiles = room_of(batch, share, seq, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            block = block_of(batch, seq, (unit - before) // tiles, S)
+            rows = row_tile(block, kv_head, row, mods, S.BLOCK_Q, S)
+            tile = (unit - before) % tiles
+            count = tl.minimum(tiles - tile, share.end - unit)
+            first = first_tile(block.seq_len - block.query_len, mods, S)
+            q = load_query(query, rows, dim, cache.key.PARTS, S)
+            if S.PIECE is None:
+                begin = (first + tile) * S.TILE
+                end = begin + count * S.TILE
+                if S.MERGE == 0 and tile == 0:
+                    past = share_of(unit + tiles - 1, share) + 1
+                    tell_cut(cuts, block, kv_head, past - index, ((2 * index + 1) * S.KV_HEADS + kv_head) * S.LIVE, S)
+                state = attend_block(
+                    block, rows, q, begin, end, tile == 0, cache, boxes, new, batch, mods, scales, S
+                )  # fmt: skip
+                whole = count == tiles
+            else:
+                whole_begin, whole_end = pieces_of(first, 0, tiles, S)
+                begin, end = pieces_of(first, tile, count, S)
+                # keys beyond the bound that the host gave have no room
+                pieces = tl.minimum(whole_end - whole_begin, batch.slots)
+                end = tl.minimum(end, whole_begin + pieces)
+                whole = end - begin == pieces
+                if S.MERGE == 0 and tile == 0:
+                    row_at = (index * batch.slots * S.KV_HEADS + kv_head) * S.LIVE
+                    tell_cut(cuts, block, kv_head, tl.where(whole, 1, pieces), row_at, S)
+                slot = share_of(unit - tile, share) * batch.slots + begin - whole_begin
+                state = attend_pieces(
+                    block, rows, q, begin, end, not whole, slot, cache, boxes, new, batch, mods, scales, partial, S
+                )  # fmt: skip
+            if whole:
+                store_rows(out, lse, rows, dim, state, scales, S)
+            else:
+                token = block.first_token + block.first
+                tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
+                from_share = share_of(unit - tile, share)
+                if S.PIECE is None:
+                    keep(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
+                    pieces = share_of(unit - tile + tiles - 1, share) - from_share + 1
+                    if S.MERGE > 0:
+                        join_if_last(
+                            out, lse, partial, scratch.counters, from_share, pieces, pieces, token, tokens, kv_head, 2,
+                            scales, S,
+                        )  # fmt: skip
+                elif S.MERGE > 0:
+                    last = tl.maximum((whole_begin + pieces - 1) * (S.PIECE // S.TILE) - first, 0)
+                    holders = share_of(unit - tile + last, share) - from_share + 1
+                    # a share behind the one where the last piece begins has none of the block
+                    if (holders > 1) & (index < from_share + holders):
+                        join_if_last(
+                            out, lse, partial, scratch.counters, from_share, holders, pieces, token, tokens, kv_head,
+                            batch.slots, scales, S,
+                        )  # fmt: skip
+            unit += count
+
+
+@triton.jit(
+    do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"],
+)
+def attention_kernel(
+    out, lse, scratch, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: tl.constexpr,
+):  # fmt: skip
+    """One block of query tokens, or one share of the batch's work, x one KV head."""
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+    )  # fmt: skip
+    if S.LEADS:
+        tl.extra.cuda.gdc_launch_dependents()
+    boxes = None
+    if key_box is not None:
+        boxes = KeyValues(key_box, value_box)
+    if S.CLEAR:
+        clear_padding(out, lse, batch, tokens_of(batch), tl.arange(0, S.DIM), S)
+    if S.SPLIT:
+        attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S)
+    else:
+        index, kv_head = unflatten(S)
+        block = find_block(batch, index, S)
+        if block.query_len > 0:
+            rows = row_tile(block, kv_head, tl.arange(0, S.ROWS), mods, S.BLOCK_Q, S)
+            dim = tl.arange(0, S.DIM)
+            q = load_query(query, rows, dim, cache.key.PARTS, S)
+            if S.PIECE is None:
+                state = attend_block(
+                    block, rows, q, 0, block.seq_len, True, cache, boxes, new, batch, mods, scales, S
+                )  # fmt: skip
+            else:
+                span = visible_range(block, mods, S.BLOCK_Q)
+                begin = span.lo // S.PIECE
+                # a block that sees nothing may have sinks
+                end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)
+                state = attend_pieces(
+                    block, rows, q, begin, end, False, 0, cache, boxes, new, batch, mods, scales, None, S
+                )  # fmt: skip
+            store_rows(out, lse, rows, dim, state, scales, S)

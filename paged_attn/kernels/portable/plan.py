@@ -1,0 +1,317 @@
+"""Which kernels a call launches, and how: from shapes, dtypes and device only.
+
+Pure Python and cached by key: every layer of a model reuses one plan, nothing is read back from the device,
+and a plan made while a CUDA graph is captured is right for every replay.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from ...launching.backend import Device, gluon_available
+from ...records.rounding import cdiv, next_power_of_2
+from ..common.records import Shape
+from .tuning import (
+    SCRATCH,
+    Config,
+    decode_config,
+    fit,
+    invariant_config,
+    of_rows,
+    pair_config,
+    prefill_config,
+    split_config,
+)
+
+# A softcap up to which 2^-23 of it is less than what float32 products are off.
+FAR_CAP = 64.0
+
+
+class Problem(NamedTuple):
+    """What decides a plan."""
+
+    tokens: int
+    seqs: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    max_seqlen_q: int  # upper bounds, not readings
+    max_seqlen_k: int
+    window_left: int  # -1: none
+    ragged: bool  # cu_seqlens_q given
+    positive: bool  # the softmax scale is
+    softcap: float  # 0: none
+    alibi: bool
+    qq_bias: bool
+    only: str | None
+    compute: torch.dtype
+    query: torch.dtype
+    cache: torch.dtype
+    packed: bool  # x-packed
+    pairable: bool  # all keys are fp8, and can be read two dims at a time
+    boxable: bool  # the copy engine can read the caches
+    rows_per_page: int  # slot strides from page to page, x-packed 1, if boxes of several slots can be cut out; else 0
+    adjacent: bool  # a slot's KV heads lie side by side, in both caches
+    query_box: bool  # the copy engine can read the queries
+    new: bool  # keys outside the cache
+    new_box: bool  # the copy engine can read them, and they are of the cache's type
+    lse: bool  # log-sum-exps are asked for
+    batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
+    device: Device
+
+    @property
+    def far_cap(self) -> bool:
+        """Whether a softcap lies so far above scores that these are capped by a series."""
+        return self.softcap > FAR_CAP
+
+    @property
+    def modified(self) -> bool:
+        """Whether scores meet more than a positive scale and a mask."""
+        return not self.positive or self.softcap > 0 or self.alibi or self.qq_bias
+
+    def keys_seen(self, beside: int) -> int:
+        """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
+        return self.max_seqlen_k if self.window_left < 0 else min(self.max_seqlen_k, self.window_left + beside)
+
+
+class Merge(NamedTuple):
+    """A launch behind one that cuts blocks, of which it joins the pieces."""
+
+    blocks: int  # of all sequences, at most
+    rows: int  # of a block, of one KV head, that a program joins
+    lanes: int  # parts of their pieces that are joined side by side
+    skip: int  # from a block's first state to its second, in rows
+    stride: int  # and from there on
+    dependent: bool  # it may begin before the launch ahead has ended
+
+
+class Launch(NamedTuple):
+    """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
+
+    shape: Shape
+    programs: int  # per KV head: blocks, or shares of all blocks' work; with a pipe, all programs
+    least: int  # tiles of a share
+    slots: int  # scratch states of a share; with a pipe, of all programs
+    shortest: int  # query lengths served
+    longest: int
+    block_tokens: int  # the most query tokens that a block can have
+    config: Config
+    pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
+    merge: Any = None  # Merge, where shape.SPLIT but not shape.MERGE
+    beside: Any = None  # a Launch of few queries whose work the same programs do beside their own
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """All that its programs serve, as launches: this one, and what is beside it."""
+        return (self,) if self.beside is None else (self, self.beside)
+
+    @property
+    def cuts(self) -> int:
+        """Numbers that tell a merge how blocks are cut."""
+        return 0 if self.merge is None else 2 * self.merge.blocks * self.shape.KV_HEADS
+
+    @property
+    def grid(self) -> tuple[int]:
+        return (self.programs if self.pipe is not None else self.programs * self.shape.KV_HEADS,)
+
+
+class Plan(NamedTuple):
+    launches: tuple[Launch, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"queries {x.shortest}..{x.longest}: {x.grid[0]} programs over {x.shape.KV_HEADS} heads, "
+            f"{'keys cut' if x.shape.SPLIT else 'keys whole'}, {x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) "
+            f"x {x.shape.TILE} keys, {x.config.stages} stages, {'portable' if x.pipe is None else 'Hopper'}"
+            for launch in self.launches
+            for x in launch.parts
+        )
+
+
+UNBOUNDED = 2**31 - 1
+# Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
+FEW_ROWS = 64
+# A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
+PIECES_AT_ONCE = 8
+JOIN_STEPS = 6
+MERGED = 1024  # elements of a state that a program of the merge joins: four for each thread of 8 warps
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(problem: Problem) -> Plan:
+    """Sequences of few queries (decode, speculation) in one launch, the others in another, unless one cannot occur."""
+    p = problem
+    group = p.heads // p.kv_heads
+    few = _few_config(p)
+    few_tokens = _few_tokens(p, few)
+    if p.only == "prefill" and not p.ragged:
+        return Plan(())
+    if hopper := _hopper(p):
+        return Plan(hopper.launches(p))
+    if p.only == "decode" or not p.ragged:
+        return Plan((_few(p, few, 1, 1),))
+    # float32 operands leave no registers for more rows
+    widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
+    few_rows = FEW_ROWS if widens else few.rows
+    if p.max_seqlen_q <= max(few_tokens, few_rows // group):
+        rows = max(few.rows, next_power_of_2(p.max_seqlen_q * group))
+        return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
+    if p.only == "prefill":
+        return Plan((_many(p, 2),))
+    if p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q:
+        return Plan((_many(p, 0),))
+    return Plan((_many(p, few_tokens + 1), _few(p, few, 0, few_tokens)))
+
+
+def few_apart(p: Problem, shortest: int) -> Launch:
+    """Sequences of few queries, of the kernel of this dialect, beside others in a launch of another."""
+    config = _few_config(p)
+    return _few(p, config, shortest, _few_tokens(p, config))
+
+
+def drafts_apart(p: Problem, longest: int) -> Launch:
+    """Sequences of two queries to so many, likewise; of groups so large that a block has one query."""
+    return _many(p, 2, longest)
+
+
+def _few_config(p: Problem) -> Config:
+    """Tiles of sequences of few queries."""
+    return invariant_config(p)._replace(enough=math.inf) if p.batch_invariant else decode_config(p)
+
+
+def _few_tokens(p: Problem, config: Config) -> int:
+    """Up to which sequences have few: a decode's tile of them by default, for all may leave states in scratch."""
+    return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
+
+
+def _hopper(p: Problem) -> Any:
+    """The planner of the Gluon dialect, where it covers the call."""
+    if p.device.arch != "sm90" or not gluon_available():
+        return None
+    from ..hopper.planning import plan
+
+    return plan if plan.covers(p) else None
+
+
+def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
+    """One block per sequence."""
+    return _launch(p, config, p.seqs, True, shortest, longest)
+
+
+def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
+    """As many blocks per sequence as its queries fill."""
+    config = invariant_config(p) if p.batch_invariant else prefill_config(p)
+    block_q = max(1, config.rows * p.kv_heads // p.heads)
+    return _launch(p, config, p.tokens // block_q + p.seqs, False, shortest, longest)
+
+
+def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: int, longest: int) -> Launch:
+    group = p.heads // p.kv_heads
+    rows = max(config.rows, next_power_of_2(group))
+    block_q = rows // group
+    config = of_rows(config, rows)
+    config = fit(p, config if p.batch_invariant else pair_config(p, config))
+    tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
+    dim = max(16, next_power_of_2(p.head_dim))
+    shares, live, slots = _shares(p, config, blocks, block_q), rows, 2
+    if config.piece is not None:
+        live = min(rows, next_power_of_2(tokens * group))
+        slots = most_pieces(p, config.piece, min(longest, p.max_seqlen_q))
+        shares = affordable(shares, blocks, 4 * slots * p.kv_heads * live * (dim + 2))
+    elif shares:
+        config = split_config(p, config)
+    shape = Shape(
+        GROUP=group,
+        KV_HEADS=p.kv_heads,
+        HEAD_DIM=p.head_dim,
+        DIM=dim,
+        PAGE=p.page_size,
+        BLOCK_Q=block_q,
+        ROWS=rows,
+        LIVE=live,
+        TILE=config.tile,
+        CHUNK=math.gcd(config.tile, p.page_size),
+        STAGES=config.stages,
+        COMPUTE=_TRITON_DTYPES[p.compute],
+        # three tensor-core products of split operands come within rounding of float32's own
+        PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
+        ONE_BLOCK=one_block,
+        SPLIT=shares > 0,
+        PIECE=config.piece,
+        MERGE=_merge_rows(p, config, shares, slots if config.piece else shares // max(1, blocks) + 2, tokens * group),
+        SCAN=128 if p.seqs <= 128 else 1024,
+        ONE_SCAN=False,  # what it keeps of all lengths spills registers
+        PEEL=config.peel and (p.packed or p.window_left < 0),
+        SCALE_FIRST=p.modified,
+        CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
+        NATIVE_FP8=p.device.capability >= 89,
+        NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
+        FAR_CAP=p.far_cap,
+    )
+    skip, merge = p.kv_heads * live, None
+    if shares and not shape.MERGE:
+        # a share has two slots, unless pieces are of a fixed size
+        merge = merge_of(p, shape, tokens, shares, skip, 2 * skip if config.piece is None else skip)
+    return Launch(shape, shares or blocks, config.least, slots, shortest, longest, tokens, config, merge=merge)
+
+
+def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stride: int) -> Merge:
+    """How blocks of up to so many tokens, of which each share may have a piece, are joined by programs side by side.
+
+    Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
+    """
+    blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
+    live = next_power_of_2(tokens * shape.GROUP)  # this and more by powers of two, as in `hopper.plan._are_long`
+    at_once = max(1, MERGED // shape.DIM)
+    pieces = shares
+    if p.seqs == 1:
+        pieces = min(shares, cdiv(shares, next_power_of_2(p.tokens // shape.BLOCK_Q + 1)) + 1)
+    lanes = min(at_once, next_power_of_2(cdiv(pieces, PIECES_AT_ONCE))) if shape.PIECE is None else 1
+    most = 2 * p.device.multiprocessors // (next_power_of_2(blocks) * shape.KV_HEADS)  # programs of a block
+    while lanes > 1 and cdiv(live, at_once // lanes) > most:
+        lanes //= 2
+    rows = min(at_once // lanes, live)
+    return Merge(blocks, rows, lanes, skip, stride, p.device.dependent)
+
+
+def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
+    """Shares that fill the device evenly, whatever the lengths are; 0 where a program per block does."""
+    tiles = cdiv(p.keys_seen(block_q + config.tile), config.tile)
+    if tiles <= config.least or blocks * p.kv_heads >= config.enough * p.device.multiprocessors:
+        return 0
+    fill = max(1, config.resident * p.device.multiprocessors // p.kv_heads)
+    return min(fill, cdiv(blocks * tiles, config.least))
+
+
+def most_pieces(p: Problem, piece: int, query_len: int) -> int:
+    """Pieces that the keys of so many queries of a sequence can touch."""
+    most = max(1, cdiv(p.max_seqlen_k, piece))
+    return most if p.window_left < 0 else min(most, cdiv(query_len + p.window_left, piece) + 1)
+
+
+def affordable(shares: int, blocks: int, share_bytes: int) -> int:
+    """Fewer shares if their scratch would be too large, or 0 where a program per block fills the device as well."""
+    most = SCRATCH // share_bytes
+    return shares if shares <= most else most if most > blocks else 0
+
+
+def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
+    """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""
+    elements = 1024 if config.registers is None else 512  # of a state, times the pieces at once: registers
+    at_once = min(config.rows, max(1, elements // next_power_of_2(p.head_dim)))
+    steps = cdiv(live, at_once) * cdiv(pieces, PIECES_AT_ONCE)
+    large = config.piece is not None and p.head_dim > 128  # 64 rows of such heads leave no registers
+    if shares == 0 or config.rows > FEW_ROWS or steps > JOIN_STEPS or large:
+        return 0
+    return at_once
+
+
+_TRITON_DTYPES = {
+    torch.float16: triton.language.float16,
+    torch.bfloat16: triton.language.bfloat16,
+    torch.float32: triton.language.float32,
+}

@@ -1,0 +1,143 @@
+"""Measured choices per architecture, and the rule for what was not measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from ...records.rounding import next_power_of_2
+
+if TYPE_CHECKING:
+    from .plan import Problem
+
+
+class Config(NamedTuple):
+    """Tile shape and compiler options of one launch."""
+
+    rows: int  # query tokens x group
+    tile: int  # keys per step
+    stages: int
+    warps: int
+    peel: bool  # a loop without masks for the tiles that all rows see
+    resident: int  # programs that a multiprocessor holds at once
+    least: int = 8  # tiles of a share: fewer cost more to merge than they save
+    enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
+    boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
+    pairs: bool = False  # fp8 keys and values two dims at a time
+    registers: int | None = None  # per thread, at most
+    piece: int | None = None  # keys are cut at multiples of this only; a multiple of every tile
+
+
+# Keys of a piece where results must not depend on the batch: few enough that one sequence of 32768 keys has work for
+# every multiprocessor, so many that merging 131072 keys is a twentieth of reading them.
+PIECE = 1024
+# Bytes of scratch for pieces that a launch may ask for.
+SCRATCH = 1 << 28
+
+# Shared memory that one program may use, bytes
+_SHARED = {
+    "sm80": 166912,
+    "sm86": 101376,
+    "sm89": 101376,
+    "sm90": 232448,
+    "sm100": 232448,
+    "gfx942": 65536,
+    "gfx950": 163840,
+}
+
+
+def decode_config(p: Problem) -> Config:
+    """Few rows: memory decides, so small tiles and several programs per multiprocessor."""
+    if p.device.arch == "interpreter":
+        return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
+    if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
+        return Config(rows=16, tile=32, stages=3, warps=4, peel=True, resident=2)
+    if p.qq_bias or p.compute == torch.float32 or p.head_dim > 128:
+        return Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2)
+    return Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4)
+
+
+def prefill_config(p: Problem) -> Config:
+    """Many rows: arithmetic decides, so tiles as large as registers allow."""
+    if p.device.arch == "interpreter":
+        return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
+    config = Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)
+    if p.compute == torch.float32:
+        config = config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2)
+        return config if p.head_dim <= 128 else config._replace(warps=8)
+    if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
+        return config._replace(rows=64, tile=32, peel=False)
+    if p.head_dim > 128:
+        return config._replace(tile=32)
+    if p.qq_bias:
+        return config._replace(tile=32)
+    if p.packed or p.modified or p.page_size % 8 or p.device.capability != 90:
+        return config
+    return config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable)
+
+
+def of_rows(config: Config, rows: int) -> Config:
+    """The same for blocks of so many rows: more than 64, which a group of as many heads has, need eight warps."""
+    if rows <= 64 or config.warps >= 8:
+        return config._replace(rows=rows)
+    return config._replace(rows=rows, warps=8, resident=1)
+
+
+def pair_config(p: Problem, config: Config) -> Config:
+    """The same where fp8 can be read in pairs and few rows let memory decide: half the bytes, twice the programs."""
+    if not p.pairable or config.rows >= 64:
+        return config
+    config = config._replace(pairs=True)
+    if p.device.capability < 89:
+        return config
+    if config.rows > 16:
+        return config._replace(tile=128) if config.tile == 64 else config
+    if p.modified or p.head_dim > 128:
+        return config._replace(resident=3, registers=168)
+    return config._replace(resident=4, registers=128)
+
+
+def split_config(p: Problem, config: Config) -> Config:
+    """The same where keys are cut: both ways to end a block must fit the registers."""
+    tile = config.tile if config.pairs else min(config.tile, 64)
+    return config._replace(tile=tile, peel=p.packed, boxes=False)
+
+
+def invariant_config(p: Problem) -> Config:
+    """One for any number of queries: decodes and prefills use the same instructions, and add in the same order.
+
+    64 rows are the fewest that a warp group's product takes on sm90, and a decode has time for them.
+    """
+    config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=PIECE)
+    if p.device.arch == "interpreter":
+        config = config._replace(stages=1, resident=1)
+    elif p.compute == torch.float32:
+        config = config._replace(rows=16, tile=32)
+    elif p.packed or p.qq_bias or p.head_dim > 128 or (p.cache.itemsize == 1 and p.device.capability < 89):
+        config = config._replace(tile=32)
+    if p.head_dim > 128:
+        config = config._replace(warps=8)
+    return config._replace(least=PIECE // config.tile)
+
+
+def fit(p: Problem, config: Config) -> Config:
+    """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
+    dim = max(16, next_power_of_2(p.head_dim))
+    row_bytes = dim * p.compute.itemsize
+    stored_bytes = dim * p.cache.itemsize if config.pairs else row_bytes
+    limit = _SHARED.get(p.device.arch, 65536)
+    # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
+    from_shared = p.device.capability in (90, 100) and config.rows >= 64
+
+    def need(c: Config) -> int:
+        buffers = c.stages if from_shared else c.stages - 1
+        # float32 operands of tensor cores pass through shared memory once more, split in two
+        extra = c.tile + c.rows if p.compute == torch.float32 else 0
+        return stored_bytes * 2 * c.tile * buffers + row_bytes * (c.rows + extra)
+
+    while need(config) > limit and config.stages > 2:
+        config = config._replace(stages=config.stages - 1)
+    while need(config) > limit and config.tile > 16:
+        config = config._replace(tile=config.tile // 2)
+    return config._replace(resident=max(1, min(config.resident, limit // need(config))))

@@ -1,0 +1,55 @@
+"""New keys and values into the cache."""
+
+import triton
+import triton.language as tl
+
+from ..common.numerics import decode, encode, scale_of
+from ..common.output import SAFE_HEADS
+
+
+@triton.jit
+def store_heads(
+    kv, rows, token, kv_head, page, slot, number, ptr, stride,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
+    dim = tl.arange(0, DIM)
+    inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
+    head = kv_head.to(tl.int64) if KV_HEADS > SAFE_HEADS or rows.WIDE is not None else kv_head
+    source = rows.ptr + token * rows.stride_token + head[:, None] * rows.stride_head + dim[None, :]
+    x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
+    if kv.FP8 > 0:
+        scale = tl.zeros_like(kv_head).to(tl.float32) + scale_of(number, ptr, stride, tl.minimum(kv_head, KV_HEADS - 1))
+        x = x / scale[:, None]
+    at = page * kv.stride_page + slot * kv.stride_slot + kv_head.to(tl.int64)[:, None] * kv.stride_head
+    at += (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
+    tl.store(kv.ptr + at, encode(x, kv.FP8, kv.ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def write_kv_kernel(
+    new_key, new_value, cache, slot_mapping, scales,
+    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One token x some of its heads; a negative slot skips the token, a part of the cache that is None is left alone.
+
+    DEPENDENT: launched before the launch ahead of it has ended, and the next one may be launched likewise.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.load(slot_mapping + token).to(tl.int64)
+    if at >= 0:
+        kv_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+        if cache.key is not None:
+            store_heads(
+                cache.key, new_key, token, kv_head, at // PAGE, at % PAGE,
+                scales.key, scales.key_ptr, scales.key_stride, KV_HEADS, HEAD_DIM, DIM,
+            )  # fmt: skip
+        if cache.value is not None:
+            store_heads(
+                cache.value, new_value, token, kv_head, at // PAGE, at % PAGE,
+                scales.value, scales.value_ptr, scales.value_stride, KV_HEADS, HEAD_DIM, DIM,
+            )  # fmt: skip

@@ -1,0 +1,169 @@
+"""Whether a Triton that was not read makes right kernels: tried once for an architecture, and remembered on disk.
+
+A wrong kernel can hang, or leave a process without its GPU, so calls are tried in a process of their own.  That also
+lets a first call that is captured in a CUDA graph ask: nothing is done on its stream, or to its memory.
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+SECONDS = 600  # that it may take: compiling is most of it
+SPILLED = 32  # words of a thread that a compiler may put into memory; more says that a kernel is not what was meant
+HOPPER = ("shares_kernel", "blocks_kernel", "mixed_kernel")
+INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # without which one of them is slow, if not wrong
+
+_verdicts: dict[str, str] = {}  # of this process, by architecture: what is wrong, "" if nothing is
+
+
+def why_not(arch: str) -> str | None:
+    """What is wrong with the kernels that this Triton makes for an architecture, said in one warning; None if nothing.
+
+    A process that has no GPU of that kind knows what others found there.
+    """
+    why = _verdicts.get(arch)
+    if why is None:
+        kept = _kept(arch)
+        if kept is None:
+            if (index := _device(arch)) is None:
+                return "nobody has tried them on such a GPU"
+            kept = _ask(arch, index)
+        why = _verdicts.setdefault(arch, kept)
+        if why:
+            warnings.warn(
+                f"paged-attn was not written for Triton {triton.__version__}, and {why}: all calls go to the portable "
+                "kernels, launched by Triton",
+                stacklevel=2,
+            )
+    return why or None
+
+
+def _device(arch: str) -> int | None:
+    """The first GPU of that architecture."""
+    from . import backend
+
+    if backend.INTERPRET or not torch.cuda.is_available() or torch.version.hip:
+        return None
+    facts = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
+    return next((i for i, (major, minor) in enumerate(facts) if f"sm{major}{minor}" == arch), None)
+
+
+def _file(arch: str) -> Path:
+    """Where the verdict is kept: beside what this Triton compiled."""
+    from .. import __version__
+
+    name = f"triton {triton.__version__}, paged-attn {__version__}, {arch}.json"
+    return Path(triton.knobs.cache.dir) / "paged_attn" / name.replace("/", "_")
+
+
+def _kept(arch: str) -> str | None:
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        return str(json.loads(_file(arch).read_text())["why"])
+    return None
+
+
+def _keep(arch: str, why: str) -> None:
+    """A process that is reading meanwhile finds all of it or nothing."""
+    file = _file(arch)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps({"why": why}))
+        new.replace(file)
+
+
+def _ask(arch: str, index: int) -> str:
+    """The verdict of a process that tries; kept, unless something else may have stopped it."""
+    command = [sys.executable, "-c", f"from paged_attn import trial; trial.main({arch!r}, {index})"]
+    try:
+        done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        why = f"a few calls, tried in a process of their own, took more than {SECONDS} s"
+        _keep(arch, why)
+        return why
+    except OSError as error:
+        return f"no process could be started to try them ({error})"
+    with contextlib.suppress(ValueError, IndexError, TypeError, KeyError):
+        said = json.loads(done.stdout.splitlines()[-1])
+        if said["keep"]:
+            _keep(arch, said["why"])
+        return str(said["why"])
+    last = (done.stderr.strip().splitlines() or ["no message"])[-1][:200]
+    why = f"the process that tried them ended with status {done.returncode}: {last}"
+    if done.returncode < 0:  # a signal: it crashed
+        _keep(arch, why)
+    return why
+
+
+def _environment() -> dict[str, str]:
+    """That of this process, from which the other one has the same packages, and kernels that are compiled."""
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+    }
+    environment.pop("PAGED_ATTN_HOPPER", None)
+    return environment
+
+
+# ---- in that process -----------------------------------------------------------------------------
+
+
+def main(arch: str, index: int) -> None:
+    """Try all calls on a GPU; print the verdict as JSON."""
+    _verdicts[arch] = ""  # these calls do not ask
+    keep = True
+    try:
+        torch.cuda.set_device(index)
+        why = next(complaints(arch, torch.device("cuda", index)), "")
+    except Exception as error:  # a compiler fails in ways of its own, and a GPU in more
+        why = f"a call fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        keep = "out of memory" not in str(error)
+    print(json.dumps({"why": why, "keep": keep}), flush=True)
+
+
+def complaints(arch: str, device: torch.device) -> Iterator[str]:
+    """What is wrong with results of a few calls, made anew and kept, and with the kernels that these take."""
+    from .. import selftest
+    from . import launch
+
+    compiled: list[Any] = []
+    run = launch.run
+
+    def noted(*args: Any, **options: Any) -> Any:
+        compiled.append(run(*args, **options))
+        return compiled[-1]
+
+    launch.run = noted
+    try:
+        for case in selftest.TRIED:
+            for seed, how in enumerate(("a call", "a kept launch")):
+                error = selftest.error_of(case, torch.Generator(device).manual_seed(seed), device)
+                if not error <= (most := selftest.tolerance(case)):  # NaN, too
+                    yield f"{how} is wrong ({case.name}: error {error:.2g}, of which {most:.2g} is rounding)"
+    finally:
+        launch.run = run
+    kernels = [kernel for kernel in compiled if kernel is not None]
+    for kernel in kernels:
+        yield from kernel_complaints(kernel.metadata.name, kernel.n_spills, kernel.asm["ptx"])
+    if arch == "sm90" and kernels:
+        missing = {"shares_kernel", "blocks_kernel"} - {kernel.metadata.name for kernel in kernels}
+        if missing:
+            yield f"the Hopper kernels were not taken ({', '.join(sorted(missing))})"
+
+
+def kernel_complaints(name: str, spilled: int, ptx: str) -> Iterator[str]:
+    """What is wrong with the machine code of a kernel that gives right results."""
+    if spilled > SPILLED:
+        yield f"the compiler spills {spilled} registers of {name}"
+    for instruction in INSTRUCTIONS if name in HOPPER else ():
+        if instruction not in ptx:
+            yield f"the compiler makes no {instruction} of {name}"

@@ -1,0 +1,208 @@
+"""The calls of a model: which batches differ for the planner, and an example of each."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..calls import attend
+from ..kernels.portable import plan
+from ..launching.backend import Device
+from ..records import layout
+
+
+class Model(NamedTuple):
+    """What the calls of a model have in common; the fields are those of prepare()."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    out_dtype: torch.dtype
+    kv_layout: str
+    new: bool
+    causal: bool
+    window_size: tuple[int, int]
+    softcap: float
+    alibi: bool
+    sinks: torch.dtype | None
+    qq_bias: int
+    query_positions: bool
+    scales: str
+    return_lse: bool
+    integers: torch.dtype = torch.int32
+
+
+class Lengths(NamedTuple):
+    """One batch, as far as a plan depends on it."""
+
+    ragged: bool
+    seqs: int
+    tokens: int
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+def batches_up_to(max_seqs: int, max_tokens: int, max_seqlen: int) -> Iterator[Lengths]:
+    """Batches of every kind: decodes, speculation, prefills, and mixtures of them, with few keys and with many."""
+    for seqs, keys in itertools.product(_spread(max_seqs, past=max_seqs), _spread(max_seqlen)):
+        yield Lengths(False, seqs, seqs, 1, keys)
+        # how one sequence's blocks fill rounds of programs counts: from 3 of these to four fifths of 4 are but 7% more
+        fine = _spread(max_tokens, steps=16) if seqs == 1 else []
+        for longest in {*_spread(max_tokens, past=64), max(1, max_tokens // seqs), *fine}:
+            least, most = longest + seqs - 1, min(seqs * longest, max_tokens)
+            between = int((least * most) ** 0.5)
+            for tokens in {longest, least, between, most}:
+                if longest <= tokens <= max_tokens:
+                    yield Lengths(True, seqs, tokens, longest, keys)
+
+
+def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[Lengths]:
+    """As few of the batches as need all kernels that the batches need."""
+    needed: set[Any] = set()
+    chosen = []
+    for batch in batches:
+        variants = variants_of(model, batch, device)
+        if not variants <= needed:
+            needed |= variants
+            chosen.append(batch)
+    return chosen
+
+
+def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
+    """What tells the kernels of a batch's plan from those of another plan of the same model."""
+    launches = plan.plan.__wrapped__(problem_of(model, batch, device)).launches
+    return {
+        # Triton compiles 1 and multiples of 16 apart, but for `least` of the Hopper kernels, which follows the lengths
+        tuple(
+            (x.shape, x.pipe, x.config, x.shortest, x.longest, x.pipe is None and x.least, x.merge and x.merge[1:])
+            for x in launch.parts
+        )
+        for launch in launches
+    }
+
+
+def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
+    """What the planner will be told of a batch."""
+    return _problem_of(model, device)._replace(
+        tokens=batch.tokens,
+        seqs=batch.seqs,
+        max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
+        max_seqlen_k=batch.max_seqlen_k,
+        ragged=batch.ragged,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _problem_of(model: Model, device: Device) -> plan.Problem:
+    """What it will be told of any, of which these numbers are nothing."""
+    keys = [model.cache_dtype, *([new_dtype(model)] if model.new else [])]
+    k_cache, v_cache = caches(model, 1)
+    kv_layout = "NHD" if model.kv_layout == "x" else model.kv_layout
+    new_aligned = new_dtype(model).itemsize <= 2 and model.head_dim * new_dtype(model).itemsize % 16 == 0
+    aligned = model.dtype.itemsize <= 2 and model.head_dim * model.dtype.itemsize % 16 == 0
+    return plan.Problem(
+        tokens=0,
+        seqs=0,
+        heads=model.heads,
+        kv_heads=model.kv_heads,
+        head_dim=model.head_dim,
+        page_size=model.page_size,
+        max_seqlen_q=0,
+        max_seqlen_k=0,
+        window_left=model.window_size[0],
+        ragged=False,
+        positive=True,
+        softcap=model.softcap,
+        alibi=model.alibi,
+        qq_bias=model.qq_bias > 0,
+        only=None,
+        compute=attend.operand_dtype(model.dtype, keys),
+        query=model.dtype,
+        cache=model.cache_dtype,
+        packed=model.kv_layout == "x",
+        pairable=attend.pairable(model.dtype, k_cache, v_cache, kv_layout, model.new),
+        boxable=layout.boxable(k_cache, v_cache),
+        rows_per_page=layout.rows_per_page(k_cache, v_cache, kv_layout),
+        adjacent=layout.adjacent(k_cache, v_cache, kv_layout),
+        query_box=aligned,
+        new=model.new,
+        new_box=model.new and new_aligned and new_dtype(model) == model.cache_dtype,
+        lse=model.return_lse,
+        batch_invariant=False,
+        device=device,
+    )
+
+
+def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
+    """Arguments of paged_attention for a batch, on the CPU, never filled; the memory is never touched."""
+    k_cache, v_cache = caches(model, 1)
+    kv_heads, head_dim = model.kv_heads, model.head_dim
+    call: dict[str, Any] = dict(
+        q=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.dtype),
+        k_cache=k_cache,
+        v_cache=v_cache,
+        page_table=torch.empty(batch.seqs, -(-batch.max_seqlen_k // model.page_size), dtype=model.integers),
+        seq_lens=torch.empty(batch.seqs, dtype=model.integers),
+        max_seqlen_q=batch.max_seqlen_q,
+        max_seqlen_k=batch.max_seqlen_k,
+        kv_layout="NHD" if model.kv_layout == "x" else model.kv_layout,
+        causal=model.causal,
+        window_size=model.window_size,
+        softcap=model.softcap,
+        return_lse=model.return_lse,
+        out=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.out_dtype),
+        check=False,
+    )
+    if batch.ragged:
+        call["cu_seqlens_q"] = torch.empty(batch.seqs + 1, dtype=model.integers)
+    if model.new:
+        call["k_new"], call["v_new"] = torch.empty(2, batch.tokens, kv_heads, head_dim, dtype=new_dtype(model))
+    if model.alibi:
+        call["alibi_slopes"] = torch.empty(model.heads)
+    if model.sinks is not None:
+        call["sinks"] = torch.empty(model.heads, dtype=model.sinks)
+    if model.qq_bias:
+        call["qq_bias"] = torch.empty(model.qq_bias, model.qq_bias, dtype=model.dtype)
+    if model.query_positions:
+        call["query_positions"] = torch.empty(batch.tokens, dtype=model.integers)
+    scale = {"number": 1.0, "tensor": torch.empty(1), "per_head": torch.empty(kv_heads)}[model.scales]
+    for name, dtype in dict(q=model.dtype, k=model.cache_dtype, v=model.cache_dtype, out=model.out_dtype).items():
+        if layout.is_fp8(dtype):
+            call[f"{name}_scale"] = torch.empty(1) if name == "out" and model.scales != "number" else scale
+    return call
+
+
+def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Caches of the model's layout, not filled."""
+    page, kv_heads, dim = model.page_size, model.kv_heads, model.head_dim
+    if model.kv_layout == "x":
+        x = 16 // model.cache_dtype.itemsize
+        shapes: tuple[tuple[int, ...], ...] = ((kv_heads, dim // x, page, x), (kv_heads, dim, page))
+    else:
+        shapes = ((page, kv_heads, dim) if model.kv_layout == "NHD" else (kv_heads, page, dim),) * 2
+    k, v = (torch.empty(pages, *shape, dtype=model.cache_dtype) for shape in shapes)
+    return k, v
+
+
+def new_dtype(model: Model) -> torch.dtype:
+    """Of keys and values outside the cache, which are not fp8."""
+    wide = [x for x in (model.dtype, model.cache_dtype) if not layout.is_fp8(x)]
+    return wide[0] if wide else torch.bfloat16
+
+
+def _spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12 ... most: planners decide by powers of two, what lies between, and up to `past` beside them.
+
+    steps: from one power to the next.
+    """
+    powers = [1 << power for power in range(most.bit_length())]
+    sizes = {size for power in powers if power <= past for size in (power - 1, power + 1) if size > 0}
+    sizes |= {power * (steps + step) // steps for power in powers for step in range(steps)}
+    return sorted({size for size in sizes if size < most} | {most})

@@ -1,0 +1,54 @@
+"""Compiling for a device that this process does not use, or that the machine does not have."""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+
+from ..launching import backend, launch, versions
+
+
+class CompileOnly:
+    """Stands in for Triton's driver: it knows a target, and has no device."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def target_of(device: backend.Device) -> GPUTarget:
+    """What Triton calls the device's architecture."""
+    if device.capability:
+        return GPUTarget("cuda", device.capability, 32)
+    return GPUTarget("hip", device.arch, 64)
+
+
+def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None:
+    """From now on this process compiles what it would launch, for a device like this one, and passes it to `found`."""
+    if backend.INTERPRET:
+        raise RuntimeError("kernels are interpreted in this process: start it with TRITON_INTERPRET=0")
+
+    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        found(kernel.warmup(*args, grid=grid, **options))
+
+    triton.runtime.driver.set_active(CompileOnly(target_of(device)))
+    backend.pretend(device)
+    launch.run = run
+
+
+def build_launcher(kernel: Any) -> None:
+    """The C stub between Python and a compiled kernel, into Triton's cache on disk; needs the driver's library."""
+    vendor, name = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}[kernel.metadata.target.backend]
+    module = importlib.import_module(f"triton.backends.{vendor}.driver")
+    if versions.has_stubs(module):
+        getattr(module, name)(kernel.src, kernel.metadata)

@@ -1,0 +1,189 @@
+"""Compile all kernels that a model's calls will need, side by side, before the first request."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from time import monotonic
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from ..launching import backend
+from ..launching.backend import Device, device_of
+from ..records import layout
+from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype
+
+
+class Summary(NamedTuple):
+    """What prepare() did."""
+
+    kernels: int  # that the model can reach
+    compiled: int  # of them; the others lay in Triton's cache on disk
+    seconds: float
+
+
+def prepare(
+    *,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    cache_dtype: torch.dtype | None = None,
+    out_dtype: torch.dtype | None = None,
+    kv_layout: str = "NHD",
+    new: bool = False,
+    causal: bool = True,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi: bool = False,
+    sinks: torch.dtype | None = None,
+    qq_bias: int = 0,
+    query_positions: bool = False,
+    scales: str = "number",
+    integers: torch.dtype = torch.int32,
+    return_lse: bool = False,
+    max_seqs: int = 256,
+    max_tokens: int = 8192,
+    max_seqlen: int = 131072,
+    device: torch.device | str | Device | None = None,
+    processes: int | None = None,
+) -> Summary:
+    """Compile every kernel that calls of this model can reach, in parallel processes, into Triton's cache on disk.
+
+    After it no such call compiles anything, in this process or a later one.  Models whose layers differ, in their
+    window say, are prepared once for each kind.  Tensors are taken to be aligned and contiguous as torch makes them.
+
+    Processes are spawned: a script calls it under `if __name__ == "__main__"`.  Shows a progress bar if rich is there.
+
+    Args:
+        heads, kv_heads, head_dim, page_size, dtype: of queries and caches.
+        cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
+        kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
+        new: calls pass k_new and v_new.
+        causal, window_size, softcap, return_lse: as in paged_attention.
+        alibi: calls pass alibi_slopes.
+        sinks: dtype of the sinks; None: none.
+        qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
+        query_positions: calls pass query_positions.
+        scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
+            [1, kv_heads] or expanded from these).  Inside torch.compile numbers become tensors.
+        integers: dtype of page_table, seq_lens, cu_seqlens_q and query_positions, torch.int32 or torch.int64.
+        max_seqs, max_tokens: the most sequences and query tokens of a step.
+        max_seqlen: the most keys of a sequence.
+        device: where calls will run, the current GPU if None; a Device, to compile without one, as for an image.
+        processes: at most so many, as many as there are processors if None.
+
+    Returns: how many kernels there are, how many of them were compiled, and seconds.  Nothing, where kernels are
+        interpreted.
+    """
+    if backend.INTERPRET and not isinstance(device, Device):
+        return Summary(0, 0, 0.0)
+    model = Model(
+        heads, kv_heads, head_dim, page_size, dtype, cache_dtype or dtype, out_dtype or dtype, kv_layout, new, causal,
+        window_size, softcap, alibi, sinks, qq_bias, query_positions, scales, return_lse, integers,
+    )  # fmt: skip
+    local = not isinstance(device, Device)
+    facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
+    _read()
+    started = monotonic()
+    batches = distinct(model, batches_up_to(max_seqs, max_tokens, max_seqlen), facts)
+    found = _in_processes(model, batches, facts, local, processes or os.cpu_count() or 1)
+    return Summary(len(found), sum(found.values()), monotonic() - started)
+
+
+def _read() -> None:
+    """What comes before this process first looks for a kernel on disk: Triton hashes all of itself, for half a second.
+
+    The Hopper kernels are read, too.
+    """
+    with contextlib.suppress(ImportError):  # it has moved from version to version
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+    if backend.gluon_available():
+        from ..kernels.hopper import arguments  # noqa: F401
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+def _in_processes(model: Model, batches: list[Lengths], device: Device, local: bool, processes: int) -> dict[str, bool]:
+    """Whether each kernel, by its hash, had to be compiled."""
+    found: dict[str, bool] = {}
+    spawn = multiprocessing.get_context("spawn")
+    workers = min(processes, len(batches))
+    with (
+        _interpreting("0"),
+        ProcessPoolExecutor(workers, spawn, _start, (device, local)) as pool,
+        _progress(len(batches)) as advance,
+    ):
+        for done in as_completed([pool.submit(_compile, model, batch) for batch in batches]):
+            for name, compiled in done.result().items():
+                found[name] = found.get(name, False) or compiled
+            advance()
+    return found
+
+
+_seen: dict[str, bool] = {}
+
+
+def _start(device: Device, local: bool) -> None:
+    """Make this process one that compiles."""
+    from . import offline
+
+    def listener(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
+        _seen[metadata["hash"]] = not cache_hit
+
+    triton.knobs.compilation.listener = listener
+    offline.compile_only(device, offline.build_launcher if local else lambda _: None)
+
+
+def _compile(model: Model, batch: Lengths) -> dict[str, bool]:
+    """Compile what a batch needs, and what writing into the model's cache needs; what was compiled, by hash."""
+    from .. import paged_attention
+    from ..calls.write import write
+
+    call = call_of(model, batch)
+    paged_attention(**call)
+    if not layout.is_fp8(new_dtype(model)):
+        k = torch.empty(1, model.kv_heads, model.head_dim, dtype=new_dtype(model))
+        scales = (call.get("k_scale"), call.get("v_scale"))
+        slots = torch.empty(1, dtype=torch.int64)
+        for part in (None, "keys", "values"):  # the halves are those of compiled graphs
+            write(k, k, call["k_cache"], call["v_cache"], slots, *scales, call["kv_layout"], False, part)
+    found = dict(_seen)
+    _seen.clear()
+    return found
+
+
+@contextlib.contextmanager
+def _interpreting(value: str) -> Iterator[None]:
+    """What processes that start meanwhile are told about the interpreter."""
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = before
+
+
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """A bar of so many steps, and how to make one."""
+    try:
+        from rich.progress import Progress
+    except ImportError:
+        yield lambda: None
+        return
+    with Progress(transient=True) as bar:
+        task = bar.add_task("compiling", total=total)
+        yield lambda: bar.advance(task)

@@ -1,0 +1,1 @@
+"""What stages hand to one another."""
