@@ -68,10 +68,11 @@ test-hosts: hosts  ## the adapters against their real hosts, on the CPU
 	@for v in $(TRANSFORMERS); do echo "transformers $$v"; PYTHONPATH=$(HOSTS)/transformers-$$v:$(HOSTS)/needs \
 	    $(VPY) -m pytest tests/integrations -n 2 --dist worksteal $(ARGS) || exit 1; done
 
-check: $(STAMP)  ## format, lint, types
+check: $(STAMP)  ## format, lint, types, and that imports run one way
 	$(VPY) -m ruff format --check .
 	$(VPY) -m ruff check .
 	$(VPY) -m mypy
+	$(VENV)/bin/lint-imports --no-cache
 
 format: $(STAMP)  ## rewrite the sources as `check` wants them
 	$(VPY) -m ruff format .

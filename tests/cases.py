@@ -282,7 +282,7 @@ def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
 
 def rounds_weights(problem: Any) -> bool:
     """Whether the kernels of a call multiply fp8 weights."""
-    from paged_attn.kernels.portable import plan
+    from paged_attn.planning import plan
 
     return any(x.pipe is not None and x.pipe.FP8_PRODUCTS for x in plan.plan(problem).launches)
 

@@ -86,12 +86,14 @@ def cut() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every launch of the test has to be of the Hopper dialect, also of few queries that see few keys."""
-    from paged_attn.kernels.portable import plan
+    from paged_attn.planning import plan
+    from paged_attn.records.plan import Plan
+    from paged_attn.records.problem import Problem
     from tests import hopper_plans
 
     made = plan.plan
 
-    def checked(problem: plan.Problem) -> plan.Plan:
+    def checked(problem: Problem) -> Plan:
         launches = made(problem)
         assert all(x.pipe is not None for x in launches.launches), problem
         return launches

@@ -18,8 +18,8 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from paged_attn.kernels.portable import plan
 from paged_attn.launching import backend
+from paged_attn.planning import plan
 from tests import hopper_plans, portable_plans
 from tests.cases import Case, build, problem_of, run
 from tests.other_calls import run_merge, run_write

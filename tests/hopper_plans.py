@@ -11,7 +11,8 @@ import pytest
 from paged_attn.calls import memo
 from paged_attn.kernels.hopper.planning import block_items
 from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
+from paged_attn.records.problem import Problem
 
 
 @contextlib.contextmanager
@@ -27,11 +28,11 @@ def planned(**changes: Any) -> Iterator[None]:
     memo.clear()
 
 
-def _never(p: plan.Problem) -> bool:
+def _never(p: Problem) -> bool:
     return False
 
 
-def _small_heads(p: plan.Problem) -> bool:
+def _small_heads(p: Problem) -> bool:
     return hopper.dim_of(p) == 64
 
 
@@ -45,7 +46,7 @@ def mixed() -> contextlib._GeneratorContextManager[None]:
     return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40)
 
 
-def _by_type(p: plan.Problem) -> bool:
+def _by_type(p: Problem) -> bool:
     return p.packed or block_items.conversion(p) != block_items.NONE
 
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from paged_attn.calls import memo
-from paged_attn.kernels.portable import plan
+from paged_attn.kernels.portable import plan as portable_plan
+from paged_attn.planning import dialects, plan
 
 
 @contextlib.contextmanager
@@ -16,7 +17,7 @@ def portable() -> Iterator[pytest.MonkeyPatch]:
     """Every call goes to the portable kernels, also on Hopper."""
     with pytest.MonkeyPatch.context() as patch:
         _forget()
-        patch.setattr(plan, "_hopper", lambda p: None)
+        patch.setattr(dialects, "DIALECTS", ("portable",))
         yield patch
     _forget()
 
@@ -28,11 +29,11 @@ def cut(segments: int, tile: int = 32) -> Iterator[None]:
     What the planner chooses for lengths that a test can afford is one tile, one share and one block of queries.
     """
     with portable() as patch:
-        patch.setattr(plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
-        patch.setattr(plan, "FEW_ROWS", 16)
+        patch.setattr(portable_plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
+        patch.setattr(portable_plan, "FEW_ROWS", 16)
         for name, rows in (("decode_config", 16), ("prefill_config", 32)):
-            choose = getattr(plan, name)
-            patch.setattr(plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))
+            choose = getattr(portable_plan, name)
+            patch.setattr(portable_plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))
         yield
 
 

@@ -12,9 +12,10 @@ import torch
 
 from paged_attn.kernels.hopper.planning import block_items
 from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.portable import plan
-from paged_attn.kernels.portable.plan import UNBOUNDED, Launch, Problem
+from paged_attn.planning import plan
 from paged_attn.preparation.model import Lengths, Model, problem_of
+from paged_attn.records.plan import UNBOUNDED, Launch
+from paged_attn.records.problem import Problem
 from tests.cases import E4M3
 from tests.random_calls import SIZES, drawn
 from tests.test_hopper_plan import H200

@@ -19,8 +19,9 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from paged_attn import paged_attention
-from paged_attn.kernels.portable import plan, tuning
+from paged_attn.kernels.portable import tuning
 from paged_attn.launching import scratch
+from paged_attn.planning import plan
 from tests.cases import BAD_PAGE, E4M3, Case, bits, build, problem_of, run
 
 Inputs = dict[str, Any]

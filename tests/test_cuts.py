@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import paged_attn
-from paged_attn.kernels.portable import plan
 from paged_attn.launching import scratch
+from paged_attn.planning import plan
 from tests.cases import Case, build
 
 CUT = Case("cut", (1, 1, 3), (70, 9, 33), heads=4, kv_heads=2, head_dim=16, dtype=torch.float16, sinks=True)

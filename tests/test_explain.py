@@ -17,9 +17,10 @@ from paged_attn.calls import attend
 from paged_attn.cli import main
 from paged_attn.explain import explain, question
 from paged_attn.explain.question import Question, lengths, question_of
-from paged_attn.kernels.portable import arguments, plan
-from paged_attn.launching import backend
+from paged_attn.launching import trust
 from paged_attn.launching.template import arguments_for
+from paged_attn.planning import plan
+from paged_attn.planning.steps import steps_of
 from paged_attn.preparation.model import call_of
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +161,7 @@ def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
 
 
 def test_hopper_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "ASKED", "0")
+    monkeypatch.setattr(trust, "ASKED", "0")
     plan.plan.cache_clear()
     try:
         assert told()["kernels"] == "portable; not Hopper's, for PAGED_ATTN_HOPPER is 0"
@@ -174,13 +175,14 @@ import warnings, triton
 triton.__version__ = "9.9.9"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn.launching import backend
-    from paged_attn.kernels.portable import plan
+    from paged_attn.kernels.hopper import available
+    from paged_attn.launching import trust
+    from paged_attn.planning import plan
     from tests.test_explain import ask
     launches = plan.plan(ask().problem).launches
-    assert backend.gluon_available() is backend.gluon_available() is False
+    assert available.gluon_available() is available.gluon_available() is False
 print(len(heard), len(launches))
-print([x.pipe for x in launches], backend.why_untrusted("sm90"))
+print([x.pipe for x in launches], trust.why_untrusted("sm90"))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONWARNINGS": "", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment)
@@ -218,7 +220,7 @@ def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, t
     planned = plan.plan(asked.problem)
     given, options, axes = call_to(asked)
     with arguments_for((*given, None)) as held:  # no log-sum-exp
-        steps = arguments.attention(planned, attend._call(held, options, axes))
+        steps = steps_of(planned, attend._call(held, options, axes))
     told = [(kernel, launch) for launch in planned.launches for kernel in question.grids(launch).items()]
     if planned.launches[0].shape.LEADS and planned.launches[0].merge:  # joined behind the launch that follows
         told.insert(2, told.pop(1))

@@ -7,11 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn.explain import cuts
+from paged_attn.explain.question import cut
+from paged_attn.kernels import cuts
 from paged_attn.kernels.common.records import Batch as DeviceBatch
 from paged_attn.kernels.common.records import Modifiers
 from paged_attn.kernels.common.schedule import find_share, share_of, work
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
 from tests.test_explain import ask
 
 
@@ -65,7 +66,7 @@ def test_shares_and_pieces_are_those_of_the_device(
     launch = plan.plan(asked.problem).launches[-1]
     shape = launch.shape._replace(SPLIT=True, APART=apart, ONE_SCAN=True, WHOLE=whole)
     launch = launch._replace(shape=shape, programs=7, least=2)
-    done = cuts.cut(launch, asked.batch)
+    done = cut(launch, asked.batch)
     starts = torch.tensor((0, *asked.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     lens = torch.tensor(asked.seq_lens, dtype=torch.int32, device=device)
     seqs = len(lens)
@@ -97,7 +98,7 @@ def test_a_block_of_its_own_program_visits_the_triangle() -> None:
     """256 queries in blocks of 32 over tiles of 64: 1, 1, 2, 2, 3, 3, 4, 4."""
     asked = ask(queries="256", keys="256", batch=64, device="sm80")
     (launch,) = plan.plan(asked.problem).launches
-    done = cuts.cut(launch, asked.batch)
+    done = cut(launch, asked.batch)
     assert (done.schedule, done.blocks, done.tiles, done.least, done.most) == ("blocks", 64 * 8, 64 * 20, 1, 4)
 
 
@@ -105,5 +106,5 @@ def test_pieces_of_a_fixed_size_are_kept_where_their_block_is_cut() -> None:
     """32768 keys are 32 pieces; 100 keys are one, which is nobody's to cut."""
     asked = ask(queries="2x1", keys="32768,100", batch_invariant=True)
     (launch,) = plan.plan(asked.problem).launches
-    done = cuts.cut(launch, asked.batch)
+    done = cut(launch, asked.batch)
     assert (done.blocks, done.cut, done.pieces, done.rows) == (2, 1, 32, 32 * 4)

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.explain import cuts
+from paged_attn.explain.question import cut
+from paged_attn.kernels import cuts
 from paged_attn.kernels.hopper.planning.block_items import LEAST
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
+from paged_attn.records.plan import Launch
 from tests import hopper_plans
 from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
 from tests.hopper_cases import BLOCKS, CASES, DECODE, DECODES, DEVICE, LINES, LONG, MIXED, PACKED, SMALL, ragged, sized
@@ -135,7 +137,7 @@ def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> N
     case = sized(name, **LINES[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     left, right = case.window_size
-    done = cuts.cut(launch, cuts.Batch(case.query_lens, case.seq_lens, left, 0 if case.causal else right))
+    done = cut(launch, cuts.Batch(case.query_lens, case.seq_lens, left, 0 if case.causal else right))
     assert done.schedule == "line"
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
@@ -256,7 +258,7 @@ def test_four_warpgroups_that_are_an_item_ahead_give_the_results_of_the_referenc
     check_four(case, launch)
 
 
-def check_four(case: Case, launch: plan.Launch) -> None:
+def check_four(case: Case, launch: Launch) -> None:
     assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (1, 256)
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them

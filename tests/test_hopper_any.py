@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
 from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import DEVICE

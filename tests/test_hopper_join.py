@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.explain import cuts
+from paged_attn.explain.question import cut
+from paged_attn.kernels import cuts
 from paged_attn.kernels.hopper.planning import even_shares
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
 from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, PACKED, ragged, sized
@@ -127,7 +128,7 @@ def test_blocks_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(
         assert not launch.pipe.SHARES
         assert launch.merge is not None
         lengths = cuts.Batch(case.query_lens, case.seq_lens, case.window_size[0], 0)
-        assert cuts.cut(launch, lengths).cut
+        assert cut(launch, lengths).cut
         run(case, DEVICE)
 
 
@@ -147,8 +148,8 @@ def test_a_share_ends_one_cut_block_and_begins_the_next() -> None:
     size, extra = divmod(sum(tiles), launch.programs)
     assert size + (extra > 0) < tiles[1]
     assert tiles[0] not in {i * size + min(i, extra) for i in range(launch.programs)}
-    cut = cuts.cut(launch, cuts.Batch(UNEVEN["query_lens"], UNEVEN["seq_lens"], -1, 0))
-    assert (cut.schedule, cut.least, cut.most) == ("shares", size, size + (extra > 0))
+    done = cut(launch, cuts.Batch(UNEVEN["query_lens"], UNEVEN["seq_lens"], -1, 0))
+    assert (done.schedule, done.least, done.most) == ("shares", size, size + (extra > 0))
 
 
 @pytest.mark.parametrize("pieces", [4, 5, 17, 32, 33, 66, 129, 132])
@@ -157,6 +158,6 @@ def test_groups_of_any_number_of_pieces(pieces: int) -> None:
     case = Case("pieces", (1,), (64 * pieces,), heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True)
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.shape.TILE, launch.pipe.BRIEF, launch.pipe.GROUPED) == (64, True, 4)
-    cut = cuts.cut(launch, cuts.Batch(case.query_lens, case.seq_lens, -1, 0))
-    assert min(pieces, launch.programs) == cut.pieces
+    done = cut(launch, cuts.Batch(case.query_lens, case.seq_lens, -1, 0))
+    assert min(pieces, launch.programs) == done.pieces
     run(case, DEVICE)

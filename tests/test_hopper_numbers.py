@@ -10,7 +10,7 @@ import torch
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
 from tests import hopper_plans
 from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, RISING, ragged, sized

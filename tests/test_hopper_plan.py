@@ -10,8 +10,8 @@ import torch
 from paged_attn.kernels.hopper import asm
 from paged_attn.kernels.hopper.planning import block_items
 from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.portable.plan import Problem
 from paged_attn.launching.backend import Device
+from paged_attn.records.problem import Problem
 from tests.cases import Case, build, problem_of, rounds_weights
 
 H200 = Device("sm90", 132)

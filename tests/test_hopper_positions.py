@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
 from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.portable import plan
-from paged_attn.kernels.portable.plan import Problem
+from paged_attn.planning import plan
+from paged_attn.records.problem import Problem
 from tests import hopper_plans, simulator
 from tests.cases import E4M3, build, problem_of, run
 from tests.hopper_cases import DEVICE, sized

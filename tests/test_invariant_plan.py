@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from paged_attn.explain.question import need_of
-from paged_attn.kernels.portable import plan, tuning
+from paged_attn.kernels.portable import tuning
 from paged_attn.launching.backend import Device
+from paged_attn.planning import plan
+from paged_attn.records.problem import Problem
 
 
-def problem(**changes: Any) -> plan.Problem:
+def problem(**changes: Any) -> Problem:
     sizes = dict(tokens=64, seqs=64, heads=32, kv_heads=8, head_dim=128, page_size=16, max_seqlen_q=1)
     options = dict(
         ragged=True, positive=True, softcap=0.0, alibi=False, qq_bias=False, only=None, packed=False, boxable=True
@@ -20,7 +22,7 @@ def problem(**changes: Any) -> plan.Problem:
     dtypes = dict(compute=torch.bfloat16, cache=torch.bfloat16, device=Device("sm90", 132))
     rest = dict(max_seqlen_k=32768, window_left=-1, batch_invariant=True, lse=False, pairable=False, new=False)
     rest |= dict(query=torch.bfloat16, rows_per_page=16, adjacent=True, query_box=True, new_box=False)
-    return plan.Problem(**{**sizes, **options, **dtypes, **rest, **changes})
+    return Problem(**{**sizes, **options, **dtypes, **rest, **changes})
 
 
 BATCHES: list[dict[str, Any]] = [

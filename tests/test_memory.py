@@ -16,9 +16,9 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.calls import memo
-from paged_attn.kernels.portable import plan
 from paged_attn.launching import driver, launch, memory, scratch, template
 from paged_attn.launching.template import Argument, AtAddress
+from paged_attn.planning import plan
 
 CPU = torch.device("cpu")
 NEED = scratch.Need(1000, 4)

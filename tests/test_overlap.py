@@ -12,8 +12,9 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn.calls import attend, memo
-from paged_attn.kernels.portable import plan
 from paged_attn.launching import scratch
+from paged_attn.planning import plan
+from paged_attn.records.plan import Plan
 from tests import simulator
 from tests.cases import E4M3, bits, build, is_fp8, problem_of
 from tests.hopper_cases import DEVICE, sized
@@ -115,7 +116,7 @@ def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch:
     _, second = plan.plan(problem_of(inputs)).launches
     assert second.pipe.FOLLOWS
     memo.clear()
-    monkeypatch.setattr(attend, "plan", lambda problem: plan.Plan((second,)))
+    monkeypatch.setattr(attend, "plan", lambda problem: Plan((second,)))
     old, new = torch.randn(2, 1 << 20, device=DEVICE)
     x = old.clone()
     for _ in range(3):

@@ -10,12 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn.explain import cuts
+from paged_attn.explain.question import cut
+from paged_attn.kernels import cuts
 from paged_attn.kernels.common.records import Batch, Modifiers
+from paged_attn.kernels.hopper.planning import cuts as hopper_cuts
 from paged_attn.kernels.hopper.planning import plan as hopper
 from paged_attn.kernels.hopper.planning.block_items import LEAST, PIECES, SHORT
 from paged_attn.kernels.hopper.planning.pieces import Cuts, piece_size
-from paged_attn.kernels.portable.plan import Launch
+from paged_attn.records.plan import Launch
 from tests.test_hopper_plan import CALL
 
 TILE, TOKENS, HEADS, PROGRAMS = 128, 32, 8, 132
@@ -84,9 +86,9 @@ def told(lengths: list[tuple[int, int]], alike: bool = False) -> Cuts:
     launch = launch_of(lengths)
     launch = launch._replace(pipe=launch.pipe._replace(MIXED=alike))
     batch = cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
-    found = cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
+    found = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     # plan.many has so many states for each program
-    assert cuts.cut(launch, batch).pieces * HEADS <= 2 * PIECES * PROGRAMS
+    assert cut(launch, batch).pieces * HEADS <= 2 * PIECES * PROGRAMS
     return found
 
 
@@ -124,10 +126,10 @@ def test_too_few_blocks_are_laid_end_to_end(name: str, device: str) -> None:
     chosen = told(lengths)
     assert chosen.sharers == sharers
     assert chosen.total == sum(-(-k // TILE) for q, k in lengths if q) * HEADS * -(-lengths[0][0] // TOKENS)
-    cut = cuts.cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
-    assert (cut.schedule, cut.parts) == ("line", sharers)
-    assert cut.least == chosen.total // sharers
-    assert cut.most <= cut.least + 1
+    done = cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
+    assert (done.schedule, done.parts) == ("line", sharers)
+    assert done.least == chosen.total // sharers
+    assert done.most <= done.least + 1
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -179,7 +181,7 @@ def test_what_is_left_of_whole_rounds_is_cut(seed: int, device: str) -> None:
     assert uncut == PROGRAMS // HEADS
     assert size < 12500 // TILE
     assert not sharers
-    kept = cuts.cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
+    kept = cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
     assert kept.cut == blocks - uncut
     assert asked(lengths, device, alike=True) == told(lengths, alike=True)
     assert not told(lengths, alike=True).uncut, "in mixed batches"
@@ -191,9 +193,9 @@ def test_few_queries_of_mixed_batches_are_cut_by_a_size_of_their_own() -> None:
     call = CALL._replace(tokens=648, seqs=49, max_seqlen_q=600, max_seqlen_k=5000)
     launch = hopper.many(call, 0, True)._replace(programs=PROGRAMS)
     batch = cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
-    chosen = cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
+    chosen = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     assert launch.pipe.MIXED
     assert chosen.size == 40, "as long as the longest"
     assert chosen.least == 20
-    done = cuts.cut(launch, batch)
+    done = cut(launch, batch)
     assert (done.cut, done.pieces) == (10, 20)

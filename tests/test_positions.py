@@ -14,10 +14,10 @@ import triton.language as tl
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.explain import cuts
+from paged_attn.explain.question import cut
 from paged_attn.kernels.common.records import Block, Modifiers
 from paged_attn.kernels.common.schedule import row_tile, visible_range
-from paged_attn.kernels.portable import plan
+from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
 from tests.test_explain import ask
@@ -227,9 +227,9 @@ def test_explain_counts_tiles_from_where_a_node_of_depth_0_sees() -> None:
     (launch,) = plan.plan(tree.problem).launches
     tokens, tile = launch.shape.BLOCK_Q, launch.shape.TILE
     ends = [-(-(1024 + first + tokens) // tile) for first in range(0, 256, tokens)]
-    assert cuts.cut(launch, tree.batch).tiles == 64 * sum(end - 896 // tile for end in ends)
+    assert cut(launch, tree.batch).tiles == 64 * sum(end - 896 // tile for end in ends)
     begins = [(896 + first) // tile for first in range(0, 256, tokens)]
-    assert cuts.cut(launch, plain.batch).tiles == 64 * sum(map(int.__sub__, ends, begins))
+    assert cut(launch, plain.batch).tiles == 64 * sum(map(int.__sub__, ends, begins))
 
 
 # ---- the checked mode ----------------------------------------------------------------------------

@@ -134,9 +134,10 @@ for name in ("thread_barrier", "barrier"):
         delattr(gl, name)
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn.launching import backend
-    print(backend.gluon_available(), backend.gluon_available(), len(heard))
-print(backend.why_no_gluon())
+    from paged_attn.kernels.hopper import available
+    from paged_attn.launching import trust
+    print(available.gluon_available(), available.gluon_available(), len(heard))
+print(available.why_no_gluon())
 """
     reason = "they need another Triton: triton.experimental.gluon.language has no barrier or thread_barrier"
     assert said(program) == ["False False 1", reason]
@@ -150,7 +151,8 @@ import triton, warnings
 triton.__version__ = "9.9.0"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn.launching import backend
-print(backend.gluon_available(), backend.why_untrusted("sm90") is None, len(heard))
+    from paged_attn.kernels.hopper import available
+    from paged_attn.launching import trust
+print(available.gluon_available(), trust.why_untrusted("sm90") is None, len(heard))
 """
     assert said(program, PAGED_ATTN_HOPPER=asked) == [f"{taken} False 0"]

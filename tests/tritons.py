@@ -110,9 +110,9 @@ def tried(dialect: str) -> Iterator[dict[str, str]]:
     os.environ["TRITON_INTERPRET"] = "1" if dialect == "interpreted" else "0"
     os.environ["PAGED_ATTN_HOPPER"] = "1" if dialect in ("hopper", "simulated") else "0"
     os.environ["SIMULATE"] = "1" if dialect == "simulated" else "0"
-    from paged_attn.launching import backend
+    from paged_attn.kernels.hopper import available
 
-    missing = backend.why_no_gluon() if dialect in ("hopper", "simulated") else None
+    missing = available.why_no_gluon() if dialect in ("hopper", "simulated") else None
     attempt = {"simulated": _simulate, "interpreted": _interpret}.get(dialect, _compile)
     for variant in VARIANTS[dialect]:
         yield {"variant": variant}

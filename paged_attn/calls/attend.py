@@ -8,13 +8,14 @@ from torch import Tensor
 from ..checks import arguments as checks
 from ..checks.axes import TINY
 from ..kernels.common.records import KeyValues, Modifiers
-from ..kernels.portable import arguments
-from ..kernels.portable.arguments import Call
-from ..kernels.portable.plan import Problem, plan
 from ..launching.backend import INTERPRET, device_of
 from ..launching.launch import Launches
 from ..launching.template import arguments_for
+from ..planning.plan import plan
+from ..planning.steps import steps_of
 from ..records import layout
+from ..records.call import Call, scales
+from ..records.problem import Problem
 from . import memo
 from .untraced import untraced
 
@@ -136,7 +137,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
         return result
     problem = _problem(given, options, axes, device, out)
     with arguments_for((*given, lse)) as held:
-        launches = Launches(arguments.attention(plan(problem), _call(held, options, axes)), given.q.device)
+        launches = Launches(steps_of(plan(problem), _call(held, options, axes)), given.q.device)
     launches.first(tuple([x for x in (*given, lse) if isinstance(x, Tensor)]))
     memo.keep(of, launches)
     return result
@@ -223,7 +224,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         seq_lens=x.seq_lens,
         page_table=x.page_table,
         mods=mods,
-        scales=arguments.scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale),
+        scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale),
     )
 
 

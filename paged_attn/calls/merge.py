@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..checks import arguments as checks
-from ..kernels.portable import arguments
+from ..kernels.arguments import merge_states as steps
 from ..launching.backend import device_of
 from ..launching.launch import Launches
 from ..launching.template import arguments_for
@@ -22,6 +22,6 @@ def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     if axes.tokens and axes.heads:
         tensors = (out, lse, outs, lses)
         with arguments_for(tensors) as (result, *others):
-            launches = Launches(arguments.merge_states(layout.rows(result), *others), outs.device)
+            launches = Launches(steps(layout.rows(result), *others), outs.device)
         launches.first(tensors)
     return out, lse

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from ..checks import arguments as checks
 from ..kernels.common.records import KeyValues
-from ..kernels.portable import arguments
 from ..kernels.portable.write import write_kv_kernel
 from ..launching.backend import Device, device_of
 from ..launching.launch import Launches, Step
 from ..launching.template import arguments_for
 from ..records import layout
+from ..records.call import scales
 from ..records.rounding import cdiv, next_power_of_2
 from . import memo
 from .untraced import untraced
@@ -63,7 +63,7 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: checks.Axes, 
         new, cache = new._replace(**{absent: None}), cache._replace(**{absent: None})
     args = (
         new.key, new.value, cache, slot_mapping,
-        arguments.scales(1.0, key=k_scale, value=v_scale),
+        scales(1.0, key=k_scale, value=v_scale),
         axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads, device.dependent,
     )  # fmt: skip
     return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})

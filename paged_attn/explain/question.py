@@ -8,13 +8,16 @@ from typing import NamedTuple
 import torch
 
 from ..checks.axes import CACHE_FOR
-from ..kernels.portable import arguments
-from ..kernels.portable.plan import Launch, Problem, plan
+from ..kernels.arguments import merge_grid
+from ..kernels.cuts import Batch, Cut
 from ..launching.backend import INTERPRET, Device, device_of
 from ..launching.scratch import Need
+from ..planning.dialects import dialect
+from ..planning.plan import plan
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..records.layout import is_fp8
-from .cuts import Batch
+from ..records.plan import Launch
+from ..records.problem import Problem
 from .work import Ceilings, page_ids, visible_keys, visible_pairs
 
 # Of an A100, an H200, a B200, an MI300X.
@@ -85,21 +88,19 @@ def operations(question: Question) -> int:
 
 def need_of(launch: Launch) -> Need:
     """Scratch of a launch that cuts keys."""
-    if launch.pipe is None:
-        return arguments._need(launch)
-    from ..kernels.hopper.planning.plan import need_of
+    return dialect(launch.dialect).need_of(launch)
 
-    return need_of(launch)
+
+def cut(launch: Launch, batch: Batch) -> Cut:
+    """What the launch's programs will find to do."""
+    return dialect(launch.dialect).cut(launch, batch)
 
 
 def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
     """Kernels in order, with their programs."""
-    kind = "attention"
-    if launch.pipe is not None:
-        kind = "mixed" if launch.beside is not None else "shares" if launch.pipe.SHARES else "blocks"
-    found: dict[str, tuple[int, ...]] = {f"{kind}_kernel": launch.grid}
+    found: dict[str, tuple[int, ...]] = {dialect(launch.dialect).kernel_of(launch): launch.grid}
     if launch.merge is not None:
-        found["merge_blocks_kernel"] = arguments.merge_grid(launch)
+        found["merge_blocks_kernel"] = merge_grid(launch)
     return found
 
 
@@ -110,7 +111,7 @@ def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceiling
     _, ceilings = CEILINGS[question.gpu]
     problem = question.problem
     rate = TF32 if problem.compute == torch.float32 else 1
-    if any(launch.pipe is not None and launch.pipe.FP8_PRODUCTS for launch in plan(problem).launches):
+    if any(dialect(launch.dialect).multiplies_fp8(launch) for launch in plan(problem).launches):
         rate = FP8
     ceilings = ceilings._replace(flops_per_s=rate * ceilings.flops_per_s)
     return f"an {question.gpu.upper()}", ceilings, moved / ceilings.bytes_per_s, computed / ceilings.flops_per_s

@@ -7,7 +7,6 @@ function becomes: `kernels/__init__` imports all that define some.
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -18,7 +17,6 @@ import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from . import trial, versions
 from .locks import FIRST
 
 
@@ -49,47 +47,6 @@ def _wants_interpreter() -> bool:
 
 
 INTERPRET = _wants_interpreter()
-ASKED = os.environ.get("PAGED_ATTN_HOPPER")
-
-
-def why_untrusted(arch: str) -> str | None:
-    """Why launches are left to Triton: nobody knows how this one makes kernels for this architecture, or how it fails.
-
-    A version that is not known is tried, unless PAGED_ATTN_HOPPER says what to do.
-    """
-    if versions.known():
-        return None
-    if versions.older() or ASKED in ("0", "1") or not arch.startswith("sm"):
-        return f"they know Triton {versions.in_words()}, and this is {triton.__version__}"
-    return trial.why_not(arch)
-
-
-@functools.cache
-def _why_unnamed() -> str | None:
-    """What Gluon's kernels miss in this Triton; warns once."""
-    try:
-        from ..kernels.hopper import shim  # noqa: F401
-    except ImportError as error:
-        warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
-        return f"they need another Triton: {error}"
-    return None
-
-
-def why_no_gluon() -> str | None:
-    """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know.
-
-    PAGED_ATTN_HOPPER=1 takes any Triton in which they can be read.
-    """
-    if ASKED == "0":
-        return "PAGED_ATTN_HOPPER is 0"
-    if ASKED != "1" and versions.older():
-        return why_untrusted("sm90")
-    return _why_unnamed() or (None if ASKED == "1" else why_untrusted("sm90"))
-
-
-def gluon_available() -> bool:
-    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not."""
-    return why_no_gluon() is None
 
 
 # Where the interpreter, and we, put other functions: Triton's own of a jit (tl.max, tl.cdiv ...), and its builtins.

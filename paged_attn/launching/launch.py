@@ -12,7 +12,7 @@ import triton
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
-from . import backend, context, driver, scratch, versions
+from . import backend, context, driver, scratch, trust, versions
 from .backend import INTERPRET, current, interpreting
 from .locks import FIRST
 from .template import STREAM, Argument, Descriptors, caller, fill, filler
@@ -111,7 +111,7 @@ class Launches:
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
-        if len(kept) == len(self.steps) and not backend.why_untrusted(backend.device_of(self.device).arch):
+        if len(kept) == len(self.steps) and not trust.why_untrusted(backend.device_of(self.device).arch):
             self.kept = kept
 
     def again(self, addresses: Sequence[int]) -> None:

@@ -10,17 +10,14 @@ import os
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
 
+from . import backend
+
 SECONDS = 600  # that it may take: compiling is most of it
-SPILLED = 32  # words of a thread that a compiler may put into memory; more says that a kernel is not what was meant
-HOPPER = ("shares_kernel", "blocks_kernel", "mixed_kernel")
-INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # without which one of them is slow, if not wrong
 
 _verdicts: dict[str, str] = {}  # of this process, by architecture: what is wrong, "" if nothing is
 
@@ -49,8 +46,6 @@ def why_not(arch: str) -> str | None:
 
 def _device(arch: str) -> int | None:
     """The first GPU of that architecture."""
-    from . import backend
-
     if backend.INTERPRET or not torch.cuda.is_available() or torch.version.hip:
         return None
     facts = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
@@ -59,9 +54,8 @@ def _device(arch: str) -> int | None:
 
 def _file(arch: str) -> Path:
     """Where the verdict is kept: beside what this Triton compiled."""
-    from .. import __version__
-
-    name = f"triton {triton.__version__}, paged-attn {__version__}, {arch}.json"
+    ours = sys.modules[__name__.partition(".")[0]].__version__
+    name = f"triton {triton.__version__}, paged-attn {ours}, {arch}.json"
     return Path(triton.knobs.cache.dir) / "paged_attn" / name.replace("/", "_")
 
 
@@ -83,7 +77,7 @@ def _keep(arch: str, why: str) -> None:
 
 def _ask(arch: str, index: int) -> str:
     """The verdict of a process that tries; kept, unless something else may have stopped it."""
-    command = [sys.executable, "-c", f"from paged_attn import trial; trial.main({arch!r}, {index})"]
+    command = [sys.executable, "-c", f"from paged_attn import tryout; tryout.main({arch!r}, {index})"]
     try:
         done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -112,58 +106,3 @@ def _environment() -> dict[str, str]:
     }
     environment.pop("PAGED_ATTN_HOPPER", None)
     return environment
-
-
-# ---- in that process -----------------------------------------------------------------------------
-
-
-def main(arch: str, index: int) -> None:
-    """Try all calls on a GPU; print the verdict as JSON."""
-    _verdicts[arch] = ""  # these calls do not ask
-    keep = True
-    try:
-        torch.cuda.set_device(index)
-        why = next(complaints(arch, torch.device("cuda", index)), "")
-    except Exception as error:  # a compiler fails in ways of its own, and a GPU in more
-        why = f"a call fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        keep = "out of memory" not in str(error)
-    print(json.dumps({"why": why, "keep": keep}), flush=True)
-
-
-def complaints(arch: str, device: torch.device) -> Iterator[str]:
-    """What is wrong with results of a few calls, made anew and kept, and with the kernels that these take."""
-    from .. import selftest
-    from . import launch
-
-    compiled: list[Any] = []
-    run = launch.run
-
-    def noted(*args: Any, **options: Any) -> Any:
-        compiled.append(run(*args, **options))
-        return compiled[-1]
-
-    launch.run = noted
-    try:
-        for case in selftest.TRIED:
-            for seed, how in enumerate(("a call", "a kept launch")):
-                error = selftest.error_of(case, torch.Generator(device).manual_seed(seed), device)
-                if not error <= (most := selftest.tolerance(case)):  # NaN, too
-                    yield f"{how} is wrong ({case.name}: error {error:.2g}, of which {most:.2g} is rounding)"
-    finally:
-        launch.run = run
-    kernels = [kernel for kernel in compiled if kernel is not None]
-    for kernel in kernels:
-        yield from kernel_complaints(kernel.metadata.name, kernel.n_spills, kernel.asm["ptx"])
-    if arch == "sm90" and kernels:
-        missing = {"shares_kernel", "blocks_kernel"} - {kernel.metadata.name for kernel in kernels}
-        if missing:
-            yield f"the Hopper kernels were not taken ({', '.join(sorted(missing))})"
-
-
-def kernel_complaints(name: str, spilled: int, ptx: str) -> Iterator[str]:
-    """What is wrong with the machine code of a kernel that gives right results."""
-    if spilled > SPILLED:
-        yield f"the compiler spills {spilled} registers of {name}"
-    for instruction in INSTRUCTIONS if name in HOPPER else ():
-        if instruction not in ptx:
-            yield f"the compiler makes no {instruction} of {name}"

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ..calls import attend
-from ..kernels.portable import plan
 from ..launching.backend import Device
+from ..planning import plan
+from ..planning.dialects import dialect
 from ..records import layout
+from ..records.problem import Problem
 
 
 class Model(NamedTuple):
@@ -79,16 +81,12 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     """What tells the kernels of a batch's plan from those of another plan of the same model."""
     launches = plan.plan.__wrapped__(problem_of(model, batch, device)).launches
     return {
-        # Triton compiles 1 and multiples of 16 apart, but for `least` of the Hopper kernels, which follows the lengths
-        tuple(
-            (x.shape, x.pipe, x.config, x.shortest, x.longest, x.pipe is None and x.least, x.merge and x.merge[1:])
-            for x in launch.parts
-        )
+        tuple((x.dialect, *dialect(x.dialect).compiled(x), x.merge and x.merge[1:]) for x in launch.parts)
         for launch in launches
     }
 
 
-def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
+def problem_of(model: Model, batch: Lengths, device: Device) -> Problem:
     """What the planner will be told of a batch."""
     return _problem_of(model, device)._replace(
         tokens=batch.tokens,
@@ -100,14 +98,14 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> plan.Problem:
 
 
 @functools.lru_cache(maxsize=64)
-def _problem_of(model: Model, device: Device) -> plan.Problem:
+def _problem_of(model: Model, device: Device) -> Problem:
     """What it will be told of any, of which these numbers are nothing."""
     keys = [model.cache_dtype, *([new_dtype(model)] if model.new else [])]
     k_cache, v_cache = caches(model, 1)
     kv_layout = "NHD" if model.kv_layout == "x" else model.kv_layout
     new_aligned = new_dtype(model).itemsize <= 2 and model.head_dim * new_dtype(model).itemsize % 16 == 0
     aligned = model.dtype.itemsize <= 2 and model.head_dim * model.dtype.itemsize % 16 == 0
-    return plan.Problem(
+    return Problem(
         tokens=0,
         seqs=0,
         heads=model.heads,

@@ -15,6 +15,7 @@ import triton
 
 from ..launching import backend
 from ..launching.backend import Device, device_of
+from ..planning.dialects import DIALECTS, dialect
 from ..records import layout
 from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype
 
@@ -90,24 +91,25 @@ def prepare(
     )  # fmt: skip
     local = not isinstance(device, Device)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
-    _read()
+    _read(facts)
     started = monotonic()
     batches = distinct(model, batches_up_to(max_seqs, max_tokens, max_seqlen), facts)
     found = _in_processes(model, batches, facts, local, processes or os.cpu_count() or 1)
     return Summary(len(found), sum(found.values()), monotonic() - started)
 
 
-def _read() -> None:
+def _read(device: Device) -> None:
     """What comes before this process first looks for a kernel on disk: Triton hashes all of itself, for half a second.
 
-    The Hopper kernels are read, too.
+    The kernels are read, too.
     """
     with contextlib.suppress(ImportError):  # it has moved from version to version
         from triton.runtime.cache import triton_key
 
         triton_key()
-    if backend.gluon_available():
-        from ..kernels.hopper import arguments  # noqa: F401
+    for name in DIALECTS:
+        if dialect(name).why_not_on(device) is None:
+            dialect(name).read()
 
 
 # ---- processes -----------------------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ...launching.launch import Step
-from ..portable.arguments import ROOM
-from ..portable.plan import Launch
+from ...records.call import ROOM
+from ...records.plan import Launch
 from .blocks import blocks_kernel
 from .loading.boxes import cache_box, new_box, rows_box
 from .mixed import mixed_kernel

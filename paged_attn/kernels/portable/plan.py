@@ -1,22 +1,16 @@
-"""Which kernels a call launches, and how: from shapes, dtypes and device only.
+"""Launches of the portable kernels, from shapes, dtypes and the device only."""
 
-Pure Python and cached by key: every layer of a model reuses one plan, nothing is read back from the device,
-and a plan made while a CUDA graph is captured is right for every replay.
-"""
-
-import functools
 import math
-from typing import Any, NamedTuple
 
 import torch
 import triton
 
-from ...launching.backend import Device, gluon_available
+from ...records.plan import UNBOUNDED, Config, Launch, Merge
+from ...records.problem import Problem
 from ...records.rounding import cdiv, next_power_of_2
 from ..common.records import Shape
 from .tuning import (
     SCRATCH,
-    Config,
     decode_config,
     fit,
     invariant_config,
@@ -26,113 +20,6 @@ from .tuning import (
     split_config,
 )
 
-# A softcap up to which 2^-23 of it is less than what float32 products are off.
-FAR_CAP = 64.0
-
-
-class Problem(NamedTuple):
-    """What decides a plan."""
-
-    tokens: int
-    seqs: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    page_size: int
-    max_seqlen_q: int  # upper bounds, not readings
-    max_seqlen_k: int
-    window_left: int  # -1: none
-    ragged: bool  # cu_seqlens_q given
-    positive: bool  # the softmax scale is
-    softcap: float  # 0: none
-    alibi: bool
-    qq_bias: bool
-    only: str | None
-    compute: torch.dtype
-    query: torch.dtype
-    cache: torch.dtype
-    packed: bool  # x-packed
-    pairable: bool  # all keys are fp8, and can be read two dims at a time
-    boxable: bool  # the copy engine can read the caches
-    rows_per_page: int  # slot strides from page to page, x-packed 1, if boxes of several slots can be cut out; else 0
-    adjacent: bool  # a slot's KV heads lie side by side, in both caches
-    query_box: bool  # the copy engine can read the queries
-    new: bool  # keys outside the cache
-    new_box: bool  # the copy engine can read them, and they are of the cache's type
-    lse: bool  # log-sum-exps are asked for
-    batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
-    device: Device
-
-    @property
-    def far_cap(self) -> bool:
-        """Whether a softcap lies so far above scores that these are capped by a series."""
-        return self.softcap > FAR_CAP
-
-    @property
-    def modified(self) -> bool:
-        """Whether scores meet more than a positive scale and a mask."""
-        return not self.positive or self.softcap > 0 or self.alibi or self.qq_bias
-
-    def keys_seen(self, beside: int) -> int:
-        """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
-        return self.max_seqlen_k if self.window_left < 0 else min(self.max_seqlen_k, self.window_left + beside)
-
-
-class Merge(NamedTuple):
-    """A launch behind one that cuts blocks, of which it joins the pieces."""
-
-    blocks: int  # of all sequences, at most
-    rows: int  # of a block, of one KV head, that a program joins
-    lanes: int  # parts of their pieces that are joined side by side
-    skip: int  # from a block's first state to its second, in rows
-    stride: int  # and from there on
-    dependent: bool  # it may begin before the launch ahead has ended
-
-
-class Launch(NamedTuple):
-    """One launch of the attention kernel, and of the merge if shape.SPLIT but not shape.MERGE."""
-
-    shape: Shape
-    programs: int  # per KV head: blocks, or shares of all blocks' work; with a pipe, all programs
-    least: int  # tiles of a share
-    slots: int  # scratch states of a share; with a pipe, of all programs
-    shortest: int  # query lengths served
-    longest: int
-    block_tokens: int  # the most query tokens that a block can have
-    config: Config
-    pipe: Any = None  # hopper.args.Pipe: a kernel of that dialect
-    merge: Any = None  # Merge, where shape.SPLIT but not shape.MERGE
-    beside: Any = None  # a Launch of few queries whose work the same programs do beside their own
-
-    @property
-    def parts(self) -> tuple[Any, ...]:
-        """All that its programs serve, as launches: this one, and what is beside it."""
-        return (self,) if self.beside is None else (self, self.beside)
-
-    @property
-    def cuts(self) -> int:
-        """Numbers that tell a merge how blocks are cut."""
-        return 0 if self.merge is None else 2 * self.merge.blocks * self.shape.KV_HEADS
-
-    @property
-    def grid(self) -> tuple[int]:
-        return (self.programs if self.pipe is not None else self.programs * self.shape.KV_HEADS,)
-
-
-class Plan(NamedTuple):
-    launches: tuple[Launch, ...]
-
-    def __str__(self) -> str:
-        return "\n".join(
-            f"queries {x.shortest}..{x.longest}: {x.grid[0]} programs over {x.shape.KV_HEADS} heads, "
-            f"{'keys cut' if x.shape.SPLIT else 'keys whole'}, {x.shape.BLOCK_Q} tokens ({x.shape.ROWS} rows) "
-            f"x {x.shape.TILE} keys, {x.config.stages} stages, {'portable' if x.pipe is None else 'Hopper'}"
-            for launch in self.launches
-            for x in launch.parts
-        )
-
-
-UNBOUNDED = 2**31 - 1
 # Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
 FEW_ROWS = 64
 # A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
@@ -141,30 +28,24 @@ JOIN_STEPS = 6
 MERGED = 1024  # elements of a state that a program of the merge joins: four for each thread of 8 warps
 
 
-@functools.lru_cache(maxsize=4096)
-def plan(problem: Problem) -> Plan:
+def launches(p: Problem) -> tuple[Launch, ...]:
     """Sequences of few queries (decode, speculation) in one launch, the others in another, unless one cannot occur."""
-    p = problem
     group = p.heads // p.kv_heads
     few = _few_config(p)
     few_tokens = _few_tokens(p, few)
-    if p.only == "prefill" and not p.ragged:
-        return Plan(())
-    if hopper := _hopper(p):
-        return Plan(hopper.launches(p))
     if p.only == "decode" or not p.ragged:
-        return Plan((_few(p, few, 1, 1),))
+        return (_few(p, few, 1, 1),)
     # float32 operands leave no registers for more rows
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     few_rows = FEW_ROWS if widens else few.rows
     if p.max_seqlen_q <= max(few_tokens, few_rows // group):
         rows = max(few.rows, next_power_of_2(p.max_seqlen_q * group))
-        return Plan((_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),))
+        return (_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),)
     if p.only == "prefill":
-        return Plan((_many(p, 2),))
+        return (_many(p, 2),)
     if p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q:
-        return Plan((_many(p, 0),))
-    return Plan((_many(p, few_tokens + 1), _few(p, few, 0, few_tokens)))
+        return (_many(p, 0),)
+    return (_many(p, few_tokens + 1), _few(p, few, 0, few_tokens))
 
 
 def few_apart(p: Problem, shortest: int) -> Launch:
@@ -186,15 +67,6 @@ def _few_config(p: Problem) -> Config:
 def _few_tokens(p: Problem, config: Config) -> int:
     """Up to which sequences have few: a decode's tile of them by default, for all may leave states in scratch."""
     return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
-
-
-def _hopper(p: Problem) -> Any:
-    """The planner of the Gluon dialect, where it covers the call."""
-    if p.device.arch != "sm90" or not gluon_available():
-        return None
-    from ..hopper.planning import plan
-
-    return plan if plan.covers(p) else None
 
 
 def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
@@ -256,7 +128,9 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     if shares and not shape.MERGE:
         # a share has two slots, unless pieces are of a fixed size
         merge = merge_of(p, shape, tokens, shares, skip, 2 * skip if config.piece is None else skip)
-    return Launch(shape, shares or blocks, config.least, slots, shortest, longest, tokens, config, merge=merge)
+    return Launch(
+        shape, shares or blocks, config.least, slots, shortest, longest, tokens, config, "portable", merge=merge
+    )
 
 
 def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stride: int) -> Merge:

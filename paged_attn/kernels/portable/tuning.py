@@ -2,32 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
-
 import torch
 
+from ...records.plan import Config
+from ...records.problem import Problem
 from ...records.rounding import next_power_of_2
-
-if TYPE_CHECKING:
-    from .plan import Problem
-
-
-class Config(NamedTuple):
-    """Tile shape and compiler options of one launch."""
-
-    rows: int  # query tokens x group
-    tile: int  # keys per step
-    stages: int
-    warps: int
-    peel: bool  # a loop without masks for the tiles that all rows see
-    resident: int  # programs that a multiprocessor holds at once
-    least: int = 8  # tiles of a share: fewer cost more to merge than they save
-    enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
-    boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
-    pairs: bool = False  # fp8 keys and values two dims at a time
-    registers: int | None = None  # per thread, at most
-    piece: int | None = None  # keys are cut at multiples of this only; a multiple of every tile
-
 
 # Keys of a piece where results must not depend on the batch: few enough that one sequence of 32768 keys has work for
 # every multiprocessor, so many that merging 131072 keys is a twentieth of reading them.

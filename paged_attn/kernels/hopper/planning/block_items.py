@@ -5,8 +5,9 @@ import math
 import torch
 
 from ....records.layout import MANTISSA
+from ....records.plan import UNBOUNDED, Launch
+from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
-from ...portable.plan import UNBOUNDED, Launch, Problem
 from ..args import Pipe
 from .shapes import COLUMNS, dim_of, has_tanh, is_even, launch_of, loaders_of, merged, shape_of
 

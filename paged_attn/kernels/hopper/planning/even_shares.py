@@ -4,8 +4,9 @@ import math
 from typing import NamedTuple
 
 from ....records.layout import MANTISSA
+from ....records.plan import UNBOUNDED, Launch
+from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
-from ...portable.plan import UNBOUNDED, Launch, Problem
 from ..args import Pipe
 from .block_items import BESIDE_DIMS
 from .shapes import (

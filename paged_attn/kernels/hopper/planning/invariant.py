@@ -6,8 +6,10 @@ the page table decide who does what, and nothing that a result depends on.
 
 import math
 
+from ....records.plan import UNBOUNDED, Launch
+from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
-from ...portable.plan import UNBOUNDED, Launch, Problem, affordable, most_pieces
+from ...portable.plan import affordable, most_pieces
 from ...portable.tuning import PIECE
 from ..args import Pipe
 from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of

@@ -5,8 +5,10 @@ from collections.abc import Callable
 import torch
 
 from ....launching.scratch import Need
+from ....records.plan import UNBOUNDED, Launch
+from ....records.problem import Problem
 from ....records.rounding import next_power_of_2
-from ...portable.plan import FEW_ROWS, UNBOUNDED, Launch, Problem, drafts_apart, few_apart
+from ...portable.plan import FEW_ROWS, drafts_apart, few_apart
 from . import invariant
 from .block_items import NONE, TRANSPOSE, block_columns, conversion, many, many_beside, parts_of
 from .even_shares import columns_beside, few, few_beside, has_little

@@ -5,10 +5,11 @@ import math
 import torch
 import triton
 
+from ....records.plan import Config, Launch
+from ....records.problem import Problem
 from ....records.rounding import next_power_of_2
 from ...common.records import Shape
-from ...portable.plan import Launch, Problem, merge_of
-from ...portable.tuning import Config
+from ...portable.plan import merge_of
 from ..args import Pipe
 
 ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
@@ -97,4 +98,4 @@ def launch_of(
         rows=shape.ROWS, tile=shape.TILE, stages=pipe.KEY_STAGES, warps=pipe.ROWS // 16, peel=False, resident=resident,
         registers=registers,
     )  # fmt: skip
-    return Launch(shape, programs, least, slots, shortest, longest, tokens, config, pipe)
+    return Launch(shape, programs, least, slots, shortest, longest, tokens, config, "hopper", pipe)

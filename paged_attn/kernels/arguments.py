@@ -1,0 +1,68 @@
+"""Arguments that launches of all dialects have in common, and those of the merges."""
+
+from typing import Any
+
+from ..launching.launch import Step
+from ..records.call import ROOM, Call
+from ..records.plan import Launch
+from ..records.rounding import cdiv, next_power_of_2
+from .common.merge import merge_blocks_kernel, merge_states_kernel
+from .common.records import Heads, Rows
+
+
+def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
+    """What joins the pieces that another step leaves."""
+    shape, merge, need = launch.shape, launch.merge, cutting.need
+    assert need is not None
+    args = (
+        call.out, call.lse, ROOM, call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
+        launch.longest, (need.states - launch.cuts) // (shape.DIM + 2), launch.block_tokens * shape.GROUP,
+        call.scales, shape, merge.skip, merge.stride, merge.rows, merge.lanes, merge.dependent,
+    )  # fmt: skip
+    options = {"num_warps": _warps(merge.rows * merge.lanes, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
+    if merge.dependent:
+        options["launch_pdl"] = True
+    return Step(merge_blocks_kernel, merge_grid(launch), args, options, room=cutting.room)
+
+
+def merge_grid(launch: Launch) -> tuple[int]:
+    """Programs of the launch that joins blocks."""
+    shape, merge = launch.shape, launch.merge
+    return (merge.blocks * cdiv(launch.block_tokens * shape.GROUP, merge.rows) * shape.KV_HEADS,)
+
+
+def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
+    """The ragged batch as a launch sees it: the fields of `kernels.args.Batch` that the host knows, one by one."""
+    return (
+        call.query_starts,
+        call.seq_lens,
+        call.page_table,
+        call.page_table.stride(0),
+        call.seq_lens.shape[0],
+        call.query.ptr.shape[0],
+        launch.shortest,
+        launch.longest,
+        launch.least,
+        launch.slots,
+    )
+
+
+def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
+    """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
+    parts, tokens, heads, head_dim = outs.shape
+    shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, next_power_of_2(head_dim)))
+    rows = _rows_per_merge(heads, shape.DIM)
+    grid = (tokens, cdiv(heads, rows))
+    args = (out, lse, outs, lses, parts, tokens * heads, shape, rows)
+    # every program has work here, and more warps were not tried
+    return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.DIM))})]
+
+
+def _rows_per_merge(live: int, dim: int) -> int:
+    """One where few rows are live: programs side by side finish first.  At most what eight states leave room for."""
+    return min(next_power_of_2(cdiv(live, 8)), max(1, 1024 // dim))
+
+
+def _warps(rows: int, dim: int) -> int:
+    """Four elements of a state per thread."""
+    return max(1, min(8, rows * dim // 128))

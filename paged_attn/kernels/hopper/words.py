@@ -1,0 +1,54 @@
+"""What `explain` says of a launch of the Hopper kernels."""
+
+from typing import Any
+
+from ...records.plan import Launch
+from ..words import pieces_of, size_of, some
+
+
+def warps_of(launch: Launch) -> int:
+    """Warps of a program, but for those that serve what is beside its launch."""
+    pipe = launch.pipe
+    return pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + _loading(pipe)
+
+
+def _loading(pipe: Any) -> int:
+    """Warps that load."""
+    return pipe.LOADERS * (1 if pipe.BRIEF else 2)
+
+
+def tiles_of(launch: Launch) -> str:
+    """How a program holds its tiles."""
+    pipe = launch.pipe
+    rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
+    if pipe.CONVERT:
+        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
+        rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE
+        if pipe.FP8_KEYS and not pipe.FP8_PRODUCTS:
+            rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"
+    elif pipe.FP8:
+        rings += f" of {'x-packed ' * pipe.PACKED}fp8, products of float16"
+    elif pipe.PACKED:
+        rings += " of an x-packed cache" + ", products from registers" * pipe.SHARES
+    loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"
+    warps = f"{some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {loaders}"
+    parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT)
+    parts += [f"up to {pipe.COLUMNS} rows as columns"] * (pipe.COLUMNS > 0 and not pipe.SHARES)
+    parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH
+    parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0) + pieces_of(launch)
+    rows = "columns" if pipe.SHARES and pipe.COLUMNS else "rows"
+    return f"{launch.shape.ROWS} {rows} {size_of(launch)}, " + ", ".join(parts)
+
+
+def heads_of(launch: Launch) -> str:
+    """What has blocks of its own: KV heads, pairs of them, or parts of those that share one."""
+    count, parts = launch.shape.KV_HEADS, launch.pipe.PARTS
+    if parts > 1:
+        return f"{count} parts of {some(count // parts, 'group', 'groups')}"
+    return f"{count} pairs of KV heads" if launch.shape.PAIRED else f"{count} KV heads"
+
+
+def kernel_of(launch: Launch) -> str:
+    """The name of the kernel."""
+    kind = "mixed" if launch.beside is not None else "shares" if launch.pipe.SHARES else "blocks"
+    return f"{kind}_kernel"

@@ -1,0 +1,26 @@
+"""What `explain` says of a launch of the portable kernel."""
+
+from ...records.plan import Launch
+from ..words import pieces_of, size_of
+
+
+def warps_of(launch: Launch) -> int:
+    """Warps of a program."""
+    return launch.config.warps
+
+
+def tiles_of(launch: Launch) -> str:
+    """How a program holds its tiles."""
+    config = launch.config
+    notes = [f"{config.stages} stages"] + ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
+    return f"{launch.shape.ROWS} rows {size_of(launch)}, " + ", ".join(notes + pieces_of(launch))
+
+
+def heads_of(launch: Launch) -> str:
+    """What has blocks of its own."""
+    return f"{launch.shape.KV_HEADS} KV heads"
+
+
+def kernel_of(launch: Launch) -> str:
+    """The name of the kernel."""
+    return "attention_kernel"

@@ -1,0 +1,1 @@
+"""Which dialect takes a call, and the steps of its plan."""

@@ -1,0 +1,81 @@
+"""The dialects of kernels, best first: each is a module `kernels/<name>/dialect.py` of the same functions.
+
+No other module names one.  A new dialect is a folder under `kernels/` and a name here.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from ..kernels.cuts import Batch, Cut
+from ..launching.backend import Device
+from ..launching.launch import Step
+from ..launching.scratch import Need
+from ..records.call import Call
+from ..records.plan import Launch
+from ..records.problem import Problem
+
+DIALECTS = ("hopper", "portable")  # the last one covers every call on every device
+
+
+class Dialect(Protocol):
+    """What a dialect's module has."""
+
+    TITLE: str  # as `explain` names its kernels
+
+    def why_not_on(self, device: Device) -> str | None:
+        """Why its kernels do not run on a device, or in this process; None: they do."""
+
+    def uncovered(self, problem: Problem) -> Sequence[str]:
+        """What a call asks for that its kernels do not have."""
+
+    def launches(self, problem: Problem) -> tuple[Launch, ...]:
+        """The launches of a call that it covers; of these some may be another dialect's."""
+
+    def read(self) -> None:
+        """Import its kernels."""
+
+    def step(self, launch: Launch, call: Call) -> Step:
+        """A launch with its arguments."""
+
+    def need_of(self, launch: Launch) -> Need:
+        """Scratch of a launch that cuts keys."""
+
+    def kernel_of(self, launch: Launch) -> str:
+        """The name of the kernel."""
+
+    def cut(self, launch: Launch, batch: Batch) -> Cut:
+        """What the launch's programs will find to do where lengths are known."""
+
+    def warps_of(self, launch: Launch) -> int:
+        """Warps of a program, but for those that serve what is beside its launch."""
+
+    def tiles_of(self, launch: Launch) -> str:
+        """How a program holds its tiles, in words."""
+
+    def heads_of(self, launch: Launch) -> str:
+        """What has blocks of its own, in words."""
+
+    def multiplies_fp8(self, launch: Launch) -> bool:
+        """Whether its products are of fp8 operands."""
+
+    def compiled(self, launch: Launch) -> tuple[Any, ...]:
+        """What tells its compiled kernel from that of another launch for the same tensors."""
+
+
+@functools.cache
+def dialect(name: str) -> Dialect:
+    """A dialect of `DIALECTS`, imported when it is first asked for."""
+    return importlib.import_module(f"..kernels.{name}.dialect", __package__)
+
+
+def chosen(problem: Problem) -> Dialect:
+    """The first dialect that runs on the device and covers the call."""
+    for name in DIALECTS[:-1]:
+        found = dialect(name)
+        if found.why_not_on(problem.device) is None and not found.uncovered(problem):
+            return found
+    return dialect(DIALECTS[-1])

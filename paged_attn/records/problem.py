@@ -1,0 +1,58 @@
+"""What decides a plan: shapes, dtypes, strides and the device, and no number that only the device knows."""
+
+from typing import NamedTuple
+
+import torch
+
+from ..launching.backend import Device
+
+# A softcap up to which 2^-23 of it is less than what float32 products are off.
+FAR_CAP = 64.0
+
+
+class Problem(NamedTuple):
+    """What decides a plan."""
+
+    tokens: int
+    seqs: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    max_seqlen_q: int  # upper bounds, not readings
+    max_seqlen_k: int
+    window_left: int  # -1: none
+    ragged: bool  # cu_seqlens_q given
+    positive: bool  # the softmax scale is
+    softcap: float  # 0: none
+    alibi: bool
+    qq_bias: bool
+    only: str | None
+    compute: torch.dtype
+    query: torch.dtype
+    cache: torch.dtype
+    packed: bool  # x-packed
+    pairable: bool  # all keys are fp8, and can be read two dims at a time
+    boxable: bool  # the copy engine can read the caches
+    rows_per_page: int  # slot strides from page to page, x-packed 1, if boxes of several slots can be cut out; else 0
+    adjacent: bool  # a slot's KV heads lie side by side, in both caches
+    query_box: bool  # the copy engine can read the queries
+    new: bool  # keys outside the cache
+    new_box: bool  # the copy engine can read them, and they are of the cache's type
+    lse: bool  # log-sum-exps are asked for
+    batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
+    device: Device
+
+    @property
+    def far_cap(self) -> bool:
+        """Whether a softcap lies so far above scores that these are capped by a series."""
+        return self.softcap > FAR_CAP
+
+    @property
+    def modified(self) -> bool:
+        """Whether scores meet more than a positive scale and a mask."""
+        return not self.positive or self.softcap > 0 or self.alibi or self.qq_bias
+
+    def keys_seen(self, beside: int) -> int:
+        """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
+        return self.max_seqlen_k if self.window_left < 0 else min(self.max_seqlen_k, self.window_left + beside)
