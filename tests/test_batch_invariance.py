@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.runtime import interpreter
 
 from paged_attn import paged_attention
+from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.kernels.portable import tuning
 from paged_attn.launching import scratch
 from paged_attn.planning import plan
@@ -53,9 +54,9 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
 
     def cut(shares: int) -> None:
         plan.plan.cache_clear()
-        monkeypatch.setattr(plan, "_shares", lambda *_: shares)
+        monkeypatch.setattr(portable_plan, "_shares", lambda *_: shares)
         small = dict(tile=TILE, piece=PIECE, least=1)
-        monkeypatch.setattr(plan, "invariant_config", lambda p: config(p)._replace(**small))
+        monkeypatch.setattr(portable_plan, "invariant_config", lambda p: config(p)._replace(**small))
 
     yield cut
     monkeypatch.undo()
@@ -161,7 +162,7 @@ def test_who_joins_changes_no_bit(shares: int, device: str, cut: Cut, monkeypatc
     cut(shares)
     want = attend(case, inputs, whole(case))
     joining = [x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches if x.shape.SPLIT]
-    monkeypatch.setattr(plan, "JOIN_STEPS", 0)
+    monkeypatch.setattr(portable_plan, "JOIN_STEPS", 0)
     plan.plan.cache_clear()
     same(case, attend(case, inputs, whole(case)), whole(case), want)
     assert joining

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 import paged_attn
+from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.launching import scratch
-from paged_attn.planning import plan
 from tests.cases import Case, build
 
 CUT = Case("cut", (1, 1, 3), (70, 9, 33), heads=4, kv_heads=2, head_dim=16, dtype=torch.float16, sinks=True)
@@ -22,7 +22,7 @@ def test_the_last_piece_joins_as_a_launch_of_its_own_would(
     inputs = build(CUT, device)
     merged = paged_attn.paged_attention(**inputs)[0].clone()
     cut(3, tile=16)
-    monkeypatch.setattr(plan, "JOIN_STEPS", 0)
+    monkeypatch.setattr(portable_plan, "JOIN_STEPS", 0)
     # other maxima on the way, and so other roundings
     torch.testing.assert_close(paged_attn.paged_attention(**inputs)[0], merged, rtol=2**-9, atol=2**-12)
 

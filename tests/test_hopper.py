@@ -12,6 +12,7 @@ import paged_attn
 from paged_attn.explain.question import cut
 from paged_attn.kernels import cuts
 from paged_attn.kernels.hopper.planning.block_items import LEAST
+from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.planning import plan
 from paged_attn.records.plan import Launch
 from tests import hopper_plans
@@ -216,7 +217,7 @@ def test_a_consumer_that_is_an_item_ahead_does_a_small_batch(short: int, tile: i
 @pytest.mark.quick
 def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one kernel of blocks that is told nothing of queries, for there is one of each sequence."""
-    monkeypatch.setattr(plan, "SCRATCH", 1)
+    monkeypatch.setattr(portable_plan, "SCRATCH", 1)
     with hopper_plans.planned():
         case = sized("whole", **DECODE, batch_invariant=True)
         (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches

@@ -14,9 +14,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import paged_attn
 from paged_attn.calls import memo
+from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.launching import launch, scratch
 from paged_attn.launching.template import Argument, fill, filler
-from paged_attn.planning import plan
 from tests.cases import build
 from tests.test_calls import BASES, FP16, Cut, outcome
 
@@ -53,7 +53,7 @@ def test_kept_launches_pass_what_tritons_call_would(
 ) -> None:
     cut(segments)
     if not joins:
-        monkeypatch.setattr(plan, "JOIN_STEPS", 0)
+        monkeypatch.setattr(portable_plan, "JOIN_STEPS", 0)
     anew: list[Any] = []
     again: list[Any] = []
 

@@ -187,7 +187,7 @@ def test_the_process_says_what_failed_in_a_line(error: str, keep: bool, monkeypa
         raise RuntimeError(error)
 
     monkeypatch.setattr(trial, "_verdicts", {})
-    monkeypatch.setattr(trial, "complaints", fail)
+    monkeypatch.setattr(tryout, "complaints", fail)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
     tryout.main("sm90", 0)
     assert json.loads(capsys.readouterr().out) == {"why": f"a call fails: RuntimeError: {error}", "keep": keep}

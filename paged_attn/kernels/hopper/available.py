@@ -10,7 +10,7 @@ from ...launching import trust, versions
 def _why_unnamed() -> str | None:
     """What Gluon's kernels miss in this Triton; warns once."""
     try:
-        from ..kernels.hopper import shim  # noqa: F401
+        from . import shim  # noqa: F401
     except ImportError as error:
         warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
         return f"they need another Triton: {error}"
