@@ -10,7 +10,7 @@ import torch
 import paged_attn
 from paged_attn.checks import arguments as check
 from tests.bad_input import Change, Inputs, as_bytes, refuses, value
-from tests.cases import BAD_PAGE, Case, build
+from tests.cases import BAD_PAGE, Case, build, run
 
 # The cache has 12 pages of 8 (9 where the window frees some), the table 7 columns (6 beside new keys), q 8 tokens.
 CHECKED = Case("checked", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1)
@@ -99,6 +99,28 @@ def test_sequences_that_only_leaves_out_are_not_checked(only: str, kept: int, de
     inputs["page_table"][kept] = BAD_PAGE
     with pytest.raises(ValueError, match=rf"page_table\[{kept}, 0\]"):
         paged_attn.paged_attention(**inputs, check=True)
+
+
+@pytest.mark.parametrize("only, lengths, kept", [("prefill", (1, 2), 1), ("decode", (2, 1), 2)])
+def test_positions_of_sequences_that_only_leaves_out_are_not_checked_and_others_are_at_their_own_tokens(
+    only: str, lengths: tuple[int, int], kept: int, device: str
+) -> None:
+    """`build` puts 2^31 - 1 where nobody asks.  kept: the first token of the other sequence, which is number 1."""
+    case = Case("found", lengths, lengths, positions="tree", only=only, check=True)
+    run(case, device)
+    inputs = build(case, device)
+    inputs["query_positions"][kept] = 7
+    with pytest.raises(ValueError, match=rf"query_positions\[{kept}\] = 7 \(sequence 1, query 0\)"):
+        paged_attn.paged_attention(**inputs)
+
+
+@pytest.mark.parametrize("only, left", [("decode", 1), ("prefill", 0)])
+def test_lengths_and_bounds_of_sequences_that_only_leaves_out_are_not_checked(only: str, left: int, device: str) -> None:
+    case = Case("mixed", (1, 3), (20, 30), page_size=8, only=only, integers=torch.int64)
+    for number in (2, 31, 2**40, -(2**40)):  # fewer than queries, above max_seqlen_k, beyond 32 bits
+        inputs = build(case, device)
+        inputs["seq_lens"][left] = number
+        paged_attn.paged_attention(**inputs, max_seqlen_q=3, max_seqlen_k=30, check=True)
 
 
 @pytest.mark.parametrize(

@@ -24,12 +24,12 @@ def check_attention_contents(
     """What only the device knows, read back; empty sequences, and those that `only` leaves out, may hold anything."""
     length = seq_lens.cpu().long()
     query = _query_lens(axes, cu_seqlens_q)
-    live = (query > 0) & (length > 0)
+    asked = query > 0
     if only is not None:
-        asked = (query == 1) if only == "decode" else (query != 1)
-        live, query = live & asked, torch.where(asked, query, 0)
+        asked &= (query == 1) if only == "decode" else (query != 1)
+    live = asked & (length > 0)
 
-    for i in _first((query > 0) & ((length > INT32_MAX) | (length < -INT32_MAX - 1))):
+    for i in _first(asked & ((length > INT32_MAX) | (length < -INT32_MAX - 1))):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but lengths must fit 32 bits")
     for i in _first(live & (query > (query if max_seqlen_q is None else max_seqlen_q))):
         raise ValueError(f"sequence {i} has {query[i]} query tokens, but max_seqlen_q = {max_seqlen_q}")
@@ -70,7 +70,10 @@ def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
 
 
 def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) -> None:
-    """Each position lies between the context's end and the query's own place."""
+    """Each position of a live sequence lies between the context's end and the query's own place.
+
+    query: tokens of all sequences, also of those that nobody serves, whose positions lie between the others.
+    """
     tokens = int(query.sum())
     seq = torch.arange(len(query)).repeat_interleave(query)
     index = torch.arange(tokens) - (query.cumsum(0) - query)[seq]
