@@ -115,7 +115,9 @@ def test_positions_of_sequences_that_only_leaves_out_are_not_checked_and_others_
 
 
 @pytest.mark.parametrize("only, left", [("decode", 1), ("prefill", 0)])
-def test_lengths_and_bounds_of_sequences_that_only_leaves_out_are_not_checked(only: str, left: int, device: str) -> None:
+def test_lengths_and_bounds_of_sequences_that_only_leaves_out_are_not_checked(
+    only: str, left: int, device: str
+) -> None:
     case = Case("mixed", (1, 3), (20, 30), page_size=8, only=only, integers=torch.int64)
     for number in (2, 31, 2**40, -(2**40)):  # fewer than queries, above max_seqlen_k, beyond 32 bits
         inputs = build(case, device)

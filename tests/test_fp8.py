@@ -18,6 +18,7 @@ from paged_attn.kernels.portable.attention import attention_kernel
 from paged_attn.launching import launch
 from paged_attn.records import layout
 from tests.cases import E4M3, E5M2, Case, build, compare, run
+from tests.ties import check_results_beside_ties
 
 FP16, BF16 = torch.float16, torch.bfloat16
 # numpy's, about infinities and rows that are NaN from end to end
@@ -258,3 +259,13 @@ def test_pairs_of_long_batches(
     lens = tuple(max(n, query_len) for n in (1, 17, 2048, 3000, 544, 8000))
     sizes: dict[str, Any] = dict(heads=16, kv_heads=4, head_dim=128, page_size=page_size, scales="per_head")
     run(Case("long", (query_len,) * 6, lens, dtype=dtype, cache_dtype=fp8, bounds=True, **sizes), device)
+
+
+# --- results ---------------------------------------------------------------------------------------------------------
+
+
+@FP8
+@pytest.mark.parametrize("source", [FP16, BF16, torch.float32], ids=str)
+def test_a_result_beside_a_tie_does_not_cross_it(source: torch.dtype, fp8: torch.dtype, device: str) -> None:
+    """Of one key the result is its value, to the bit, which a GPU's ordinary division takes two units away."""
+    check_results_beside_ties(source, fp8, device, heads=12)

@@ -12,8 +12,9 @@ import paged_attn
 from paged_attn import reference
 from paged_attn.planning import plan
 from tests import hopper_plans
-from tests.cases import E4M3, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of
+from tests.cases import E4M3, E5M2, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, RISING, ragged, sized
+from tests.ties import check_results_beside_ties
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
@@ -314,3 +315,10 @@ def test_errors_do_not_grow_with_the_keys(dtype: torch.dtype, return_lse: bool) 
     few, many = error(4096), error(131072)
     assert many <= 1.5 * few
     assert max(few, many) <= (0.01 if dtype == torch.bfloat16 else FP8_NORM if return_lse else LINE_NORM)
+
+
+@pytest.mark.parametrize("source", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fp8", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+@hopper_plans.mixed()
+def test_a_result_beside_a_tie_of_fp8_does_not_cross_it(fp8: torch.dtype, source: torch.dtype) -> None:
+    check_results_beside_ties(source, fp8, DEVICE, heads=4, dim=128)

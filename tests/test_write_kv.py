@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from paged_attn import write_kv
-from tests.cases import E4M3, E5M2
+from tests.cases import E4M3, E5M2, Case
+from tests.other_calls import run_write
+from tests.ties import beside_ties, divided
 
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 LAYOUTS = ["NHD", "HND", "x"]
@@ -166,6 +168,24 @@ def test_no_float32_beside_a_tie_is_rounded_twice(dtype: torch.dtype, device: st
     x = torch.cat([edges, up, down])
     x = torch.cat([x, x.new_zeros(-len(x) % 16)])
     check_encoding(x.view(-1, 1, 16), dtype)
+
+
+@pytest.mark.parametrize("source", [HALF, BF16, F32], ids=str)
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=str)
+def test_a_quotient_beside_a_tie_does_not_cross_it(dtype: torch.dtype, source: torch.dtype, device: str) -> None:
+    """A GPU's ordinary division is two units off."""
+    x, scales = (tensor.to(device) for tensor in beside_ties(dtype, source, heads=64))
+    caches = empty_caches("NHD", dtype, 16, 1, 64, 32, device)
+    stored = check_write(x, -x, *caches, list(range(16)), "NHD", k_scale=scales, v_scale=scales)
+    for got, given in zip(stored, (x, -x), strict=True):
+        assert torch.equal(got, divided(given, scales[:, None], dtype).view(torch.uint8))
+
+
+def test_a_drawn_write_beside_a_tie(device: str) -> None:
+    """As fuzzing found it on an H200, where 0.75 was stored for 0.687499947."""
+    lengths = dict(query_lens=(4, 130, 130, 130, 130), seq_lens=(4, 547, 130, 131, 147))
+    sizes = dict(heads=28, kv_heads=4, head_dim=192, cache_dtype=E5M2)
+    run_write(Case("found", **lengths, **sizes, new=True, scales="per_head", seed=413), device)
 
 
 @pytest.mark.parametrize("scale", [0.25, 8.0])  # powers of two: x / scale is exact, so that the rounding is fixed

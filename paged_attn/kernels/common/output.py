@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .numerics import apart, decode, encode, normalize, opaque, scale_of
+from .numerics import apart, decode, encode, normalize, opaque, quotient, scale_of
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 
@@ -54,7 +54,7 @@ def rows_from(token, kv_head, row, valid, S: tl.constexpr):
 def quantize(x, scales, tensor):
     """Results as elements of the output; an fp8 one holds x / out_scale."""
     if tensor.FP8 > 0:
-        x = x / scale_of(scales.out, scales.out_ptr, scales.out_stride, 0)
+        x = quotient(x, scale_of(scales.out, scales.out_ptr, scales.out_stride, 0))
     return encode(x, tensor.FP8, tensor.ptr.dtype.element_ty)
 
 
