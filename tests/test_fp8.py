@@ -18,6 +18,7 @@ from paged_attn.kernels.portable.attention import attention_kernel
 from paged_attn.launching import launch
 from paged_attn.records import layout
 from tests.cases import E4M3, E5M2, Case, build, compare, run
+from tests.small_weights import check_small_weight
 from tests.ties import check_results_beside_ties
 
 FP16, BF16 = torch.float16, torch.bfloat16
@@ -269,3 +270,22 @@ def test_pairs_of_long_batches(
 def test_a_result_beside_a_tie_does_not_cross_it(source: torch.dtype, fp8: torch.dtype, device: str) -> None:
     """Of one key the result is its value, to the bit, which a GPU's ordinary division takes two units away."""
     check_results_beside_ties(source, fp8, device, heads=12)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [dict(dtype=E5M2, out_dtype=torch.float32), dict(dtype=FP16, cache_dtype=FP16, out_dtype=torch.float32)],
+    ids=str,
+)
+def test_a_weight_below_the_normal_numbers_of_float16_is_as_near_as_float16_has_it(
+    fields: dict[str, Any], device: str
+) -> None:
+    """Fuzzing on an H200 found -4.61005e-08 for -4.43611e-08: a value of 0.0859375 times 9, not 8.66, of 2^-24."""
+    sizes = dict(heads=4, kv_heads=2, head_dim=128, cache_dtype=E4M3)
+    check_small_weight(Case("small weight", (1,), (2,), **{**sizes, **fields}), device)
+
+
+def test_a_drawn_call_of_small_weights(device: str) -> None:
+    sizes = dict(heads=32, head_dim=256, dtype=E5M2, cache_dtype=E4M3, new_dtype=FP16, out_dtype=torch.float32)
+    asked = dict(layout="HND", softmax_scale=0.3, bounds=True, lse=False, seed=4)
+    run(Case("found", query_lens=(1, 66), seq_lens=(1, 2), **sizes, **asked), device)

@@ -11,9 +11,10 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.planning import plan
-from tests import hopper_plans
+from tests import hopper_plans, small_weights
 from tests.cases import E4M3, E5M2, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, RISING, ragged, sized
+from tests.small_weights import check_small_weight
 from tests.ties import check_results_beside_ties
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
@@ -322,3 +323,18 @@ def test_errors_do_not_grow_with_the_keys(dtype: torch.dtype, return_lse: bool) 
 @hopper_plans.mixed()
 def test_a_result_beside_a_tie_of_fp8_does_not_cross_it(fp8: torch.dtype, source: torch.dtype) -> None:
     check_results_beside_ties(source, fp8, DEVICE, heads=4, dim=128)
+
+
+@pytest.mark.parametrize(
+    "fields", [E4M3_CACHE, dict(dtype=torch.float16, out_dtype=torch.float32)], ids=["e4m3", "float16"]
+)
+@hopper_plans.mixed()
+def test_a_weight_below_the_normal_numbers_of_float16_is_as_near_as_float16_has_it(fields: dict[str, Any]) -> None:
+    check_small_weight(sized("small weight", query_lens=(1,), seq_lens=(2,), **fields), DEVICE)
+
+
+@pytest.mark.parametrize("lse", [True, False])
+@hopper_plans.mixed()
+def test_a_weight_below_the_normal_numbers_of_e4m3_is_as_near_as_e4m3_has_it(lse: bool) -> None:
+    case = sized("small weight", query_lens=(128,), seq_lens=(2,), **ALL_E4M3 | dict(lse=lse))
+    check_small_weight(case, DEVICE, small_weights.FP8)

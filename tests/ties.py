@@ -1,4 +1,4 @@
-"""Numbers and scales whose quotients lie beside ties of fp8, so near that a division that is a little off crosses them."""
+"""Numbers and scales whose quotients lie so near ties of fp8 that a division which is a little off crosses them."""
 
 from __future__ import annotations
 
