@@ -54,11 +54,12 @@ def paged_attention(
     """
     tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
+    value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]  # tests have it do several sets of values at once
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     score_scale = scale * _per_kv_head(q_scale, num_kv_heads, q)
     left, right = window_size
 
-    result = torch.zeros(tokens, num_heads, head_dim, dtype=torch.float64, device=q.device)
+    result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, num_heads), -torch.inf, dtype=torch.float64, device=q.device)
     written = torch.full((tokens,), only is None, dtype=torch.bool, device=q.device)
 

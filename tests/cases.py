@@ -237,9 +237,8 @@ def compare(
         inputs = {name: x.to(on) if isinstance(x, Tensor) else x for name, x in inputs.items()}
         out, lse = out.to(on), lse if lse is None else lse.to(on)
     given = {**inputs, "out": None, "return_lse": True}
-    want, want_lse = reference.paged_attention(**given)
-    magnitudes = {name: _magnitude(inputs[name]) for name in ("v_cache", "v_new") if inputs.get(name) is not None}
-    weighted, _ = reference.paged_attention(**{**given, **magnitudes})
+    both, want_lse = reference.paged_attention(**_with_magnitudes(given))
+    want, weighted = both.chunk(2, dim=2)
     if is_fp8(out.dtype):
         want = want.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
 
@@ -258,7 +257,7 @@ def compare(
     bound = bound_of(want, weighted, compute + 2 * more, out.dtype)  # a weight and the sum of all
     least = FP8_WEIGHTS_END if of_e4m3 else WEIGHTS_END.get(problem.compute, 0.0)
     if least and not ((got - want).abs() <= bound)[asked].all():
-        bound = bound + least * _sum_of_values(given | magnitudes)
+        bound = bound + least * _sums_of_magnitudes(given)
     worst = worst_share(f"{case.name}: out", got, want, bound, asked)
     if lse is None:
         return worst
@@ -267,16 +266,24 @@ def compare(
     return max(worst, worst_share(f"{case.name}: lse", lse.double(), want_lse, lse_bound, asked))
 
 
-def _sum_of_values(given: dict[str, Any]) -> Tensor:
-    """sum_j v_j over the keys that each query sees: of equal weights, times their number."""
+def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:
+    """A call of the reference whose values are followed by their magnitudes, as further dims: one pass over scores."""
+    dims = {"v_cache": 2 if given["k_cache"].dim() == 5 else 3, "v_new": 2}
+    values = {name: given[name] for name in dims if given.get(name) is not None}
+    doubled = {name: torch.cat([bits(v), bits(_magnitude(v))], dims[name]).view(v.dtype) for name, v in values.items()}
+    return given | doubled
+
+
+def _sums_of_magnitudes(given: dict[str, Any]) -> Tensor:
+    """sum_j |v_j| over the keys that each query sees: of equal weights, times their number."""
     from paged_attn import reference
 
     bias = given.get("qq_bias")
     if bias is not None:
         bias = torch.where(bias == -torch.inf, bias, 0.0)
     equal: dict[str, Any] = dict(softmax_scale=0.0, softcap=0.0, alibi_slopes=None, sinks=None, qq_bias=bias)
-    mean, log_number = reference.paged_attention(**{**given, **equal})
-    return mean * log_number.exp()[..., None]
+    both, log_number = reference.paged_attention(**_with_magnitudes(given | equal))
+    return both.chunk(2, dim=2)[1] * log_number.exp()[..., None]
 
 
 def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -> Tensor:

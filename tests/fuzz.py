@@ -32,8 +32,8 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=1 << 40, help="or after so many calls")
     parser.add_argument("--seeds", type=int, default=1 << 40, help="or after so many seeds, a configuration each")
     parser.add_argument("--seed", type=int, help="the first seed; otherwise any")
-    parser.add_argument("--batches", type=int, help="calls of a configuration (150 on a GPU, else 6)")
-    parser.add_argument("--processes", type=int, help="side by side (12 on a GPU, else one for each core)")
+    parser.add_argument("--batches", type=int, help="calls of a configuration (400 on a GPU, else 6)")
+    parser.add_argument("--processes", type=int, help="side by side (one for each core, 16 at most on a GPU)")
     parser.add_argument("--output", type=Path, help="a summary as JSON")
     parser.add_argument("--log", type=Path, default=Path("outputs/fuzz.jsonl"), help="a line for each seed")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # of a process: its folder
@@ -47,8 +47,8 @@ def main(given: argparse.Namespace) -> int:
 
     gpu = torch.cuda.is_available() and not simulator.SIMULATES
     first = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
-    count = min(given.processes or (12 if gpu else os.cpu_count() or 1), given.seeds)
-    batches = given.batches or (150 if gpu else 6)
+    count = min(given.processes or min(os.cpu_count() or 1, 16 if gpu else 1 << 10), given.seeds)
+    batches = given.batches or (400 if gpu else 6)
     where = torch.cuda.get_device_name() if gpu else "simulator" if simulator.SIMULATES else "interpreter"
     print(
         f"{where}: seeds {first} and on, {batches} calls of each, {count} processes, {given.seconds:.0f} s", flush=True
@@ -85,6 +85,10 @@ def _summary(given: argparse.Namespace, where: str, reports: list[dict[str, Any]
         "failures": len(failures),
         "seconds": round(seconds, 1),
         "calls per second": round(calls / seconds, 1),
+        "busy seconds": round(sum(x["seconds"] for x in reports)),  # of all processes
+        "compiling": round(sum(x.get("compiling", 0) for x in reports), 1),
+        "building": round(sum(x.get("building", 0) for x in reports), 1),
+        "comparing": round(sum(x.get("comparing", 0) for x in reports), 1),
         "seeds": [min((x["seed"] for x in reports), default=0), max((x["seed"] for x in reports), default=0)],
     }
     for name, value in numbers.items():

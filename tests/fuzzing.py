@@ -25,12 +25,15 @@ from tests.cases import Case, build, problem_of, run
 from tests.other_calls import run_merge, run_write
 from tests.random_calls import GPU, INTERPRETER, OPTIONS, SIMULATOR, SIZES, batch, configuration
 from tests.simulator import SIMULATES
+from tests.spent import spent
 
 DEVICE = "cuda" if torch.cuda.is_available() and not SIMULATES else "cpu"
 LIMITS = SIMULATOR if SIMULATES else GPU if DEVICE == "cuda" else INTERPRETER
 FUNCTIONS: dict[str, Callable[..., Any]] = {"run": run, "run_write": run_write, "run_merge": run_merge}
 SHRINKING = 60.0  # seconds, at most, for what hypothesis shrinks, and as many for the rest
-ON_HOST = 1 << 27  # products up to which the reference is quicker on the host than a thousand launches are
+# Products up to which the reference takes a host no longer than to launch as many operations: some milliseconds for
+# each sequence.  At 2^27 it takes a third of a second of one of the cores that all processes share.
+ON_HOST = 1 << 20
 
 HOPPER_WAYS = {
     f"hopper_plans.{way.__name__}()": way
@@ -75,6 +78,10 @@ class Report(NamedTuple):
     seconds: float
     error: str | None = None
     test: str | None = None  # that fails so
+    # of the seconds
+    compiling: float = 0.0
+    building: float = 0.0  # inputs
+    comparing: float = 0.0  # with the reference, which waits for the kernels
 
 
 class Over(KeyboardInterrupt):
@@ -113,16 +120,16 @@ def explore(seed: int, batches: int, until: float, begin: Callable[[Call], None]
             failing = call, error
             raise AssertionError(error)
 
-    try:
-        every()
-    except (AssertionError, Over):
-        if failing is not None:
-            failing = _simplest(*failing, time.time() + SHRINKING, begin)
+    with spent() as parts:
+        try:
+            every()
+        except (AssertionError, Over):
+            if failing is not None:
+                failing = _simplest(*failing, time.time() + SHRINKING, begin)
     seconds = round(time.time() - started, 2)
     shown = ", ".join(f"{name}={value}" for name, value in fields.items())
-    if failing is None:
-        return Report(seed, shown, ways, calls, seconds)
-    return Report(seed, shown, ways, calls, seconds, failing[1], failing[0].as_test())
+    found = (None, None) if failing is None else (failing[1], failing[0].as_test())
+    return Report(seed, shown, ways, calls, seconds, *found, **{part: round(x, 2) for part, x in parts.items()})
 
 
 SKIPPED = ""  # a call that has no kernels where the tests run
@@ -143,7 +150,7 @@ def failure(call: Call) -> str | None:
                 seen = sum(queries * max(keys, 0) for queries, keys in zip(case.query_lens, case.seq_lens))
                 small = seen * case.heads * case.head_dim < ON_HOST
                 run(case, DEVICE, on="cpu" if small else None)
-        except Exception as error:
+        except Exception as error:  # whatever a call raises, its compiler included, is what is looked for
             if DEVICE == "cuda" and not isinstance(error, AssertionError):
                 torch.cuda.synchronize()  # raises what no later call of this process would survive
             return f"{type(error).__name__}: {error}"

@@ -109,6 +109,13 @@ ANYTHING: dict[str, Draw] = {
 # What may differ from call to call of one configuration, beside lengths.
 BATCH: dict[str, Draw] = {
     "window_size": lambda rng, f: tuple(n if n < 0 else rng.choice([n, n, n, 0, 1, 63, 64]) for n in f["window_size"]),
+    # numbers that kernels are told, not compiled for
+    "softmax_scale": lambda rng, f: (
+        f.get("softmax_scale")
+        if f.get("softmax_scale") in (-0.1, 0.0)
+        else rng.choice([f.get("softmax_scale")] * 2 + [0.3, 0.05])
+    ),
+    "softcap": lambda rng, f: f["softcap"] and rng.choice([f["softcap"], f["softcap"], 10.0, 25.0]),
     "slack": one_of(0, 0, 0, 1, 40),
     "padding": lambda rng, f: 0 if f["decode_form"] else rng.choice([0, 0, 0, 1, 3, 130]),
     "seed": lambda rng, f: rng.randrange(1000),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import fuzzing
+from tests import cases, fuzzing
 from tests.cases import BAD_PAGE, Case, build
 from tests.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration
 
@@ -62,6 +62,16 @@ def test_nothing_is_a_failure_where_nothing_is_wrong_and_time_ends_it(fault: Any
     fault(lambda case: False)
     assert fuzzing.explore(3, 10, time.time() + 600)._replace(seconds=0).error is None
     assert fuzzing.explore(3, 10, 0.0).calls == 0
+
+
+@pytest.mark.skipif(fuzzing.DEVICE != "cpu", reason="is about reports, not about calls")
+def test_a_report_tells_where_the_time_went() -> None:
+    plain = cases.build, cases.compare
+    found = fuzzing.explore(5, 3, time.time() + 600)
+    assert found.error is None
+    assert 0 < found.building < found.seconds
+    assert 0 < found.comparing < found.seconds
+    assert (cases.build, cases.compare) == plain
 
 
 @pytest.mark.parametrize("limits", [GPU, SIMULATOR, INTERPRETER], ids=["gpu", "simulator", "interpreter"])
