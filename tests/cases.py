@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,11 +150,14 @@ def widest(query: torch.dtype, cache: torch.dtype) -> torch.dtype:
     return next((dtype for dtype in (query, cache) if not is_fp8(dtype)), torch.bfloat16)
 
 
-def build(case: Case, device: str = "cpu") -> dict[str, Any]:
-    """The keyword arguments of `paged_attention` for a case; the same case and device give the same numbers."""
+def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any]:
+    """The keyword arguments of `paged_attention` for a case; the same case and device give the same numbers.
+
+    filled: False where kernels are only compiled: memory of the caches is never touched, and costs nothing.
+    """
     rng = torch.Generator(device).manual_seed(case.seed)
     scales = _scales(case, rng)
-    table, k_cache, v_cache = _cache(case, scales, rng)
+    table, k_cache, v_cache = _cache(case, scales, rng, filled)
     slots_q = case.heads + case.strided * 2 * case.kv_heads
     q = _random((case.tokens, slots_q, case.head_dim), case.dtype, rng, scales.get("q_scale"))[:, : case.heads]
     real = sum(case.query_lens)
@@ -407,7 +411,7 @@ def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     return (k, v) if case.strided else (k.contiguous(), v.contiguous())
 
 
-def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: bool) -> tuple[Tensor, Tensor, Tensor]:
     """page_table [seqs, columns], K and V caches: random keys in live slots, poison elsewhere."""
     page, device = case.page_size, rng.device
     query_lens, contexts = torch.tensor(case.query_lens), torch.tensor(case.context_lens)
@@ -428,8 +432,8 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator) -> tuple[Te
     table[:, : len(columns)][live] = ids.to(case.integers)
 
     dead = (torch.arange(page) >= left[:, None]).to(device)
-    caches = _empty_caches(case, num_pages, device)
-    for cache, name in zip(caches, ("k_scale", "v_scale"), strict=True):
+    caches = _empty_caches(case, num_pages, device, _nans if filled else _memory)
+    for cache, name in zip(caches if filled else (), ("k_scale", "v_scale"), strict=filled):
         keys = torch.randn(num_live, page, case.kv_heads, case.head_dim, generator=rng, device=device)
         scale = scales.get(name, 1.0)
         keys = keys / (scale[:, None] if isinstance(scale, Tensor) else scale)
@@ -442,7 +446,13 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator) -> tuple[Te
     return table.to(device)[:, : len(columns)], *caches
 
 
-def _empty_caches(case: Case, num_pages: int, device: Any) -> tuple[Tensor, Tensor]:
+def _memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+def _empty_caches(
+    case: Case, num_pages: int, device: Any, made: Callable[..., Tensor] = _nans
+) -> tuple[Tensor, Tensor]:
     """K and V caches of the case's layout, all NaN; of a shared buffer every page holds its K and its V."""
     dtype, heads, page, dim = case.dtype_of_cache, case.kv_heads, case.page_size, case.head_dim
     x = case.x or math.gcd(dim, 16 // dtype.itemsize)
@@ -452,9 +462,9 @@ def _empty_caches(case: Case, num_pages: int, device: Any) -> tuple[Tensor, Tens
         "x": ((num_pages, heads, dim // x, page, x), (num_pages, heads, dim, page)),
     }[case.layout]
     if not case.shared_buffer:
-        return _nans(shapes[0], dtype, device), _nans(shapes[1], dtype, device)
+        return made(shapes[0], dtype, device), made(shapes[1], dtype, device)
     if case.layout == "x":
-        buffer = _nans((num_pages, 2, heads * dim * page), dtype, device)
+        buffer = made((num_pages, 2, heads * dim * page), dtype, device)
         return buffer[:, 0].unflatten(1, shapes[0][1:]), buffer[:, 1].unflatten(1, shapes[1][1:])
-    k, v = _nans((*shapes[0][:3], 2 * dim), dtype, device).split(dim, dim=3)
+    k, v = made((*shapes[0][:3], 2 * dim), dtype, device).split(dim, dim=3)
     return k, v

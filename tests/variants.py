@@ -221,7 +221,7 @@ HOPPER = {
 
 
 def _attention(name: str, fields: dict[str, Any]) -> None:
-    paged_attn.paged_attention(**build(Case(name, **fields)))
+    paged_attn.paged_attention(**build(Case(name, **fields), filled=False))
 
 
 def _write(cache_dtype: torch.dtype, layout: str) -> None:

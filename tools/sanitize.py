@@ -7,7 +7,7 @@ to those behind it.  Of 49 cases an H200's host compiled for 121 s, and memcheck
 
 Where a command may take only some minutes, one tool at a time: `--tools racecheck`.  Where kernels of an earlier run
 lie on the same disk, `--no-compile` leaves the first pass out; `--part 1/3` is every third case, from the second on.
-With `--output`, a later run adds its tools to what is in the file.  Needs compute-sanitizer on the PATH (CUDA's toolkit).
+With `--output`, a later run adds its tools to what is in the file.  Needs compute-sanitizer (CUDA's toolkit).
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ Gluon's names are in hopper/shim.py.
 Read in the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference says the version that brought it.
 """
 
+import functools
 import re
 from typing import Any
 
@@ -17,6 +18,7 @@ KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # both dialects and the launch path ha
 OPTIONS = {"enable_fp_fusion": True}
 
 
+@functools.cache
 def number(version: str) -> tuple[int, int]:
     """(3, 6) of "3.6.0"."""
     major, minor = re.findall(r"\d+", version)[:2]
