@@ -34,6 +34,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="the first seed; otherwise any")
     parser.add_argument("--batches", type=int, help="calls of a configuration (400 on a GPU, else 6)")
     parser.add_argument("--processes", type=int, help="side by side (one for each core, 16 at most on a GPU)")
+    parser.add_argument("--on-host", type=int, help="products up to which the reference stays on the host (2^23)")
     parser.add_argument("--output", type=Path, help="a summary as JSON")
     parser.add_argument("--log", type=Path, default=Path("outputs/fuzz.jsonl"), help="a line for each seed")
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)  # of a process: its folder
@@ -59,7 +60,8 @@ def main(given: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as folder, given.log.open("a") as log:
         work = Path(folder)
         crew = [
-            Worker(work, first + i, count, batches, until, (given.seeds + count - 1 - i) // count) for i in range(count)
+            Worker(work, first + i, count, batches, until, (given.seeds + count - 1 - i) // count, given.on_host)
+            for i in range(count)
         ]
         reports: list[dict[str, Any]] = []
         while any(worker.alive() for worker in crew):
@@ -103,9 +105,12 @@ def _summary(given: argparse.Namespace, where: str, reports: list[dict[str, Any]
 class Worker:
     """A process, and its successors where a call has ended it."""
 
-    def __init__(self, work: Path, seed: int, step: int, batches: int, until: float, seeds: int) -> None:
+    def __init__(
+        self, work: Path, seed: int, step: int, batches: int, until: float, seeds: int, on_host: int | None
+    ) -> None:
         self.folder, self.step, self.batches, self.until = work / str(seed), step, batches, until
         self.folder.mkdir()
+        self.more = [] if on_host is None else ["--on-host", str(on_host)]
         self.seed, self.left, self.read = seed, seeds, 0
         self.start()
 
@@ -113,7 +118,7 @@ class Worker:
         (self.folder / "call").write_text("{}")
         command = [sys.executable, "-m", "tests.fuzz", "--work", str(self.folder), "--seed", str(self.seed)]
         command += ["--step", str(self.step), "--batches", str(self.batches), "--seeds", str(self.left)]
-        command += ["--seconds", str(self.until)]
+        command += ["--seconds", str(self.until), *self.more]
         with (self.folder / "said").open("wb") as said:
             self.process: subprocess.Popen[bytes] | None = subprocess.Popen(command, stdout=said, stderr=said)
 
@@ -168,6 +173,7 @@ def work(given: argparse.Namespace) -> None:
     from tests.interpreter import quicken
 
     torch.set_num_threads(1)
+    fuzzing.ON_HOST = fuzzing.ON_HOST if given.on_host is None else given.on_host
     warnings.filterwarnings("ignore")
     with pytest.MonkeyPatch.context() as patch, (given.work / "reports").open("a") as reports:
         if backend.INTERPRET:
