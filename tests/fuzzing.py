@@ -32,7 +32,7 @@ LIMITS = SIMULATOR if SIMULATES else GPU if DEVICE == "cuda" else INTERPRETER
 FUNCTIONS: dict[str, Callable[..., Any]] = {"run": run, "run_write": run_write, "run_merge": run_merge}
 SHRINKING = 60.0  # seconds, at most, for what hypothesis shrinks, and as many for the rest
 # Products up to which the reference takes a host some milliseconds for each sequence, about what launches take where
-# many processes share a GPU: `tests.fuzz --on-host` tries others.  At 2^27 it takes a third of a second of one of the cores that all processes share.
+# many processes share a GPU: `tests.fuzz --on-host` tries others.  At 2^27 it takes a core a third of a second.
 ON_HOST = 1 << 23
 
 HOPPER_WAYS = {
