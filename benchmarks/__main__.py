@@ -16,7 +16,7 @@ try:
     from rich.console import Console
     from rich.markup import escape
 
-    from benchmarks import plots, report
+    from benchmarks import headline, plots, report
 except ModuleNotFoundError as missing:
     if missing.name is None or missing.name.split(".")[0] not in ("rich", "matplotlib"):
         raise
@@ -38,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=wide, highlight=False)
     if options.redraw:
         _draw(options.output or runner.folder(options.redraw), console)
+        return
+    if options.headline:
+        _headline(runner.folder(options.headline), options.output or runner.ROOT / "docs" / "images", console)
         return
     runner.device()
     output = options.output or runner.folder(runner.device_name())
@@ -79,6 +82,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines for `trace`  [synthetic]")
     parser.add_argument("--output", type=Path, help="folder of the JSON and pictures  [benchmarks/results/<gpu>]")
     parser.add_argument("--redraw", metavar="GPU", help="only draw the pictures of a folder's JSON; needs no GPU")
+    parser.add_argument("--headline", metavar="GPU", help="only print the README's table and draw its bars: no GPU")
     options = parser.parse_args(arguments)
     options.suites += ["cliffs"] * (options.cliffs and "cliffs" not in options.suites)
     options.suites = options.suites or list(ALL)
@@ -147,6 +151,15 @@ def _draw(output: Path, console: Console) -> None:
         console.print(f"cliff map: {output / 'cliffs.png'}")
     if not (suites or maps):
         console.print(f"no results in {output}")
+
+
+def _headline(folder: Path, output: Path, console: Console) -> None:
+    """The README's table, and its picture, from a folder's JSON."""
+    for line in headline.table(folder):
+        console.print(line, markup=False, soft_wrap=True)
+    title = "Time on an H200, as a multiple of paged-attn's (shorter is faster)"
+    plots.bars(headline.factors(folder), title, output / "speed.svg")
+    console.print(f"bars: {output / 'speed.svg'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pictures of the JSON: the roofline with everyone on it, and the cliff map."""
+"""Pictures of the JSON: the roofline with everyone on it, the cliff map, and the README's bars."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ PEER_COLOURS = {
     "vllm triton": "#9333ea",
 }
 MARKERS = "osD^vPX*<>"
+COLUMN_COLOURS = {"FlashInfer": "#0d9488", "cuDNN, paged": "#2563eb", "SDPA cuDNN, contiguous": "#a1a1aa"}
+LONGEST_BAR = 4.5  # times the library's time: longer bars are broken off, and their number says how long they are
+# Text stays text, and two drawings of the same numbers are the same file.
+AS_TEXT: Any = {"svg.fonttype": "none", "svg.hashsalt": "paged-attn", "font.family": "sans-serif"}
 DODGE = 1.06  # times the intensity from one peer to the next, to the right: none hides another, none crosses the roof
 
 
@@ -131,6 +135,35 @@ def cliff_map(report: Mapping[str, Any], path: Path) -> None:
     scale = mpl.cm.ScalarMappable(norm, shades)
     figure.colorbar(scale, ax=panels, label="microseconds", shrink=0.6, pad=0.01)
     _save(figure, path)
+
+
+def bars(rows: Sequence[tuple[str, Mapping[str, float]]], title: str, path: Path) -> None:
+    """Times of peers as multiples of the library's, which is a line: a group of bars for each (case, factors)."""
+    with mpl.rc_context(AS_TEXT):
+        figure = Figure(figsize=(9, 0.9 + 0.2 * sum(len(factors) for _, factors in rows)), layout="constrained")
+        axes = figure.subplots()
+        y, ticks = 0.0, []
+        for name, factors in rows:
+            peers = {column: factor for column, factor in factors.items() if column != OURS}
+            ticks.append((y + (len(peers) - 1) / 2, name))
+            for column, factor in peers.items():
+                axes.barh(y, min(factor, LONGEST_BAR), height=0.86, color=COLUMN_COLOURS[column])
+                text = f"{factor:.2f}x" if factor <= LONGEST_BAR else f"{factor:.1f}x  \N{RIGHTWARDS ARROW}"
+                axes.text(max(min(factor, LONGEST_BAR), 1.0) + 0.04, y, text, va="center", fontsize=8, color=INK)
+                y += 1
+            y += 0.7
+        ours = axes.axvline(1.0, color=OUR_COLOUR, linewidth=2.4)
+        axes.set(xlim=(0, LONGEST_BAR + 0.45), ylim=(y - 0.9, -0.7))
+        axes.set_yticks([place for place, _ in ticks], [name for _, name in ticks], fontsize=9)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.tick_params(axis="y", length=0)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        keys = [ours, *(Rectangle((0, 0), 1, 1, color=colour) for colour in COLUMN_COLOURS.values())]
+        axes.legend(keys, (OURS, *COLUMN_COLOURS), loc="upper right", frameon=False, fontsize=9)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+        lines = path.read_text(encoding="utf-8").splitlines()  # which the backend ends with blanks
+        path.write_text("\n".join(line.rstrip() for line in lines) + "\n", encoding="utf-8")
 
 
 def _mark(panel: Axes, before: Cell, after: Cell, keys: Sequence[int], batches: Sequence[int]) -> None:
