@@ -27,7 +27,7 @@ SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_jo
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate test-gpu fuzz bench tritons newest hosts test-hosts check format clean
+.PHONY: help demo test simulate test-gpu fuzz bench tritons newest hosts test-hosts check docs format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -74,12 +74,15 @@ check: $(STAMP)  ## format, lint, types, and that imports run one way
 	$(VPY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
 
+docs: $(STAMP)  ## the pages under docs/ as a site, in site/; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(VPY) -m mkdocs build --strict --quiet --site-dir site
+
 format: $(STAMP)  ## rewrite the sources as `check` wants them
 	$(VPY) -m ruff format .
 	$(VPY) -m ruff check --fix .
 
 clean:  ## remove the environment, caches and outputs
-	rm -rf $(VENV) outputs build dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) outputs build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # torch first and alone, pinned, for without a pin it is a CUDA build of gigabytes; then pinned as installed with all
