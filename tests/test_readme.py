@@ -1,23 +1,88 @@
-"""What the README shows is what happens."""
+"""What the README and the pages under docs/ show is what happens."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
 from click.testing import CliRunner
 
+import paged_attn
+from benchmarks import headline, runner
+from paged_attn import reference
 from paged_attn.cli import main
+from tests.cases import TOLERANCES
+from tests.documents import PAGES, README, ROOT, anchors, blocks, links, name
 
-README = Path(__file__).parents[1] / "README.md"
-
-
-def test_the_quickstart_runs_and_agrees_with_the_reference() -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(program, str(README), "exec"), {})
+CODE = [page for page in PAGES if blocks(page, "python")]
 
 
-def test_what_explain_prints_there_is_what_it_prints() -> None:
-    ((words, wanted),) = re.findall(r"\$ paged-attn (explain .*)\n([\s\S]*?)```", README.read_text(encoding="utf-8"))
-    got = CliRunner().invoke(main, words.split()).output
-    assert [line.rstrip() for line in got.splitlines()] == wanted.splitlines()
+@pytest.mark.parametrize("page", CODE, ids=name)
+def test_code_runs_and_its_calls_agree_with_the_reference(
+    page: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page's blocks run one after another, in one namespace."""
+    real, calls = paged_attn.paged_attention, []
+
+    def compared(*args: Any, **options: Any) -> Any:
+        out = real(*args, **options)
+        if device == "cpu" or not torch.cuda.is_current_stream_capturing():
+            wanted = reference.paged_attention(*args, **options | {"out": None})
+            bound = max(TOLERANCES[x.dtype][0] for x in args[:2])
+            for one, other in zip(*((x if isinstance(x, tuple) else (x,)) for x in (out, wanted))):
+                torch.testing.assert_close(one.double(), other, atol=bound, rtol=bound)
+        calls.append(args)
+        return out
+
+    monkeypatch.setattr(paged_attn, "paged_attention", compared)
+    # what compiles for minutes stands behind a guard
+    names: dict[str, Any] = {"__name__": "__page__" if device == "cuda" else "__main__"}
+    for block in blocks(page, "python"):
+        code = block.compiled()
+        if not block.needs or (block.needs == "gpu" and device == "cuda"):
+            exec(code, names)
+    assert calls or page != README
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_what_explain_prints_on_a_page_is_what_it_prints(page: Path) -> None:
+    for words, wanted in re.findall(r"\$ paged-attn (explain .*)\n([\s\S]*?)```", page.read_text(encoding="utf-8")):
+        got = CliRunner().invoke(main, words.split()).output
+        assert [line.rstrip() for line in got.splitlines()] == wanted.splitlines()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), link
+
+
+def test_the_speed_table_is_that_of_the_committed_runs() -> None:
+    table = [line for line in README.read_text(encoding="utf-8").splitlines() if line in _table()]
+    assert table == _table()
+    assert len(headline.ROWS) <= 12
+
+
+def test_the_picture_beside_it_shows_the_same_runs() -> None:
+    picture = (ROOT / "docs" / "images" / "speed.svg").read_text(encoding="utf-8")
+    for case, factors in headline.factors(runner.folder("h200")):
+        assert f">{case}<" in picture
+        for column, factor in factors.items():
+            assert column == headline.OURS or f">{factor:.2f}x<" in picture or f">{factor:.1f}x " in picture
+
+
+def test_the_readme_is_read_in_minutes() -> None:
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    (program,) = blocks(README, "python")
+    assert len([line for line in program.text.splitlines() if line.strip()]) <= 25
+
+
+def _table() -> list[str]:
+    return headline.table(runner.folder("h200"))

@@ -1,0 +1,56 @@
+"""README and docs as tests read them: pages, their blocks of code, their links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
+# A comment right before a block says what it needs beside this library; such blocks are compiled, and run where "gpu"
+# is all they need and there is one.
+BLOCK = re.compile(r"(?:^<!-- needs: ([\w, -]+) -->\n)?^```(\w+)[^\n]*\n(.*?)^```$", re.M | re.S)
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+
+
+class Block(NamedTuple):
+    """A fenced block of a page."""
+
+    page: Path
+    line: int  # of the fence
+    needs: str
+    language: str
+    text: str
+
+    def compiled(self) -> object:
+        """Its code; lines in errors are those of the page."""
+        return compile("\n" * self.line + self.text, str(self.page), "exec")
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def blocks(page: Path, language: str) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for match in BLOCK.finditer(text):
+        needs, word, body = match.groups()
+        line = text.count("\n", 0, match.start(2)) + 1
+        found.append(Block(page, line, needs or "", word, body))
+    return [block for block in found if block.language == language]
+
+
+def links(page: Path) -> list[str]:
+    """Targets of links that lead to files of this repository."""
+    text = re.sub(r"^```.*?^```$|`[^`\n]*`", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return [x for x in LINK.findall(text) if not re.match(r"[a-z]+:", x)]
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may have behind #: a heading as both GitHub and mkdocs spell it."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
+    plain = (re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings)
+    return {re.sub(r"\s", "-", heading) for heading in plain}
