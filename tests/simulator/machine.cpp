@@ -3,7 +3,7 @@
 // All programs (CTAs) live at once, and their warps run in turns of random length.  What is asynchronous on the GPU
 // happens at a random time here, at once or as late as it may: whoever does not wait for it reads what was there
 // before, whoever reuses memory too early overwrites it, and what a product reads must not change until it was waited
-// for.  What is not modelled stands in DESIGN.md, under Tests.
+// for.  What is not modelled stands in docs/testing.md.
 
 #include <cstring>
 #include <map>

@@ -275,7 +275,7 @@ def _is_short(p: Problem) -> bool:
 
 
 def _block_rings(p: Problem, convert: int, consumers: int, rows: int, mixed: bool) -> tuple[int, int, int, int]:
-    """As in STAGES; of a softcap a loop of half the code: see DESIGN.md."""
+    """As in STAGES; of a softcap a loop of half the code: see docs/hopper.md."""
     if consumers == 3:
         return STAGES_OF_THREE
     if rows == 256:
