@@ -10,7 +10,8 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
 # A comment right before a block says what it needs beside this library; such blocks are compiled, and run where "gpu"
-# is all they need and there is one.
+# is all they need and there is one.  A block that needs DIFFS runs in a copy of the package that they were applied to.
+DIFFS = "the diffs above"
 BLOCK = re.compile(r"(?:^<!-- needs: ([\w, -]+) -->\n)?^```(\w+)[^\n]*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -27,6 +28,21 @@ class Block(NamedTuple):
     def compiled(self) -> object:
         """Its code; lines in errors are those of the page."""
         return compile("\n" * self.line + self.text, str(self.page), "exec")
+
+
+def apply(diff: str, root: Path) -> None:
+    """Change files as a diff says; a hunk is found by its lines, which must be there once, not by their numbers."""
+    for part in re.split(r"^--- ", diff, flags=re.M)[1:]:
+        header, *hunks = re.split(r"^@@.*\n", part, flags=re.M)
+        path = root / header.splitlines()[1].removeprefix("+++ b/")
+        text = path.read_text(encoding="utf-8")
+        for hunk in hunks:
+            lines = hunk.splitlines(keepends=True)
+            old = "".join(line[1:] or "\n" for line in lines if line[0] != "+")
+            new = "".join(line[1:] or "\n" for line in lines if line[0] != "-")
+            assert text.count(old) == 1, f"{path.name} has {text.count(old)} times\n{old}"
+            text = text.replace(old, new)
+        path.write_text(text, encoding="utf-8")
 
 
 def name(page: Path) -> str:

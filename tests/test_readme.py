@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +19,7 @@ from benchmarks import headline, runner
 from paged_attn import reference
 from paged_attn.cli import main
 from tests.cases import TOLERANCES
-from tests.documents import PAGES, README, ROOT, anchors, blocks, links, name
+from tests.documents import DIFFS, PAGES, README, ROOT, Block, anchors, apply, blocks, links, name
 
 CODE = [page for page in PAGES if blocks(page, "python")]
 
@@ -45,6 +49,29 @@ def test_code_runs_and_its_calls_agree_with_the_reference(
         if not block.needs or (block.needs == "gpu" and device == "cuda"):
             exec(code, names)
     assert calls or page != README
+
+
+CHANGED = [block for page in CODE for block in blocks(page, "python") if block.needs == DIFFS]
+
+
+@pytest.mark.parametrize("block", CHANGED, ids=lambda block: f"{name(block.page)}:{block.line}")
+def test_diffs_apply_and_do_what_the_program_behind_them_says(block: Block, tmp_path: Path) -> None:
+    """Each begins with the package as it is."""
+    programs = [other.line for other in CHANGED if other.page == block.page and other.line < block.line]
+    shutil.copytree(ROOT / "paged_attn", tmp_path / "paged_attn", ignore=shutil.ignore_patterns("__pycache__"))
+    diffs = [x for x in blocks(block.page, "diff") if max(programs, default=0) < x.line < block.line]
+    for diff in diffs:
+        apply(diff.text, tmp_path)
+    (tmp_path / "program.py").write_text(block.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert diffs
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
