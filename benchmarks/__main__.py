@@ -16,7 +16,7 @@ try:
     from rich.console import Console
     from rich.markup import escape
 
-    from benchmarks import headline, plots, report
+    from benchmarks import headline, plots, report, tables
 except ModuleNotFoundError as missing:
     if missing.name is None or missing.name.split(".")[0] not in ("rich", "matplotlib"):
         raise
@@ -38,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console = Console(width=wide, highlight=False)
     if options.redraw:
         _draw(options.output or runner.folder(options.redraw), console)
+        return
+    if options.tables:
+        path = (options.output or runner.ROOT / "docs") / "tables.md"
+        path.write_text(tables.page(runner.ROOT / "benchmarks" / "results"), encoding="utf-8")
+        console.print(f"tables: {path}")
         return
     if options.headline:
         _headline(runner.folder(options.headline), options.output or runner.ROOT / "docs" / "images", console)
@@ -83,6 +88,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="folder of the JSON and pictures  [benchmarks/results/<gpu>]")
     parser.add_argument("--redraw", metavar="GPU", help="only draw the pictures of a folder's JSON; needs no GPU")
     parser.add_argument("--headline", metavar="GPU", help="only print the README's table and draw its bars: no GPU")
+    parser.add_argument(
+        "--tables", action="store_true", help="only write docs/tables.md from all committed runs: no GPU"
+    )
     options = parser.parse_args(arguments)
     options.suites += ["cliffs"] * (options.cliffs and "cliffs" not in options.suites)
     options.suites = options.suites or list(ALL)

@@ -64,7 +64,7 @@ def table(folder: Path) -> list[str]:
     lines = [f"| H200, bfloat16 | unit | {' | '.join(COLUMNS)} |", f"|---|---|{'---:|' * len(COLUMNS)}"]
     for row in ROWS:
         found = figures(folder, row)
-        cells = [_three_digits(found[x] * IN_A_SECOND[row.unit]) if x in found else "" for x in COLUMNS]
+        cells = [three_digits(found[x] * IN_A_SECOND[row.unit]) if x in found else "" for x in COLUMNS]
         lines.append(f"| {row.name} | {row.unit} | {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |"))
     return lines
 
@@ -75,6 +75,6 @@ def factors(folder: Path) -> list[tuple[str, dict[str, float]]]:
     return [(name, {x: found[x] / found[OURS] for x in found}) for name, found in rows if len(found) > 1]
 
 
-def _three_digits(number: float) -> str:
+def three_digits(number: float) -> str:
     """Three digits that count, and no exponent."""
     return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}" if number >= 9.995 else f"{number:.2f}"

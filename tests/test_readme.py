@@ -15,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 import paged_attn
-from benchmarks import headline, runner
+from benchmarks import headline, runner, tables
 from paged_attn import reference
 from paged_attn.cli import main
 from tests.cases import TOLERANCES
@@ -91,10 +91,16 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), link
 
 
-def test_the_speed_table_is_that_of_the_committed_runs() -> None:
-    table = [line for line in README.read_text(encoding="utf-8").splitlines() if line in _table()]
-    assert table == _table()
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "performance.md"], ids=name)
+def test_the_speed_table_is_that_of_the_committed_runs(page: Path) -> None:
+    wanted = headline.table(runner.folder("h200"))
+    assert [line for line in page.read_text(encoding="utf-8").splitlines() if line in wanted] == wanted
     assert len(headline.ROWS) <= 12
+
+
+def test_the_page_of_all_figures_is_that_of_the_committed_runs() -> None:
+    wanted = tables.page(ROOT / "benchmarks" / "results")
+    assert (ROOT / "docs" / "tables.md").read_text(encoding="utf-8") == wanted
 
 
 def test_the_picture_beside_it_shows_the_same_runs() -> None:
@@ -109,7 +115,3 @@ def test_the_readme_is_read_in_minutes() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
     (program,) = blocks(README, "python")
     assert len([line for line in program.text.splitlines() if line.strip()]) <= 25
-
-
-def _table() -> list[str]:
-    return headline.table(runner.folder("h200"))
