@@ -1,0 +1,107 @@
+"""docs/tables.md, `python -m benchmarks --tables`: every case of the committed runs, a figure a cell, from JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.headline import three_digits
+from benchmarks.peers import BOUNDS, OURS
+
+H200, H100 = "h200", "h100-80gb-hbm3"
+# what is shown, by the folder's name and the report's
+REPORTS: Mapping[str, Sequence[str]] = {
+    H200: (
+        "decode", "flashinfer/decode", "fp8", "ragged", "spec", "single", "mixed", "prefill", "flashinfer/prefill",
+        "window", "flashinfer/window", "features", "invariant", "layouts/survey", "models",
+    ),
+    H100: ("decode", "fp8", "ragged", "spec", "mixed", "prefill", "features"),
+}  # fmt: skip
+TRACES = ("trace-2048", "trace-256", "flashinfer/trace-2048", "flashinfer/trace-256")
+TITLES = {
+    "spec": "several query tokens each",
+    "single": "few queries of one sequence",
+    "mixed": "prefills beside decodes",
+    "layouts/survey": "layouts, survey",
+    "models": "layers of models",
+    "invariant": "batch_invariant, and the default mode",
+}
+INTRODUCTION = """# All figures
+
+Every case of the committed runs, written by `python -m benchmarks --tables` from `benchmarks/results/`.
+[Performance](performance.md) says how to read them. Times are medians in microseconds: CUDA-graph replays behind a
+flushed L2. "Of roof" is the share of what the card did at the time, reading or multiplying 16-bit numbers, whichever
+bounds the case; products of fp8 may be faster than that roof.
+
+bfloat16, heads 32/8 of 128 dims, pages of 16 tokens unless said. `b64 x 4096` are 64 sequences of 4096 keys; "(bound)"
+marks a contiguous cache. An empty cell: the peer was not in that run, or cannot do the case.
+"""
+
+
+def page(results: Path) -> str:
+    """The whole page."""
+    return "\n".join(line for part in _parts(results) for line in part) + "\n"
+
+
+def _parts(results: Path) -> Iterator[list[str]]:
+    yield INTRODUCTION.splitlines()
+    for folder, names in REPORTS.items():
+        for name in names:
+            report = _read(results / folder, name)
+            title = TITLES.get(name, name.rpartition("/")[2])
+            yield ["", f"## {_card(report)}: {title}{_beside(name)}", "", _run(report), "", *_table(report)]
+    yield [
+        "",
+        "## Steps of a server",
+        "",
+        "24 steps each, cut from Azure's conversation trace by continuous batching, summed.",
+        "",
+    ]
+    yield ["| chunk budget | commit | peer | paged-attn, ms | peer, ms |", "|---|---|---|---:|---:|"]
+    for name in TRACES:
+        report = _read(results / H200, name)
+        for peer, total in report["totals"].items():
+            if peer not in (OURS, "best rival"):
+                times = (f"{1e3 * total[x]:.2f}" for x in ("ours", "seconds"))
+                yield [f"| {name.rpartition('-')[2]} | {report['commit']} | {peer} | {' | '.join(times)} |"]
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _card(report: Mapping[str, Any]) -> str:
+    return str(report["device"]).removeprefix("NVIDIA ").split()[0]
+
+
+def _beside(name: str) -> str:
+    return ", with FlashInfer" if name.startswith("flashinfer/") else ""
+
+
+def _run(report: Mapping[str, Any]) -> str:
+    limits, versions = report["ceilings"], report["versions"]
+    memory, compute = limits["bytes_per_second"] / 1e12, limits["operations_per_second"] / 1e12
+    return (
+        f"Commit {report['commit']}, torch {versions['torch']}, Triton {versions['triton']}; "
+        f"the card read {memory:.2f} TB/s and multiplied {compute:.0f} TFLOP/s."
+    )
+
+
+def _table(report: Mapping[str, Any]) -> list[str]:
+    limits, results = report["ceilings"], report["results"]
+    peers = [x for x in dict.fromkeys(x for r in results for x in r["seconds"]) if x != OURS]
+    names = [f"{peer} (bound)" if peer in BOUNDS else peer for peer in peers]
+    lines = [
+        f"| case | {OURS} | of roof |{''.join(f' {x} |' for x in names)}",
+        f"|---|---:|---:|{'---:|' * len(peers)}",
+    ]
+    for result in results:
+        seconds = result["seconds"]
+        roof = max(result["bytes"] / limits["bytes_per_second"], result["operations"] / limits["operations_per_second"])
+        cells = [f" {three_digits(1e6 * seconds[x])} |" if x in seconds else " |" for x in peers]
+        ours = seconds[OURS]
+        lines.append(f"| {result['case']} | {three_digits(1e6 * ours)} | {roof / ours:.0%} |{''.join(cells)}")
+    return lines
