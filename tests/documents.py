@@ -34,7 +34,11 @@ def apply(diff: str, root: Path) -> None:
     """Change files as a diff says; a hunk is found by its lines, which must be there once, not by their numbers."""
     for part in re.split(r"^--- ", diff, flags=re.M)[1:]:
         header, *hunks = re.split(r"^@@.*\n", part, flags=re.M)
-        path = root / header.splitlines()[1].removeprefix("+++ b/")
+        before, after = header.splitlines()
+        path = root / after.removeprefix("+++ b/")
+        if before == "/dev/null":
+            path.write_text("\n".join(line[1:] for line in hunks[0].splitlines()) + "\n", encoding="utf-8")
+            continue
         text = path.read_text(encoding="utf-8")
         for hunk in hunks:
             lines = hunk.splitlines(keepends=True)
