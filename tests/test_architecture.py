@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
-from tests.documents import ROOT
+import pytest
+
+from tests.documents import PAGES, ROOT, name
 
 PACKAGE = ROOT / "paged_attn"
 # whose files the map does not name one by one
@@ -25,5 +28,26 @@ def test_the_map_names_every_file_where_it_lies_and_no_other() -> None:
     assert drawn == there
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "hosts"], ids=name)
+def test_what_a_page_names_in_a_module_is_there(page: Path) -> None:
+    """`schedule.row_tile` and the like: a module of ours, or of the tests, and what it defines."""
+    named = set(re.findall(r"`(\w+)\.(\w+)(?:\(\))?`", page.read_text(encoding="utf-8")))
+    for module, word in named:
+        paths = [path for root in (PACKAGE, ROOT / "tests") for path in root.rglob(f"{module}.py")]
+        if paths and word != "py":
+            defined = re.compile(rf"^(?:def |class |    def |    )?{word}\b", re.M)
+            assert any(defined.search(path.read_text(encoding="utf-8")) for path in paths), f"{module}.{word}"
+
+
 def test_the_pages_of_design_keep_to_their_length() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 250
+
+
+def test_the_rules_of_hopper_name_places_that_there_are() -> None:
+    page = (ROOT / "docs" / "hopper.md").read_text(encoding="utf-8")
+    rules = re.findall(r"^\| .* \| ([^|]+) \|$", page, re.M)
+    named = {place for cell in rules for place in re.findall(r"`([\w/]+)`", cell)}
+    roots = (PACKAGE, PACKAGE / "kernels" / "hopper")
+    missing = {x for x in named if not any((root / x).is_dir() or (root / f"{x}.py").exists() for root in roots)}
+    assert len(named) > 20
+    assert not missing
