@@ -39,6 +39,13 @@ def test_what_a_page_names_in_a_module_is_there(page: Path) -> None:
             assert any(defined.search(path.read_text(encoding="utf-8")) for path in paths), f"{module}.{word}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_files_that_a_page_names_are_there(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for path in re.findall(r"`((?:\w+/)+\w+\.\w+)`", text):
+        assert any((root / path).exists() for root in (ROOT, PACKAGE)), path
+
+
 def test_the_pages_of_design_keep_to_their_length() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 250
 
