@@ -12,7 +12,7 @@ PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT /
 # A comment right before a block says what it needs beside this library; such blocks are compiled, and run where "gpu"
 # is all they need and there is one.  A block that needs DIFFS runs in a copy of the package that they were applied to.
 DIFFS = "the diffs above"
-BLOCK = re.compile(r"(?:^<!-- needs: ([\w, -]+) -->\n)?^```(\w+)[^\n]*\n(.*?)^```$", re.M | re.S)
+BLOCK = re.compile(r"(?:^<!-- needs: ([^\n]+?) -->\n)?^```(\w+)[^\n]*\n(.*?)^```$", re.M | re.S)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 
 

@@ -50,6 +50,13 @@ def test_the_pages_of_design_keep_to_their_length() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 250
 
 
+def test_the_page_of_performance_has_the_conditions_of_hopper_in_the_words_of_explain() -> None:
+    plan = pytest.importorskip("paged_attn.kernels.hopper.planning.plan")
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    table = page[page.index("in the words of `explain`") :].partition("\n\n")[0]
+    assert set(re.findall(r"^\| ([^|]+) \|", table, re.M)) - {"---"} == {words for _, words in plan.CONDITIONS}
+
+
 def test_the_rules_of_hopper_name_places_that_there_are() -> None:
     page = (ROOT / "docs" / "hopper.md").read_text(encoding="utf-8")
     rules = re.findall(r"^\| .* \| ([^|]+) \|$", page, re.M)
