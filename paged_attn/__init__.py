@@ -1,5 +1,6 @@
 """Paged attention for LLM inference engines, in plain Python."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from . import reference
@@ -7,19 +8,30 @@ from .api import merge_states, paged_attention, write_kv
 
 if TYPE_CHECKING:
     from .preparation.prepare import prepare
+    from .step import pad_batch, pages_needed, positions, slots
 
 __version__ = "0.1.0"
-__all__ = ["merge_states", "paged_attention", "prepare", "reference", "write_kv"]
+__all__ = [
+    "merge_states",
+    "pad_batch",
+    "paged_attention",
+    "pages_needed",
+    "positions",
+    "prepare",
+    "reference",
+    "slots",
+    "write_kv",
+]
+
+# Imported when they are asked for: `prepare` brings the kernels along.
+_LATER = {"prepare": ".preparation.prepare"} | dict.fromkeys(("pad_batch", "pages_needed", "positions", "slots"), ".step")
 
 
 def __getattr__(name: str) -> Any:
-    """`prepare` is imported when it is asked for, since it brings the kernels along."""
-    if name != "prepare":
+    if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .preparation.prepare import prepare
-
-    globals()[name] = prepare
-    return prepare
+    value = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -25,7 +25,7 @@ from tests.errors import ANY, ROOT, Entry, catalogue, said
 
 # Whose rows end in the text of an error that each of them is refused with, word for word.
 TABLES = ("test_check.OPTIONS", "test_check_batch.BATCH", "test_check_write.WRITE", "test_check_write.MERGE")
-TABLES += ("test_contents.CONTENTS",)
+TABLES += ("test_contents.CONTENTS", "test_step.REFUSED")
 # Warnings of a process with another Triton, of which these tests start one.
 ELSEWHERE = {
     "paged-attn was not written for Triton": "test_a_check_that_fails_leaves_the_portable_kernels_with_one_warning",
