@@ -33,7 +33,13 @@ QUICK_CASES, QUICK_ROUNDS = 3, 5
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line asks for; exit status 1 if the library failed a case."""
-    options = _options(arguments)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] == ["serve"]:  # no suite of cases: an engine, with options of its own
+        from benchmarks.serve import command
+
+        command.main(words[1:])
+        return
+    options = _options(words)
     wide = None if sys.stdout.isatty() else 200  # a file has no width, and tables should not break there
     console = Console(width=wide, highlight=False)
     if options.redraw:
@@ -75,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="bench", description=__doc__, epilog="`bench serve` replays a trace through an engine: see its --help"
+    )
     parser.add_argument(
         "suites", nargs="*", metavar="SUITE", help=f"of {', '.join(ALL)}, cliffs; all but cliffs if none is named"
     )

@@ -1,0 +1,179 @@
+"""Steps of a model over a paged cache: launched without waiting, decodes as CUDA graphs.
+
+Tokens stay on the device: `history` has a row for each request, a step reads its tokens there and puts new ones behind
+them.  So the host knows lengths only, and plans the next step while the device is busy with this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import paged_attn
+from benchmarks.serve.backends import Backend, Batch
+from benchmarks.serve.model import Model
+from paged_attn.serving.scheduler import Share
+
+# A single decode takes the graph of two: torch.compile would make code of its own for one row.
+GRAPHS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+BUFFERS = 3  # of host memory, in turns: a step's inputs may be on their way while those of the next are written
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How large a step, a sequence and the cache may be."""
+
+    page_size: int
+    pages: int
+    max_seqs: int
+    budget: int  # tokens in a step
+    longest: int  # tokens of a sequence, those to generate included
+    requests: int
+
+    @property
+    def columns(self) -> int:
+        return paged_attn.pages_needed(self.longest, self.page_size)
+
+
+class Engine:
+    """`start` gives the prompts; `launch` runs a step that the scheduler made."""
+
+    def __init__(self, model: Model, backend: Backend, limits: Limits, graphs: bool) -> None:
+        self.model, self.backend, self.limits = model, backend, limits
+        shape, device = model.shape, model.device
+        cache = (shape.layers, 2, limits.pages, limits.page_size, shape.kv_heads, shape.head_dim)
+        # Zeros: a backend that multiplies dead slots by weights of 0 must not find NaN there.
+        self.cache = torch.zeros(cache, dtype=model.dtype, device=device)
+        self.layers = [(layer[0], layer[1]) for layer in self.cache]
+        # The last row takes what nobody wants: tokens in the midst of a prompt, and those of padding.
+        self.nobody = limits.requests
+        self.history = torch.zeros(self.nobody + 1, limits.longest + 1, dtype=torch.int32, device=device)
+        # The host's copy of the page table, a row a request, and how many pages of it are known.
+        self.table = torch.zeros(self.nobody + 1, limits.columns, dtype=torch.int32)
+        self.known = [0] * self.nobody
+        ints, pinned = sum(sizes_of(limits.max_seqs, limits.columns)), device.type == "cuda"
+        self.staging = [torch.empty(ints, dtype=torch.int32, pin_memory=pinned) for _ in range(BUFFERS)]
+        self.steps = 0
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        if graphs and backend.graphs and device.type == "cuda":
+            self.capture()
+
+    def start(self, prompts: Sequence[Tensor]) -> None:
+        """Prompts of the requests, by number."""
+        for row, prompt in enumerate(prompts):
+            self.history[row, : len(prompt)] = prompt.to(self.model.device, torch.int32)
+        self.known = [0] * self.nobody
+
+    def tokens(self, prompts: Sequence[int], made: Sequence[int]) -> list[list[int]]:
+        """What each request has got so far, from prompts of these lengths."""
+        rows = self.history.tolist()
+        return [row[prompt : prompt + count] for row, prompt, count in zip(rows, prompts, made)]
+
+    @torch.no_grad()
+    def launch(self, shares: Sequence[Share], rows: Sequence[int], ends: Sequence[bool]) -> None:
+        """One step: share i is of request rows[i], and its last token yields a new one if ends[i]."""
+        decodes = all(share.query_len == 1 for share in shares)
+        for share, row in zip(shares, rows):
+            pages = share.sequence.pages
+            first = self.known[row] if share.decode else 0  # a prompt's pages may be others after a preemption
+            if first < len(pages):
+                self.table[row, first : len(pages)] = torch.tensor(pages[first:], dtype=torch.int32)
+            self.known[row] = len(pages)
+        size = next((n for n in sorted(self.graphs) if n >= len(shares)), None) if decodes else None
+        if size is not None:
+            graph, inputs = self.graphs[size]
+            inputs.copy_(self.inputs(shares, rows, ends, size, self.limits.columns), non_blocking=True)
+            graph.replay()
+            return
+        columns = max(len(share.sequence.pages) for share in shares)
+        host = self.inputs(shares, rows, ends, len(shares), columns)
+        self.run(
+            host.to(self.model.device, non_blocking=True), len(shares), columns,
+            [share.query_len for share in shares], [share.seq_len for share in shares], decodes,
+        )  # fmt: skip
+
+    def inputs(
+        self, shares: Sequence[Share], rows: Sequence[int], ends: Sequence[bool], seqs: int, columns: int
+    ) -> Tensor:
+        """All integers of a step, in one piece of host memory; sequences behind the shares are empty."""
+        self.steps += 1
+        host = self.staging[self.steps % BUFFERS][: sum(sizes_of(seqs, columns))]
+        lens, row, target, starts, table = split(host, seqs, columns)
+        count, nobody = len(shares), self.nobody
+        lens[:count] = torch.tensor([share.seq_len for share in shares], dtype=torch.int32)
+        lens[count:] = 0
+        row[:count] = torch.tensor(rows, dtype=torch.int32)
+        row[count:] = nobody
+        target[:count] = torch.tensor([r if end else nobody for r, end in zip(rows, ends)], dtype=torch.int32)
+        target[count:] = nobody
+        starts[: count + 1] = torch.tensor([0, *(share.query_len for share in shares)]).cumsum(0)
+        starts[count + 1 :] = starts[count]
+        table[:count] = self.table[torch.tensor(rows), :columns]
+        return host
+
+    def run(
+        self, inputs: Tensor, seqs: int, columns: int, query_lens: list[int] | None, key_lens: list[int] | None,
+        decodes: bool,
+    ) -> None:  # fmt: skip
+        """A step on the device; without lengths on the host where it is captured."""
+        lens, rows, target, starts, table = split(inputs, seqs, columns)
+        page_size = self.limits.page_size
+        if decodes:
+            batch = Batch(table, lens, None, 1, max(key_lens or [self.limits.longest]), query_lens, key_lens)
+            positions = paged_attn.positions(lens)
+            of_token = rows
+        else:
+            assert query_lens is not None
+            assert key_lens is not None
+            tokens = sum(query_lens)
+            batch = Batch(table, lens, starts, max(query_lens), max(key_lens), query_lens, key_lens)
+            positions = paged_attn.positions(lens, starts, tokens=tokens)
+            of_token = rows.repeat_interleave(starts.diff(), output_size=tokens)
+        slot_mapping = paged_attn.slots(table, positions, page_size, batch.starts)
+        prepared = self.backend.prepare(batch)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            paged_attn.write_kv(k, v, *self.layers[layer], slot_mapping)
+            return self.backend.attend(q, *self.layers[layer], batch, prepared)
+
+        h = self.model(self.history[of_token.long(), positions], positions, attend)
+        last = h if decodes else h[starts[1:].long() - 1]
+        self.history[target.long(), lens.long()] = self.model.greedy(last).int()
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        """A graph for each number of decodes, the largest first: the others fit in its memory."""
+        limits, pool = self.limits, torch.cuda.graph_pool_handle()
+        sizes = [n for n in GRAPHS if n < limits.max_seqs] + [limits.max_seqs]
+        for seqs in sorted(sizes, reverse=True):
+            inputs = torch.zeros(sum(sizes_of(seqs, limits.columns)), dtype=torch.int32, device=self.model.device)
+            lens, rows, target, _, _ = split(inputs, seqs, limits.columns)
+            rows.fill_(self.nobody)
+            target.fill_(self.nobody)
+            lens.zero_()  # all of it padding
+            arguments: tuple[Any, ...] = (inputs, seqs, limits.columns, None, None, True)
+            for _ in range(2):
+                self.run(*arguments)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                self.run(*arguments)
+            self.graphs[seqs] = graph, inputs
+
+
+def sizes_of(seqs: int, columns: int) -> list[int]:
+    """Room for each tensor of a step, in integers: all begin at multiples of 128 bytes, as tensors of their own do.
+
+    Kernels are compiled for aligned addresses and for others apart.
+    """
+    return [-(-n // 32) * 32 for n in (seqs, seqs, seqs, seqs + 1, seqs * columns)]
+
+
+def split(ints: Tensor, seqs: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """(seq_lens, rows of history to read, rows to write, starts, page table [seqs, columns]) in one tensor."""
+    lens, rows, target, starts, table = ints.split(sizes_of(seqs, columns))
+    return lens[:seqs], rows[:seqs], target[:seqs], starts[: seqs + 1], table[: seqs * columns].view(seqs, columns)

@@ -1,0 +1,140 @@
+"""Requests in the time of their trace through an engine: when each token was there, and what that makes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks.serve.engine import Engine
+from paged_attn.serving.pages import Pages
+from paged_attn.serving.scheduler import Scheduler
+from paged_attn.serving.trace import Request
+
+IN_FLIGHT = 2  # steps on the device at most: one that runs, one that is ready behind it
+
+
+@dataclass
+class Record:
+    """What happened: of each request the seconds at which its tokens were there, from the start of the run."""
+
+    arrivals: list[float]
+    times: list[list[float]]
+    wanted: list[int]  # tokens of each
+    seconds: float = 0.0  # until the last token
+    steps: int = 0
+    prompt_tokens: int = 0  # computed, those of preempted sequences anew
+    preemptions: int = 0
+
+
+class Clock:
+    """Seconds since the start; of a step on a GPU by events, which cost no wait."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        if self.cuda:
+            torch.cuda.synchronize()
+            self.first = torch.cuda.Event(enable_timing=True)
+            self.first.record()
+            self.first.synchronize()
+        self.began = time.perf_counter()
+
+    def now(self) -> float:
+        return time.perf_counter() - self.began
+
+    def mark(self) -> Any:
+        """A point behind what has been launched."""
+        if not self.cuda:
+            return self.now()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def at(self, mark: Any) -> float:
+        """The time of a mark, once it is reached."""
+        if not self.cuda:
+            return mark
+        mark.synchronize()
+        return self.first.elapsed_time(mark) / 1e3
+
+
+def replay(engine: Engine, requests: Sequence[Request], limit: float) -> Record:
+    """Serve requests, which arrive at their times; stop when all are done or `limit` seconds have passed."""
+    limits = engine.limits
+    scheduler = Scheduler(Pages(limits.pages), limits.page_size, limits.budget, limits.max_seqs)
+    record = Record([r.arrival for r in requests], [[] for _ in requests], [r.output for r in requests])
+    numbers = {id(request): number for number, request in enumerate(requests)}
+    running: deque[tuple[Any, list[int]]] = deque()
+    clock, submitted = Clock(engine.model.device), 0
+
+    def finish_one() -> None:
+        mark, got = running.popleft()
+        record.seconds = clock.at(mark)
+        for number in got:
+            record.times[number].append(record.seconds)
+
+    while clock.now() < limit:
+        while submitted < len(requests) and requests[submitted].arrival <= clock.now():
+            scheduler.submit(requests[submitted])
+            submitted += 1
+        if scheduler.idle:
+            if running:
+                finish_one()
+            elif submitted == len(requests):
+                break
+            else:
+                time.sleep(max(0.0, min(requests[submitted].arrival - clock.now(), limit)))
+            continue
+        shares, _ = scheduler.plan()
+        rows = [numbers[id(share.sequence.request)] for share in shares]
+        ends = [share.seq_len == share.sequence.known for share in shares]
+        engine.launch(shares, rows, ends)
+        running.append((clock.mark(), [row for row, end in zip(rows, ends) if end]))
+        scheduler.complete(shares)
+        record.steps += 1
+        record.prompt_tokens += sum(share.query_len for share in shares if not share.decode)
+        while len(running) >= IN_FLIGHT:
+            finish_one()
+    while running:
+        finish_one()
+    record.preemptions = scheduler.preemptions
+    return record
+
+
+def figures(record: Record) -> dict[str, Any]:
+    """Throughput and latencies.  A request that has arrived and has no token yet has waited at least till the end."""
+    firsts, gaps, waiting = [], [], 0
+    for arrival, times in zip(record.arrivals, record.times):
+        if times:
+            firsts.append(times[0] - arrival)
+            gaps += [after - before for before, after in itertools.pairwise(times)]
+        elif arrival < record.seconds:
+            firsts.append(record.seconds - arrival)
+            waiting += 1
+    made = sum(map(len, record.times))
+    return {
+        "seconds": record.seconds,
+        "requests": len(record.times),
+        "finished": sum(len(times) == wanted for times, wanted in zip(record.times, record.wanted)),
+        "without_a_token": waiting,
+        "new_tokens": made,
+        "prompt_tokens": record.prompt_tokens,
+        "new_tokens_per_second": made / record.seconds if record.seconds else 0.0,
+        "tokens_per_second": (made + record.prompt_tokens) / record.seconds if record.seconds else 0.0,
+        "first_token": {"p50": percentile(firsts, 50), "p99": percentile(firsts, 99)},
+        "between_tokens": {"p50": percentile(gaps, 50), "p99": percentile(gaps, 99)},
+        "steps": record.steps,
+        "preemptions": record.preemptions,
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that so many percent do not exceed; 0 of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)] if ordered else 0.0
