@@ -18,8 +18,7 @@ from benchmarks.serve.backends import Backend, Batch
 from benchmarks.serve.model import Model
 from paged_attn.serving.scheduler import Share
 
-# A single decode takes the graph of two: torch.compile would make code of its own for one row.
-GRAPHS = (2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
+GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 BUFFERS = 3  # of host memory, in turns: a step's inputs may be on their way while those of the next are written
 
 

@@ -76,16 +76,18 @@ class Model:
     @torch.no_grad()
     def compile(self) -> None:
         """Compile for any number of tokens and these widths: what a first call has is taken as fixed, unless marked."""
-        rows, shape = 24, self.shape
+        shape = self.shape
 
         def some(*sizes: int, dtype: torch.dtype = self.dtype) -> Tensor:
             made = torch.zeros(rows, *sizes, dtype=dtype, device=self.device)
-            torch._dynamo.mark_dynamic(made, 0)
+            if rows > 1:  # torch compiles apart for one row, always
+                torch._dynamo.mark_dynamic(made, 0)
             return made
 
-        self.add_and_norm(some(shape.width), some(shape.width), self.norms[0])
-        self.rotate(some(self.qkv[0].shape[0]), self.cos_sin, some(dtype=torch.int64), shape.heads, shape.kv_heads)
-        self.gated(some(2 * shape.hidden))
+        for rows in (24, 1):
+            self.add_and_norm(some(shape.width), some(shape.width), self.norms[0])
+            self.rotate(some(self.qkv[0].shape[0]), self.cos_sin, some(dtype=torch.int64), shape.heads, shape.kv_heads)
+            self.gated(some(2 * shape.hidden))
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         shape, norms = self.shape, self.norms.unbind()
