@@ -24,7 +24,8 @@ __all__ = [
 ]
 
 # Imported when they are asked for: `prepare` brings the kernels along.
-_LATER = {"prepare": ".preparation.prepare"} | dict.fromkeys(("pad_batch", "pages_needed", "positions", "slots"), ".step")
+_LATER = {"prepare": ".preparation.prepare"}
+_LATER |= dict.fromkeys(("pad_batch", "pages_needed", "positions", "slots"), ".step")
 
 
 def __getattr__(name: str) -> Any:

@@ -26,8 +26,8 @@ from paged_attn.cli import main
 from paged_attn.serving.trace import Request
 
 TINY, PAGE = SHAPES["tiny"], 8
-# All arrive at once.  Chunks of a budget of 24 end inside of prompts; a cache of 10 pages is too small for them all.
-REQUESTS = [Request(0.0, 21, 4), Request(0.0, 30, 5), Request(0.0, 1, 3), Request(0.0, 14, 6)]
+# All arrive at once.  Chunks of a budget of 24 end inside of prompts; in 7 pages the first needs one that the second has.
+REQUESTS = [Request(0.0, 22, 4), Request(0.0, 30, 3), Request(0.0, 1, 2), Request(0.0, 14, 5)]
 PROMPTS = [torch.arange(r.prompt) * 37 % 211 + i for i, r in enumerate(REQUESTS)]
 
 

@@ -69,8 +69,8 @@ class Engine:
 
     def tokens(self, prompts: Sequence[int], made: Sequence[int]) -> list[list[int]]:
         """What each request has got so far, from prompts of these lengths."""
-        rows = self.history.tolist()
-        return [row[prompt : prompt + count] for row, prompt, count in zip(rows, prompts, made)]
+        rows = self.history.cpu()
+        return [row[prompt : prompt + count].tolist() for row, prompt, count in zip(rows, prompts, made)]
 
     @torch.no_grad()
     def launch(self, shares: Sequence[Share], rows: Sequence[int], ends: Sequence[bool]) -> None:

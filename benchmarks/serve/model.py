@@ -76,18 +76,19 @@ class Model:
     @torch.no_grad()
     def compile(self) -> None:
         """Compile for any number of tokens and these widths: what a first call has is taken as fixed, unless marked."""
-        shape = self.shape
+        shape, qkv = self.shape, self.qkv[0].shape[0]
 
-        def some(*sizes: int, dtype: torch.dtype = self.dtype) -> Tensor:
+        def some(rows: int, *sizes: int, dtype: torch.dtype = self.dtype) -> Tensor:
             made = torch.zeros(rows, *sizes, dtype=dtype, device=self.device)
             if rows > 1:  # torch compiles apart for one row, always
                 torch._dynamo.mark_dynamic(made, 0)
             return made
 
-        for rows in (24, 1):
-            self.add_and_norm(some(shape.width), some(shape.width), self.norms[0])
-            self.rotate(some(self.qkv[0].shape[0]), self.cos_sin, some(dtype=torch.int64), shape.heads, shape.kv_heads)
-            self.gated(some(2 * shape.hidden))
+        for n in (24, 1):
+            self.add_and_norm(some(n, shape.width), some(n, shape.width), self.norms[0])
+            positions = some(n, dtype=torch.int64)
+            self.rotate(some(n, qkv), self.cos_sin, positions, shape.heads, shape.kv_heads)
+            self.gated(some(n, 2 * shape.hidden))
 
     def __call__(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         shape, norms = self.shape, self.norms.unbind()
