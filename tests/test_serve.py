@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from paged_attn.cli import main
 from paged_attn.serving.trace import Request
 
 TINY, PAGE = SHAPES["tiny"], 8
-# All arrive at once.  Chunks of a budget of 24 end inside of prompts; in 7 pages the first needs one that the second has.
+# All arrive at once.  Chunks of a budget of 24 end inside of prompts; of 7 pages the first needs one of the second's.
 REQUESTS = [Request(0.0, 22, 4), Request(0.0, 30, 3), Request(0.0, 1, 2), Request(0.0, 14, 5)]
 PROMPTS = [torch.arange(r.prompt) * 37 % 211 + i for i, r in enumerate(REQUESTS)]
 
@@ -73,6 +74,44 @@ def test_the_engine_gives_the_tokens_of_dense_attention(model: Model, wanted: li
     assert (record.preemptions > 0) == (pages == 7)
     assert [len(times) for times in record.times] == [r.output for r in REQUESTS]
     assert all(times == sorted(times) for times in record.times)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there it has graphs")
+def test_padded_decodes_in_the_inputs_of_a_graph_give_the_same_tokens(
+    model: Model, wanted: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph is here what it would replay: the call that was made while it was captured."""
+    captured: list[tuple[Any, ...]] = []
+    replayed: list[int] = []
+
+    class Graph:
+        def replay(self) -> None:
+            replayed.append(self.call[2])
+            run(*self.call)
+
+    @contextlib.contextmanager
+    def capturing(graph: Any, pool: None) -> Iterator[None]:
+        yield
+        graph.call = captured[-1]
+
+    def recorded(*call: Any) -> None:
+        captured.append(call)
+        run(*call)
+
+    run = Engine.run
+    for name, value in dict(
+        graph_pool_handle=lambda: None, synchronize=lambda: None, CUDAGraph=Graph, graph=capturing
+    ).items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(Engine, "run", recorded)
+    limits = Limits(PAGE, 30, max_seqs=5, budget=24, longest=64, requests=len(REQUESTS))
+    engine = Engine(model, PagedAttn(), limits, graphs=False)
+    engine.capture()
+    engine.start(PROMPTS)
+    replay(engine, REQUESTS, limit=300)
+    assert engine.tokens([r.prompt for r in REQUESTS], [r.output for r in REQUESTS]) == wanted
+    assert set(replayed) <= {1, 2, 4, 5}
+    assert len(replayed) > 2
 
 
 @pytest.mark.gpu

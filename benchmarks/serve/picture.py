@@ -23,7 +23,7 @@ def title(report: Mapping[str, Any]) -> str:
 
 
 def draw(report: Mapping[str, Any], path: Path) -> None:
-    """Bars: tokens a second; and, p50 filled and p99 as a line above it, times to the first and between tokens."""
+    """Bars of tokens a second; of the times to the first and between tokens the median and the 99th percentile."""
     engines = report["engines"]
     colours = [OUR_COLOUR if name == OURS else PEER for name in engines]
     figure = Figure(figsize=(11, 4.2), layout="constrained")
@@ -32,19 +32,21 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     places = list(range(len(engines)))
     values = [got["new_tokens_per_second"] for got in engines.values()]
     speed.bar(places, values, color=colours, width=0.62)
-    _say(speed, places, values, "{:.0f}")
-    speed.set_title("new tokens per second (more is better)", fontsize=9)
+    _say(speed, places, values, (0, 3), "center")
+    speed.set_title("new tokens per second", fontsize=9)
     for axes, which, text in (
-        (first, "first_token", "to the first token"),
-        (between, "between_tokens", "between tokens"),
+        (first, "first_token", "ms to the first token"),
+        (between, "between_tokens", "ms between tokens"),
     ):
-        halves = [1e3 * got[which]["p50"] for got in engines.values()]
-        most = [1e3 * got[which]["p99"] for got in engines.values()]
-        axes.bar(places, most, color=colours, alpha=0.35, width=0.62)
-        axes.bar(places, halves, color=colours, width=0.62)
-        _say(axes, places, most, "{:.4g}")
+        middle, most = ([1e3 * got[which][share] for got in engines.values()] for share in ("p50", "p99"))
+        axes.vlines(places, middle, most, color=colours, linewidth=2)
+        axes.scatter(places, middle, color=colours, s=55, zorder=3)
+        axes.scatter(places, most, facecolor="white", edgecolor=colours, linewidth=2, s=55, zorder=3)
+        _say(axes, places, middle, (9, -3), "left")
+        _say(axes, places, most, (9, -3), "left")
         axes.set_yscale("log")
-        axes.set_title(f"milliseconds {text}: p50, p99 pale (less is better)", fontsize=9)
+        axes.margins(x=0.25, y=0.12)
+        axes.set_title(f"{text}: median, and p99 hollow", fontsize=9)
     for axes in (speed, first, between):
         axes.set_xticks(places, list(engines), fontsize=8, color=INK)
         axes.grid(axis="y", color=GRID, linewidth=0.7)
@@ -54,8 +56,8 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=140)
 
 
-def _say(axes: Any, places: list[int], values: list[float], form: str) -> None:
+def _say(axes: Any, places: list[int], values: list[float], aside: tuple[int, int], align: str) -> None:
+    """Each value beside its mark, to three digits at least."""
     for place, value in zip(places, values):
-        axes.annotate(
-            form.format(value), (place, value), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=8
-        )
+        text = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+        axes.annotate(text, (place, value), xytext=aside, textcoords="offset points", ha=align, fontsize=8)
