@@ -64,11 +64,11 @@ def main() -> None:
     whole = torch.tensor([0, *(PREFIX + own for own in OWN)], device=DEVICE).cumsum(0).int()
     write(k[tokens], v[tokens], alone, own_table, seq_lens, whole)
     wanted = paged_attn.paged_attention(q, *alone, own_table, seq_lens, starts)
-    assert torch.equal(out, wanted)
+    torch.testing.assert_close(out, wanted)
 
     shared = len({page for row in page_table.tolist() for page in row if page >= 0})
     unshared = sum(page >= 0 for row in rows for page in row)
-    print(f"{len(OWN)} sequences in {shared} pages instead of {unshared}, with the same bits")
+    print(f"{len(OWN)} sequences in {shared} pages instead of {unshared}: the same results")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ SAID = {
     "tiny_engine": r"4 requests in \d+ steps, [1-9]\d* preempted: tokens as of dense attention",
     "speculative_tree": r"1[67] tokens in (?:[2-9]|1[0-4]) steps: those of plain greedy decoding",
     "fp8_cache": r"64 instead of 128 KiB; .*\nwith e4m3 queries as well .*%",
-    "shared_prefix": r"4 sequences in 9 pages instead of 15, with the same bits",
+    "shared_prefix": r"4 sequences in 9 pages instead of 15: the same results",
 }
 APART = {"tensor_parallel": r"2 processes of 1 KV head each on \w+: tokens as of one process"}
 SHARED = {"tiny_model"}  # what examples import

@@ -150,7 +150,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seconds", type=float, default=120.0, help="of the trace  [120]")
     made.add_argument("--rate", type=float, default=3.0, help="how much faster than in the trace requests come  [3]")
     made.add_argument("--requests", type=int, help="at most so many  [all of them]")
-    made.add_argument("--limit", type=float, default=55.0, help="seconds for each backend  [55]")
+    made.add_argument("--limit", type=float, default=50.0, help="seconds for each backend  [50]")
     made.add_argument("--backends", type=_names, default=["paged_attn", "sdpa", "torch_varlen"], help=(
         f"some of {', '.join(BACKENDS)}, by commas  [paged_attn,sdpa,torch_varlen]"
     ))  # fmt: skip
