@@ -66,6 +66,9 @@ def run(options: argparse.Namespace, device: torch.device, say: Callable[[str], 
     requests = chosen(options.trace, options.first, options.seconds, options.rate, options.requests)
     longest = max(request.prompt + request.output for request in requests)
     say(f"{len(requests)} requests in {requests[-1].arrival:.0f} s, {longest} tokens at most")
+    if device.type == "cuda":
+        # Between steps the host copies some thousand integers: threads that wait for each other took 20 times as long.
+        torch.set_num_threads(1)
     if device.type == "cuda" and OURS in options.backends:
         done = paged_attn.prepare(
             heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim, page_size=options.page_size,
