@@ -1,0 +1,9 @@
+"""torch's own `varlen_attn` over this library, from torch 2.13 on, on CUDA and on the CPU.
+
+`register()` adds a name to torch's list of FlashAttention implementations and changes nothing that runs; `activated()`
+is a scope in which torch calls this library.
+"""
+
+from .registration import activated, register, unregister
+
+__all__ = ["activated", "register", "unregister"]
