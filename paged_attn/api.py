@@ -1,5 +1,8 @@
 """The public functions: their specifications."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 
 from . import traced
@@ -9,6 +12,8 @@ from .lazy import at_first_call
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
 merge = at_first_call("merge", ".calls.merge", globals())
+
+NO_ARGS: tuple[torch.Tensor | float, ...] = ()
 
 
 def paged_attention(
@@ -32,6 +37,8 @@ def paged_attention(
     sinks: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
     query_positions: torch.Tensor | None = None,
+    score_mod: Callable[..., Any] | None = None,
+    score_mod_args: Sequence[torch.Tensor | float] = NO_ARGS,
     q_scale: ScaleLike = None,
     k_scale: ScaleLike = None,
     v_scale: ScaleLike = None,
@@ -48,7 +55,7 @@ def paged_attention(
 
     Positions: key j of a sequence has position j; its query i has position context_len + i, where
     context_len = seq_len - query_len, unless query_positions says otherwise.  modify: softcap, then ALiBi, then
-    query-query bias, in this order.
+    query-query bias, then score_mod, in this order.
 
     Args:
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
@@ -91,6 +98,13 @@ def paged_attention(
             stands at context_len + its depth; without, its place is its position, and a window cuts, and ALiBi counts,
             as if nodes before it were ancestors all.  In a window, every query of a sequence reads on from the first
             key that one at context_len may see: not for long prefills.  Padding may hold anything.  None: places.
+        score_mod: a function under @triton.jit, (score, query_pos, key_pos, head, *score_mod_args) -> score, compiled
+            into the kernels: of each score after scale, softcap, ALiBi and query-query bias, before the mask, so what
+            causal and window_size hide stays hidden.  score is a block [rows, keys] of float32; query_pos [rows, 1],
+            key_pos [1, keys] and head [rows, 1] are int32.  It returns a block as score; minus infinity hides a key.
+            Positions are 0 ... seq_len - 1 whatever the block holds, so what is loaded by them needs no mask.  It must
+            be elementwise: blocks are cut and turned in any way.  The reference takes the same in torch.
+        score_mod_args: what it is given behind these: contiguous tensors, of which it gets pointers, floats and ints.
         q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
             [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
         out: [tokens, heads, head_dim]; written and returned; its dtype decides what the result is stored as.  It may be
@@ -129,6 +143,10 @@ def paged_attention(
     (ALiBi), Xiao et al. 2023 (sinks).
     """
     if torch.compiler.is_compiling():
+        if score_mod is not None:
+            raise ValueError(
+                "score_mod must be None inside torch.compile and torch.export: their graphs hold no functions"
+            )
         return traced.paged_attention(
             (q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q), out,
             dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale),
@@ -145,10 +163,13 @@ def paged_attention(
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
-        (k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale),
+        (
+            k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale,
+            None if score_mod_args is NO_ARGS else score_mod_args,
+        ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, return_lse, only,
-            batch_invariant,
+            batch_invariant, score_mod,
         ),
         check,
     )  # fmt: skip

@@ -50,10 +50,10 @@ def _attention(
     """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in ATTENTION."""
     result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
-        (k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale),
+        (k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale, None),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, tuple(window_size), softcap, return_lse, only,
-            batch_invariant,
+            batch_invariant, None,
         ),
         check,
     )  # fmt: skip

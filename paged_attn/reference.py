@@ -7,6 +7,8 @@ Shapes: T query tokens of one sequence, N keys that they see between them, H hea
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -34,6 +36,8 @@ def paged_attention(
     sinks: Tensor | None = None,
     qq_bias: Tensor | None = None,
     query_positions: Tensor | None = None,
+    score_mod: Callable[..., Tensor] | None = None,
+    score_mod_args: Sequence[Tensor | float] = (),
     q_scale: Scale = None,
     k_scale: Scale = None,
     v_scale: Scale = None,
@@ -49,6 +53,8 @@ def paged_attention(
     `max_seqlen_q`, `max_seqlen_k`, `batch_invariant` and `check` cannot change a result and are ignored.
     Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp; rows that `only`
     leaves out are 0.  With `out` it is written there, clamped for an fp8 type, and those rows keep what they held.
+    `score_mod` is a function in torch here, of scores [heads, T, N] in float64, positions of queries [T, 1] and of keys
+    [1, N], heads [heads, 1, 1] and score_mod_args; it returns the new scores.
     Returns: out [tokens, heads, head_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf for
     padding and for rows left out.
     """
@@ -100,6 +106,10 @@ def paged_attention(
                 scores = scores + alibi_slopes.double()[:, None, None] * distance
             if qq_bias is not None:
                 scores = scores + _bias(qq_bias, query[block] - context_len, key - context_len)
+            if score_mod is not None:
+                asked = [x.clamp(0, max(seq_len - 1, 0)) for x in (query_pos[block, None], key_pos[None])]
+                head = torch.arange(num_heads, device=q.device)[:, None, None]
+                scores = score_mod(scores, *asked, head, *score_mod_args).to(scores.dtype)
             visible = torch.ones_like(distance, dtype=torch.bool)
             if causal:
                 visible &= key[None, :] <= query[block, None]

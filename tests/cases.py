@@ -94,6 +94,7 @@ class Case:
     qq_bias: int = 0  # n of the [n, n] matrix; 0: off
     tree: bool = False  # about half of qq_bias is -inf, as in tree decoding
     positions: str = ""  # of queries: "slots" | "tree", depths in random trees unknown to qq_bias; "": none
+    score_mod: str = ""  # one of tests.score_mods.MODS
     scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | one of SCALES
     out_scale: float = 0.02  # used where out is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
@@ -196,6 +197,9 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["qq_bias"] = bias
     if case.positions:
         inputs["query_positions"] = _positions(case).to(device)
+    if case.score_mod:
+        mod = _mod(case)
+        inputs.update(score_mod=mod.triton, score_mod_args=mod.args(case.heads, device))
     out_shape = (case.tokens, case.heads + case.strided, case.head_dim)
     inputs["out"] = None if case.own_out else _nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
     return inputs
@@ -238,8 +242,10 @@ def compare(
     problem = problem_of(inputs)
     of_e4m3 = case.dtype == case.dtype_of_cache == E4M3 and rounds_weights(problem)
     if on is not None:
-        inputs = {name: x.to(on) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+        inputs = {name: _moved(x, on) for name, x in inputs.items()}
         out, lse = out.to(on), lse if lse is None else lse.to(on)
+    if case.score_mod:
+        inputs = {**inputs, "score_mod": _mod(case).torch}
     given = {**inputs, "out": None, "return_lse": True}
     both, want_lse = reference.paged_attention(**_with_magnitudes(given))
     want, weighted = both.chunk(2, dim=2)
@@ -285,9 +291,25 @@ def _sums_of_magnitudes(given: dict[str, Any]) -> Tensor:
     bias = given.get("qq_bias")
     if bias is not None:
         bias = torch.where(bias == -torch.inf, bias, 0.0)
-    equal: dict[str, Any] = dict(softmax_scale=0.0, softcap=0.0, alibi_slopes=None, sinks=None, qq_bias=bias)
+    mod = given.get("score_mod")
+    hides = None if mod is None else lambda *args: torch.where(mod(*args) == -torch.inf, -torch.inf, 0.0)
+    equal: dict[str, Any] = dict(
+        softmax_scale=0.0, softcap=0.0, alibi_slopes=None, sinks=None, qq_bias=bias, score_mod=hides
+    )
     both, log_number = reference.paged_attention(**_with_magnitudes(given | equal))
     return both.chunk(2, dim=2)[1] * log_number.exp()[..., None]
+
+
+def _mod(case: Case) -> Any:
+    from tests.score_mods import MODS  # which imports Triton
+
+    return MODS[case.score_mod]
+
+
+def _moved(x: Any, device: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_moved(y, device) for y in x)
+    return x.to(device) if isinstance(x, Tensor) else x
 
 
 def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -> Tensor:

@@ -585,6 +585,20 @@ SMALL: dict[str, dict[str, Any]] = {
     "mixed over e4m3, group 3": ragged((1, 500), (70, 300), (9, 9)) | E4M3_CACHE | dict(heads=24),
     "prefills of any length": ragged(*[(n, n) for n in (112, 107, 165, 25, 64, 154, 57, 138)]),
     "invariant": ragged((1, 600), (70, 700)) | dict(batch_invariant=True),
+    "decodes, a user's table": ragged((1, 300), (1, 0), (1, 1000)) | dict(decode_form=True, score_mod="relative"),
+    "chunk, a user's alibi": ragged((100, 700)) | dict(score_mod="alibi"),
+    "mixed, a user's chunks and all features": ragged((1, 500), (70, 300), (1, 0), (9, 9))
+    | FEATURES
+    | dict(score_mod="chunks", qq_bias=8, padding=3),
+    "chunk, new, a user's table": ragged((100, 400)) | NEW | dict(score_mod="relative"),
+    "chunk, softcap, a user's table": ragged((100, 400)) | CAPPED | dict(score_mod="relative"),
+    "chunk over e4m3, a user's chunks": ragged((100, 400)) | E4M3_CACHE | dict(score_mod="chunks"),
+    "chunk of e4m3, a user's softcap": ragged((100, 400)) | ALL_E4M3 | dict(lse=False, score_mod="softcap"),
+    "mixed, head_dim 64, trees, a user's alibi": ragged((1, 500), (70, 300), (9, 9))
+    | dict(head_dim=64, positions="tree", window_size=(200, -1), score_mod="alibi"),
+    "invariant, a user's table": ragged((1, 600), (70, 700)) | dict(batch_invariant=True, score_mod="relative"),
+    "mixed, x-packed, a user's alibi": ragged((1, 500), (70, 300), (9, 9)) | PACKED | dict(score_mod="alibi"),
+    "a chunk of 72 heads, a user's table": ragged((130, 300)) | dict(heads=72, kv_heads=1, score_mod="relative"),
 }
 # Blocks over x-packed caches, with and without keys outside of these.
 SMALL_BLOCKS = ragged((1, 500), (70, 300), (1, 0), (9, 9)) | PACKED

@@ -105,6 +105,7 @@ ANYTHING: dict[str, Draw] = {
     "softmax_scale": one_of(None, None, None, 0.3, 0.05, -0.1, 0.0),
     "bounds": maybe(0.5),
     "only": lambda rng, f: None if f["own_out"] else rng.choice([None] * 8 + ["decode", "prefill"]),
+    "score_mod": one_of(*[""] * 8, "alibi", "softcap", "relative"),
 }
 # What may differ from call to call of one configuration, beside lengths.
 BATCH: dict[str, Draw] = {

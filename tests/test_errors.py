@@ -18,6 +18,7 @@ from paged_attn import cli
 from paged_attn.explain import question
 from paged_attn.launching import backend, launch
 from paged_attn.preparation import offline
+from paged_attn.preparation.named import named
 from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
 from tests.bad_input import accept, call_of
@@ -25,7 +26,7 @@ from tests.errors import ANY, ROOT, Entry, catalogue, said
 
 # Whose rows end in the text of an error that each of them is refused with, word for word.
 TABLES = ("test_check.OPTIONS", "test_check_batch.BATCH", "test_check_write.WRITE", "test_check_write.MERGE")
-TABLES += ("test_contents.CONTENTS", "test_step.REFUSED")
+TABLES += ("test_contents.CONTENTS", "test_score_mod.REFUSED", "test_step.REFUSED")
 # Warnings of a process with another Triton, of which these tests start one.
 ELSEWHERE = {
     "paged-attn was not written for Triton": "test_a_check_that_fails_leaves_the_portable_kernels_with_one_warning",
@@ -94,6 +95,12 @@ def in_the_interpreter(folder: Path) -> None:
         offline.compile_only(backend.Device("sm90", 132), print)
 
 
+def traced_with_a_score_mod(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        paged_attn.paged_attention(**call_of("plain", "cpu"), score_mod=print)
+
+
 def without_metadata(folder: Path) -> None:
     class Compiled:
         metadata = None
@@ -126,6 +133,9 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     outside_of_a_clone,
     on_a_gpu_machine,
     in_the_interpreter,
+    traced_with_a_score_mod,
+    lambda folder: named(lambda score: score, ()),
+    lambda folder: question.mod_of("nothing:alibi", ""),
     without_metadata,
     without_names,
     lambda folder: question.device_named("h900"),

@@ -28,7 +28,7 @@ OPTIONS: dict[str, Any] = dict(
     batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16,
     kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False, sinks=False,
     qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False, max_queries=None, max_keys=None,
-    device="sm90:132",
+    device="sm90:132", score_mod=None, score_mod_args="",
 )  # fmt: skip
 
 
@@ -130,6 +130,15 @@ def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_
     assert told._replace(compute=asked.problem.compute) == asked.problem
 
 
+def test_the_planner_is_told_of_a_users_function_what_a_call_would_tell_it() -> None:
+    from tests.score_mods import relative
+
+    asked = ask(score_mod="tests.score_mods:relative", score_mod_args="bfloat16,37")
+    given, options, axes = call_to(asked)
+    told = attend._problem(given, options, axes, asked.device, given.out).score_mod
+    assert told == asked.problem.score_mod == (relative, ("*bf16", "i32"))
+
+
 def test_ceilings_are_those_of_the_gpu_that_is_named() -> None:
     """Decodes as long as the card's memory takes."""
     least = [printed(f"--queries 1 --keys 4096 --batch 64 --device {gpu}") for gpu in ("sm90", "h200", "h100")]
@@ -219,7 +228,7 @@ def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, t
     asked = ask(**CALLS[name], device=target)
     planned = plan.plan(asked.problem)
     given, options, axes = call_to(asked)
-    with arguments_for((*given, None)) as held:  # no log-sum-exp
+    with arguments_for((*given.slots, None)) as held:  # no log-sum-exp
         steps = steps_of(planned, attend._call(held, options, axes))
     told = [(kernel, launch) for launch in planned.launches for kernel in question.grids(launch).items()]
     if planned.launches[0].shape.LEADS and planned.launches[0].merge:  # joined behind the launch that follows

@@ -22,6 +22,7 @@ from paged_attn.calls import attend
 from paged_attn.launching import backend
 from paged_attn.launching.backend import Device
 from paged_attn.preparation.model import Lengths, Model, batches_up_to, call_of, distinct, problem_of, variants_of
+from paged_attn.preparation.named import Named
 from paged_attn.serving import trace
 from paged_attn.serving.batch import batch_of
 from paged_attn.serving.pages import Pages
@@ -50,6 +51,7 @@ MODELS = {
     "71 heads on one": LLAMA | dict(heads=71, kv_heads=1, head_dim=64),
     "48 heads on one": LLAMA | dict(heads=48, kv_heads=1),
     "96 heads on two, fp8": LLAMA | dict(heads=96, kv_heads=2, cache_dtype=E4M3),
+    "a user's function": LLAMA | dict(score_mod=Named("tests.score_mods", "relative", (torch.float32, 37))),
 }
 HANGS = 3600  # seconds after which a process is taken for one that never ends, on however loaded a machine
 SEQS, TOKENS, KEYS = 256, 4096, 32768
@@ -230,20 +232,22 @@ PREPARE = """
 import json, sys
 import torch
 import paged_attn
-from paged_attn.backend import Device
+from paged_attn.launching.backend import Device
+from tests.score_mods import relative
 
 if __name__ == "__main__":
     print(json.dumps(paged_attn.prepare(
         heads=2, kv_heads=1, head_dim=16, max_seqs=1, max_tokens=1, max_seqlen=16, device=Device("sm90", 132),
-        processes=2,
+        processes=2, OPTIONS
     )))
 """
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
-def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["", "score_mod=relative, score_mod_args=(torch.empty(1), 37)"])
+def test_what_was_compiled_for_another_machine_is_found_on_disk(options: str, tmp_path: Path) -> None:
     script = tmp_path / "prepare_ahead.py"
-    script.write_text(PREPARE)
+    script.write_text(PREPARE.replace("OPTIONS", options))
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": str(Path(__file__).parents[1]),

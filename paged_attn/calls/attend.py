@@ -8,6 +8,7 @@ from torch import Tensor
 from ..checks import arguments as checks
 from ..checks.axes import TINY
 from ..kernels.common.records import KeyValues, Modifiers
+from ..kernels.common.score_mod import score_mod_of
 from ..launching.backend import INTERPRET, device_of
 from ..launching.launch import Launches
 from ..launching.template import arguments_for
@@ -43,7 +44,17 @@ class Tensors(NamedTuple):
     k_scale: Any
     v_scale: Any
     out_scale: Any
+    score_mod_args: Any  # None or several: each has a slot
     out: Any  # last, for it may be made by the call
+
+    @property
+    def slots(self) -> tuple[Any, ...]:
+        """One argument each."""
+        return (*self[:BEHIND], *(self.score_mod_args or ()), self.out)
+
+    @classmethod
+    def of_slots(cls, held: list[Any]) -> "Tensors":
+        return cls._make((*held[:BEHIND], tuple(held[BEHIND:-1]), held[-1]))
 
 
 class Options(NamedTuple):
@@ -59,8 +70,10 @@ class Options(NamedTuple):
     return_lse: Any
     only: Any
     batch_invariant: Any
+    score_mod: Any = None
 
 
+BEHIND = Tensors._fields.index("score_mod_args")
 RETURN_LSE = Options._fields.index("return_lse")
 
 
@@ -100,7 +113,7 @@ def _form(
     """What decides a call but the facts of its tensors, and those that are there; every call waits for it."""
     tensors = (q, k, v, table, lens) if starts is None else (q, k, v, table, lens, starts)
     try:
-        _, max_q, max_k, scale, causal, (left, right), softcap, lse, _, invariant = options
+        _, max_q, max_k, scale, causal, (left, right), softcap, lse, _, invariant, _ = options
     except (TypeError, ValueError):  # a window of another form, which cannot be hashed either
         return [], tensors
     form: tuple[Any, ...] = (
@@ -108,8 +121,12 @@ def _form(
         options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(softcap),
         type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    a, b, c, d, e, f, g, h, i, j = others
-    if not (a is b is c is d is e is f is g is h is i is j is None):
+    a, b, c, d, e, f, g, h, i, j, more = others
+    if not (a is b is c is d is e is f is g is h is i is j is more is None):
+        if more is not None:
+            if not isinstance(more, (tuple, list)):  # it will be refused
+                return [], tensors
+            others = (*others[:-1], *more)
         form += memo.form_of(others)
         tensors += tuple([x for x in others if isinstance(x, Tensor)])
     return form, tensors if out is None else tensors + (out,)
@@ -136,9 +153,9 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
                 lse.fill_(float("-inf"))
         return result
     problem = _problem(given, options, axes, device, out)
-    with arguments_for((*given, lse)) as held:
+    with arguments_for((*given.slots, lse)) as held:
         launches = Launches(steps_of(plan(problem), _call(held, options, axes)), given.q.device)
-    launches.first(tuple([x for x in (*given, lse) if isinstance(x, Tensor)]))
+    launches.first(tuple([x for x in (*given.slots, lse) if isinstance(x, Tensor)]))
     memo.keep(of, launches)
     return result
 
@@ -186,13 +203,14 @@ def _problem(given: Tensors, options: Options, axes: checks.Axes, device: Any, o
         lse=bool(options.return_lse),
         batch_invariant=bool(options.batch_invariant),
         device=device,
+        score_mod=score_mod_of(options.score_mod, given.score_mod_args),
     )
 
 
 def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     """The records of a call; an Argument stands for each tensor."""
     *given, lse = held
-    x = Tensors(*given)
+    x = Tensors.of_slots(given)
     left, right = [min(x, FAR) if x >= 0 else None for x in options.window_size]
     apart = x.query_positions is not None
     scale = axes.head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
@@ -213,6 +231,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         sinks=x.sinks,
         query_positions=x.query_positions,
         position_right=right if apart else None,
+        score_mod_args=None if options.score_mod is None else x.score_mod_args,
     )
     return Call(
         out=layout.rows(x.out),

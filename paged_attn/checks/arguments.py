@@ -7,6 +7,7 @@ Nothing launches or writes.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from torch import Tensor
 
@@ -76,6 +77,8 @@ def check_attention(
     return_lse: bool,
     only: str | None,
     batch_invariant: bool,
+    score_mod: Any = None,
+    score_mod_args: Any = None,
 ) -> Axes:
     """Everything the host can know about a call of paged_attention: raises, or returns its sizes."""
     door = Door()
@@ -106,6 +109,11 @@ def check_attention(
         door.tensor("qq_bias", qq_bias, ("n", "n"), BIAS_FOR[q.dtype])
     if query_positions is not None:
         door.tensor("query_positions", query_positions, ("tokens",), INTEGER)
+    more: dict[str, Tensor] = {}
+    if score_mod is not None or score_mod_args is not None:
+        from .score_mod import check_score_mod  # it is Triton's, which importing the package leaves alone
+
+        more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args)
     if out is not None:
         door.tensor("out", out, ("tokens", "heads", "head_dim"), QUERY)
         writable("out", out)
@@ -115,6 +123,7 @@ def check_attention(
             "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
             cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks,
             qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale,
+            **more,
         )  # fmt: skip
     door.scale("q_scale", q_scale, "q", q.dtype)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)

@@ -17,7 +17,7 @@ def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
     args = (
         call.out, call.lse, ROOM, call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
         launch.longest, (need.states - launch.cuts) // (shape.DIM + 2), launch.block_tokens * shape.GROUP,
-        call.scales, shape, merge.skip, merge.stride, merge.rows, merge.lanes, merge.dependent,
+        call.scales, shape._replace(SCORE_MOD=None), merge.skip, merge.stride, merge.rows, merge.lanes, merge.dependent,
     )  # fmt: skip
     options = {"num_warps": _warps(merge.rows * merge.lanes, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
     if merge.dependent:

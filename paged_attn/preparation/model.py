@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 import torch
 
 from ..calls import attend
+from ..kernels.common.score_mod import score_mod_of
 from ..launching.backend import Device
 from ..planning import plan
 from ..planning.dialects import dialect
 from ..records import layout
 from ..records.problem import Problem
+from .named import Named
 
 
 class Model(NamedTuple):
@@ -39,6 +41,7 @@ class Model(NamedTuple):
     scales: str
     return_lse: bool
     integers: torch.dtype = torch.int32
+    score_mod: Named | None = None
 
 
 class Lengths(NamedTuple):
@@ -104,6 +107,7 @@ def _problem_of(model: Model, device: Device) -> Problem:
     k_cache, v_cache = caches(model, 1)
     kv_layout = "NHD" if model.kv_layout == "x" else model.kv_layout
     new_aligned = new_dtype(model).itemsize <= 2 and model.head_dim * new_dtype(model).itemsize % 16 == 0
+    mod = model.score_mod
     aligned = model.dtype.itemsize <= 2 and model.head_dim * model.dtype.itemsize % 16 == 0
     return Problem(
         tokens=0,
@@ -135,6 +139,7 @@ def _problem_of(model: Model, device: Device) -> Problem:
         lse=model.return_lse,
         batch_invariant=False,
         device=device,
+        score_mod=None if mod is None else score_mod_of(mod.function, mod.score_mod_args()),
     )
 
 
@@ -170,6 +175,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         call["qq_bias"] = torch.empty(model.qq_bias, model.qq_bias, dtype=model.dtype)
     if model.query_positions:
         call["query_positions"] = torch.empty(batch.tokens, dtype=model.integers)
+    if model.score_mod is not None:
+        call["score_mod"], call["score_mod_args"] = model.score_mod.function, model.score_mod.score_mod_args()
     scale = {"number": 1.0, "tensor": torch.empty(1), "per_head": torch.empty(kv_heads)}[model.scales]
     for name, dtype in dict(q=model.dtype, k=model.cache_dtype, v=model.cache_dtype, out=model.out_dtype).items():
         if layout.is_fp8(dtype):

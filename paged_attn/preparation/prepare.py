@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from time import monotonic
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from ..launching.backend import Device, device_of
 from ..planning.dialects import DIALECTS, dialect
 from ..records import layout
 from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype
+from .named import named
 
 
 class Summary(NamedTuple):
@@ -46,6 +47,8 @@ def prepare(
     sinks: torch.dtype | None = None,
     qq_bias: int = 0,
     query_positions: bool = False,
+    score_mod: Any = None,
+    score_mod_args: Sequence[Any] = (),
     scales: str = "number",
     integers: torch.dtype = torch.int32,
     return_lse: bool = False,
@@ -72,6 +75,8 @@ def prepare(
         sinks: dtype of the sinks; None: none.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
         query_positions: calls pass query_positions.
+        score_mod, score_mod_args: as in paged_attention; the function of a module, which other processes import.  Of
+            tensors only dtypes count.
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
             [1, kv_heads] or expanded from these).  Inside torch.compile numbers become tensors.
         integers: dtype of page_table, seq_lens, cu_seqlens_q and query_positions, torch.int32 or torch.int64.
@@ -88,6 +93,7 @@ def prepare(
     model = Model(
         heads, kv_heads, head_dim, page_size, dtype, cache_dtype or dtype, out_dtype or dtype, kv_layout, new, causal,
         window_size, softcap, alibi, sinks, qq_bias, query_positions, scales, return_lse, integers,
+        named(score_mod, score_mod_args),
     )  # fmt: skip
     local = not isinstance(device, Device)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))

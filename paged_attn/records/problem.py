@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..kernels.common.score_mod import ScoreMod
 from ..launching.backend import Device
 
 # A softcap up to which 2^-23 of it is less than what float32 products are off.
@@ -42,6 +43,12 @@ class Problem(NamedTuple):
     lse: bool  # log-sum-exps are asked for
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
+    score_mod: ScoreMod | None = None
+
+    @property
+    def biased(self) -> bool:
+        """Whether scores meet what may be anything, and may hide keys."""
+        return self.qq_bias or self.score_mod is not None
 
     @property
     def far_cap(self) -> bool:
@@ -51,7 +58,7 @@ class Problem(NamedTuple):
     @property
     def modified(self) -> bool:
         """Whether scores meet more than a positive scale and a mask."""
-        return not self.positive or self.softcap > 0 or self.alibi or self.qq_bias
+        return not self.positive or self.softcap > 0 or self.alibi or self.biased
 
     def keys_seen(self, beside: int) -> int:
         """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""

@@ -75,6 +75,7 @@ class Modifiers(NamedTuple):
     sinks: Any = None  # [heads]
     query_positions: Any = None  # int [tokens], also of the call's own keys; None = slots
     position_right: Any = None  # with them `right` counts slots, and this positions, of the call's own keys
+    score_mod_args: Any = None  # what Shape.SCORE_MOD is given behind (score, query_pos, key_pos, head)
 
 
 class Scales(NamedTuple):
@@ -153,6 +154,7 @@ class Shape(NamedTuple):
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait until this one has ended
     FAR_CAP: bool = False  # the softcap is so large that exponentials alone would not do (`scores.softcap`)
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
+    SCORE_MOD: Any = None  # a user's function, `score_mod.of_this_dialect`
 
 
 class Heads(NamedTuple):

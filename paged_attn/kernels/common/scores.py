@@ -91,8 +91,30 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
-def modify(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi and query-query bias, in this order."""
+def call_score_mod(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = False):
+    """Scores [R, N] as the user's function has them; FULL: all keys of the tile are keys of the sequence.
+
+    It is asked of positions in the sequence only, so what it loads by them is there, whatever else a tile holds.
+    """
+    if S.SCORE_MOD is not None:
+        last = rows.context_len + rows.query_len - 1
+        key_pos = tile + key
+        if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
+            if tile + S.TILE > rows.context_len:
+                key_pos = position_of(key_pos, rows, mods)
+                key_pos = tl.maximum(key_pos, 0)
+        if not FULL or mods.query_positions is not None:
+            key_pos = tl.minimum(key_pos, last)
+        query_pos = tl.minimum(tl.maximum(rows.pos, 0), last)
+        head = rows.kv_head * S.GROUP + rows.member
+        scores = S.SCORE_MOD(scores, query_pos[:, None], key_pos[None, :], head[:, None], *mods.score_mod_args)
+        scores = scores.to(tl.float32)
+    return scores
+
+
+@triton.jit
+def modify(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = False):
+    """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi, query-query bias and the user's function."""
     if mods.softcap is not None:
         scores = softcap(scores, mods.softcap, S.FAR_CAP)
     if mods.alibi_slopes is not None:
@@ -100,7 +122,8 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr):
         distance = key[None, :] + (tile - rows.pos)[:, None]
         scores += slope[:, None] * distance.to(tl.float32)
         scores = move_own(scores, rows, slope, key, tile, mods, S)
-    return add_qq_bias(scores, rows, key, tile, mods, S)
+    scores = add_qq_bias(scores, rows, key, tile, mods, S)
+    return call_score_mod(scores, rows, key, tile, mods, S, FULL)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from typing import Any
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.language.nvidia.hopper import (
     async_copy,
     fence_async_shared,
@@ -71,6 +72,7 @@ reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret
 
 __all__ = [
     "COPIES_OPERANDS",
+    "GluonASTSource",
     "TensorDescriptor",
     "async_copy",
     "fence_async_shared",

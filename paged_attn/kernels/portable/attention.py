@@ -44,7 +44,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
     scores = products(q.parts, k, S)
     unit = q.unit * (source.scale * LOG2E)
     if S.SCALE_FIRST:
-        scores = modify(scores * (q.unit * source.scale)[:, None], rows, key, tile, mods, S)
+        scores = modify(scores * (q.unit * source.scale)[:, None], rows, key, tile, mods, S, FULL)
         unit = tl.full([S.ROWS], LOG2E, tl.float32)
     if not FULL:
         if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
@@ -52,7 +52,9 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
         elif (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end)):
             scores = mask(scores, rows, key, tile, source.end, mods)
     scores = cut_own(scores, rows, key, tile, mods, S)
-    return update(state, scores, unit, v, S, FULL and mods.qq_bias is None and mods.query_positions is None)
+    # all keys of a full tile count for every row, unless one of these hides some
+    HIDES: tl.constexpr = mods.qq_bias is not None or mods.query_positions is not None or S.SCORE_MOD is not None
+    return update(state, scores, unit, v, S, FULL and not HIDES)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ from ...records.plan import UNBOUNDED, Config, Launch, Merge
 from ...records.problem import Problem
 from ...records.rounding import cdiv, next_power_of_2
 from ..common.records import Shape
+from ..common.score_mod import of_this_dialect
 from .tuning import (
     SCRATCH,
     decode_config,
@@ -123,6 +124,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         NATIVE_FP8=p.device.capability >= 89,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
         FAR_CAP=p.far_cap,
+        SCORE_MOD=of_this_dialect(p.score_mod),
     )
     skip, merge = p.kv_heads * live, None
     if shares and not shape.MERGE:

@@ -2,7 +2,7 @@
 
 from ...common.numerics import LOG2E, scale_of
 from ...common.schedule import end_in, gap_before
-from ...common.scores import add_qq_bias, cut_own, load_slopes, move_own, softcap
+from ...common.scores import add_qq_bias, call_score_mod, cut_own, load_slopes, move_own, softcap
 from ...common.softmax import base_of
 from ..asm import logistic, multiply_cores, tanh
 from ..layouts import product_layout
@@ -176,7 +176,9 @@ def judge(
     """
     # Biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less.
     # A sink may be the first maximum, and so far below all scores that their differences to it lose their bits.
-    PLAIN: gl.constexpr = mods.qq_bias is None and mods.query_positions is None and mods.sinks is None
+    PLAIN: gl.constexpr = (
+        mods.qq_bias is None and mods.query_positions is None and mods.sinks is None and S.SCORE_MOD is None
+    )
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
     unit, shift, cap_factor = scale * LOG2E, None, None
     if AT_ONCE and P.TERMS > 0:
@@ -203,11 +205,15 @@ def judge(
         if mods.alibi_slopes is not None:
             scores = add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW, S, P)
             scores = move_own(scores, rows, slopes, key, first, mods, S)
-        elif mods.softcap is not None and mods.qq_bias is None:
+        elif mods.softcap is not None and mods.qq_bias is None and S.SCORE_MOD is None:
             unit = factor * LOG2E
         else:
             scores = times(scores, factor, BY_ROW)
         scores = add_qq_bias(scores, rows, key, first, mods, S)
+        if S.SCORE_MOD is not None:
+            if shift is not None:  # whoever reads scores wants all of them
+                scores, shift = scores - mods.softcap, None
+            scores = call_score_mod(scores, rows, key, first, mods, S)
     scores = mask_edges(scores, rows, span, tile, mods, S)
     scores = cut_own(scores, rows, key, tile * S.TILE - gap_before(tile, rows.context_len, S), mods, S)
     if AT_ONCE:

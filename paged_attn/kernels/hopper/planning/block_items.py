@@ -187,7 +187,7 @@ def _cap(p: Problem, convert: int) -> int:
     Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
     registers that four warpgroups do not have.
     """
-    if p.alibi or p.qq_bias or not p.positive or p.far_cap or convert != NONE or dim_of(p) > 128:
+    if p.alibi or p.biased or not p.positive or p.far_cap or convert != NONE or dim_of(p) > 128:
         return 0
     terms, least = CAP_AS_TANH if has_tanh(p) else CAP_EXACTLY
     return terms if p.softcap >= least and (has_tanh(p) or dim_of(p) == 128) else 0
@@ -238,7 +238,7 @@ def _is_for_three(p: Problem) -> bool:
     """
     if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or _cap(p, NONE) > 0)):
         return False
-    if p.qq_bias or p.new or (p.modified and p.window_left >= 0):
+    if p.biased or p.new or (p.modified and p.window_left >= 0):
         return False
     if not p.modified and p.window_left < 0 and p.max_seqlen_k < LONGER:  # an item ahead gains as much
         return False

@@ -9,7 +9,7 @@ from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.rounding import next_power_of_2
 from ...portable.plan import FEW_ROWS, drafts_apart, few_apart
-from . import invariant
+from . import invariant, score_mod
 from .block_items import NONE, TRANSPOSE, block_columns, conversion, many, many_beside, parts_of
 from .even_shares import columns_beside, few, few_beside, has_little
 from .shapes import COLUMNS, FP8_COLUMNS, ONE_WARP, PACKED_COLUMNS, ROW_VALUES, dim_of, is_even, rows_of
@@ -70,7 +70,10 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
 
 def uncovered(p: Problem) -> list[str]:
     """What a call asks for that these kernels do not have."""
-    return [asked for holds, asked in CONDITIONS if not holds(p)]
+    wanted = [asked for holds, asked in CONDITIONS if not holds(p)]
+    if p.score_mod is not None and not wanted and (why := score_mod.why_not(p.score_mod)):
+        wanted.append(f"a score_mod that Gluon does not compile ({why})")
+    return wanted
 
 
 def covers(p: Problem) -> bool:
@@ -189,7 +192,7 @@ def _are_few_keys(p: Problem) -> bool:
 
     Whatever the queries, so that `prepare` meets both sides.
     """
-    if p.packed or p.qq_bias:
+    if p.packed or p.biased:
         return False
     return p.keys_seen(BESIDE_WINDOW) <= (FEW_KEYS_OF_LARGE if p.head_dim > 128 and p.cache.itemsize == 2 else FEW_KEYS)
 

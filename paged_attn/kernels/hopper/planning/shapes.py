@@ -9,6 +9,7 @@ from ....records.plan import Config, Launch
 from ....records.problem import Problem
 from ....records.rounding import next_power_of_2
 from ...common.records import Shape
+from ...common.score_mod import of_this_dialect
 from ...portable.plan import merge_of
 from ..args import Pipe
 
@@ -77,6 +78,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         NATIVE_FP8=True,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
         FAR_CAP=p.far_cap,
+        SCORE_MOD=of_this_dialect(p.score_mod),
         APART=p.new,
     )
 

@@ -1,0 +1,55 @@
+"""What a user's function of scores, and what it is called with, may be."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction
+
+from ..kernels.common.score_mod import POINTERS
+from .axes import INT32_MAX, Door, integer, kind, number
+
+GIVEN = ("score", "query_pos", "key_pos", "head")  # what it gets before its own arguments
+
+
+def check_score_mod(door: Door, function: Any, args: Any) -> dict[str, Tensor]:
+    """Raises, or returns tensors among the arguments by name."""
+    if function is None and isinstance(args, tuple) and not args:
+        return {}
+    if function is None:
+        raise ValueError("score_mod_args must be () without a score_mod")
+    if not isinstance(function, (JITFunction, InterpretedFunction)) or getattr(function, "is_gluon", bool)():
+        raise TypeError(f"score_mod must be a function under @triton.jit, got {kind(function)}")
+    if not isinstance(args, (tuple, list)):
+        raise TypeError(f"score_mod_args must be a tuple of tensors, floats and ints, got {kind(args)}")
+    _check_parameters(function.fn, len(args))
+    tensors = {}
+    for i, arg in enumerate(args):
+        name = f"score_mod_args[{i}]"
+        if isinstance(arg, Tensor):
+            door.place(name, arg, tuple(POINTERS))
+            if not arg.is_contiguous():
+                raise ValueError(f"{name} must be contiguous, got {list(arg.shape)} strides {list(arg.stride())}")
+            tensors[name] = arg
+        else:
+            number(name, arg, "a tensor, a finite float or an int")
+            if isinstance(arg, int):
+                integer(name, arg, -INT32_MAX, "an int")
+    return tensors
+
+
+def _check_parameters(function: Callable[..., Any], count: int) -> None:
+    """As many parameters as it will be given arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    if any(x.kind is x.VAR_POSITIONAL for x in parameters):
+        return
+    required = sum(x.default is x.empty for x in parameters)
+    if not required <= len(GIVEN) + count <= len(parameters):
+        raise ValueError(
+            f"score_mod must take ({', '.join(GIVEN)}) and score_mod_args, {len(GIVEN) + count} arguments, "
+            f"got one that takes {', '.join(x.name for x in parameters)}"
+        )

@@ -1,0 +1,45 @@
+"""A user's function by its name, which other processes find it by, and what it is called with by types."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Named(NamedTuple):
+    """A score_mod and, of its arguments, dtypes of tensors and numbers as they are."""
+
+    module: str
+    name: str
+    args: tuple[Any, ...]
+
+    @property
+    def function(self) -> Any:
+        return getattr(importlib.import_module(self.module), self.name)
+
+    def score_mod_args(self) -> tuple[Any, ...]:
+        """Arguments of these types; what tensors hold is not asked."""
+        return tuple([torch.empty(16, dtype=x) if isinstance(x, torch.dtype) else x for x in self.args])
+
+
+def named(function: Any, args: Sequence[Any]) -> Named | None:
+    """Raises ValueError where a module does not have the function under its own name."""
+    if function is None:
+        return None
+    written = getattr(function, "fn", function)  # of an interpreted one the module is Triton's
+    types = tuple([x.dtype if isinstance(x, Tensor) else x for x in args])
+    found = Named(written.__module__, written.__name__, types)
+    try:
+        there = found.function
+    except (ImportError, AttributeError):
+        there = None
+    if there is not function:
+        raise ValueError(
+            f"score_mod must be a function of a module, for other processes to find it: {found.module} has no such "
+            f"{found.name}"
+        )
+    return found
