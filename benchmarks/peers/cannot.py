@@ -5,7 +5,19 @@ from __future__ import annotations
 from tests.cases import Case
 
 QUERIES = "32- or 8-bit queries"
-FEATURES = (QUERIES, "window", "softcap", "alibi", "sinks", "tree", "new", "fp8", "x-packed", "log-sum-exps")
+FEATURES = (
+    QUERIES,
+    "window",
+    "softcap",
+    "alibi",
+    "sinks",
+    "tree",
+    "new",
+    "fp8",
+    "x-packed",
+    "log-sum-exps",
+    "score_mod",
+)
 
 
 class Cannot(Exception):
@@ -25,6 +37,7 @@ def features(case: Case) -> set[str]:
         "fp8": case.dtype_of_cache != case.dtype,
         "x-packed": case.layout == "x",
         "log-sum-exps": case.lse,
+        "score_mod": bool(case.score_mod),
     }
     return {name for name in FEATURES if asked[name]}
 
