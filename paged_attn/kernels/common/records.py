@@ -73,9 +73,9 @@ class Modifiers(NamedTuple):
     qq_bias_stride: Any = None
     qq_bias_size: Any = None  # n
     sinks: Any = None  # [heads]
+    score_mod_args: Any = None  # what Shape.SCORE_MOD is given behind (score, query_pos, key_pos, head)
     query_positions: Any = None  # int [tokens], also of the call's own keys; None = slots
     position_right: Any = None  # with them `right` counts slots, and this positions, of the call's own keys
-    score_mod_args: Any = None  # what Shape.SCORE_MOD is given behind (score, query_pos, key_pos, head)
 
 
 class Scales(NamedTuple):
