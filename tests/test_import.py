@@ -84,3 +84,26 @@ def test_the_first_call_takes_the_place_of_what_imports() -> None:
 @pytest.mark.gpu
 def test_a_child_forked_after_the_import_has_the_gpu() -> None:
     run("import os, torch, paged_attn\nif not os.fork(): os._exit(call() > 1e-2)\nassert os.wait()[1] == 0")
+
+
+def test_hosts_may_ask_every_value_for_its_attributes() -> None:
+    """vLLM asks all values of all modules for their __dict__; anything but an AttributeError ends its worker."""
+    run(
+        "import pkgutil, importlib, sys, paged_attn\n"
+        "for found in pkgutil.walk_packages(paged_attn.__path__, 'paged_attn.'):\n"
+        "    if not {'integrations', '__main__', 'cli', 'plots'} & {*found.name.split('.')}:\n"
+        "        importlib.import_module(found.name)\n"
+        "modules = [m for name, m in sys.modules.items() if name.startswith('paged_attn')]\n"
+        "assert any('STREAM' in vars(m) for m in modules)\n"
+        "for module in modules:\n"
+        "    for value in list(vars(module).values()): hasattr(value, '__dict__'), hasattr(value, 'nothing')\n"
+    )
+
+
+def test_an_argument_without_a_tensor_has_no_attributes() -> None:
+    from paged_attn.template import Argument
+
+    assert not hasattr(Argument(-1), "shape")
+    assert not hasattr(Argument(0, []), "shape")
+    assert not hasattr(Argument.__new__(Argument), "shape")  # as unpickling asks
+    assert Argument(0, [torch.zeros(3)]).shape == (3,)

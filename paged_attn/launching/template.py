@@ -31,6 +31,9 @@ class Argument:
         self.slot, self.held, self.dtype = slot, held, dtype
 
     def __getattr__(self, name: str) -> Any:
+        # AttributeError is what hasattr waits for: hosts ask every value of every module for its attributes.
+        if name in Argument.__slots__ or not 0 <= self.slot < len(self.held):
+            raise AttributeError(name)
         return getattr(self.held[self.slot], name)
 
     def view(self, dtype: torch.dtype) -> "Argument":
