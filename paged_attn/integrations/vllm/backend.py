@@ -1,0 +1,106 @@
+"""What vLLM asks a backend before it takes it, and where its parts are."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm import envs
+from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+
+from . import host
+from .impl import Impl
+from .metadata import Builder
+
+PAGE = 8  # tokens that Hopper's kernels want of a page, or a multiple
+MOST_DIMS = 256
+
+
+class Backend(AttentionBackend):
+    """Decoder attention on a GPU, by the name CUSTOM."""
+
+    accept_output_buffer: bool = True
+    forward_includes_kv_cache_update: bool = False
+    supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[Impl]:
+        return Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        return Builder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(PAGE)]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return 0 < head_size <= MOST_DIMS
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_non_causal(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_per_head_quant_scales(cls) -> bool:
+        return True
+
+    # ---- how caches lie: asked by vLLM up to 0.31 or so ---------------------------------------------
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return (num_blocks, num_kv_heads, block_size, 2 * head_size)
+
+    @staticmethod
+    def get_kv_cache_stride_order(include_num_layers_dimension: bool = False) -> tuple[int, ...]:
+        from vllm.v1.attention.backends.utils import get_kv_cache_layout
+
+        if get_kv_cache_layout() == "HND":
+            return (1, 2, 0, 3, 4) if include_num_layers_dimension else (0, 1, 2, 3)
+        return (1, 0, 3, 2, 4) if include_num_layers_dimension else (0, 2, 1, 3)
+
+    @classmethod
+    def get_required_kv_cache_layout(cls) -> str | None:
+        """A page's tokens of one head lie side by side, unless the user says otherwise."""
+        return None if envs.VLLM_KV_CACHE_LAYOUT is not None else "HND"
+
+    # ---- and from then on ---------------------------------------------------------------------------
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
+        """Any; first those whose pages are whole, and in which a page's tokens of one head lie side by side."""
+        from vllm.v1.kv_cache_interface import KVCacheLayout
+
+        return tuple(sorted(KVCacheLayout, key=lambda x: ({*x.value[:2]} != {0, 1}, x.value[-2:] != (3, 4))))
+
+
+class CPUBackend(Backend):
+    """The same through Triton's interpreter, in place of vLLM's backend for CPUs."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CPU_ATTN"
+
+
+host.implemented(Backend)

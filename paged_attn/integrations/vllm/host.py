@@ -1,0 +1,71 @@
+"""What is known of vLLM's contract, and whether the vLLM at hand keeps to it; told by signatures, not by versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+FORWARD = ("self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output", "output_scale",
+           "output_block_scale")  # fmt: skip
+BUILD = ("self", "common_prefix_len", "common_attn_metadata", "fast_build")
+NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc", "seq_lens", "block_table_tensor",
+          "slot_mapping", "causal")  # fmt: skip
+# Of a batch, what would change its attention, and what it is.
+REFUSED = {
+    "mm_req_doc_ranges": "queries of images that see later keys (mm_prefix)",
+    "rswa_prefix_lens": "a sliding window beside a global prefix (R-SWA)",
+    "dcp_local_seq_lens": "decode context parallelism",
+    "encoder_seq_lens": "attention to an encoder",
+}
+# Of a batch, what this attention does not depend on.
+IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
+           "encoder_seq_lens_cpu", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound", "positions",
+           "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip
+
+
+def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
+    """Fields of a batch that are not known: none may be set.
+
+    Raises: RuntimeError naming what differs from all that is known.
+    """
+    _parameters(impl.forward, FORWARD)  # type: ignore[attr-defined]
+    _parameters(builder.build, BUILD)  # type: ignore[attr-defined]
+    fields = {f.name for f in dataclasses.fields(batch)}  # type: ignore[arg-type]
+    if missing := [name for name in NEEDED if name not in fields]:
+        raise RuntimeError(f"paged_attn does not know {_version()}: its {batch.__name__} has no {', '.join(missing)}")
+    unknown = fields.difference(NEEDED, IGNORED, REFUSED)
+    return tuple(sorted(name for name in unknown if not name.startswith("_")))
+
+
+def implemented(backend: type) -> None:
+    """Raises RuntimeError if vLLM wants of a backend what this one has not."""
+    if missing := sorted(getattr(backend, "__abstractmethods__", ())):
+        raise RuntimeError(f"paged_attn does not know {_version()}, whose backends have {', '.join(missing)}")
+
+
+def refuse(batch: Any, unknown: tuple[str, ...]) -> None:
+    """Raises NotImplementedError naming what a batch asks for that is not known."""
+    for name, what in REFUSED.items():
+        if getattr(batch, name, None) is not None:
+            raise NotImplementedError(f"paged_attn does not know {what}, which {name} of vLLM's batch asks for")
+    for name in unknown:
+        value, default = getattr(batch, name), type(batch).__dataclass_fields__[name].default
+        if value is not None and value is not default:
+            raise NotImplementedError(f"paged_attn does not know {name} of vLLM's batch")
+    if not isinstance(batch.causal, bool):
+        raise NotImplementedError("paged_attn is causal for all sequences of a batch or for none: causal is a tensor")
+
+
+def _parameters(function: Callable[..., Any], known: tuple[str, ...]) -> None:
+    given = tuple(inspect.signature(function).parameters)
+    if given != known:
+        differing = sorted(set(given) ^ set(known)) or given
+        raise RuntimeError(
+            f"paged_attn does not know {_version()}: {function.__qualname__} differs in {', '.join(differing)}"
+        )
+
+
+def _version() -> str:
+    return f"vLLM {getattr(__import__('vllm'), '__version__', '')}"

@@ -1,0 +1,151 @@
+"""The attention of one layer: its options, and calls of write_kv and paged_attention over vLLM's cache."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm import envs
+from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionImpl, AttentionType
+
+from paged_attn import paged_attention, write_kv
+
+from .metadata import Metadata
+
+# What else models hand to an implementation, and the value that means nothing.
+NEUTRAL = {"use_alibi_sqrt": False, "chunk_lookback": -1}
+
+
+class Impl(AttentionImpl):
+    """Decoder attention; vLLM gives it the layer's weights' part, and calls it between the layer's projections."""
+
+    supports_dcp: ClassVar[bool] = False
+    supports_pcp: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: Tensor | None = None,
+        **others: Any,
+    ) -> None:
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"paged_attn serves decoders in vLLM, not attn_type {attn_type}")
+        for name, value in others.items():
+            if value is not None and value != NEUTRAL.get(name):
+                raise NotImplementedError(f"paged_attn does not know {name} = {value} of vLLM's attention layers")
+        for name, what in (("dcp_world_size", "decode"), ("pcp_world_size", "prefill")):
+            if getattr(self, name, 1) > 1:
+                raise NotImplementedError(f"paged_attn does not know {what} context parallelism, {name} > 1")
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.num_queries_per_kv = self.num_heads // self.num_kv_heads
+        self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
+        self.kv_sharing_target_layer_name = kv_sharing_target_layer_name
+        self.sliding_window = sliding_window
+        self.logits_soft_cap = logits_soft_cap or 0.0
+        self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.sinks = sinks
+        self.batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
+        self.fp8 = fp8_of(kv_cache_dtype)
+        # vLLM quantises queries to e4m3 only.
+        self.supports_quant_query_input = current_platform.is_cuda() and kv_cache_dtype in ("fp8", "fp8_e4m3")
+        self._seen: Tensor | None = None
+        self._caches: tuple[Tensor, Tensor] | None = None
+
+    def do_kv_cache_update(
+        self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        """vLLM calls it ahead of forward, but of layers that read another one's cache."""
+        k_cache, v_cache = self.caches(kv_cache)
+        tokens = slot_mapping.shape[0]
+        if key.shape[0] != tokens:  # padding has no slots
+            key, value = key[:tokens], value[:tokens]
+        write_kv(key, value, k_cache, v_cache, slot_mapping, kv_layout="HND", **self._scales(layer))
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Metadata | None,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """query and output [tokens, heads, head_size], kv_cache [blocks, kv_heads, block, 2 head_size] as it lies.
+
+        Rows behind the batch's tokens are padding, and become zeros.
+        """
+        if attn_metadata is None:  # vLLM measures how much memory a step takes
+            return output.fill_(0)
+        if output_block_scale is not None:
+            raise NotImplementedError("paged_attn quantises results by one scale, not by output_block_scale")
+        k_cache, v_cache = self.caches(kv_cache)
+        heads, dim = self.num_heads, self.head_size
+        q = query if query.ndim == 3 else query.view(-1, heads, dim)
+        out = output if output.ndim == 3 else output.view(-1, heads, dim)
+        slopes = self.alibi_slopes
+        if slopes is not None and slopes.device != q.device:
+            slopes = self.alibi_slopes = slopes.to(q.device)
+        m, window = attn_metadata, self.sliding_window
+        paged_attention(
+            q, k_cache, v_cache, m.block_table, m.seq_lens, m.query_start_loc,
+            kv_layout="HND",
+            max_seqlen_q=m.max_query_len,
+            max_seqlen_k=m.max_seq_len,
+            softmax_scale=self.scale,
+            causal=m.causal,
+            # without causality vLLM's windows look as far ahead as back
+            window_size=(-1, -1) if window is None else (window - 1, 0 if m.causal else window - 1),
+            softcap=self.logits_soft_cap,
+            alibi_slopes=slopes,
+            sinks=self.sinks,
+            q_scale=layer._q_scale if q.dtype.itemsize == 1 else None,
+            out=out,
+            out_scale=output_scale,
+            batch_invariant=self.batch_invariant,
+            **self._scales(layer),
+        )  # fmt: skip
+        return output
+
+    def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values [blocks, kv_heads, block, head_size], views of the layer's cache; made once."""
+        if self._seen is not kv_cache or self._caches is None:
+            if kv_cache.ndim != 4 or kv_cache.shape[-1] != 2 * self.head_size:
+                raise NotImplementedError(
+                    f"paged_attn knows vLLM's caches [blocks, {self.num_kv_heads}, block, {2 * self.head_size}], keys "
+                    f"beside values of the same size, got {list(kv_cache.shape)}"
+                )
+            cache = kv_cache if self.fp8 is None else kv_cache.view(self.fp8)
+            self._seen = kv_cache
+            self._caches = (cache[..., : self.head_size], cache[..., self.head_size :])
+        return self._caches
+
+    def _scales(self, layer: Any) -> dict[str, Tensor]:
+        return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
+
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """Whether results may be stored by one scale as e4m3, where vLLM fuses that into attention."""
+        from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
+
+        return bool(quant_key == kFp8StaticTensorSym)
+
+
+def fp8_of(kv_cache_dtype: str) -> torch.dtype | None:
+    """The type of a cache's elements, where it is fp8; vLLM keeps them as bytes."""
+    if kv_cache_dtype in ("fp8", "fp8_e4m3"):
+        return current_platform.fp8_dtype()  # type: ignore[no-any-return]
+    return torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else None

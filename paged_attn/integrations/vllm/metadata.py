@@ -1,0 +1,76 @@
+"""A batch as all layers of a group see it, and the builder that makes it of vLLM's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+from torch import Tensor
+from vllm.v1.attention.backend import (
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    CommonAttentionMetadata,
+)
+
+from . import host
+
+UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata)
+# A bound on keys is rounded up to it, so that calls of successive steps are of few kinds: what is new is checked and
+# planned, which takes the host some hundred times as long.
+BUCKET = 1024
+
+
+@dataclasses.dataclass
+class Metadata(AttentionMetadata):
+    """Arguments of write_kv and paged_attention, as names of vLLM's say them."""
+
+    num_actual_tokens: int
+    max_query_len: int
+    max_seq_len: int
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+    slot_mapping: Tensor
+    causal: bool
+
+
+class Builder(AttentionMetadataBuilder[Metadata]):
+    """Nothing is computed: lengths stay on the device, and graphs may be replayed at other ones."""
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
+    supports_update_block_table: bool = True
+    supports_draft_decode_metadata_update: bool = True
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
+    ) -> Metadata:
+        """A common prefix is part of each sequence's pages; there is no cascade."""
+        c = common_attn_metadata
+        host.refuse(c, UNKNOWN)
+        bound = -(-c.max_seq_len // BUCKET) * BUCKET
+        return Metadata(
+            c.num_actual_tokens, c.max_query_len, bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
+            c.slot_mapping, c.causal,
+        )  # fmt: skip
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
+        """Bounds that hold at each replay, and short sequences meanwhile, since a capture runs the model, too."""
+        made = self.build(0, common_attn_metadata)
+        made.max_seq_len = max(made.max_seq_len, self.vllm_config.model_config.max_model_len)
+        mode = self.vllm_config.compilation_config.cudagraph_mode
+        if mode.mixed_mode() == mode.decode_mode():
+            # One graph for decodes and prefills alike, though the batch it is captured with may hold decodes alone.
+            made.max_query_len = made.num_actual_tokens
+        made.seq_lens.fill_(1)
+        return made
+
+    def update_block_table(self, metadata: Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Metadata:
+        return dataclasses.replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
+
+    def update_draft_decode_metadata(self, metadata: Metadata) -> None:
+        """What changes from step to step lies in tensors of vLLM's."""

