@@ -33,8 +33,8 @@ MIXED = dict(sliding_window=16, layer_types=["sliding_attention", "full_attentio
 CAPS = dict(attn_logit_softcapping=2.0, final_logit_softcapping=30.0, query_pre_attn_scalar=4)
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SIZES),
-    "gemma2": ("Gemma2", SIZES | MIXED | CAPS),  # softcap, sliding and full layers
-    "bloom": ("Bloom", SIZES | dict(n_layer=2, n_head=4)),  # ALiBi
+    "gemma2": ("Gemma2", SIZES | MIXED | CAPS | dict(tie_word_embeddings=True)),  # softcap, sliding and full layers
+    "bloom": ("Bloom", SIZES | dict(n_layer=2, n_head=4, tie_word_embeddings=True, initializer_range=0.5)),  # ALiBi
     "gpt_oss": ("GptOss", SIZES | MIXED | dict(num_local_experts=2, num_experts_per_tok=1)),  # sinks
 }
 START = [7, 3, 11, 5] * 10
@@ -43,7 +43,7 @@ NEW = 8
 
 
 def save(kind: str, folder: str) -> None:
-    """A model of random weights, as a checkpoint: weights changed once vLLM has loaded them would not reach its copies."""
+    """A model of random weights, as a checkpoint: what is changed in vLLM's model does not reach its packed copies."""
     import torch
     import transformers
 
@@ -53,6 +53,8 @@ def save(kind: str, folder: str) -> None:
     for layer, weight in model.named_parameters():
         if "sinks" in layer:
             torch.nn.init.normal_(weight, 1.0, 1.0)
+        elif "post_attention_layernorm" in layer and kind == "gemma2":
+            torch.nn.init.constant_(weight, 15.0)  # or the last token is repeated, which its own embedding says
     model.save_pretrained(folder)
 
 
@@ -71,11 +73,11 @@ def generate(kind: str, attention: str, speculate: bool, **options: Any) -> dict
             options["attention_config"] = {"backend": name}
     elif attention != "default":
         options["attention_config"] = {"backend": attention}
-    if speculate:
-        options["speculative_config"] = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_max=3)
     options |= {"kv_cache_memory_bytes": 64 << 20} if cpu else {"gpu_memory_utilization": 0.3}
     with tempfile.TemporaryDirectory() as folder:
         save(kind, folder)
+        if speculate:  # by the model itself: its drafts are right, and several tokens are accepted at a time
+            options["speculative_config"] = dict(method="draft_model", model=folder, num_speculative_tokens=3)
         engine = LLM(
             model=folder, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8,
             dtype="float32" if cpu else "bfloat16", max_num_batched_tokens=64, enable_prefix_caching=True, seed=0,
@@ -101,7 +103,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(KINDS), default=["llama"])
     parser.add_argument("--attention", default="paged_attn", help="paged_attn, default, or a backend of vLLM's")
-    parser.add_argument("--speculate", action="store_true", help="n-gram speculation: several query tokens at a time")
+    parser.add_argument("--speculate", action="store_true", help="several query tokens a step, drafted by the model")
     parser.add_argument("--options", type=json.loads, default={}, help="of vllm.LLM, as JSON")
     args = parser.parse_args()
     for model in args.models:

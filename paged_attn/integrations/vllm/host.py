@@ -32,7 +32,7 @@ def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
     """
     _parameters(impl.forward, FORWARD)  # type: ignore[attr-defined]
     _parameters(builder.build, BUILD)  # type: ignore[attr-defined]
-    fields = {f.name for f in dataclasses.fields(batch)}  # type: ignore[arg-type]
+    fields = {f.name for f in dataclasses.fields(batch)}
     if missing := [name for name in NEEDED if name not in fields]:
         raise RuntimeError(f"paged_attn does not know {_version()}: its {batch.__name__} has no {', '.join(missing)}")
     unknown = fields.difference(NEEDED, IGNORED, REFUSED)

@@ -40,7 +40,9 @@ class Impl(AttentionImpl):
         **others: Any,
     ) -> None:
         if attn_type != AttentionType.DECODER:
-            raise NotImplementedError(f"paged_attn serves decoders in vLLM, not attn_type {attn_type}")
+            raise NotImplementedError(
+                f"paged_attn serves decoders in vLLM, not attn_type {getattr(attn_type, 'value', attn_type)}"
+            )
         for name, value in others.items():
             if value is not None and value != NEUTRAL.get(name):
                 raise NotImplementedError(f"paged_attn does not know {name} = {value} of vLLM's attention layers")
@@ -134,7 +136,7 @@ class Impl(AttentionImpl):
             self._caches = (cache[..., : self.head_size], cache[..., self.head_size :])
         return self._caches
 
-    def _scales(self, layer: Any) -> dict[str, Tensor]:
+    def _scales(self, layer: Any) -> dict[str, Any]:
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
@@ -147,5 +149,5 @@ class Impl(AttentionImpl):
 def fp8_of(kv_cache_dtype: str) -> torch.dtype | None:
     """The type of a cache's elements, where it is fp8; vLLM keeps them as bytes."""
     if kv_cache_dtype in ("fp8", "fp8_e4m3"):
-        return current_platform.fp8_dtype()  # type: ignore[no-any-return]
+        return current_platform.fp8_dtype()
     return torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else None
