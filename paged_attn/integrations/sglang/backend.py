@@ -1,0 +1,141 @@
+"""The backend: SGLang hands it each batch, then the queries, keys and values of each layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+from sglang.srt.layers.radix_attention import AttentionType
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from torch import Tensor
+
+from paged_attn import paged_attention
+
+from .tables import Captured, Slots, Tables, tables_of
+
+FP8_BYTES = 1
+
+
+class Backend(AttentionBackend):
+    """Decodes, prefills and mixed batches over SGLang's pool of tokens, where they lie."""
+
+    def __init__(self, runner: Any) -> None:
+        super().__init__()
+        _refuse_runner(runner)
+        pool = runner.token_to_kv_pool
+        translates = hasattr(pool, "translate_loc_from_full_to_swa") and hasattr(pool, "layers_mapping")
+        self.token_to_kv_pool = pool
+        self.slots = Slots(runner.req_to_token_pool.req_to_token, getattr(runner, "page_size", 1) or 1,
+                           pool if translates else None)  # fmt: skip
+        self.batch_invariant = _deterministic()
+        self.forward_metadata: Tables | None = None
+        self._captured: Captured | None = None
+        self._pages: dict[tuple[int, int], tuple[int, Tensor, Tensor]] = {}
+
+    # ---- batches ------------------------------------------------------------------------------------
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        idle = forward_batch.forward_mode.is_idle() or forward_batch.batch_size == 0
+        self.forward_metadata = None if idle else tables_of(forward_batch, self.slots)
+
+    def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
+        self._captured = Captured(self.slots, max_bs)
+
+    def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
+        if self._captured is None:
+            raise RuntimeError("SGLang asked for a graph's metadata before init_cuda_graph_state")
+        self.forward_metadata = self._captured.fill(forward_batch)
+
+    def get_cuda_graph_seq_len_fill_value(self) -> int:
+        return 1  # padding reads the slot that the pool keeps for it
+
+    # ---- layers -------------------------------------------------------------------------------------
+
+    def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
+                       **others: Any) -> Tensor:  # fmt: skip
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, others)
+
+    def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
+                       **others: Any) -> Tensor:  # fmt: skip
+        return self._attend(q, k, v, layer, forward_batch, save_kv_cache, others)
+
+    def _attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
+                others: dict[str, Any]) -> Tensor:  # fmt: skip
+        """q [tokens, heads * head_dim] -> the same; new keys and values are stored first."""
+        sinks = others.pop("sinks", None)
+        _refuse_layer(layer, others)
+        tables = self.forward_metadata
+        assert tables is not None, "SGLang calls init_forward_metadata first"
+        if save and k is not None and v is not None:
+            where = KVWriteLoc.for_batch(batch, swa_loc=tables.window_slots)
+            scales = () if layer.k_scale is None else (layer.k_scale, layer.v_scale)
+            self.token_to_kv_pool.set_kv_buffer(layer, where, k, v, *scales)
+        pool = self.slots.window_pool
+        apart = pool is not None and pool.layers_mapping[layer.layer_id][1]
+        page_size = 1 if apart else self.slots.page_size
+        k_cache, v_cache = self._caches(layer.layer_id, page_size)
+        fp8 = k_cache.dtype.itemsize == FP8_BYTES
+        window = layer.sliding_window_size
+        out = paged_attention(
+            q.reshape(-1, layer.tp_q_head_num, layer.head_dim), k_cache, v_cache,
+            tables.window_table if apart else tables.page_table,  # type: ignore[arg-type]
+            tables.seq_lens, tables.cu_seqlens_q,
+            max_seqlen_q=tables.max_seqlen_q,
+            max_seqlen_k=tables.max_seqlen_k,
+            softmax_scale=layer.scaling,
+            window_size=(-1 if window is None else window, 0) if window != -1 else (-1, -1),
+            softcap=layer.logit_cap or 0.0,
+            sinks=sinks,
+            k_scale=(layer.k_scale_float or 1.0) if fp8 else None,
+            v_scale=(layer.v_scale_float or 1.0) if fp8 else None,
+            batch_invariant=self.batch_invariant,
+        )  # fmt: skip
+        return out.view(out.shape[0], -1)  # type: ignore[union-attr]
+
+    def _caches(self, layer: int, page_size: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [pages, page_size, kv_heads, head_dim], views of the pool's; made once."""
+        keys, values = self.token_to_kv_pool.get_kv_buffer(layer)
+        kept = self._pages.get((layer, page_size))
+        if kept is None or kept[0] != keys.data_ptr():
+            whole = len(keys) // page_size * page_size
+            views = [x[:whole].unflatten(0, (-1, page_size)) for x in (keys, values)]
+            kept = self._pages[layer, page_size] = (keys.data_ptr(), *views)
+        return kept[1:]
+
+    def support_triton(self) -> bool:
+        return True
+
+
+def _refuse_runner(runner: Any) -> None:
+    """Raises NotImplementedError naming what of a server is not known."""
+    from sglang.srt.runtime_context import get_parallel, get_spec
+
+    translator = getattr(runner, "kv_index_translator", None)
+    refused = {
+        "MLA": getattr(runner, "use_mla_backend", False),
+        "encoders beside decoders": getattr(runner.model_config, "is_encoder_decoder", False),
+        "the unified pool, whose slots are translated": getattr(translator, "is_translating", False),
+        "speculative decoding": get_spec().speculative_algorithm is not None,
+        "decode context parallelism": get_parallel().attn_dcp_size > 1,
+    }
+    if asked := [what for what, wanted in refused.items() if wanted]:
+        raise NotImplementedError(f"paged_attn does not know SGLang's {', '.join(asked)}")
+
+
+def _refuse_layer(layer: Any, others: dict[str, Any]) -> None:
+    """Raises NotImplementedError naming what of a layer, or of a call, is not known."""
+    asked = [name for name, value in others.items() if value is not None]
+    asked += [] if layer.attn_type == AttentionType.DECODER else [f"attn_type {layer.attn_type.value}"]
+    asked += ["is_cross_attention"] if layer.is_cross_attention else []
+    asked += ["v_head_dim apart from head_dim"] if layer.v_head_dim != layer.qk_head_dim else []
+    asked += [] if layer.pos_encoding_mode == "NONE" else [f"pos_encoding_mode {layer.pos_encoding_mode}"]
+    asked += [] if layer.logit_capping_method == "tanh" else [f"logit_capping_method {layer.logit_capping_method}"]
+    asked += ["xai_temperature_len"] if layer.xai_temperature_len > 0 else []
+    if asked:
+        raise NotImplementedError(f"paged_attn does not know {', '.join(asked)} of SGLang's attention layers")
+
+
+def _deterministic() -> bool:
+    from sglang.srt.runtime_context import get_exec
+
+    return bool(get_exec().deterministic.enable_deterministic_inference)

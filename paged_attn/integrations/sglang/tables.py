@@ -1,0 +1,113 @@
+"""What a batch tells all layers: where each sequence's keys are, how many, and how many of its tokens are new.
+
+SGLang keeps a row of token slots for each request.  Where its pages have several tokens, slots of a page are
+consecutive, and the first of each page names it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+# A bound on keys is rounded up to it, so that calls of successive steps are of few kinds.
+BUCKET = 1024
+
+
+class Tables(NamedTuple):
+    """Arguments of paged_attention; `window_table`: of slots in the pool of sliding layers, if these have their own."""
+
+    page_table: Tensor
+    window_table: Tensor | None
+    window_slots: Tensor | None  # of the new tokens
+    seq_lens: Tensor
+    cu_seqlens_q: Tensor | None
+    max_seqlen_q: int
+    max_seqlen_k: int
+
+
+class Slots(NamedTuple):
+    """A runner's rows of token slots [requests, tokens], their page size, and its pool of sliding layers, if any."""
+
+    rows: Tensor
+    page_size: int
+    window_pool: Any
+
+    def bound(self, batch: Any) -> int:
+        """Of the keys of any sequence; what the host knows, else what a row can hold."""
+        longest = self.rows.shape[1] if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max())
+        return min(-(-longest // BUCKET) * BUCKET, self.rows.shape[1])
+
+    def pages(self, requests: Tensor, bound: int) -> Tensor:
+        """[seqs, pages] of the first `bound` keys."""
+        firsts = self.rows[:, : bound : self.page_size].index_select(0, requests)
+        return firsts if self.page_size == 1 else firsts // self.page_size
+
+    def window(self, requests: Tensor, bound: int) -> Tensor | None:
+        """[seqs, bound] slots in the pool of sliding layers; of keys before every window they may be anything."""
+        if self.window_pool is None:
+            return None
+        slots = self.rows[:, :bound].index_select(0, requests)
+        return self.window_pool.translate_loc_from_full_to_swa(slots)  # type: ignore[no-any-return]
+
+    def window_slots(self, batch: Any) -> Tensor | None:
+        if self.window_pool is None or batch.out_cache_loc is None:
+            return None
+        return self.window_pool.translate_loc_from_full_to_swa(batch.out_cache_loc)  # type: ignore[no-any-return]
+
+
+def tables_of(batch: Any, slots: Slots) -> Tables:
+    """Of an eager step: decodes, or prompts and parts of prompts, with decodes among them or without."""
+    mode = batch.forward_mode
+    if batch.spec_info is not None:
+        raise NotImplementedError("paged_attn does not know SGLang's speculative decoding, spec_info of a batch")
+    if batch.encoder_lens is not None:
+        raise NotImplementedError("paged_attn does not know attention to an encoder, encoder_lens of a batch")
+    bound = slots.bound(batch)
+    requests = batch.req_pool_indices
+    starts, longest = None, 1
+    if not mode.is_decode():
+        if not (mode.is_mixed() or mode.name == "EXTEND"):
+            raise NotImplementedError(f"paged_attn does not know SGLang's {mode}")
+        starts = torch.nn.functional.pad(batch.extend_seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+        longest = max(batch.extend_seq_lens_cpu)
+    return Tables(
+        slots.pages(requests, bound),
+        slots.window(requests, bound),
+        slots.window_slots(batch),
+        batch.seq_lens,
+        starts,
+        longest,
+        bound,
+    )
+
+
+class Captured:
+    """Tables of decodes that graphs read, at addresses that stay."""
+
+    def __init__(self, slots: Slots, most: int) -> None:
+        keys, device = slots.rows.shape[1], slots.rows.device
+        wide = slots.window_pool is not None
+        self.slots = slots
+        self.pages = torch.zeros(most, -(-keys // slots.page_size), dtype=torch.int32, device=device)
+        self.window = torch.zeros(most, keys, dtype=torch.int32, device=device) if wide else None
+        self.window_slots = torch.zeros(most, dtype=torch.int64, device=device) if wide else None
+        self.lens = torch.zeros(most, dtype=torch.int32, device=device)
+
+    def fill(self, batch: Any) -> Tables:
+        """Copy what the batch says; called before a graph is captured, and before each of its replays."""
+        if not batch.forward_mode.is_decode() or batch.spec_info is not None:
+            raise NotImplementedError(f"paged_attn has graphs of SGLang's decodes only, not of {batch.forward_mode}")
+        seqs, bound = batch.batch_size, self.slots.bound(batch)
+        requests = batch.req_pool_indices[:seqs]
+        found = self.slots.pages(requests, bound)
+        self.pages[:seqs, : found.shape[1]].copy_(found)
+        self.lens[:seqs].copy_(batch.seq_lens[:seqs])
+        window = slots = None
+        if self.window is not None and self.window_slots is not None:
+            self.window[:seqs, :bound].copy_(self.slots.window(requests, bound))  # type: ignore[arg-type]
+            if (new := self.slots.window_slots(batch)) is not None:
+                self.window_slots[: len(new)].copy_(new)
+            window, slots = self.window[:seqs], self.window_slots[:seqs]
+        return Tables(self.pages[:seqs], window, slots, self.lens[:seqs], None, 1, self.slots.rows.shape[1])
