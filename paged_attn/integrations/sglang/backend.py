@@ -97,6 +97,11 @@ class Backend(AttentionBackend):
         keys, values = self.token_to_kv_pool.get_kv_buffer(layer)
         kept = self._pages.get((layer, page_size))
         if kept is None or kept[0] != keys.data_ptr():
+            if keys.ndim != 3 or getattr(self.token_to_kv_pool, "is_quantized_kv_cache", False):
+                raise NotImplementedError(
+                    "paged_attn knows SGLang's caches [slots, kv_heads, head_dim] of numbers, got "
+                    f"{list(keys.shape)} of {type(self.token_to_kv_pool).__name__}"
+                )
             whole = len(keys) // page_size * page_size
             views = [x[:whole].unflatten(0, (-1, page_size)) for x in (keys, values)]
             kept = self._pages[layer, page_size] = (keys.data_ptr(), *views)

@@ -69,7 +69,7 @@ def tables_of(batch: Any, slots: Slots) -> Tables:
     starts, longest = None, 1
     if not mode.is_decode():
         if not (mode.is_mixed() or mode.name == "EXTEND"):
-            raise NotImplementedError(f"paged_attn does not know SGLang's {mode}")
+            raise NotImplementedError(f"paged_attn does not know SGLang's {mode.name}")
         starts = torch.nn.functional.pad(batch.extend_seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
         longest = max(batch.extend_seq_lens_cpu)
     return Tables(
@@ -98,7 +98,7 @@ class Captured:
     def fill(self, batch: Any) -> Tables:
         """Copy what the batch says; called before a graph is captured, and before each of its replays."""
         if not batch.forward_mode.is_decode() or batch.spec_info is not None:
-            raise NotImplementedError(f"paged_attn has graphs of SGLang's decodes only, not of {batch.forward_mode}")
+            raise NotImplementedError(f"paged_attn has graphs of SGLang's decodes only, not of {batch.forward_mode.name}")
         seqs, bound = batch.batch_size, self.slots.bound(batch)
         requests = batch.req_pool_indices[:seqs]
         found = self.slots.pages(requests, bound)
