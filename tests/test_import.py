@@ -101,7 +101,7 @@ def test_hosts_may_ask_every_value_for_its_attributes() -> None:
 
 
 def test_an_argument_without_a_tensor_has_no_attributes() -> None:
-    from paged_attn.template import Argument
+    from paged_attn.launching.template import Argument
 
     assert not hasattr(Argument(-1), "shape")
     assert not hasattr(Argument(0, []), "shape")

@@ -29,37 +29,50 @@ pytestmark = pytest.mark.skipif(not _has_cpu_engine(), reason="needs the wheel v
 
 
 @functools.cache
-def engine(*arguments: str) -> list[dict[str, Any]]:
-    """What the engine says in a process of its own, for each model."""
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The engine, in a process of its own."""
     command = [sys.executable, "-m", "tests.integrations.vllm_tiny", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return [json.loads(line.removeprefix("RESULT ")) for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+
+@functools.cache
+def says(*arguments: str) -> dict[str, Any]:
+    """Its line, once it has ended."""
+    out = start(*arguments).communicate(timeout=LIMIT)[0]
+    lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
+    assert len(lines) == 1, "the engine ended early: run tests.integrations.vllm_tiny with " + " ".join(arguments)
+    return dict(json.loads(lines[0].removeprefix("RESULT ")))
 
 
 @pytest.mark.long
-def test_tokens_are_those_of_vllms_own_attention() -> None:
-    """Full attention; softcap in full and sliding layers; ALiBi.  Prompts in chunks, and a shared start."""
-    models = ("--models", "llama", "gemma2", "bloom")
-    theirs, ours = (engine(*models, "--attention", name) for name in ("default", "paged_attn"))
-    for want, got in zip(theirs, ours, strict=True):
-        assert want["attention"].startswith("vllm.")
-        assert got["attention"] == "paged_attn.integrations.vllm.impl"
-        assert got["tokens"] == want["tokens"], want["model"]
+@pytest.mark.parametrize("model", list(vllm_tiny.KINDS))
+def test_tokens_are_those_of_vllms_own_attention(model: str) -> None:
+    """Prompts in chunks, decodes beside them, and a start that two prompts share (prefix cache)."""
+    of = [("--models", model, "--attention", attention) for attention in ("default", "paged_attn")]
+    for arguments in of:
+        start(*arguments)
+    want, got = (says(*arguments) for arguments in of)
+    assert want["attention"].startswith("vllm.")
+    assert got["attention"] == "paged_attn.integrations.vllm.impl"
+    assert got["tokens"] == want["tokens"]
+    assert _looks_back(got["tokens"])
 
 
-def test_models_are_such_that_what_lies_behind_counts() -> None:
-    """Two prompts with the same last token, and the same prompt two tokens on, are continued differently."""
-    tokens = engine("--models", "llama", "gemma2", "bloom", "--attention", "paged_attn")[0]["tokens"]
+def _looks_back(tokens: list[list[int]]) -> bool:
+    """Whether a token is followed by different ones: else the last token alone would say what comes next."""
     followers: dict[int, set[int]] = {}
     for prompt, new in zip(vllm_tiny.PROMPTS, tokens, strict=True):
         for before, after in zip([prompt[-1], *new], new, strict=False):
             followers.setdefault(before, set()).add(after)
-    assert any(len(after) > 1 for after in followers.values())
+    return any(len(after) > 1 for after in followers.values())
 
 
 @pytest.mark.long
-def test_drafts_change_no_token() -> None:
-    """Speculative decoding: several query tokens of a sequence at a time, some of them rejected."""
-    plain = engine("--models", "llama", "gemma2", "bloom", "--attention", "paged_attn")[0]["tokens"]
-    assert engine("--models", "llama", "--attention", "paged_attn", "--speculate")[0]["tokens"] == plain
+def test_drafts_change_no_token_of_llama() -> None:
+    """Speculative decoding: several query tokens of a sequence at a time."""
+    of = [("--models", "llama", "--attention", "paged_attn"), ("--attention", "paged_attn", "--speculate")]
+    for arguments in of:
+        start(*arguments)
+    plain, drafted = (says(*arguments) for arguments in of)
+    assert drafted["tokens"] == plain["tokens"]
