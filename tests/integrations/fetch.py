@@ -1,6 +1,6 @@
 """The Python of a wheel alone, without what it has compiled, which may be gigabytes for a GPU that is not here.
 
-    python -m tests.integrations.fetch vllm==0.33.0 build/hosts/vllm-0.33.0
+python -m tests.integrations.fetch vllm==0.33.0 build/hosts/vllm-0.33.0
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def save(kind: str, folder: str) -> None:
     model.save_pretrained(folder)
 
 
-def generate(kind: str, attention: str, speculate: bool, **options: Any) -> dict[str, Any]:
+def generate(kind: str, attention: str, speculate: bool, singly: bool = False, **options: Any) -> dict[str, Any]:
     """Tokens of each prompt, and by which class attention was computed."""
     import torch
     from vllm import LLM, SamplingParams
@@ -80,17 +80,19 @@ def generate(kind: str, attention: str, speculate: bool, **options: Any) -> dict
             options["speculative_config"] = dict(method="draft_model", model=folder, num_speculative_tokens=3)
         engine = LLM(
             model=folder, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8,
-            dtype="float32" if cpu else "bfloat16", max_num_batched_tokens=64, enable_prefix_caching=True, seed=0,
+            dtype="float32", max_num_batched_tokens=64, enable_prefix_caching=True, seed=0,
             block_size=32, disable_log_stats=True, **{"enforce_eager": True} | options,
         )  # fmt: skip
         asked = [{"prompt_token_ids": p} for p in PROMPTS]
         sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False)
         outs = engine.generate(asked, sampling, use_tqdm=False)
+        alone = [engine.generate([one], sampling, use_tqdm=False)[0] for one in asked] if singly else outs
         chosen = engine.apply_model(_implementation)
     import vllm
 
-    tokens = [list(out.outputs[0].token_ids) for out in outs]
-    return dict(vllm=vllm.__version__, torch=torch.__version__, attention=chosen[0], tokens=tokens)
+    tokens, single = ([list(out.outputs[0].token_ids) for out in of] for of in (outs, alone))
+    versions = dict(vllm=vllm.__version__, torch=torch.__version__, attention=chosen[0])
+    return versions | dict(tokens=tokens) | (dict(alone_equal=single == tokens) if singly else {})
 
 
 def _implementation(model: Any) -> str:
@@ -104,10 +106,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=list(KINDS), default=["llama"])
     parser.add_argument("--attention", default="paged_attn", help="paged_attn, default, or a backend of vLLM's")
     parser.add_argument("--speculate", action="store_true", help="several query tokens a step, drafted by the model")
+    parser.add_argument("--singly", action="store_true", help="each prompt once more, alone: are its tokens equal?")
     parser.add_argument("--options", type=json.loads, default={}, help="of vllm.LLM, as JSON")
     args = parser.parse_args()
     for model in args.models:
-        result = generate(model, args.attention, args.speculate, **args.options)
+        result = generate(model, args.attention, args.speculate, args.singly, **args.options)
         print("RESULT " + json.dumps({"model": model} | result), flush=True)
 
 
