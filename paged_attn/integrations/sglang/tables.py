@@ -49,12 +49,12 @@ class Slots(NamedTuple):
         if self.window_pool is None:
             return None
         slots = self.rows[:, :bound].index_select(0, requests)
-        return self.window_pool.translate_loc_from_full_to_swa(slots)  # type: ignore[no-any-return]
+        return self.window_pool.translate_loc_from_full_to_swa(slots)
 
     def window_slots(self, batch: Any) -> Tensor | None:
         if self.window_pool is None or batch.out_cache_loc is None:
             return None
-        return self.window_pool.translate_loc_from_full_to_swa(batch.out_cache_loc)  # type: ignore[no-any-return]
+        return self.window_pool.translate_loc_from_full_to_swa(batch.out_cache_loc)
 
 
 def tables_of(batch: Any, slots: Slots) -> Tables:
@@ -98,7 +98,8 @@ class Captured:
     def fill(self, batch: Any) -> Tables:
         """Copy what the batch says; called before a graph is captured, and before each of its replays."""
         if not batch.forward_mode.is_decode() or batch.spec_info is not None:
-            raise NotImplementedError(f"paged_attn has graphs of SGLang's decodes only, not of {batch.forward_mode.name}")
+            name = batch.forward_mode.name
+            raise NotImplementedError(f"paged_attn has graphs of SGLang's decodes only, not of {name}")
         seqs, bound = batch.batch_size, self.slots.bound(batch)
         requests = batch.req_pool_indices[:seqs]
         found = self.slots.pages(requests, bound)
