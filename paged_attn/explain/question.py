@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import gpus
 from ..checks.axes import CACHE_FOR
 from ..kernels.arguments import merge_grid
 from ..kernels.cuts import Batch, Cut
@@ -21,8 +22,6 @@ from ..records.plan import Launch
 from ..records.problem import Problem
 from .work import Ceilings, page_ids, visible_keys, visible_pairs
 
-# Of an A100, an H200, a B200, an MI300X.
-MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 # What was measured of GPUs of sm90, by the names that CUDA has for them: a stream that is only read, and 8192^3
 # bfloat16 products, 740 to 820 TFLOP/s as their power allows.
 CEILINGS = {
@@ -240,15 +239,7 @@ def device_named(text: str | None) -> Device:
     """sm90, sm90:132 or h200; where nothing is named this machine's GPU, else an H200."""
     if text is None and not INTERPRET:
         return device_of(torch.device("cuda"))
-    if text is None or text in CEILINGS:
-        return Device("sm90", MULTIPROCESSORS["sm90"])
-    arch, _, count = text.partition(":")
-    if not count and arch in MULTIPROCESSORS:
-        return Device(arch, MULTIPROCESSORS[arch])
-    if not (arch.startswith(("sm", "gfx")) and count.isdecimal() and int(count) > 0):
-        known = ", ".join([*MULTIPROCESSORS, *CEILINGS])
-        raise ValueError(f"a device must be one of {known}, or with its multiprocessors, like sm89:142, got {text!r}")
-    return Device(arch, int(count))
+    return Device(*gpus.named(text or "h200"))
 
 
 def gpu_named(text: str | None) -> str | None:
@@ -256,6 +247,6 @@ def gpu_named(text: str | None) -> str | None:
     if text is None and not INTERPRET:
         name = torch.cuda.get_device_name()
         return next((gpu for gpu, (of_cuda, _) in CEILINGS.items() if of_cuda == name), None)
-    if text is None or text.startswith("sm90"):
+    if text is None or text.lower().startswith("sm90"):
         return "h200"
-    return text if text in CEILINGS else None
+    return text.lower() if text.lower() in CEILINGS else None

@@ -29,7 +29,7 @@ def why_not(arch: str) -> str | None:
     """
     why = _verdicts.get(arch)
     if why is None:
-        kept = _kept(arch)
+        kept = on_disk(arch)
         if kept is None:
             if (index := _device(arch)) is None:
                 return "nobody has tried them on such a GPU"
@@ -59,7 +59,8 @@ def _file(arch: str) -> Path:
     return Path(triton.knobs.cache.dir) / "paged_attn" / name.replace("/", "_")
 
 
-def _kept(arch: str) -> str | None:
+def on_disk(arch: str) -> str | None:
+    """The verdict that another process left; None if there is none."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         return str(json.loads(_file(arch).read_text())["why"])
     return None

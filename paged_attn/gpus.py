@@ -1,0 +1,34 @@
+"""GPUs by the names that people have for them, for commands that plan or compile without one."""
+
+from typing import NamedTuple
+
+
+class GPU(NamedTuple):
+    """What the planner may know of one: the fields of backend.Device."""
+
+    arch: str
+    multiprocessors: int
+
+
+GPUS = {
+    "a100": GPU("sm80", 108),
+    "l40s": GPU("sm89", 142),
+    "h20": GPU("sm90", 78),
+    "h100": GPU("sm90", 132),
+    "h200": GPU("sm90", 132),
+    "b200": GPU("sm100", 148),
+    "mi300x": GPU("gfx942", 304),
+}
+# Those that an architecture alone stands for.
+ARCHES = {GPUS[name].arch: GPUS[name] for name in ("a100", "l40s", "h200", "b200", "mi300x")}
+
+
+def named(text: str) -> GPU:
+    """h200, sm90, or sm90:132 with its multiprocessors."""
+    arch, _, count = text.lower().partition(":")
+    if not count and arch in GPUS | ARCHES:
+        return (GPUS | ARCHES)[arch]
+    if not (arch.startswith(("sm", "gfx")) and count.isdecimal() and int(count) > 0):
+        known = ", ".join([*GPUS, *ARCHES])
+        raise ValueError(f"a device must be one of {known}, or with its multiprocessors, like sm89:142, got {text!r}")
+    return GPU(arch, int(count))
