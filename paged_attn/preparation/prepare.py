@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from time import monotonic
 from typing import Any, NamedTuple
@@ -19,6 +19,8 @@ from ..planning.dialects import DIALECTS, dialect
 from ..records import layout
 from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype
 from .named import named
+
+Track = Callable[..., Iterable[Any]]
 
 
 class Summary(NamedTuple):
@@ -88,19 +90,32 @@ def prepare(
     Returns: how many kernels there are, how many of them were compiled, and seconds.  Nothing, where kernels are
         interpreted.
     """
-    if backend.INTERPRET and not isinstance(device, Device):
-        return Summary(0, 0, 0.0)
     model = Model(
         heads, kv_heads, head_dim, page_size, dtype, cache_dtype or dtype, out_dtype or dtype, kv_layout, new, causal,
         window_size, softcap, alibi, sinks, qq_bias, query_positions, scales, return_lse, integers,
         named(score_mod, score_mod_args),
     )  # fmt: skip
+    return compile_for(model, batches_up_to(max_seqs, max_tokens, max_seqlen), device, processes)
+
+
+def compile_for(
+    model: Model,
+    batches: Iterable[Lengths],
+    device: torch.device | str | Device | None = None,
+    processes: int | None = None,
+) -> Summary:
+    """Compile every kernel that these batches of a model need, as prepare() does."""
     local = not isinstance(device, Device)
+    if backend.INTERPRET and local:
+        return Summary(0, 0, 0.0)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
     _read(facts)
     started = monotonic()
-    batches = distinct(model, batches_up_to(max_seqs, max_tokens, max_seqlen), facts)
-    found = _in_processes(model, batches, facts, local, processes or os.cpu_count() or 1)
+    with _tracking() as track:
+        chosen = distinct(model, track(list(batches), "planning"), facts)
+        # the kernels of prefills take three times as long as those of decodes: what begins last should be short
+        chosen.sort(key=lambda batch: batch.max_seqlen_q == 1)
+        found = _in_processes(model, chosen, facts, local, processes or os.cpu_count() or 1, track)
     return Summary(len(found), sum(found.values()), monotonic() - started)
 
 
@@ -121,20 +136,18 @@ def _read(device: Device) -> None:
 # ---- processes -----------------------------------------------------------------------------------
 
 
-def _in_processes(model: Model, batches: list[Lengths], device: Device, local: bool, processes: int) -> dict[str, bool]:
+def _in_processes(
+    model: Model, batches: list[Lengths], device: Device, local: bool, processes: int, track: Track
+) -> dict[str, bool]:
     """Whether each kernel, by its hash, had to be compiled."""
     found: dict[str, bool] = {}
     spawn = multiprocessing.get_context("spawn")
     workers = min(processes, len(batches))
-    with (
-        _interpreting("0"),
-        ProcessPoolExecutor(workers, spawn, _start, (device, local)) as pool,
-        _progress(len(batches)) as advance,
-    ):
-        for done in as_completed([pool.submit(_compile, model, batch) for batch in batches]):
+    with _interpreting("0"), ProcessPoolExecutor(workers, spawn, _start, (device, local)) as pool:
+        started = [pool.submit(_compile, model, batch) for batch in batches]
+        for done in track(as_completed(started), "compiling", len(started)):
             for name, compiled in done.result().items():
                 found[name] = found.get(name, False) or compiled
-            advance()
     return found
 
 
@@ -185,13 +198,13 @@ def _interpreting(value: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _progress(total: int) -> Iterator[Callable[[], None]]:
-    """A bar of so many steps, and how to make one."""
+def _tracking() -> Iterator[Track]:
+    """track(items, what, total) gives the items and shows how many have been taken, if rich is there to show it."""
     try:
+        from rich.console import Console
         from rich.progress import Progress
     except ImportError:
-        yield lambda: None
+        yield lambda items, what, total=0: items
         return
-    with Progress(transient=True) as bar:
-        task = bar.add_task("compiling", total=total)
-        yield lambda: bar.advance(task)
+    with Progress(transient=True, console=Console(stderr=True)) as bar:
+        yield lambda items, what, total=0: bar.track(items, total or None, description=what)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -22,8 +22,8 @@ from paged_attn import reference
 from paged_attn.serving.batch import Batch, batch_of, sample
 from paged_attn.serving.caches import Caches
 from paged_attn.serving.meter import Stopwatch, Work, work_of
-from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler, Share
+from paged_attn.serving.scheduler import Share
+from paged_attn.serving.steps import Planned, planned
 from paged_attn.serving.trace import Request
 
 
@@ -72,6 +72,17 @@ class Sizes:
         # Normal values times 32 stay inside both fp8 types.
         return 1 / 32 if self.kv_dtype.itemsize == 1 else None
 
+    def planned(self, requests: Sequence[Request]) -> Iterator[Planned]:
+        """The steps in which these requests are served."""
+        return planned(
+            requests,
+            pages=self.pages,
+            page_size=self.page_size,
+            budget=self.budget,
+            max_seqs=self.max_seqs,
+            step_seconds=self.step_seconds,
+        )
+
     def work(self, shares: list[Share]) -> Work:
         """What attention over a step costs at least, all layers together."""
         shape = (self.heads, self.kv_heads, self.head_dim, self.page_size)
@@ -107,38 +118,29 @@ class Step:
     work: Work
 
 
-def serve(requests: list[Request], sizes: Sizes, device: torch.device) -> Iterator[Step]:
+def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> Iterator[Step]:
     """Serve all requests, in order of arrival; yield each step once it has been checked."""
-    scheduler = Scheduler(Pages(sizes.pages), sizes.page_size, sizes.budget, sizes.max_seqs)
     layers = _Layers(sizes, device)
-    arrivals = sorted(requests, key=lambda request: request.arrival)
-    submitted, now = 0, 0.0
-    while submitted < len(arrivals) or not scheduler.idle:
-        began = perf_counter()
-        if scheduler.idle:
-            now = max(now, arrivals[submitted].arrival)
-        while submitted < len(arrivals) and arrivals[submitted].arrival <= now:
-            scheduler.submit(arrivals[submitted])
-            submitted += 1
-
-        shares, preempted = scheduler.plan()
-        layers.poison(preempted)
+    began = perf_counter()
+    for step in sizes.planned(requests):
+        layers.poison(step.preempted)
+        scheduler, shares = step.scheduler, step.shares
         running, waiting, pages = len(scheduler.running), len(scheduler.waiting), scheduler.pages.used
         outcome = layers.step(shares)
         layers.poison(scheduler.complete(shares))
-        now += sizes.step_seconds
         yield Step(
             prefill_tokens=sum(share.query_len for share in shares if not share.decode),
             decode_tokens=sum(share.decode for share in shares),
             running=running,
             waiting=waiting,
             pages=pages,
-            finished=submitted - len(scheduler.waiting) - len(scheduler.running),
+            finished=step.finished,
             preemptions=scheduler.preemptions,
             seconds=perf_counter() - began,
             outcome=outcome,
             work=sizes.work(shares),
         )
+        began = perf_counter()
 
 
 class _Layers:

@@ -1,0 +1,50 @@
+"""What the demo compiles before its first step: the kernels of the steps that its requests will make, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from paged_attn.model import Lengths, Model
+from paged_attn.preparation import Summary, compile_for
+from paged_attn.serving.demo import Sizes
+from paged_attn.serving.trace import Request
+
+
+def prepare(requests: Sequence[Request], sizes: Sizes, device: torch.device, processes: int | None) -> Summary:
+    """Compile them side by side; nothing, where kernels are interpreted."""
+    return compile_for(model_of(sizes), batches(requests, sizes), device, processes)
+
+
+def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
+    """Each step as a batch.  What is served does not depend on what attention computes, so steps are known before."""
+    for step in sizes.planned(requests):
+        queries = [share.query_len for share in step.shares]
+        keys = [share.seq_len for share in step.shares]
+        yield Lengths(True, len(queries), sum(queries), max(queries), max(keys))
+        step.scheduler.complete(step.shares)
+
+
+def model_of(sizes: Sizes) -> Model:
+    """What the demo's calls have in common."""
+    return Model(
+        heads=sizes.heads,
+        kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        page_size=sizes.page_size,
+        dtype=sizes.dtype,
+        cache_dtype=sizes.kv_dtype,
+        out_dtype=sizes.dtype,
+        kv_layout="x" if sizes.layout == "x-packed" else sizes.layout,
+        new=False,
+        causal=True,
+        window_size=(-1, -1),
+        softcap=0.0,
+        alibi=False,
+        sinks=None,
+        qq_bias=0,
+        query_positions=False,
+        scales="number",
+        return_lse=False,
+    )
