@@ -1,7 +1,4 @@
-"""Every case of a suite with every peer that can do it: a table, JSON and pictures.  Needs a GPU.
-
-`python -m benchmarks`, `make bench` and, from a checkout, `paged-attn bench` are this.
-"""
+"""What `python -m benchmarks` does: options.py says it."""
 
 from __future__ import annotations
 
@@ -22,111 +19,81 @@ except ModuleNotFoundError as missing:
         raise
     raise SystemExit(f"the benchmark needs {missing.name}: pip install 'paged-attn[bench]'") from None
 
-from benchmarks import cliffs, measure, runner, traces, warm
-from benchmarks.peers import OURS, PEERS, Peer
+from benchmarks import cliffs, measure, options, runner, traces, warm
+from benchmarks.peers import OURS, PEERS
 from benchmarks.suites import SUITES
 from tests.cases import Case
 
-ALL = (*SUITES, "trace")
 QUICK_CASES, QUICK_ROUNDS = 3, 5
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run what the command line asks for; exit status 1 if the library failed a case."""
-    words = sys.argv[1:] if arguments is None else list(arguments)
-    if words[:1] == ["serve"]:  # no suite of cases: an engine, with options of its own
+    run(options.parse(arguments))
+
+
+def run(asked: argparse.Namespace) -> None:
+    """Run what was asked for."""
+    if asked.serve is not None:
         from benchmarks.serve import command
 
-        command.main(words[1:])
+        command.main(asked.serve)
         return
-    options = _options(words)
     wide = None if sys.stdout.isatty() else 200  # a file has no width, and tables should not break there
-    console = Console(width=wide, highlight=False)
-    if options.redraw:
-        _draw(options.output or runner.folder(options.redraw), console)
+    console = Console(width=wide, highlight=False, stderr=asked.json)
+    if asked.redraw:
+        _draw(asked.output or runner.folder(asked.redraw), console)
         return
-    if options.tables:
-        path = (options.output or runner.ROOT / "docs") / "tables.md"
+    if asked.tables:
+        path = (asked.output or runner.ROOT / "docs") / "tables.md"
         path.write_text(tables.page(runner.ROOT / "benchmarks" / "results"), encoding="utf-8")
         console.print(f"tables: {path}")
         return
-    if options.headline:
-        _headline(runner.folder(options.headline), options.output or runner.ROOT / "docs" / "images", console)
+    if asked.headline:
+        _headline(runner.folder(asked.headline), asked.output or runner.ROOT / "docs" / "images", console)
         return
     runner.device()
-    output = options.output or runner.folder(runner.device_name())
-    rounds = options.rounds or (QUICK_ROUNDS if options.quick else 30)
+    output = asked.output or runner.folder(runner.device_name())
+    rounds = asked.rounds or (QUICK_ROUNDS if asked.quick else 30)
     failed = 0
-    processes = warm.processes() if options.processes is None else options.processes
-    if processes > 1 and not options.quick:
+    processes = warm.processes() if asked.processes is None else asked.processes
+    if processes > 1 and not asked.quick:
         with console.status("compiling"):
-            warm.warm(options.suites, processes)
-    for suite, cases, about in _suites(options):
+            warm.warm(asked.suites, processes)
+    everything = []
+    peers = {name: PEERS[name] for name in asked.peers if name in PEERS}
+    for suite, cases, about in _suites(asked):
         done = runner.run(
             suite,
             cases,
-            options.peers,
+            peers,
             rounds,
             output,
             shown=lambda line: console.print(line, markup=False),
             **about,
         )
+        everything.append(done)
         _print(done, console)
         failed += sum(OURS in result["skipped"] for result in done["results"])
-    if "cliffs" in options.suites:
-        _cliffs(options.quick, rounds, output, console)
+    if "cliffs" in asked.suites:
+        everything.append(_cliffs(asked.quick, rounds, output, console))
     _draw(output, console)
+    if asked.json:
+        print(json.dumps(everything, indent=1))
     if failed:
         raise SystemExit(f"{OURS} failed {failed} cases")
 
 
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="bench", description=__doc__, epilog="`bench serve` replays a trace through an engine: see its --help"
-    )
-    parser.add_argument(
-        "suites", nargs="*", metavar="SUITE", help=f"of {', '.join(ALL)}, cliffs; all but cliffs if none is named"
-    )
-    parser.add_argument("--cliffs", action="store_true", help="the cliff map, too; it alone if no suite is named")
-    parser.add_argument("--peers", type=_peers, default=dict(PEERS), help=f"some of {', '.join(PEERS)}, by commas")
-    parser.add_argument("--rounds", type=int, help="timings of each call, of which the median counts  [30, quick 5]")
-    parser.add_argument("--quick", action="store_true", help="few cases, few rounds: does it all run?")
-    parser.add_argument("--processes", type=int, help="that compile beforehand; 1: none  [one a core]")
-    parser.add_argument("--trace", type=Path, help="Azure CSV or Mooncake JSON lines for `trace`  [synthetic]")
-    parser.add_argument("--output", type=Path, help="folder of the JSON and pictures  [benchmarks/results/<gpu>]")
-    parser.add_argument("--redraw", metavar="GPU", help="only draw the pictures of a folder's JSON; needs no GPU")
-    parser.add_argument("--headline", metavar="GPU", help="only print the README's table and draw its bars: no GPU")
-    parser.add_argument(
-        "--tables", action="store_true", help="only write docs/tables.md from all committed runs: no GPU"
-    )
-    options = parser.parse_args(arguments)
-    options.suites += ["cliffs"] * (options.cliffs and "cliffs" not in options.suites)
-    options.suites = options.suites or list(ALL)
-    for suite in options.suites:
-        if suite not in (*ALL, "cliffs"):
-            parser.error(f"there is no suite {suite!r}, only {', '.join(ALL)}, cliffs")
-    return options
-
-
-def _peers(words: str) -> dict[str, Peer]:
-    """The library, and the peers whose names begin with one of the words."""
-    wanted = [word.strip() for word in words.split(",") if word.strip()]
-    for word in wanted:
-        if not any(name.startswith(word) for name in PEERS):
-            raise argparse.ArgumentTypeError(f"no peer {word!r}, only {', '.join(PEERS)}")
-    return {name: peer for name, peer in PEERS.items() if name == OURS or name.startswith(tuple(wanted))}
-
-
-def _suites(options: argparse.Namespace) -> Iterator[tuple[str, Sequence[Case], dict[str, Any]]]:
+def _suites(asked: argparse.Namespace) -> Iterator[tuple[str, Sequence[Case], dict[str, Any]]]:
     """(name, cases, what else to record) of each suite; `trace` is one suite per budget."""
-    for suite in options.suites:
+    for suite in asked.suites:
         if suite == "trace":
-            for cut in traces.cuts(options.trace, *((200, 2) if options.quick else ())):
-                about = dict(trace=traces.source(options.trace), steps=cut.steps, dropped_requests=cut.dropped)
+            for cut in traces.cuts(asked.trace, *((200, 2) if asked.quick else ())):
+                about = dict(trace=traces.source(asked.trace), steps=cut.steps, dropped_requests=cut.dropped)
                 yield cut.suite, cut.cases, about
         elif suite != "cliffs":
             cases = SUITES[suite]
-            yield suite, cases[:: -(-len(cases) // QUICK_CASES)] if options.quick else cases, {}
+            yield suite, cases[:: -(-len(cases) // QUICK_CASES)] if asked.quick else cases, {}
 
 
 def _print(done: dict[str, Any], console: Console) -> None:
@@ -141,8 +108,8 @@ def _print(done: dict[str, Any], console: Console) -> None:
     console.print()
 
 
-def _cliffs(quick: bool, rounds: int, output: Path, console: Console) -> None:
-    """Measure and keep the cliff map."""
+def _cliffs(quick: bool, rounds: int, output: Path, console: Console) -> dict[str, Any]:
+    """Measure and keep the cliff map; its JSON."""
     limits = measure.ceilings()
     axes = cliffs.QUICK if quick else cliffs.AXES
     seconds, left_out = cliffs.measure_map(axes, limits, rounds)
@@ -152,6 +119,7 @@ def _cliffs(quick: bool, rounds: int, output: Path, console: Console) -> None:
     console.print(report.heading(done))
     for line in report.cliff_lines(done, cliffs.cliffs(done)):
         console.print(line, markup=False)
+    return done
 
 
 def _draw(output: Path, console: Console) -> None:

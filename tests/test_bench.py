@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend
 
 import paged_attn
 from benchmarks import __main__ as bench
-from benchmarks import cliffs, host, measure, plots, report, runner, suites, traces, warm
+from benchmarks import cliffs, host, measure, options, plots, report, runner, suites, traces, warm
 from benchmarks.inputs import inputs_of, tree
 from benchmarks.peers import OURS, PEERS, Call, flashinfer, sdpa
 from benchmarks.peers.cannot import Cannot, allow, features
@@ -207,7 +207,7 @@ def test_a_run_prints_keeps_and_draws(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bench, "SUITES", {"one": (SMALL, EVEN)})
-    monkeypatch.setattr(bench, "ALL", ("one",))
+    monkeypatch.setattr(options, "ALL", ("one",))
     peers = {OURS: truth, "cudnn paged": truth, "vllm triton": absent, "flashinfer fa2": wrong}
     monkeypatch.setattr(bench, "PEERS", peers)
     bench.main(["one", "--output", str(tmp_path), "--rounds", "3"])
@@ -225,7 +225,7 @@ def test_a_run_prints_keeps_and_draws(
 @pytest.mark.usefixtures("timeless")
 def test_a_failure_of_the_library_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "SUITES", {"one": (SMALL,)})
-    monkeypatch.setattr(bench, "ALL", ("one",))
+    monkeypatch.setattr(options, "ALL", ("one",))
     monkeypatch.setattr(bench, "PEERS", {OURS: broken})
     with pytest.raises(SystemExit, match="failed 1 cases"):
         bench.main(["--output", str(tmp_path)])
@@ -302,7 +302,7 @@ def test_many_processes_compile_before_one_times(tmp_path: Path, monkeypatch: py
     asked: list[tuple[list[str], int]] = []
     monkeypatch.setattr(warm, "warm", lambda names, number: asked.append((names, number)))
     monkeypatch.setattr(bench, "SUITES", {"one": (SMALL,)})
-    monkeypatch.setattr(bench, "ALL", ("one",))
+    monkeypatch.setattr(options, "ALL", ("one",))
     monkeypatch.setattr(bench, "PEERS", {OURS: truth})
     for words in ([], ["--processes", "3"], ["--processes", "3", "--quick"]):
         bench.main(["one", "--output", str(tmp_path), *words])
@@ -345,8 +345,41 @@ def test_without_a_gpu_the_benchmark_says_so() -> None:
 
 
 def test_peers_are_chosen_by_the_beginning_of_their_names() -> None:
-    options = bench._options(["decode", "--peers", "sdpa,cudnn"])
-    assert list(options.peers) == [OURS, "sdpa cudnn", "sdpa flash", "cudnn paged"]
-    assert options.suites == ["decode"]
-    assert bench._options(["--cliffs"]).suites == ["cliffs"]
-    assert bench._options([]).suites == list(bench.ALL)
+    asked = options.parse(["decode", "--peers", "sdpa,cudnn"])
+    assert asked.peers == [OURS, "sdpa cudnn", "sdpa flash", "cudnn paged"]
+    assert asked.suites == ["decode"]
+    assert options.parse(["--cliffs"]).suites == ["cliffs"]
+    assert options.parse([]).suites == list(options.ALL)
+
+
+def test_the_command_line_names_every_suite_and_every_peer() -> None:
+    assert tuple(suites.SUITES) == options.SUITES
+    assert tuple(bench.PEERS) == options.PEERS
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("--peers nobody", "no peer 'nobody'"),
+        ("--rounds 0", "must be a number above 0, got '0'"),
+        ("--processes many", "must be a number above 0, got 'many'"),
+        ("--trace /no/where", "there is no file '/no/where'"),
+    ],
+)
+def test_mistakes_end_before_anything_is_measured(words: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        options.parse(words.split())
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("timeless")
+def test_with_json_standard_output_holds_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "SUITES", {"one": (SMALL,)})
+    monkeypatch.setattr(options, "ALL", ("one",))
+    monkeypatch.setattr(bench, "PEERS", {OURS: truth})
+    bench.main(["--json", "--output", str(tmp_path)])
+    (one,) = json.loads(capsys.readouterr().out)
+    assert one == json.loads((tmp_path / "one.json").read_text())
