@@ -1,14 +1,9 @@
 """Paged attention for LLM inference engines, in plain Python."""
 
 import importlib
+import sys
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
-
-from . import reference
-from .api import merge_states, paged_attention, write_kv
-
-if TYPE_CHECKING:
-    from .preparation.prepare import prepare
-    from .step import pad_batch, pages_needed, positions, slots
 
 __version__ = "0.1.0"
 __all__ = [
@@ -23,12 +18,30 @@ __all__ = [
     "write_kv",
 ]
 
-# Imported when they are asked for: `prepare` brings the kernels along.
+# Where names live that are imported when they are asked for: `prepare` brings the kernels along.
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pad_batch", "pages_needed", "positions", "slots"), ".step")
+_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # in the command
+
+
+def _is_command() -> bool:
+    """Whether this process is `paged-attn` or `python -m paged_attn`, most of whose verbs need no torch."""
+    if sys.argv[:1] == ["-m"]:  # as long as Python looks for the module
+        return sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1] == [__name__]
+    return PurePath(sys.argv[0] if sys.argv else "").stem == "paged-attn"
+
+
+if TYPE_CHECKING:
+    from .preparation.prepare import prepare
+    from .step import pad_batch, pages_needed, positions, slots
+if TYPE_CHECKING or not _is_command():  # which imports torch, for seconds, and registers the operators
+    from . import reference
+    from .api import merge_states, paged_attention, write_kv
 
 
 def __getattr__(name: str) -> Any:
+    if name == "reference":
+        return importlib.import_module(".reference", __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)

@@ -45,7 +45,7 @@ def said() -> Iterator[Said]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and node.args:
                 name = ast.unparse(node.func).rpartition(".")[2]
-                if name.endswith(("Error", "Exit", "OutOfPages")) or name == "warn":
+                if name.endswith(("Error", "Exit", "ClickException", "OutOfPages")) or name == "warn":
                     error = "UserWarning" if name == "warn" else name
                     where = f"{path.relative_to(ROOT)}:{node.lineno}"
                     yield Said(_template(node.args[0]), error, where)

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import cli
+from paged_attn.cli import bench, demo, main
 from paged_attn.explain import question
-from paged_attn.launching import backend, launch
+from paged_attn.launching import backend, gpus, launch
 from paged_attn.preparation import offline
 from paged_attn.preparation.named import named
 from paged_attn.serving import pages, scheduler, trace
@@ -73,13 +73,29 @@ def written(*slots: int) -> Callable[[Path], object]:
 def without_click(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "click", None)
-        runpy.run_path(str(ROOT / "paged_attn" / "cli.py"))
+        runpy.run_path(str(ROOT / "paged_attn" / "cli" / "group.py"))
+
+
+def without_matplotlib(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        demo._check_output(folder / "demo.png")
+
+
+def prepare_for_the_interpreter(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "INTERPRET", True)
+        main(["prepare"], standalone_mode=False)
+
+
+def command(words: str) -> Callable[[Path], object]:
+    return lambda folder: main(words.split(), standalone_mode=False)
 
 
 def outside_of_a_clone(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged_attn, "__file__", str(folder / "paged_attn" / "__init__.py"))
-        cli._benchmarks()
+        bench.of_checkout("benchmarks.__main__")
 
 
 def on_a_gpu_machine(folder: Path) -> None:
@@ -131,6 +147,12 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     written(3, 3),
     without_click,
     outside_of_a_clone,
+    without_matplotlib,
+    prepare_for_the_interpreter,
+    command("demo --output /dev/null/demo.png"),
+    command("prepare --heads 3 --kv-heads 2"),
+    command("prepare --device h200 --layout x-packed --head-dim 20"),
+    command("prepare --device h200 --dtype float16 --kv-dtype bfloat16"),
     on_a_gpu_machine,
     in_the_interpreter,
     traced_with_a_score_mod,
@@ -138,7 +160,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     lambda folder: question.mod_of("nothing:alibi", ""),
     without_metadata,
     without_names,
-    lambda folder: question.device_named("h900"),
+    lambda folder: gpus.named("h900"),
     lambda folder: question.lengths("many"),
     lambda folder: Caches.allocate("x-packed", 1, 16, 1, 12, torch.float16, torch.device("cpu")),
     lambda folder: pages.Pages(0),

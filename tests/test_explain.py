@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -365,10 +366,32 @@ def test_the_command_takes_every_option(words: str) -> None:
         ("--kv-dtype float32", "a cache beside torch.bfloat16 must be one of"),
         ("--layout x-packed --head-dim 20", "wants a head_dim divisible by 8"),
         ("--new --batch-invariant", "batch_invariant is not to be had"),
-        ("--device sm89", "or with its multiprocessors, like sm89:142, got 'sm89'"),
+        ("--device sm86", "or with its multiprocessors, like sm89:142, got 'sm86'"),
     ],
 )
 def test_the_command_says_what_is_wrong(words: str, text: str) -> None:
     result = CliRunner().invoke(main, ["explain", *words.split()])
     assert result.exit_code == 2
     assert text in " ".join(result.output.split())
+
+
+def test_json_has_the_lines_and_their_numbers() -> None:
+    words = "--queries 1x1024,31x1 --keys 1x4096,31x2048 --heads 71 --kv-heads 1 --head-dim 64 --device h200"
+    asked = ask(queries="1x1024,31x1", keys="1x4096,31x2048", heads=71, kv_heads=1, head_dim=64, device="h200")
+    told = json.loads(printed(f"{words} --json"))
+    assert [x["launch"] for x in told["launches"]] == [t for n, t in explain.explain(asked) if n.startswith("launch")]
+    assert told["memory_bytes"] == question.memory(asked)
+    assert told["useful_operations"] == question.operations(asked)
+    assert told["least_seconds"]["memory"] == pytest.approx(sum(told["memory_bytes"].values()) / 4.54e12)
+    mixed = json.loads(printed("--queries 1x2048,63x1 --keys 1x2048,63x4096 --device h200 --json"))
+    assert {"warps", "tiles", "work"} <= mixed["launches"][0]["beside"].keys()
+
+
+@pytest.mark.parametrize("words", ["--window 127 -1", "--window -1 0"])
+def test_a_window_is_two_numbers(words: str) -> None:
+    assert "Hopper" in printed(f"{words} --device h200")
+
+
+@pytest.mark.parametrize("name, arch", [("b200", "sm100"), ("H200", "sm90"), ("a100", "sm80"), ("mi300x", "gfx942")])
+def test_a_device_has_the_name_that_people_have_for_it(name: str, arch: str) -> None:
+    assert json.loads(printed(f"--device {name} --json"))["device"].startswith(f"{arch}, ")

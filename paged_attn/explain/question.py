@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .. import gpus
 from ..checks.axes import CACHE_FOR
 from ..kernels.arguments import merge_grid
 from ..kernels.cuts import Batch, Cut
+from ..launching import gpus
 from ..launching.backend import INTERPRET, Device, device_of
 from ..launching.scratch import Need
 from ..planning.dialects import dialect

@@ -9,8 +9,8 @@ from typing import Any
 
 import triton
 
-from .. import tritons
-from ..tritons import KNOWN, in_words, number
+from . import tritons
+from .tritons import KNOWN, in_words, number
 
 __all__ = ["KNOWN", "OPTIONS", "encoded", "has_stubs", "in_words", "known", "number", "older"]
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from paged_attn.model import Lengths, Model
-from paged_attn.preparation import Summary, compile_for
+from paged_attn.preparation.model import Lengths, Model
+from paged_attn.preparation.prepare import Summary, compile_for
 from paged_attn.serving.demo import Sizes
 from paged_attn.serving.trace import Request
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from paged_attn.explain.work import Ceilings
 from paged_attn.serving.demo import Sizes, Step, Tolerance
-from paged_attn.work import Ceilings
 
 
 def summary(steps: Sequence[Step], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None) -> dict[str, Any]:

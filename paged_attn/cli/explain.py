@@ -1,0 +1,80 @@
+"""`paged-attn explain`: what the library does for a call, told without making it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from paged_attn.cli import options
+from paged_attn.cli.options import FP8, HALF, LAYOUTS, positive, torch_dtype
+from paged_attn.cli.output import print_json, print_rows
+
+
+@click.command()
+@click.option("--batch", type=positive, help="Sequences, where --queries and --keys name one length each.")
+@click.option("--queries", default="1", show_default=True, help="Query tokens of each sequence: 1, or 1x2048,63x1.")
+@click.option("--keys", default="4096", show_default=True, help="Keys of each, the call's own with them: 64x4096.")
+@click.option("--heads", type=positive, default=32, show_default=True, help="Query heads.")
+@click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads.")
+@click.option("--head-dim", type=click.IntRange(1, 256), default=128, show_default=True)
+@click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page.")
+@click.option("--dtype", type=options.Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of q.")
+@click.option("--kv-dtype", type=options.Dtype(HALF + FP8), help="Of the cache.  [as --dtype]")
+@click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache.")
+@options.window()
+@click.option("--causal/--not-causal", default=True, show_default=True)
+@click.option("--softcap", type=click.FloatRange(0), default=0.0)
+@click.option("--alibi", is_flag=True, help="alibi_slopes are given.")
+@click.option("--sinks", is_flag=True, help="sinks are given.")
+@click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias.")
+@click.option("--query-positions", is_flag=True, help="query_positions are given.")
+@click.option("--new", is_flag=True, help="k_new and v_new are given.")
+@click.option("--lse", is_flag=True, help="return_lse.")
+@click.option("--batch-invariant", is_flag=True)
+@click.option("--max-queries", type=positive, help="max_seqlen_q.  [the longest]")
+@click.option("--max-keys", type=positive, help="max_seqlen_k, or what the page table holds.  [the longest]")
+@options.device("[this GPU, else h200]")
+@options.as_json
+def explain(as_json: bool, **given: Any) -> None:
+    """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost."""
+    from paged_attn.explain.explain import explain as explained
+    from paged_attn.explain.question import question_of
+
+    given |= dict(dtype=torch_dtype(given["dtype"]), kv_dtype=torch_dtype(given["kv_dtype"] or given["dtype"]))
+    try:
+        question = question_of(**given)
+        lines = list(explained(question))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if as_json:
+        print_json(_sorted(lines) | _numbers(question))
+    else:
+        print_rows(lines)
+
+
+def _sorted(lines: list[tuple[str, str]]) -> dict[str, Any]:
+    """The lines as they are, but those of a launch, and of what runs beside it, together."""
+    found: dict[str, Any] = {"launches": []}
+    part: dict[str, Any] = found
+    for name, text in lines:
+        if name.startswith("launch"):
+            part = {"launch": text}
+            found["launches"].append(part)
+        elif name == "  beside":
+            part["beside"] = part = {"warps": text}
+        elif name.startswith("  "):
+            part[name.strip()] = text
+        else:
+            found[name] = text
+    return found
+
+
+def _numbers(question: Any) -> dict[str, Any]:
+    """What is counted, as numbers, in place of the lines that tell it."""
+    from paged_attn.explain.question import memory, operations, seconds
+
+    moved, useful = memory(question), operations(question)
+    known = seconds(question, sum(moved.values()), useful)
+    least = None if known is None else dict(memory=known[2], arithmetic=known[3], of=known[0])
+    return {"memory_bytes": moved, "useful_operations": useful, "least_seconds": least}

@@ -1,0 +1,136 @@
+"""`paged-attn info`: what is installed here, what runs the kernels, and which hosts there are.
+
+Everything is asked in ways that take milliseconds: torch and Triton are imported only where nothing else can tell.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+from typing import NamedTuple
+
+import click
+
+from paged_attn import __version__
+from paged_attn.cli import machine
+from paged_attn.cli.options import as_json
+from paged_attn.cli.output import console, print_json, print_rows
+from paged_attn.integrations.probes import PROBES
+from paged_attn.launching import tritons
+
+VARIABLES = {
+    "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True",
+    "PAGED_ATTN_HOPPER": "0: no Hopper kernels; 1: them, also under a Triton that is not known",
+    "TRITON_INTERPRET": "1: kernels are interpreted; 0: compiled, also without a GPU",
+    "TRITON_CACHE_DIR": "where compiled kernels are kept, instead of ~/.triton/cache",
+    "CUDA_VISIBLE_DEVICES": "which GPUs this process sees",
+}
+
+
+class Dialect(NamedTuple):
+    """Kernels of one kind, and whether calls get them here."""
+
+    name: str
+    on: bool
+    why: str
+
+
+@click.command()
+@as_json
+def info(as_json: bool) -> None:
+    """Versions, the device, which kernels calls get and why, environment variables, and hosts."""
+    build = machine.torch_build()
+    found = machine.gpu(build)
+    packages = {name: _version(name) for name in ("torch", "triton", "numpy")}
+    interpreted = machine.interpreted(found)
+    known = dialects(found, interpreted, packages["triton"])
+    hosts = [probe() for probe in PROBES]
+    if as_json:
+        print_json(
+            dict(
+                paged_attn=__version__,
+                python=platform.python_version(),
+                system=f"{platform.system()} {platform.machine()}",
+                packages=packages,
+                torch_build=build._asdict(),
+                triton_known=packages["triton"] is not None and tritons.known(packages["triton"]),
+                device=None if found is None else found._asdict(),
+                interpreted=interpreted,
+                dialects=[dialect._asdict() for dialect in known],
+                environment={name: os.environ.get(name) for name in VARIABLES},
+                hosts=[host._asdict() for host in hosts],
+            )
+        )
+        return
+    rows: list[tuple[str, str]] = [(name, version or "not installed") for name, version in packages.items()]
+    rows[0] = ("torch", f"{packages['torch'] or 'not installed'}{_built(build)}")
+    rows[1] = ("triton", _triton(packages["triton"]))
+    rows += [("python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")]
+    rows += [("device", _device(found, build))]
+    rows += [(f"{d.name} kernels", f"{'on' if d.on else 'off'}: {d.why}") for d in known]
+    rows += [(name, f"{os.environ.get(name, 'not set')}   ({what})") for name, what in VARIABLES.items()]
+    rows += [(host.host, f"{_mark(host.fits)}{host.says}") for host in hosts]
+    console(False).print(f"[bold]paged-attn[/] {__version__}")
+    print_rows(rows, console(False))
+
+
+def dialects(found: machine.Found | None, interpreted: bool, triton: str | None) -> list[Dialect]:
+    """Each kind of kernels: what `backend` decides at the first call."""
+    if triton is None:
+        return [Dialect(name, False, "Triton is not installed") for name in ("Hopper", "portable")]
+    if interpreted:
+        why = "Triton's interpreter does not know them"
+        return [Dialect("Hopper", False, why), Dialect("portable", True, "interpreted by Triton on the CPU: slow")]
+    arch = "no GPU" if found is None else found.arch
+    hopper = _why_no_hopper(found, triton)
+    return [
+        Dialect("Hopper", hopper is None, hopper or f"compiled for {arch}; calls that they do not take go to portable"),
+        Dialect("portable", True, f"compiled by Triton for {arch}"),
+    ]
+
+
+def _why_no_hopper(found: machine.Found | None, triton: str) -> str | None:
+    asked = os.environ.get("PAGED_ATTN_HOPPER")
+    if found is None or found.arch != "sm90":
+        return "they are for sm90"
+    if asked == "0":
+        return "PAGED_ATTN_HOPPER is 0"
+    if asked == "1" or tritons.known(triton):
+        return None
+    if tritons.older(triton):
+        return f"they know Triton {tritons.in_words()}, and this is {triton}"
+    from paged_attn.launching import trial  # imports torch and Triton, and tries nothing
+
+    kept = trial.on_disk(found.arch)
+    return f"Triton {triton} is not known, and will be tried at the first call" if kept is None else kept or None
+
+
+def _triton(version: str | None) -> str:
+    if version is None:
+        return "not installed"
+    if tritons.known(version):
+        return f"{version}, one of those known"
+    then = "is older: Triton launches the portable kernels" if tritons.older(version) else "is tried at the first call"
+    return f"{version}, which is not known ({tritons.in_words()} are) and {then}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _built(build: machine.Torch) -> str:
+    return f", for CUDA {build.cuda}" if build.cuda else f", for ROCm {build.hip}" if build.hip else ", for the CPU"
+
+
+def _device(found: machine.Found | None, build: machine.Torch) -> str:
+    if found is not None:
+        return f"{found.name}, {found.arch}, {found.multiprocessors} multiprocessors"
+    return "the CPU" + (": no GPU is seen" if build.cuda or build.hip else ": torch is built for no other")
+
+
+def _mark(fits: bool | None) -> str:
+    return "" if fits is None else "fits: " if fits else "does not fit: "

@@ -1,0 +1,74 @@
+"""This machine's GPU and torch, asked without importing torch, which takes seconds."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # of CUdevice_attribute
+
+
+class Torch(NamedTuple):
+    """What torch was built for, as its version.py has it."""
+
+    cuda: str | None
+    hip: str | None
+
+
+class Found(NamedTuple):
+    """A GPU, in the words of backend.Device, and its name."""
+
+    name: str
+    arch: str
+    multiprocessors: int
+
+
+def torch_build() -> Torch:
+    spec = importlib.util.find_spec("torch")
+    path = Path((spec and spec.origin) or ".").parent / "version.py"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = {name: re.search(rf"^{name}\b[^=\n]*= *'([^']*)'", text, re.M) for name in ("cuda", "hip")}
+    return Torch(*(match and match[1] for match in found.values()))
+
+
+def gpu(build: Torch) -> Found | None:
+    """The first GPU that torch would see."""
+    if build.hip:  # whose driver has no such short way
+        return _asked_of_torch()
+    return _asked_of_cuda() if build.cuda else None
+
+
+def interpreted(found: Found | None) -> bool:
+    """What backend.INTERPRET will be: as TRITON_INTERPRET says or, where it says nothing, whether there is no GPU."""
+    asked = os.environ.get("TRITON_INTERPRET")
+    return found is None if asked is None else asked.lower() in ("1", "true", "yes", "on", "y")
+
+
+def _asked_of_torch() -> Found | None:
+    import torch
+
+    from paged_attn.launching.backend import INTERPRET, device_of
+
+    if INTERPRET or not torch.cuda.is_available():
+        return None
+    return Found(torch.cuda.get_device_name(), *device_of(torch.device("cuda")))
+
+
+def _asked_of_cuda() -> Found | None:
+    """The driver's own answer; CUDA_VISIBLE_DEVICES counts, as in torch."""
+    try:
+        cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+    except OSError:
+        return None
+    device, number, name = ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(256)
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), 0) or cuda.cuDeviceGetName(name, 256, device):
+        return None
+    facts = []
+    for attribute in (MAJOR, MINOR, MULTIPROCESSORS):
+        cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        facts.append(number.value)
+    return Found(name.value.decode(), f"sm{facts[0]}{facts[1]}", facts[2])

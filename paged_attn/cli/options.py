@@ -1,0 +1,87 @@
+"""What verbs ask for alike: element types, devices, sizes of heads, and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from paged_attn.launching import gpus
+
+if TYPE_CHECKING:
+    import torch
+
+HALF = ("float32", "float16", "bfloat16")
+FP8 = ("e4m3", "e5m2")
+LAYOUTS = ("NHD", "HND", "x-packed")
+ALIASES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "fp8": "e4m3"}
+ALIASES |= {f"{prefix}{name}": name for prefix in ("fp8_", "float8_") for name in FP8} | {"float8_e4m3fn": "e4m3"}
+
+
+class Dtype(click.Choice[str]):
+    """One of a few element types; names that torch and engines have for them are taken, too."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(ALIASES.get(value, value), param, ctx)
+
+
+class DeviceName(click.ParamType):
+    """A device that this machine need not have, by a name of gpus.py."""
+
+    name = "device"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            gpus.named(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        return value
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        names = [*gpus.GPUS, *gpus.ARCHES]
+        return [CompletionItem(x) for x in names if x.startswith(incomplete)]
+
+
+Decorated = Callable[[Callable[..., Any]], Callable[..., Any]]
+positive = click.IntRange(1)
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
+
+
+def device(help: str) -> Decorated:
+    """--device NAME."""
+    return click.option("--device", type=DeviceName(), metavar="NAME", help=f"{help}  h200, b200, sm90, sm90:132 ...")
+
+
+def window() -> Decorated:
+    """--window LEFT RIGHT."""
+    return click.option(
+        "--window",
+        type=(click.IntRange(-1), click.IntRange(-1)),
+        default=(-1, -1),
+        metavar="LEFT RIGHT",
+        help='Keys seen before and behind a query\'s own, -1 = all.  A "sliding window W" is W-1 -1.',
+    )
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """What torch calls it."""
+    import torch
+
+    full = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}.get(name, name)
+    found: torch.dtype = getattr(torch, full)
+    return found
+
+
+def check_heads(heads: int, kv_heads: int) -> None:
+    """Queries' heads are shared out evenly among KV heads."""
+    if heads % kv_heads:
+        raise click.UsageError(f"--heads must be a multiple of --kv-heads = {kv_heads}, got {heads}")
+
+
+def check_packed(layout: str, head_dim: int, cache_dtype: torch.dtype) -> None:
+    """A group of an x-packed cache is 16 bytes of one head."""
+    x = 16 // cache_dtype.itemsize
+    if layout == "x-packed" and head_dim % x:
+        raise click.UsageError(f"x-packed {cache_dtype} wants a --head-dim divisible by {x}, got {head_dim}")

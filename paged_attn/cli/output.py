@@ -1,0 +1,54 @@
+"""How verbs print: tables of a name and a text for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    import torch
+
+
+def console(as_json: bool) -> Console:
+    """For what people read: standard output or, where that is for JSON, the other one."""
+    return Console(soft_wrap=True, stderr=as_json, highlight=False)
+
+
+def print_json(value: Any) -> None:
+    """On standard output, to which nothing else is printed then."""
+    click.echo(json.dumps(value, indent=2))
+
+
+def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> None:
+    """A name, and a text that is wrapped beside it."""
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in rows:
+        table.add_row(name, text)
+    wide = None if sys.stdout.isatty() else 200  # a file has no width
+    (to or Console(width=wide, highlight=False)).print(table)
+
+
+def here() -> torch.device:
+    """Where the kernels of this process run."""
+    import torch
+
+    from paged_attn.launching.backend import INTERPRET
+
+    return torch.device("cpu" if INTERPRET else "cuda")
+
+
+def name_of(device: torch.device) -> str:
+    """What people call it."""
+    if device.type != "cuda":
+        return "the CPU, through Triton's interpreter"
+    import torch
+
+    return torch.cuda.get_device_name(device)

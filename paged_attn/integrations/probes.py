@@ -1,0 +1,105 @@
+"""Which hosts are installed, and whether the adapters here are for their versions; no host is imported.
+
+An adapter is a module of this package; a host without one is told as such.  What a host says when its adapter is put to
+work (`register()`) is the last word: versions are what is known beforehand.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+
+
+class Probe(NamedTuple):
+    """What is known of a host."""
+
+    host: str
+    version: str | None  # None: not installed
+    fits: bool | None  # None: nothing to fit, or nothing that is known
+    says: str
+
+
+def transformers() -> Probe:
+    """Its continuous batching has another form in other versions."""
+    return _within("transformers", "transformers", "transformers", (5, 17), (5, 24))
+
+
+def vllm() -> Probe:
+    return _found("vllm", "vllm", "vllm")
+
+
+def sglang() -> Probe:
+    return _found("sglang", "sglang", "sglang")
+
+
+def flash_attn() -> Probe:
+    """The adapter stands in for the module: where that is absent, too."""
+    version = _version("flash-attn", "flash_attn")
+    if version is None:
+        return Probe("flash_attn", None, None, "not installed; integrations.flash_attn.install() stands in for it")
+    return Probe("flash_attn", version, True, f"{version}, which integrations.flash_attn.install() would hide")
+
+
+def torch_varlen() -> Probe:
+    """torch's list of attention implementations, which its varlen_attn looks into."""
+    version = _version("torch", "torch")
+    if version is None:
+        return Probe("torch varlen_attn", None, None, "not installed")
+    if _number(version) < (2, 13):
+        return Probe("torch varlen_attn", version, False, f"torch {version}, and the list is looked into from 2.13 on")
+    return _adapted(Probe("torch varlen_attn", version, True, f"torch {version}, 2.13 or later"), "torch")
+
+
+PROBES = (transformers, vllm, sglang, flash_attn, torch_varlen)
+
+
+def _within(host: str, package: str, adapter: str, first: tuple[int, int], last: tuple[int, int]) -> Probe:
+    """Of an adapter that is known to fit some versions."""
+    found = _found(host, package, adapter)
+    if found.version is None or not found.fits:
+        return found
+    known = f"{'.'.join(map(str, first))} to {'.'.join(map(str, last))}"
+    fits = first <= _number(found.version) <= last
+    return found._replace(fits=fits, says=f"{found.version}, {'one of' if fits else 'and known are'} {known}")
+
+
+def _found(host: str, package: str, adapter: str) -> Probe:
+    version = _version(package, host)
+    if version is None:
+        return Probe(host, None, None, "not installed")
+    return _adapted(Probe(host, version, True, version), adapter)
+
+
+def _adapted(probe: Probe, adapter: str) -> Probe:
+    """As it is, if there is such an adapter."""
+    if (HERE / adapter / "__init__.py").exists():
+        return probe
+    return probe._replace(fits=None, says=f"{probe.version}; there is no adapter for it here")
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """(5, 17) of "5.17.0"."""
+    return tuple(int(x) for x in re.findall(r"\d+", version)[:2])
+
+
+def _version(package: str, module: str) -> str | None:
+    """None unless it can be imported, too: metadata alone may be what an uninstalled package left."""
+    if not _origin(module):
+        return None
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "of an unknown version"
+
+
+def _origin(module: str) -> str:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # a stand-in that was put into sys.modules without one
+        return ""
+    return (spec and spec.origin) or ""

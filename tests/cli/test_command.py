@@ -1,0 +1,147 @@
+"""The command as a whole: it starts at once, lists all that it can do, and says what it lacks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import paged_attn
+from paged_attn.cli import main, prepare
+from paged_attn.launching.backend import Device
+from paged_attn.preparation import prepare as preparation
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "triton", "numpy", "matplotlib")
+
+
+def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])} | environ
+    return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("words", ["--help", "--version", "info", "info --json", "demo --help", "bench --help"])
+def test_nothing_heavy_is_imported_to_say_what_there_is(words: str) -> None:
+    """Which is what keeps it within half a second; the script is what pip installs."""
+    script = (
+        f"import sys\nsys.argv = ['/usr/bin/paged-attn', *{words.split()!r}]\nfrom paged_attn.cli import main\n"
+        f"try: main()\nfinally: print(*[x for x in {HEAVY!r} if x in sys.modules], file=sys.stderr)"
+    )
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == ""
+    assert len(done.stdout.strip()) > 10
+
+
+@pytest.mark.host
+def test_the_package_run_as_a_module_is_the_command() -> None:
+    done = python("-X", "importtime", "-m", "paged_attn", "--help")
+    assert done.stdout.startswith("Usage: paged-attn")
+    assert not [line for line in done.stderr.splitlines() if line.split("|")[-1].strip() in HEAVY]
+
+
+def test_in_the_command_the_package_has_all_its_names() -> None:
+    script = "import sys\nsys.argv = ['paged-attn']\nimport paged_attn\nassert 'torch' not in sys.modules\n"
+    script += "from paged_attn import *\nassert paged_attention is paged_attn.api.paged_attention\n"
+    script += "import torch\nassert reference.paged_attention and prepare and torch.ops.paged_attn.attention"
+    done = python("-c", script)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_verb_is_listed_with_its_whole_sentence() -> None:
+    listed = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    for name, verb in main.commands.items():
+        sentence = " ".join((verb.help or "").split("\n\n")[0].split()).removesuffix(".")
+        assert f"{name} {sentence}" in listed
+    assert "..." not in listed.split("Commands:")[1]
+
+
+@pytest.mark.parametrize("name", [name for name in main.commands if name != "bench"])
+def test_every_verb_has_json(name: str) -> None:
+    assert "--json" in {word for option in main.commands[name].params for word in option.opts}
+
+
+def test_without_its_extra_the_command_says_how_to_get_it() -> None:
+    done = python("-c", "import sys; sys.modules['rich'] = None; import paged_attn.cli")
+    assert done.returncode == 1
+    assert "pip install 'paged-attn[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_shell_completes_verbs_and_values() -> None:
+    def completed(words: str, number: int) -> list[str]:
+        asked = dict(_PAGED_ATTN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(number))
+        done = python("-c", "from paged_attn.cli import main; main(prog_name='paged-attn')", **asked)
+        return [line.rpartition(",")[2] for line in done.stdout.splitlines()]
+
+    assert completed("paged-attn pre", 1) == ["prepare"]
+    assert completed("paged-attn explain --kv-dtype e", 3) == ["e4m3", "e5m2"]
+    assert completed("paged-attn explain --device h", 3) == ["h20", "h100", "h200"]
+
+
+# prepare
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the library is asked to prepare."""
+    calls: list[dict[str, Any]] = []
+
+    def noted(**options: Any) -> preparation.Summary:
+        calls.append(options)
+        return preparation.Summary(7, 5, 1.5)
+
+    monkeypatch.setattr(paged_attn, "prepare", noted)
+    return calls
+
+
+def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
+    words = "--heads 64 --kv-heads 4 --head-dim 64 --page-size 32 --dtype bf16 --kv-dtype e4m3 --layout x-packed "
+    words += "--window 127 -1 --not-causal --softcap 3 --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
+    words += "--lse --scales tensor --integers int64 --max-seqs 8 --max-tokens 64 --max-seqlen 512 --processes 2"
+    result = CliRunner().invoke(main, ["prepare", *words.split(), "--device", "b200", "--json"])
+    assert result.exit_code == 0, result.output
+    assert asked == [
+        dict(
+            heads=64, kv_heads=4, head_dim=64, page_size=32, dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn,
+            out_dtype=torch.bfloat16, kv_layout="x", new=True, causal=False, window_size=(127, -1), softcap=3.0,
+            alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
+            return_lse=True, max_seqs=8, max_tokens=64, max_seqlen=512, device=Device("sm100", 148), processes=2,
+        )
+    ]  # fmt: skip
+    assert asked[0].keys() == preparation.prepare.__kwdefaults__.keys() | {"heads", "kv_heads", "head_dim"}
+    told = json.loads(result.stdout)
+    assert told == dict(device="sm100, 148 multiprocessors", kernels=7, compiled=5, seconds=1.5)
+
+
+def test_prepare_refuses_before_it_begins(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    for words, message in (
+        ("--heads 3 --kv-heads 2", "--heads must be a multiple of --kv-heads = 2, got 3"),
+        ("--layout x-packed --head-dim 20 --device h200", "divisible by 8, got 20"),
+        ("--dtype float16 --kv-dtype bfloat16 --device h200", "--kv-dtype must be one of"),
+        ("--device h900", "a device must be one of a100"),
+        ("--window 3 -2 --device h200", "-2 is not in the range"),
+        ("--window 3", "requires 2 arguments"),
+        ("--processes 0", "0 is not in the range"),
+    ):
+        result = CliRunner().invoke(main, ["prepare", *words.split()])
+        assert result.exit_code == 2, words
+        assert message in " ".join(result.output.split())
+    monkeypatch.setattr("paged_attn.launching.backend.INTERPRET", True)
+    assert "name a --device to compile for" in CliRunner().invoke(main, ["prepare"]).output
+    assert not asked
+
+
+def test_names_of_types_are_those_of_the_readme_and_others_are_known() -> None:
+    dtype = next(option.type for option in prepare.prepare.params if option.name == "kv_dtype")
+    assert [dtype.convert(x, None, None) for x in ("e4m3", "fp8", "fp8_e5m2", "float8_e4m3fn", "bf16")] == [
+        "e4m3", "e4m3", "e5m2", "e4m3", "bfloat16",
+    ]  # fmt: skip
