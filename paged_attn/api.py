@@ -1,4 +1,9 @@
-"""The public functions: their specifications."""
+"""The public functions: their specifications.
+
+Keywords that they do not have end in `others`, and are told their names here (keywords.py).
+"""
+
+from typing import NoReturn
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,6 +12,7 @@ import torch
 
 from . import traced
 from .checks.axes import ScaleLike
+from .checks.keywords import refuse, told
 from .lazy import at_first_call
 
 attend = at_first_call("attend", ".calls.attend", globals())
@@ -16,6 +22,7 @@ merge = at_first_call("merge", ".calls.merge", globals())
 NO_ARGS: tuple[torch.Tensor | float, ...] = ()
 
 
+@told
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -48,6 +55,7 @@ def paged_attention(
     only: str | None = None,
     batch_invariant: bool = False,
     check: bool | None = None,
+    **others: NoReturn,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of ragged queries over a paged key-value cache.
 
@@ -142,6 +150,8 @@ def paged_attention(
     Source: Kwon et al. 2023 (paging), Dao 2023 (tiling), Milakov & Gimelshein 2018 (online softmax), Press et al. 2022
     (ALiBi), Xiao et al. 2023 (sinks).
     """
+    if others:
+        refuse(paged_attention, others)
     if torch.compiler.is_compiling():
         if score_mod is not None:
             raise ValueError(
@@ -175,6 +185,7 @@ def paged_attention(
     )  # fmt: skip
 
 
+@told
 def write_kv(
     k: torch.Tensor,
     v: torch.Tensor,
@@ -186,6 +197,7 @@ def write_kv(
     k_scale: ScaleLike = None,
     v_scale: ScaleLike = None,
     check: bool | None = None,
+    **others: NoReturn,
 ) -> None:
     """Write new keys and values into their slots of a paged cache, in place.
 
@@ -203,12 +215,15 @@ def write_kv(
 
     Inside torch.compile it is torch.ops.paged_attn.write_kv, of which Inductor makes a launch for each cache, in place.
     """
+    if others:
+        refuse(write_kv, others)
     if torch.compiler.is_compiling():
         return traced.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
     write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check)
 
 
-def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+@told
+def merge_states(outs: torch.Tensor, lses: torch.Tensor, **others: NoReturn) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a union of disjoint key sets from the attention over each.
 
     Args:
@@ -226,6 +241,8 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor) -> tuple[torch.Tensor, 
 
     Source: Milakov & Gimelshein 2018; Ye et al. 2025 (attention states).
     """
+    if others:
+        refuse(merge_states, others)
     if torch.compiler.is_compiling():
         return traced.merge_states(outs, lses)
     return merge(outs, lses)
