@@ -37,13 +37,15 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
         "plain",
         shaped("q", 5, 7, 32),
         ValueError,
-        "q must have heads a positive multiple of kv_heads = 2, got heads = 7",
+        f"q must have heads a positive multiple of kv_heads = 2, got heads = 7: k_cache was read as NHD: {NHD} = "
+        "[12, 8, 2, 32]",
     ),
     (
         "plain",
         shaped("q", 5, 0, 32),
         ValueError,
-        "q must have heads a positive multiple of kv_heads = 2, got heads = 0",
+        f"q must have heads a positive multiple of kv_heads = 2, got heads = 0: k_cache was read as NHD: {NHD} = "
+        "[12, 8, 2, 32]",
     ),
     (
         "plain",

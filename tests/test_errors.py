@@ -23,6 +23,7 @@ from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
 from tests.bad_input import accept, call_of
 from tests.errors import ANY, ROOT, Entry, catalogue, said
+from tests.test_swapped import call as swapped_call
 
 # Whose rows end in the text of an error that each of them is refused with, word for word.
 TABLES = ("test_check.OPTIONS", "test_check_batch.BATCH", "test_check_write.WRITE", "test_check_write.MERGE")
@@ -74,6 +75,11 @@ def without_click(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "click", None)
         runpy.run_path(str(ROOT / "paged_attn" / "cli" / "group.py"))
+
+
+def warned_of(folder: Path) -> None:
+    """As an error, as all warnings in tests."""
+    accept(swapped_call("HND", 32, 8, 16, 100) | dict(kv_layout="NHD"))
 
 
 def without_matplotlib(folder: Path) -> None:
@@ -140,6 +146,9 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     of("plain", q=lambda c: c["q"].clone().requires_grad_()),
     of("plain", q=lambda c: c["q"].to("meta")),
     of("plain", sinks=lambda c: c["sinks"].to_sparse()),
+    of("plain", q=lambda c: torch.zeros(5, 7, 32, dtype=torch.bfloat16)),
+    warned_of,
+    lambda folder: paged_attn.merge_states(v=MEMORY, s=MEMORY),
     checked("plain", query_positions=torch.full((5,), 1 << 20, dtype=torch.int32)),
     of("fp8", k_scale=lambda c: torch.ones(3, 2)),
     checked("plain", seq_lens=torch.tensor([1 << 40, 3, 33])),

@@ -34,6 +34,7 @@ from .axes import (
 )
 from .contents import check_attention_contents, check_write_contents
 from .overlap import same_elements
+from .swapped import looks_swapped, warn
 
 __all__ = [
     "Axes",
@@ -89,7 +90,9 @@ def check_attention(
     sizes = door.sizes
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
-        raise ValueError(f"q must have heads a positive multiple of kv_heads = {kv_heads}, got heads = {heads}")
+        raise door.wrong_heads(heads)
+    if k_new is None:  # which would have settled kv_heads
+        _doubt(door, max_seqlen_k)
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1
         door.tensor("cu_seqlens_q", cu_seqlens_q, ("seqs + 1",), INTEGER)
@@ -149,6 +152,16 @@ def check_attention(
         sizes["max_pages"],
         sizes.get("x", 0),
     )
+
+
+def _doubt(door: Door, max_seqlen_k: object) -> None:
+    """Warn of a cache whose sizes fit, and that yet looks as if its kv_layout were the other one."""
+    if door.cache is None or not isinstance(max_seqlen_k, int):
+        return
+    sizes = door.sizes
+    kv_heads, page_size, max_pages = sizes["kv_heads"], sizes["page_size"], sizes["max_pages"]
+    if looks_swapped(sizes["heads"], kv_heads, page_size, max_pages, max_seqlen_k):
+        warn(door.cache, kv_heads, page_size, max_pages, max_seqlen_k)
 
 
 def check_options(

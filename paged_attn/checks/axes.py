@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .overlap import overlap, overlaps_itself
 from .plain import plain
+from .swapped import LAYOUTS, OTHER, reading, shares_out
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 HALF = (torch.float16, torch.bfloat16)
@@ -21,10 +22,6 @@ SAME = {dtype: (dtype,) for dtype in QUERY}
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
-LAYOUTS = {
-    "NHD": ("pages", "page_size", "kv_heads", "head_dim"),
-    "HND": ("pages", "kv_heads", "page_size", "head_dim"),
-}
 MAX_HEAD_DIM = 256
 # numbers reach the kernels as int32 and float32
 INT32_MAX = torch.iinfo(torch.int32).max
@@ -51,12 +48,13 @@ class Axes(NamedTuple):
 class Door:
     """What the tensors admitted so far have settled: the size of each named axis, and the device."""
 
-    __slots__ = ("device", "first", "sizes")
+    __slots__ = ("cache", "device", "first", "sizes")
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
         self.first = ""
         self.sizes: dict[str, int] = {}
+        self.cache: tuple[str, torch.Size] | None = None  # how 4-D keys were read, and their shape
 
     def tensor(self, name: str, value: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...]) -> None:
         """Admit a tensor of these axes and one of these dtypes, its last axis contiguous."""
@@ -93,7 +91,30 @@ class Door:
         got = shape if len(shape) == len(axes) else [None] * len(axes)
         known = [f"{axis} = {self.sizes[axis]}" for axis, size in zip(axes, got) if self.sizes.get(axis, size) != size]
         wanted = f"{instead}[{', '.join(axes)}]" + (f" with {', '.join(known)}" if known else "")
-        return ValueError(f"{name} must be {wanted}, got {list(shape)}")
+        given = f"{list(shape)}{self._swapped(name, shape, axes)}"
+        return ValueError(f"{name} must be {wanted}, got {given}")
+
+    def _swapped(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> str:
+        """Where another number of KV heads was wanted: that the other kv_layout would have it."""
+        sizes = self.sizes
+        if name == "k_cache" and len(shape) == 4 and axes in LAYOUTS.values():  # behind keys that settled kv_heads
+            layout = next(x for x, its in LAYOUTS.items() if its == axes)
+            other = dict(zip(LAYOUTS[OTHER[layout]], shape))
+            fits = all(other[axis] == sizes.get(axis) for axis in ("kv_heads", "head_dim"))
+            return f": {reading(layout, shape, True)}" if fits and shape[1] != shape[2] else ""
+        if self.cache is None or "kv_heads" not in axes or len(shape) != len(axes):
+            return ""
+        given = shape[axes.index("kv_heads")]
+        fits = given == sizes["page_size"] != sizes["kv_heads"]
+        return f": {reading(*self.cache, True)}" if fits and name != "v_cache" else ""
+
+    def wrong_heads(self, heads: int) -> ValueError:
+        """Of queries whose heads cannot be shared out; the cache may have been read in the wrong layout."""
+        sizes, read = self.sizes, ""
+        if self.cache is not None:
+            read = f": {reading(*self.cache, shares_out(heads, sizes['page_size']))}"
+        wanted = f"heads a positive multiple of kv_heads = {sizes['kv_heads']}"
+        return ValueError(f"q must have {wanted}, got heads = {heads}{read}")
 
     def caches(self, k_cache: Any, v_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
         """Both caches, in any layout; the rank of k_cache tells x-packed ones."""
@@ -106,6 +127,7 @@ class Door:
             self.tensor("v_cache", v_cache, ("pages", "kv_heads", "head_dim", "page_size"), SAME[k_cache.dtype])
         else:
             self.tensor("k_cache", k_cache, LAYOUTS[kv_layout], dtypes)
+            self.cache = kv_layout, k_cache.shape
             self.tensor("v_cache", v_cache, LAYOUTS[kv_layout], SAME[k_cache.dtype])
         for axis in ("kv_heads", "page_size"):
             if self.sizes[axis] < 1:

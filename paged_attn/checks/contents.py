@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .axes import INT32_MAX, Axes
+from .swapped import shares_out
 
 
 def check_attention_contents(
@@ -48,6 +49,8 @@ def check_attention_contents(
     live &= first < end
     for i in _first(live & (end > axes.max_pages * axes.page_size)):
         held = f"page_table[{i}] holds max_pages = {axes.max_pages} pages of {axes.page_size}"
+        if not axes.x and shares_out(axes.heads, axes.page_size) and end[i] <= axes.max_pages * axes.kv_heads:
+            held += f", or of {axes.kv_heads} in the other kv_layout"
         raise ValueError(f"seq_lens[{i}] = {length[i]} needs {end[i]} keys in the cache, but {held}")
     column, table = torch.arange(axes.max_pages), page_table.cpu()
     used = live[:, None] & (column >= (first // axes.page_size)[:, None]) & (column * axes.page_size < end[:, None])
