@@ -6,7 +6,6 @@ import sys
 from typing import Any
 
 import click
-from rich.table import Table
 
 from paged_attn.cli.options import as_json
 from paged_attn.cli.output import console, here, name_of, print_json
@@ -30,6 +29,8 @@ def check(as_json: bool) -> None:
     if as_json:
         print_json(dict(device=name_of(device), ok=passed, calls=calls))
     else:
+        from rich.table import Table
+
         table = Table("call", "largest error", "tolerance", "", box=None, pad_edge=False, padding=(0, 3, 0, 0))
         for call in calls:
             verdict = "[green]ok[/]" if call["ok"] else "[bold red]differs[/]"

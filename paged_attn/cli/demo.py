@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
 from paged_attn.cli import options
 from paged_attn.cli.options import FP8, HALF, LAYOUTS, positive, torch_dtype
 from paged_attn.cli.output import console, here, name_of, print_json
-from paged_attn.cli.watch import watched
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
     from paged_attn.serving.demo import Sizes
     from paged_attn.serving.trace import Request
@@ -63,6 +62,7 @@ def demo(as_json: bool, **given: Any) -> None:
     """
     output = Path(given.pop("output"))
     _check_output(output)
+    from paged_attn.cli.watch import watched
     from paged_attn.serving import report
     from paged_attn.serving.demo import TOLERANCES, serve
     from paged_attn.serving.meter import measured_ceilings

@@ -1,4 +1,7 @@
-"""How verbs print: tables of a name and a text for people, JSON for programs."""
+"""How verbs print: tables of a name and a text for people, JSON for programs.
+
+rich is imported by what prints: --help does without.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     import torch
+    from rich.console import Console
 
 
 def console(as_json: bool) -> Console:
     """For what people read: standard output or, where that is for JSON, the other one."""
+    from rich.console import Console
+
     return Console(soft_wrap=True, stderr=as_json, highlight=False)
 
 
@@ -27,6 +31,9 @@ def print_json(value: Any) -> None:
 
 def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> None:
     """A name, and a text that is wrapped beside it."""
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
