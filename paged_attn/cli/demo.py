@@ -48,7 +48,9 @@ above_0 = click.FloatRange(0, min_open=True)
 @click.option("--pages", type=positive, help="Pages in the cache.  [room for 196608 tokens, CPU 512]")
 @click.option("--budget", type=positive, help="Tokens in a step.  [GPU 4096, CPU 64]")
 @click.option("--max-seqs", type=positive, help="Sequences in a step.  [GPU 256, CPU 16]")
-@click.option("--checked", type=click.IntRange(0), help="Sequences of a step to check, 0 = all.  [GPU 8, CPU 0]")
+@click.option(
+    "--checked", type=click.IntRange(0), help="Sequences of a step to check, over all layers, 0 = all.  [GPU 8]"
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--processes", type=click.IntRange(0), help="That compile beforehand, 0 = none.  [one a core]")
 @click.option("--output", type=click.Path(dir_okay=False), default="outputs/demo.png", show_default=True, help="A PNG.")

@@ -62,10 +62,15 @@ class Sizes:
     budget: int  # tokens in a step
     max_seqs: int  # sequences in a step
     step_seconds: float  # of the trace's time
-    checked: int | None  # sequences of a step compared with the reference; None = all, to the last token
+    checked: int | None  # sequences of a step compared with the reference, over all layers; None = all, in each
     seed: int
 
     checked_tokens = 64  # of each such sequence, side by side, where not all are compared
+
+    @property
+    def checked_in_a_layer(self) -> int | None:
+        """Each layer draws its own, so that all layers together compare so many."""
+        return None if self.checked is None else -(-self.checked // self.layers)
 
     @property
     def kv_scale(self) -> float | None:
@@ -164,10 +169,7 @@ class _Layers:
         sizes = self.sizes
         batch = batch_of(shares, sizes.page_size, self.device)
         tokens = len(batch.slot_mapping)
-        runs, rows = shares, list(range(tokens))
-        if sizes.checked is not None:
-            runs, rows = sample(shares, self.choice, sizes.checked, sizes.checked_tokens)
-        checked, picked = batch_of(runs, sizes.page_size, self.device), torch.tensor(rows, device=self.device)
+        checked, picked = batch, torch.arange(tokens, device=self.device)
 
         queries: list[Tensor] = []
         max_abs, relative = [], []
@@ -180,6 +182,9 @@ class _Layers:
             out = self._attend(paged_attn.paged_attention, q, caches, batch)
             attended = self._now()
             self._write(reference.write_kv, k, v, twin, batch)
+            if sizes.checked_in_a_layer is not None:
+                runs, rows = sample(shares, self.choice, sizes.checked_in_a_layer, sizes.checked_tokens)
+                checked, picked = batch_of(runs, sizes.page_size, self.device), torch.tensor(rows, device=self.device)
             wanted = self._attend(reference.paged_attention, q[picked], twin, checked).double()
             difference = out[picked].double() - wanted
             max_abs.append(difference.abs().max().item())

@@ -36,8 +36,8 @@ def table(steps: Sequence[Step], sizes: Sizes, tolerance: Tolerance, ceilings: C
     else:
         rows.add_row(
             "checked",
-            f"in every step up to {sizes.checked} sequences (a decode and a prefill among them), "
-            f"up to {sizes.checked_tokens} tokens of each, in {_layers(sizes)}",
+            f"in every step, in {_layers(sizes)}, up to {max(2, sizes.checked_in_a_layer or 0)} sequences drawn for it "
+            f"(a decode and a prefill among them), up to {sizes.checked_tokens} tokens of each",
         )
     rows.add_row("worst error", _worst(steps, lambda step: step.outcome.max_abs, tolerance.max_abs))
     rows.add_row("worst relative", _worst(steps, lambda step: step.outcome.relative, tolerance.relative))
