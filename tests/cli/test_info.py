@@ -69,9 +69,11 @@ def test_without_a_word_about_it_a_machine_without_a_gpu_interprets(monkeypatch:
 @pytest.mark.parametrize("asked", ["", "0", "1"])
 def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
     """Under this Triton, which is known or would be tried."""
-    script = "import triton\nfrom paged_attn.launching import backend\nfrom paged_attn.cli import info, machine\n"
+    script = (
+        "import triton\nfrom paged_attn.cli import info, machine\nfrom paged_attn.kernels.hopper import available\n"
+    )
     script += "hopper, portable = info.dialects(machine.Found('', 'sm90', 132), False, triton.__version__)\n"
-    script += "assert portable.on and hopper.on == backend.gluon_available(), (hopper, backend.why_no_gluon())\n"
+    script += "assert portable.on and hopper.on == available.gluon_available(), available.why_no_gluon()\n"
     script += "print(hopper.why)"
     environ = {"PAGED_ATTN_HOPPER": asked} if asked else {}
     assert ("PAGED_ATTN_HOPPER is 0" in run(script, TRITON_INTERPRET="0", **environ)) == (asked == "0")
@@ -166,9 +168,9 @@ def test_transformers_fits_in_the_versions_that_are_known(version: str, fits: bo
     assert "5.17 to 5.24" in probe.says
 
 
-def test_the_known_versions_are_those_of_the_readme() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert "transformers 5.17 to 5.24" in readme
+def test_the_known_versions_are_those_that_the_pages_of_hosts_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
+    assert "transformers 5.17 to 5.24" in page
 
 
 def test_a_host_that_is_not_there_fits_nothing(installed: Any) -> None:
