@@ -3,10 +3,8 @@
 Keywords that they do not have end in `others`, and are told their names here (keywords.py).
 """
 
-from typing import NoReturn
-
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 

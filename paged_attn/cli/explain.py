@@ -29,6 +29,8 @@ from paged_attn.cli.output import print_json, print_rows
 @click.option("--sinks", is_flag=True, help="sinks are given.")
 @click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias.")
 @click.option("--query-positions", is_flag=True, help="query_positions are given.")
+@click.option("--score-mod", help="A user's function: package.module:function.")
+@click.option("--score-mod-args", default="", help="Its arguments: float32,37 is a tensor and a number.")
 @click.option("--new", is_flag=True, help="k_new and v_new are given.")
 @click.option("--lse", is_flag=True, help="return_lse.")
 @click.option("--batch-invariant", is_flag=True)
