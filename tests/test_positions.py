@@ -20,7 +20,7 @@ from paged_attn.kernels.common.schedule import row_tile, visible_range
 from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
-from tests.test_explain import ask
+from tests.explain.test_explain import ask
 from tests.test_reference import attend, random_qkv
 from tests.trees import assert_branches, bias_of, branches, depths, path_to, random_tree, with_tree
 

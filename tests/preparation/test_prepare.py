@@ -250,7 +250,7 @@ def test_what_was_compiled_for_another_machine_is_found_on_disk(options: str, tm
     script.write_text(PREPARE.replace("OPTIONS", options))
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(tmp_path / "cache"),
-        "PYTHONPATH": str(Path(__file__).parents[1]),
+        "PYTHONPATH": str(Path(__file__).parents[2]),
     }
 
     def prepare() -> list[int]:
@@ -329,7 +329,7 @@ def test_the_first_call_of_a_process_compiles_nothing_where_kernels_lie_on_disk(
     """How long it takes is a benchmark's to say."""
     script = tmp_path / "serve.py"
     script.write_text(SERVE)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stdout.strip() == "[]"

@@ -12,8 +12,8 @@ from torch._subclasses import FakeTensorMode
 
 import paged_attn
 from paged_attn.calls import memo
+from tests.calls.test_gradients import ALL_FP8, PLAIN, POSITIONAL, attention, operator, states, writing
 from tests.cases import E4M3
-from tests.test_gradients import ALL_FP8, PLAIN, POSITIONAL, attention, operator, states, writing
 
 Inputs = dict[str, Any]
 

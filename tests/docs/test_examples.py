@@ -12,7 +12,7 @@ import pytest
 
 from tests.own_process import run
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SAID = {
     "step": r"26 tokens of 3 sequences .*: as the reference\n3 decodes in the same tensors: as the reference",
     "tiny_engine": r"4 requests in \d+ steps, [1-9]\d* preempted: tokens as of dense attention",

@@ -10,7 +10,7 @@ import torch
 from paged_attn.kernels.hopper.planning import plan as hopper
 from paged_attn.kernels.hopper.planning.block_items import PIECES
 from paged_attn.records.problem import Problem
-from tests.test_hopper_plan import CALL, FP8, even
+from tests.kernels.hopper.test_hopper_plan import CALL, FP8, even
 
 ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn, compute=torch.float16)
 

@@ -15,7 +15,7 @@ from benchmarks.measure import capture
 from tests import hopper_plans, portable_plans
 from tests.cases import E4M3, build
 from tests.hopper_cases import CASES, sized
-from tests.test_schedule import Server
+from tests.kernels.common.test_schedule import Server
 
 pytestmark = pytest.mark.gpu
 LONGEST = 20_000

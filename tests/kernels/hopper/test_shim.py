@@ -14,7 +14,7 @@ import pytest
 
 from paged_attn.kernels.hopper import shim
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[3]
 KERNELS = sorted(path for path in (ROOT / "paged_attn" / "kernels" / "hopper").rglob("*.py") if path.name != "shim.py")
 MODULES = ("gl", "tma", "mbarrier", "async_copy")
 RENAMED = {"thread_barrier", "async_copy_global_to_shared", "async_copy_shared_to_global", "_reinterpret"}

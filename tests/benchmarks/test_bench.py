@@ -142,7 +142,7 @@ def test_host_time_is_measured_without_a_device(tmp_path: Path) -> None:
     """In a process of its own, for it pretends to have one."""
     output = tmp_path / "host.json"
     command = [sys.executable, "-m", "benchmarks.host", "--stub", "--calls", "20", "--output", str(output)]
-    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True, timeout=3600)
+    subprocess.run(command, cwd=Path(__file__).parents[2], check=True, capture_output=True, timeout=3600)
     found = json.loads(output.read_text())["host_us"]
     assert {name.split()[0] for name in found} == {"eager", "launch", "operator", "write_kv"}
     assert 0 < found["launch decode"] < found["eager decode"] < found["operator decode"]

@@ -12,7 +12,7 @@ import pytest
 from benchmarks import cliffs
 from benchmarks.cliffs import ALLOWED, AXES, Cell
 
-MAP = Path(__file__).parents[1] / "benchmarks" / "results" / "h200" / "cliffs.json"
+MAP = Path(__file__).parents[2] / "benchmarks" / "results" / "h200" / "cliffs.json"
 CEILINGS = {"bytes_per_second": 4.4e12, "operations_per_second": 750e12}
 FLOOR = 6e-6
 AT = Cell(16, 4, 2048)  # in the middle of the map, so that it has six neighbours

@@ -22,8 +22,8 @@ from paged_attn.preparation.named import named
 from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
 from tests.bad_input import accept, call_of
+from tests.checks.test_swapped import call as swapped_call
 from tests.errors import ANY, ROOT, Entry, catalogue, said
-from tests.test_swapped import call as swapped_call
 
 # Whose rows end in the text of an error that each of them is refused with, word for word.
 TABLES = ("test_check.OPTIONS", "test_check_batch.BATCH", "test_check_write.WRITE", "test_check_write.MERGE")

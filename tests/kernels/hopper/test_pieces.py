@@ -18,7 +18,7 @@ from paged_attn.kernels.hopper.planning import plan as hopper
 from paged_attn.kernels.hopper.planning.block_items import LEAST, PIECES, SHORT
 from paged_attn.kernels.hopper.planning.pieces import Cuts, piece_size
 from paged_attn.records.plan import Launch
-from tests.test_hopper_plan import CALL
+from tests.kernels.hopper.test_hopper_plan import CALL
 
 TILE, TOKENS, HEADS, PROGRAMS = 128, 32, 8, 132
 

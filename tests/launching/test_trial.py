@@ -19,7 +19,7 @@ from paged_attn import selftest, tryout
 from paged_attn.kernels.hopper import available
 from paged_attn.launching import trial, trust, versions
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SMALL = [selftest.Case("decode", [1, 1], [5, 30]), selftest.Case("fp8", [1, 3], [9, 20], kv_dtype=torch.float8_e4m3fn)]
 
 

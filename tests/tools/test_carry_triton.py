@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 FILES = {
     "triton/__init__.py": b"__version__ = '3.9.0'\n",
     "triton/backends/nvidia/bin/ptxas": bytes(range(256)) * 40,

@@ -24,7 +24,7 @@ from paged_attn.planning import plan
 from paged_attn.planning.steps import steps_of
 from paged_attn.preparation.model import call_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = dict(
     batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16,
     kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False, sinks=False,
@@ -188,7 +188,7 @@ with warnings.catch_warnings(record=True) as heard:
     from paged_attn.kernels.hopper import available
     from paged_attn.launching import trust
     from paged_attn.planning import plan
-    from tests.test_explain import ask
+    from tests.explain.test_explain import ask
     launches = plan.plan(ask().problem).launches
     assert available.gluon_available() is available.gluon_available() is False
 print(len(heard), len(launches))

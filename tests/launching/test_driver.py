@@ -275,7 +275,7 @@ def test_kernels_take_what_the_driver_is_told(asked: str, variants: list[str], n
     environment = os.environ | {"TRITON_INTERPRET": "0", "PAGED_ATTN_HOPPER": asked}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PROGRAM.format(variants=variants)],
-        cwd=Path(__file__).parents[1], env=environment, capture_output=True, text=True,
+        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     kernels, scratch = (done.stdout.splitlines()[i::2] for i in (0, 1))

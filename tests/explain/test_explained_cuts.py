@@ -13,7 +13,7 @@ from paged_attn.kernels.common.records import Batch as DeviceBatch
 from paged_attn.kernels.common.records import Modifiers
 from paged_attn.kernels.common.schedule import find_share, share_of, work
 from paged_attn.planning import plan
-from tests.test_explain import ask
+from tests.explain.test_explain import ask
 
 
 @triton.jit

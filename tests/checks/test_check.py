@@ -24,7 +24,7 @@ from tests.bad_input import (
     value,
 )
 from tests.cases import E4M3, E5M2, Case, build
-from tests.test_check_batch import BATCH
+from tests.checks.test_check_batch import BATCH
 
 NAN, INF = float("nan"), float("inf")
 SCALES = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads] with kv_heads = 2, seqs = 3"
