@@ -37,6 +37,7 @@ def apply(diff: str, root: Path) -> None:
         before, after = header.splitlines()
         path = root / after.removeprefix("+++ b/")
         if before == "/dev/null":
+            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(line[1:] for line in hunks[0].splitlines()) + "\n", encoding="utf-8")
             continue
         text = path.read_text(encoding="utf-8")
