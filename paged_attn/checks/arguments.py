@@ -1,6 +1,6 @@
 """Bad input of each public function, and what it gets: a line per argument.
 
-The checks of each call look only at what the host knows (door.py); a checked call reads the device, too (contents.py).
+The checks of each call look only at what the host knows (axes.py); a checked call reads the device, too (contents.py).
 Nothing launches or writes.
 """
 

@@ -1,4 +1,8 @@
-"""Attention on the device: what all dialects share, and the dialects."""
+"""Attention on the device: what all dialects share, the dialects, and what the host does for all of these alike.
+
+It imports records and launching; of the dialects the portable one alone, for the interpreter must see it decorated.
+A new dialect is a folder here and a name in planning/dialects.py; what two dialects do goes to common/.
+"""
 
 from ..launching.backend import decorating
 

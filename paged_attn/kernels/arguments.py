@@ -32,7 +32,7 @@ def merge_grid(launch: Launch) -> tuple[int]:
 
 
 def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
-    """The ragged batch as a launch sees it: the fields of `kernels.args.Batch` that the host knows, one by one."""
+    """The ragged batch as a launch sees it: the fields of `common.records.Batch` that the host knows, one by one."""
     return (
         call.query_starts,
         call.seq_lens,

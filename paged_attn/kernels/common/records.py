@@ -106,7 +106,7 @@ class Scratch(NamedTuple):
     # how many pieces each is (1: it is whole), and the row of the first
     states: Any
     # int32, who has stored of cut blocks, by KV head and the share of the begin, and of groups of pieces by the slot of
-    # the first (hopper/arrival.py); 0 between launches
+    # the first (hopper/schedule/arrival.py); 0 between launches
     counters: Any
 
 
@@ -117,7 +117,7 @@ class Partial(NamedTuple):
     Pieces of a fixed size (Shape.PIECE) lie side by side instead, in the slots of the share where their block begins.
     """
 
-    acc: Any  # [shares, slots, KV_HEADS, LIVE, DIM]; in hopper/join.py a state may be [DIM / 16, ROWS, 16]
+    acc: Any  # [shares, slots, KV_HEADS, LIVE, DIM]; in hopper/schedule/join.py a state may be [DIM / 16, ROWS, 16]
     max: Any  # [shares, slots, KV_HEADS, LIVE]
     sum: Any
 

@@ -1,6 +1,6 @@
 """The kernel for few rows: even shares of all tiles, the KV heads in lockstep.
 
-What a program does follows from the sequences' lengths alone, as in the portable kernel: `kernels/schedule.py` cuts the
+What a program does follows from the sequences' lengths alone, as in the portable kernel: `common/schedule.py` cuts the
 line of units, here loaders and consumers walk along it each for itself: one consumer of four warps, or two.
 """
 

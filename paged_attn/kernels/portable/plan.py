@@ -141,7 +141,7 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
     Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    live = next_power_of_2(tokens * shape.GROUP)  # this and more by powers of two, as in `hopper.plan._are_long`
+    live = next_power_of_2(tokens * shape.GROUP)  # this and more by powers of two, as in Hopper's `plan._are_long`
     at_once = max(1, MERGED // shape.DIM)
     pieces = shares
     if p.seqs == 1:

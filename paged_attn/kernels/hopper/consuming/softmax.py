@@ -1,4 +1,4 @@
-"""The online softmax with as little work per tile as its result allows; its ends are those of `kernels/softmax.py`."""
+"""The online softmax with as little work per tile as its result allows; its ends are those of `common/softmax.py`."""
 
 import triton.language as tl
 
