@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -26,6 +27,46 @@ def test_the_map_names_every_file_where_it_lies_and_no_other() -> None:
         if not path.name.startswith("__"):
             there.setdefault("" if folder.as_posix() == "." else folder.as_posix(), set()).add(path.name)
     assert drawn == there
+
+
+def test_the_order_of_imports_on_the_page_is_that_of_the_contracts() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = {
+        folder: re.split(r"\s+->\s+", chain) for folder, chain in re.findall(r"^- In `([\w/]+)`: `([^`]+)`", page, re.M)
+    }
+    held = {}
+    contract = r'^containers = \["([\w.]+)"\]\nlayers = \[\n(.*?)^\]'
+    for folder, layers in re.findall(contract, (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M | re.S):
+        lines = re.findall(r'"([^"]+)"', layers)
+        held[folder.replace(".", "/")] = [line.replace(".", "/").replace(" | ", ", ") for line in lines]
+    assert len(held) == 2
+    assert drawn == held
+
+
+FOLDERS = sorted(path.parent.relative_to(PACKAGE) for path in PACKAGE.rglob("__init__.py"))
+STAGES = [folder for folder in FOLDERS if folder.parts and folder.parts[0] not in (*WHOLE, "cli")]
+
+
+@pytest.mark.parametrize("folder", STAGES, ids=Path.as_posix)
+def test_a_folder_says_what_lives_there_what_it_imports_and_where_the_new_goes(folder: Path) -> None:
+    said = ast.get_docstring(ast.parse((PACKAGE / folder / "__init__.py").read_text(encoding="utf-8")))
+    assert said is not None
+    what, empty, imports, new = said.splitlines()
+    assert what.endswith(".")
+    assert not empty
+    assert "import" in imports
+    assert "new " in new.lower()
+    for file in re.findall(r"((?:\w+/)*\w+\.py)", said):
+        assert any((root / file).exists() for root in (PACKAGE / folder, PACKAGE)), file
+
+
+@pytest.mark.parametrize("index", [ROOT / "README.md", ROOT / "docs" / "hosts" / "index.md"], ids=name)
+def test_every_host_has_a_line(index: Path) -> None:
+    rows = re.findall(r"^\|.*\|$", index.read_text(encoding="utf-8"), re.M)
+    hosts = [page.name for page in (ROOT / "docs" / "hosts").glob("*.md") if page.name != "index.md"]
+    assert len(hosts) > 5
+    for host in hosts:
+        assert len([row for row in rows if re.search(rf"\((?:docs/hosts/)?{re.escape(host)}\)", row)]) == 1, host
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "hosts"], ids=name)
