@@ -26,8 +26,9 @@ from tests.checks.test_swapped import call as swapped_call
 from tests.errors import ANY, ROOT, Entry, catalogue, said
 
 # Whose rows end in the text of an error that each of them is refused with, word for word.
-TABLES = ("test_check.OPTIONS", "test_check_batch.BATCH", "test_check_write.WRITE", "test_check_write.MERGE")
-TABLES += ("test_contents.CONTENTS", "test_score_mod.REFUSED", "test_step.REFUSED")
+TABLES = ("checks.test_check.OPTIONS", "checks.test_check_batch.BATCH", "checks.test_check_write.WRITE")
+TABLES += ("checks.test_check_write.MERGE", "checks.test_contents.CONTENTS")
+TABLES += ("test_score_mod.REFUSED", "test_step.REFUSED")
 # Warnings of a process with another Triton, of which these tests start one.
 ELSEWHERE = {
     "paged-attn was not written for Triton": "test_a_check_that_fails_leaves_the_portable_kernels_with_one_warning",
@@ -202,7 +203,7 @@ def provoked(folder: Path) -> Iterator[str]:
 
 def tabled() -> Iterator[str]:
     for table in TABLES:
-        module, name = table.split(".")
+        module, _, name = table.rpartition(".")
         yield from (row[-1] for row in getattr(importlib.import_module(f"tests.{module}"), name))
 
 
@@ -229,7 +230,8 @@ def test_every_entry_is_produced_by_a_test(tmp_path: Path) -> None:
 
 
 def _elsewhere(entry: Entry) -> bool:
-    source = "".join((ROOT / "tests" / x).read_text(encoding="utf-8") for x in ("test_shim.py", "test_trial.py"))
+    files = ("kernels/hopper/test_shim.py", "launching/test_trial.py")
+    source = "".join((ROOT / "tests" / x).read_text(encoding="utf-8") for x in files)
     tests = [test for words, test in ELSEWHERE.items() if entry.template.startswith(words)]
     return any(f"def {test}(" in source for test in tests)
 
