@@ -6,6 +6,7 @@ needs a process of its own, since Triton decides at import whether kernels are c
 
 import argparse
 import contextlib
+import hashlib
 import importlib
 import io
 import json
@@ -102,7 +103,7 @@ def pipelines(kernel: Any) -> list[list[list[int]]]:
 
 
 def instructions(kernel: Any) -> list[str]:
-    """SASS, one instruction per entry, labels included as 'name:'."""
+    """SASS without addresses and lines of source, one instruction per entry, labels included as 'name:'."""
     found = []
     for line in _tool("nvdisasm", "-c", source=kernel.asm["cubin"]).splitlines():
         if label := re.match(r"\s*(\.L_x_\d+):", line):
@@ -134,6 +135,7 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
     facts = {"variant": variant, "kernel": kernel.metadata.name, **resources(kernel), "pipelines": pipelines(kernel)}
     if disassemble and "cubin" in kernel.asm:
         code = instructions(kernel)
+        facts["sass"] = hashlib.sha256("\n".join(code).encode()).hexdigest()  # two that are equal run alike
         facts |= {"operations": sass.operations(code), "loops": sass.loops(code)}
         facts["in_fours"] = {name: sum(x == name for x in map(sass.whole_operation, code)) for name in IN_FOURS}
         facts["code_bytes"] = INSTRUCTION * facts["operations"].total()
