@@ -36,7 +36,7 @@ class Pipe(NamedTuple):
     FP8_PRODUCTS: bool = False  # queries and weights are fp8, too
     COARSE: bool = False  # and weights are rounded from a line through each octave, not from exponentials
     TANH: bool = False  # a softcap by one instruction, up to 2^-11 of a score off, not by exponentials
-    TERMS: int = 0  # of the polynomial that caps small scores, where they are weighed at once; see asm.CAPS
+    TERMS: int = 0  # of the polynomial that caps small scores, where they are weighed at once; see asm/caps.py
     QUERY_BOX: bool = False  # queries come through the copy engine
     QUERY_SLOTS: int = 1  # for those of a block each, of warpgroups of one code or few: two, where one may be ahead
     BESIDE: bool = False  # few rows by a warpgroup beside blocks: mixed.py

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from paged_attn.kernels.hopper import asm
+import paged_attn.kernels.hopper.asm
+from paged_attn.kernels.hopper.asm import caps, narrowing, registers
+from paged_attn.kernels.hopper.asm.maxima import _RAISE, _RAISE_FP8, FP8_SLACK, SLACK
+from paged_attn.kernels.hopper.asm.numbers import _LOGISTIC
+from paged_attn.kernels.hopper.asm.weights import _AGAIN, _PAIRS, LIMIT, weigh_again, weigh_pairs
 from paged_attn.kernels.hopper.consuming import softmax
 from tests.simulator import COMPILER, assembly
 from tests.simulator.assembly import LANES
@@ -86,23 +93,23 @@ def weigh(
     offsets = [shifts] * pairs
     coefficients, known = [units], []
     if terms:
-        cap, largest = asm.CAPS[terms], CAPPED_UNIT * np.float32(asm.CAPS[terms].largest)
+        cap, largest = caps.CAPS[terms], CAPPED_UNIT * np.float32(caps.CAPS[terms].largest)
         coefficients = [units * np.float32(y * inner ** (2 * i + 1)) for i, y in enumerate(cap.coefficients)]
-        known = [np.full(32, y, np.float32) for y in (inner, -asm.NOTHING - largest, largest) for _ in range(pairs)]
+        known = [np.full(32, y, np.float32) for y in (inner, -caps.NOTHING - largest, largest) for _ in range(pairs)]
     if relative:
         x, units = (x * UNIT - base[:, None]).astype(np.float32), np.ones(32, np.float32)
         offsets = [y + shifts for y in base]
     words, sums = [], np.zeros((2, 32), np.float32)
     for k in range(pairs):
         more = [] if relative else [*coefficients, -base[k]]
-        word, added, *_ = assembly.run(asm._PAIRS[dtype, max(0, len(more) - 1)], [None, None, x[k, 0], x[k, 1], *more])
+        word, added, *_ = assembly.run(_PAIRS[dtype, max(0, len(more) - 1)], [None, None, x[k, 0], x[k, 1], *more])
         words.append(word)
         sums[k % 2] += added.view(np.float32)
     unwritten = [None] * (3 * pairs)
     before = [*by_lane(results).swapaxes(0, 1).reshape(-1, 32)]  # even ones and odd ones
     many = [sums[k % 2] for k in range(pairs)]
     inputs = [*words, *x[:, 0], *x[:, 1], *many, *tops, *[units] * pairs, *offsets, *before, *known]
-    text, constraints = asm._AGAIN[dtype, pairs, len(before) // pairs, any_size, terms]
+    text, constraints = _AGAIN[dtype, pairs, len(before) // pairs, any_size, terms]
     assert len(constraints.split(",")) == len(words) + len(unwritten) + len(before) + len(inputs)
     found = assembly.run(text, [*words, *unwritten, *before, *inputs])
     rest = (np.stack(found[n * pairs : n * pairs + 2]).view(np.float32) for n in (1, 2, 3))
@@ -129,7 +136,7 @@ def rows_of_scores(columns: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return scores, maxima
 
 
-@pytest.mark.parametrize("text", [asm._BESIDE_BF16.value, asm._BESIDE_F16.value])
+@pytest.mark.parametrize("text", [registers._BESIDE_BF16.value, registers._BESIDE_F16.value])
 def test_results_of_neighbouring_lanes_change_places(text: str) -> None:
     """Of 16 dims a lane has 2 t, 2 t + 1 and those 8 further, and then four that are neighbours."""
     row, t = LANES // 4, LANES % 4
@@ -170,13 +177,13 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(
         # rounded to bfloat16; what is below 1e-30 float32 may not hold
         np.testing.assert_allclose(weights[row], want, rtol=2.0**-8, atol=1e-30)
         assert sums[row].sum() == pytest.approx(want.sum(), rel=1e-5)
-        assert weights[row].max() <= asm.LIMIT
+        assert weights[row].max() <= LIMIT
 
 
 @pytest.mark.parametrize(("terms", "error"), [(3, 2.0**-11), (5, 2.0**-21.4)])
 def test_polynomials_cap_what_they_hold_for(terms: int, error: float) -> None:
     """And are too large, and rise, from there on: no weight that is small enough comes of a larger score."""
-    coefficients, largest = asm.CAPS[terms]
+    coefficients, largest = caps.CAPS[terms]
     x = np.linspace(1e-6, 30, 1_000_001)
     found = x * np.polyval(coefficients[::-1], x * x)
     held = np.tanh(x) <= largest
@@ -187,7 +194,7 @@ def test_polynomials_cap_what_they_hold_for(terms: int, error: float) -> None:
 
 @pytest.mark.parametrize("columns", [64, 128])
 @pytest.mark.parametrize(("dtype", "half"), [("bf16", 2.0**-8), ("fp16", 2.0**-11)])
-@pytest.mark.parametrize("terms", asm.CAPS)
+@pytest.mark.parametrize("terms", caps.CAPS)
 @pytest.mark.parametrize("seed", range(3))
 def test_rows_are_capped_exactly_where_a_polynomial_does_not_hold(
     columns: int, dtype: str, half: float, terms: int, seed: int
@@ -230,7 +237,7 @@ def test_rows_are_capped_exactly_where_a_polynomial_does_not_hold(
         # rounding, and what tanh may be off; polynomials may lose what weighs 2^-24 of the maximum
         np.testing.assert_allclose(weights[row], want, rtol=half + off, atol=2.0**-24)
         assert sums[row].sum() == pytest.approx(want.sum(), rel=off + 1e-5, abs=columns * 2.0**-24)
-    assert weights.max() <= asm.LIMIT or np.isnan(weights).any()
+    assert weights.max() <= LIMIT or np.isnan(weights).any()
     assert weights[3].sum() > 0.1, "what is far below zero counts where nothing else is there"
 
 
@@ -275,7 +282,7 @@ def test_bfloat16_numbers_are_sums_of_two_in_e4m3() -> None:
     x = random.uniform(1, 2, size=(4, 32)) * 2.0 ** random.integers(-12, 8, size=(4, 32))
     x[:, 0], x[:, 1] = (255, -255, 0, -0.0), (INF, -INF, NAN, 1)
     x = torch.from_numpy(x * random.choice([-1, 1], size=x.shape)).to(torch.bfloat16).float().numpy()
-    words = np.stack(assembly.run(asm._IN_TWO.value, [None, None, *x])[:2])
+    words = np.stack(assembly.run(narrowing._IN_TWO.value, [None, None, *x])[:2])
     parts = torch.from_numpy(words.copy().view(np.uint8)).view(torch.float8_e4m3fn).double().numpy()
     found = parts.reshape(2, 32, 4).sum(0).T
     assert np.isnan(found[:3, 1]).all(), "what is no number is none, and infinity no large one"
@@ -289,7 +296,7 @@ def test_bfloat16_numbers_are_sums_of_two_in_e4m3() -> None:
 @pytest.mark.parametrize("fp8", [False, True])
 def test_maxima_are_raised_by_the_row_and_by_more_than_the_slack(fp8: bool) -> None:
     """Two rows of a thread, four threads a row; others of the warp keep theirs."""
-    slack = asm.FP8_SLACK if fp8 else asm.SLACK
+    slack = FP8_SLACK if fp8 else SLACK
     before = np.zeros((2, 32), np.float32)
     top = np.full((2, 32), slack, np.float32)  # not more than that
     top[0, 5] = 20  # of row 1 one thread's
@@ -298,7 +305,7 @@ def test_maxima_are_raised_by_the_row_and_by_more_than_the_slack(fp8: bool) -> N
     before[0, 12:16], top[0, 12:16] = NOTHING, NOTHING
     if fp8:
         top[0, 18], top[1, 21], before[1, 24:28] = NAN, INF, NAN
-    found = assembly.run((asm._RAISE_FP8 if fp8 else asm._RAISE).value, [None] * 4 + [*top, *before])
+    found = assembly.run((_RAISE_FP8 if fp8 else _RAISE).value, [None] * 4 + [*top, *before])
     maxima, decays = np.stack(found[:4]).view(np.float32).reshape(2, 2, 32)
     want, fall = before.copy(), np.ones((2, 32), np.float32)
     want[0, 4:8], fall[0, 4:8] = 20, 2.0**-20
@@ -312,9 +319,9 @@ def test_maxima_are_raised_by_the_row_and_by_more_than_the_slack(fp8: bool) -> N
 
 def line(scores: np.ndarray, unit: float, shift: float) -> np.ndarray:
     """Weights of [4, 32 lanes], as numbers."""
-    added = (shift + asm.LINE_SHIFT) * asm.LINE_UNIT + 1
-    inputs = [*scores, *(np.full(32, number, np.float32) for number in (unit * asm.LINE_UNIT, added))]
-    word, *_ = assembly.run(asm._LINE_WORDS.value, [None, *inputs])
+    added = (shift + narrowing.LINE_SHIFT) * narrowing.LINE_UNIT + 1
+    inputs = [*scores, *(np.full(32, number, np.float32) for number in (unit * narrowing.LINE_UNIT, added))]
+    word, *_ = assembly.run(narrowing._LINE_WORDS.value, [None, *inputs])
     return torch.from_numpy(word.copy().view(np.uint8)).view(torch.float8_e4m3fn).float().numpy().reshape(32, 4).T
 
 
@@ -349,7 +356,7 @@ def test_lines_are_right_on_average_and_at_powers_of_two() -> None:
 def test_logistic_numbers_are_near_the_true_ones(largest: float) -> None:
     x = np.random.default_rng(0).uniform(-largest, largest, 32).astype(np.float32)
     x[:3] = largest, -largest, 0
-    (got,) = assembly.run(asm._LOGISTIC.value, [None, x])[:1]
+    (got,) = assembly.run(_LOGISTIC.value, [None, x])[:1]
     # an exponential, a sum and a reciprocal, each a unit in the last place off or less
     want = 1 / (1 + np.exp2(x.astype(np.float64)))
     np.testing.assert_allclose(got.view(np.float32), want, rtol=0, atol=2.4 * 2.0**-23)
@@ -357,12 +364,44 @@ def test_logistic_numbers_are_near_the_true_ones(largest: float) -> None:
 
 def test_logistic_numbers_end_at_0_and_1() -> None:
     x = np.resize([np.inf, -np.inf, np.nan, 0.0], 32).astype(np.float32)
-    (got,) = assembly.run(asm._LOGISTIC.value, [None, x])[:1]
+    (got,) = assembly.run(_LOGISTIC.value, [None, x])[:1]
     np.testing.assert_array_equal(got.view(np.float32), np.resize([0.0, 1.0, np.nan, 0.5], 32).astype(np.float32))
 
 
-@pytest.mark.parametrize("function", [asm.weigh_pairs, asm.weigh_again, softmax.powers_of])
+@pytest.mark.parametrize("function", [weigh_pairs, weigh_again, softmax.powers_of])
 def test_kernels_on_disk_are_known_by_what_is_looked_up(function: Any) -> None:
     """Of dicts that a `constexpr_function` reads Triton's key knows nothing."""
     assert function.cache_key
     assert "DIGEST" in {name for name, _ in function.used_global_vals}
+
+
+SHOWN = {
+    "barriers": lambda of: [of._AWAIT.value],
+    "caps": lambda of: [of.exactly_capped("m0", "m0", "$96", 3)],
+    "maxima": lambda of: [of._ASM_32.value],
+    "narrowing": lambda of: [of._EXP2_WORDS.value],
+    "numbers": lambda of: [of._LOGISTIC.value],
+    "prefetch": lambda of: [of._BRING.value, of._BRING_LINE.value],
+    "products": lambda of: [of._cores.fn(64, 16, 64, "bf16")],
+    "registers": lambda of: [of._BESIDE_BF16.value],
+    "turns": lambda of: [of._TAKE_TURN.value],
+    "weights": lambda of: [of._PAIRS["bf16", 1]],
+    "widening": lambda of: [of._E4M3_APART.value],
+}
+
+
+def test_every_module_of_assembly_shows_a_text() -> None:
+    folder = Path(paged_attn.kernels.hopper.asm.__file__).parent
+    assert SHOWN.keys() == {path.stem for path in folder.glob("*.py")} - {"__init__"}
+
+
+@pytest.mark.parametrize("module", SHOWN)
+def test_what_a_docstring_shows_is_what_its_module_makes(module: str) -> None:
+    """From the beginning on; `...` stands for what is left out."""
+    of = importlib.import_module(f"paged_attn.kernels.hopper.asm.{module}")
+    shown = re.findall(r"(?:^    .*\n)+", of.__doc__, re.M)
+    made = [" ".join(text.split()) for text in SHOWN[module](of)]
+    assert len(shown) == len(made)
+    for example, text in zip(shown, made, strict=True):
+        parts = [re.escape(" ".join(part.split())) for part in example.split("...")]
+        assert re.match(".*".join(parts), text), text

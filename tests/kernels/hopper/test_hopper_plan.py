@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.kernels.hopper import asm
+from paged_attn.kernels.hopper.asm import caps
 from paged_attn.kernels.hopper.planning import block_items
 from paged_attn.kernels.hopper.planning import plan as hopper
 from paged_attn.launching.backend import Device
@@ -158,7 +158,7 @@ def test_polynomials_cap_scores_where_these_meet_nothing_else(
 ) -> None:
     (launch,) = hopper.launches(call)
     assert (terms, tile, loaders) == (launch.pipe.TERMS, launch.shape.TILE, launch.pipe.LOADERS)
-    assert terms in (0, *asm.CAPS)
+    assert terms in (0, *caps.CAPS)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import triton
 from ...common.records import State
 from ...common.schedule import end_in, gap_before
 from ..args import Item, Turns
-from ..asm import pin
+from ..asm.registers import pin
 from ..layouts import product_layout, weights_layout
 from ..loading.convert import NONE
 from ..loading.queries import leave_queries

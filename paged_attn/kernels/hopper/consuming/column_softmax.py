@@ -10,13 +10,13 @@ from ...common.records import State
 from ...common.schedule import end_in, gap_before
 from ...common.scores import cut_own, mask, modify
 from ...common.softmax import base_of
-from .. import asm
-from ..asm import any_beyond
+from ..asm import weights
+from ..asm.weights import any_beyond
 from ..shim import fence_async_shared, gl, gluon, thread_barrier
 from .softmax import SLACK, exp2_below, larger, times
 from .tiles import has_edges
 
-LIMIT = gl.constexpr(asm.LIMIT)
+LIMIT = gl.constexpr(weights.LIMIT)
 LOWEST = gl.constexpr(-3.4028234e38)  # of float32
 
 

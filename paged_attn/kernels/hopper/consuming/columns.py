@@ -14,7 +14,7 @@ from ...common.records import State
 from ...common.schedule import row_tile, visible_range
 from ...common.softmax import start
 from ..args import Turns, is_shared
-from ..asm import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
+from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
 from ..loading.packed import packed_key_words, packed_keys, packed_values
 from ..loading.queries import leave_queries, rows_of, take_queries

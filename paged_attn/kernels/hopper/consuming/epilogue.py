@@ -5,7 +5,7 @@ from ...common.output import rows_from, store_lse, store_results, store_rows
 from ...common.records import State
 from ...common.schedule import row_tile
 from ...common.softmax import finish, merge, start
-from ..asm import words_beside
+from ..asm.registers import words_beside
 from ..layouts import result_layout
 from ..schedule.arrival import counter_of, is_last, join_if_last
 from ..schedule.join import join_in_place, joins_in_place, keep, keep_in_fours

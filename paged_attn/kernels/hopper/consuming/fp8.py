@@ -6,7 +6,7 @@ shared memory, since two sets of them would fill the registers: the error does n
 
 from ...common.records import State
 from ..args import Turns
-from ..asm import pin
+from ..asm.registers import pin
 from ..layouts import in_order_layout, operand_layout, product_layout, words_layout
 from ..loading.queries import leave_queries
 from ..shim import gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait

@@ -5,7 +5,7 @@ softmaxes: a fifth longer.  Some cycles decide which, and a build mostly keeps t
 code, or what a launch does before.  To be told costs 1 to 3%, so the planner says who is.
 """
 
-from ..asm import begin_turns, give_turn, take_turn
+from ..asm.turns import begin_turns, give_turn, take_turn
 from ..shim import gl, gluon
 
 

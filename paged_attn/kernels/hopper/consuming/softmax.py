@@ -4,12 +4,15 @@ import triton.language as tl
 
 from ...common.numerics import rounded_product
 from ...common.softmax import base_of
-from .. import asm
-from ..asm import DIGEST, cap_of, exp2_words, line_words, raise_max, rescale, weigh_again, weigh_pairs
+from ..asm import caps, maxima
+from ..asm.caps import DIGEST, cap_of
+from ..asm.maxima import raise_max, rescale
+from ..asm.narrowing import exp2_words, line_words
+from ..asm.weights import weigh_again, weigh_pairs
 from ..layouts import threads_layout
 from ..shim import gl, gluon
 
-SLACK, NOTHING = gl.constexpr(asm.SLACK), gl.constexpr(asm.NOTHING)
+SLACK, NOTHING = gl.constexpr(maxima.SLACK), gl.constexpr(caps.NOTHING)
 LEAST, MOST = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
 ALL = gl.constexpr(tl.PropagateNan.ALL)
 

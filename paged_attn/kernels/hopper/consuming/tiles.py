@@ -4,7 +4,8 @@ from ...common.numerics import LOG2E, scale_of
 from ...common.schedule import end_in, gap_before
 from ...common.scores import add_qq_bias, call_score_mod, cut_own, load_slopes, move_own, softcap
 from ...common.softmax import base_of
-from ..asm import logistic, multiply_cores, tanh
+from ..asm.numbers import logistic, tanh
+from ..asm.products import multiply_cores
 from ..layouts import product_layout
 from ..loading.packed import value_tile, zero_values_outside
 from ..loading.ring import advance, release_tile, tile_of, wait_tile, words_of

@@ -10,7 +10,8 @@ A value that no row may see becomes zero here: 0 * NaN is NaN.
 import triton
 
 from ..args import Turns
-from ..asm import transpose_bytes, widen_bytes
+from ..asm.registers import transpose_bytes
+from ..asm.widening import widen_bytes
 from ..layouts import transposing_layout
 from ..planning import block_items
 from ..shim import fence_async_shared, gl, gluon, mbarrier

@@ -6,7 +6,7 @@ ones they are multiplied where they lie, if boxes of keys are of 8 of them, and 
 
 import triton
 
-from ..asm import widen_pair_apart
+from ..asm.widening import widen_pair_apart
 from ..layouts import (
     operand_layout,
     packed_key_words_layout,

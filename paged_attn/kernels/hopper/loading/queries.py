@@ -5,7 +5,9 @@ import triton
 from ...common.output import load_query
 from ...common.schedule import row_tile
 from ..args import Queries, QueryRows, Turn, query_parts
-from ..asm import arrive_at, await_at, bring_near, e4m3_in_two
+from ..asm.barriers import arrive_at, await_at
+from ..asm.narrowing import e4m3_in_two
+from ..asm.prefetch import bring_near
 from ..shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 from .ring import QUERIES, address_of, as_words, gate, wait_released
 

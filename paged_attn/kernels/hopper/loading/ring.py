@@ -3,7 +3,7 @@
 import triton
 
 from ..args import Gates, Ring, Turn, is_gated
-from ..asm import TAG, arrive_at, await_at, find_tag, init_at
+from ..asm.barriers import TAG, arrive_at, await_at, find_tag, init_at
 from ..shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 
 WARPGROUP = gl.constexpr(128)  # threads

@@ -15,7 +15,7 @@ LEAST = 8  # tiles of a piece of a large block: fewer cost more to merge than th
 # Pieces of each block from which on a launch of its own joins them, of 16 bits and of fp8, which joins otherwise.
 MERGED_PIECES, MERGED_PIECES_OF_FP8 = 6, 4
 PIECES = 4  # of blocks that are cut, so many for every program
-# (terms of a polynomial of asm.CAPS, least softcap): as coarse as the instruction for tanh, and as special functions.
+# (terms of a polynomial of `CAPS`, least softcap): as coarse as the instruction for tanh, and as special functions.
 # The smaller the cap, the higher a row's maximum has to be for it; with these 2.7, of scores.
 CAP_AS_TANH, CAP_EXACTLY = (3, 20.0), (5, 23.0)
 NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3  # convert.py

@@ -8,7 +8,7 @@ from ...common.merge import join
 from ...common.output import rows_from, store_partial, store_rows
 from ...common.records import State
 from ...common.softmax import base_of, merge
-from ..asm import exp2
+from ..asm.numbers import exp2
 from ..layouts import fours_layout, pieces_at_once, rows_at_once, states_layout
 from ..shim import gl, gluon, thread_barrier
 

@@ -2,7 +2,7 @@
 
 from ...common.records import Block
 from ..args import Item, Mail, is_shared
-from ..asm import arrive_at, await_at, meet
+from ..asm.barriers import arrive_at, await_at, meet
 from ..loading.ring import MAIL, gate, make_barriers
 from ..shim import gl, gluon, mbarrier
 

@@ -16,7 +16,8 @@ import triton
 from ...common.records import Batch
 from ...common.schedule import block_of, first_tile, tile_of, tiles_before, visible_range, work
 from ..args import Item
-from ..asm import bring_line, same
+from ..asm.prefetch import bring_line
+from ..asm.registers import same
 from ..planning import block_items, plan
 from ..planning.pieces import piece_size
 from ..shim import gl, gluon

@@ -1,0 +1,88 @@
+"""Barriers in shared memory, by address: found by a tag, initialised, waited for, arrived at by a warp.
+
+`await_at` of the barrier at $1, for the parity $2, is a loop, since `try_wait` gives up after some time:
+
+    { .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }
+"""
+
+import triton
+
+from ..shim import gl, gluon
+
+# What lies behind an array of barriers, or in the first slot of a ring, so that its address can be found.
+TAG = gl.constexpr(0x0B5E55EDBA221E25)
+
+
+@triton.constexpr_function
+def _find(unit):
+    """From the end of shared memory downwards, 32 units of so many bytes at a time.
+
+    A tag that no unit begins with stops the program.
+    """
+    return (
+        "{ .reg .pred found, inside; .reg .b32 base, at, lane; .reg .b64 word; "
+        "bar.warp.sync 0xffffffff; mov.u32 base, global_smem; mov.u32 at, %dynamic_smem_size; "
+        f"and.b32 at, at, {2**32 - unit:#x}; add.u32 at, at, base; "
+        f"mov.u32 lane, %laneid; shl.b32 lane, lane, {unit.bit_length() - 1}; sub.u32 at, at, lane;"
+        f" sub.u32 at, at, {unit}; mov.u32 $0, 0; "
+        "NEXT: setp.ge.s32 inside, at, base; setp.ne.u32 found, base, base; "
+        "@inside ld.shared.b64 word, [at]; @inside setp.eq.b64 found, word, $1; @found mov.u32 $0, at; "
+        "vote.sync.any.pred found, found, 0xffffffff; @found bra FOUND; "
+        f"vote.sync.any.pred inside, inside, 0xffffffff; sub.u32 at, at, {32 * unit}; @inside bra NEXT; trap; "
+        "FOUND: redux.sync.max.u32 $0, $0, 0xffffffff; }"
+    )
+
+
+_AWAIT = gl.constexpr(
+    "{ .reg .pred p; WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; mov.u32 $0, $2; }"
+)
+_AWAIT_IF = gl.constexpr(
+    "{ .reg .pred p; setp.eq.u32 p, $3, 0; @p bra DONE;"
+    " WAIT: mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; @!p bra WAIT; DONE: mov.u32 $0, $2; }"
+)
+_INIT = gl.constexpr(
+    "{ .reg .pred p; setp.ne.u32 p, $2, 0; @p mbarrier.init.shared::cta.b64 [$1], $2; mov.u32 $0, $2; }"
+)
+_ARRIVE = gl.constexpr(
+    "{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1; }"
+)
+
+
+@gluon.jit
+def find_tag(tag, UNIT: gl.constexpr = 8):
+    """Address in shared memory of the last tag, of which the warp has written one, at a multiple of UNIT bytes."""
+    FIND: gl.constexpr = _find(UNIT)
+    return gl.inline_asm_elementwise(FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def init_at(address, arrivals):
+    """mbarrier.init of one barrier with each thread, unless it is complete after no arrivals."""
+    gl.inline_asm_elementwise(_INIT, "=r,r,r,~{memory}", [address, arrivals], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_at(address, phase, there=None):
+    """mbarrier.wait, of each thread for itself: between two of Triton's all threads of a partition meet.
+
+    there: whether to wait, if that is not certain.
+    """
+    if there is None:
+        gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
+    else:
+        operands = [address, phase, there.to(gl.int32)]
+        gl.inline_asm_elementwise(_AWAIT_IF, "=r,r,r,r,~{memory}", operands, dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def arrive_at(address):
+    """mbarrier.arrive of one lane for its warp, after products that are done; what lanes read comes before `meet`."""
+    gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def meet(x):
+    """x, after a barrier of the warp: its lanes have read what it depends on."""
+    return gl.inline_asm_elementwise(
+        "bar.warp.sync 0xffffffff;", "=r,0,~{memory}", [x], dtype=gl.int32, is_pure=False, pack=1
+    )

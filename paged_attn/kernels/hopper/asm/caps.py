@@ -1,0 +1,56 @@
+"""Caps: what has tanh's place beside scores that are capped, by polynomials and by special functions.
+
+`exactly_capped` to m0 from m0, by the factor $96 and beside a polynomial of three terms, is
+
+    setp.eq.f32 any, m0, 0fff800000; mul.rn.f32 m0, m0, $96; tanh.approx.f32 m0, m0; @any mov.f32 m0, 0fff800000;
+
+where 0fff800000 is minus infinity, of a masked score, which remains what it is.
+"""
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import triton
+
+from ..shim import gl
+from .numbers import literal
+
+
+class Cap(NamedTuple):
+    """tanh(x) as x times a polynomial in x^2, least relative error up to some x.
+
+    The last coefficient is positive and the whole rises, so what lies beyond comes out too large, and is found out.
+    """
+
+    coefficients: tuple[float, ...]
+    largest: float  # tanh(x) up to which it holds
+
+
+# by number of terms: 2^-11.1 off at most, as the instruction is; 2^-21.5 off
+CAPS = {
+    3: Cap((0.999539754, -0.321939022, 0.0885777204), 0.6993),
+    5: Cap((0.999999668, -0.333299804, 0.132783159, -0.0507313454, 0.0136531115), 0.6089),
+}
+# A weight, base 2, that does not count beside the largest: what the polynomials cap too far below may weigh that much.
+NOTHING = -24.0
+
+# Kernels on disk are known by what their functions read, and not by what these look up.
+DIGEST = gl.constexpr(hashlib.sha256(repr(CAPS).encode()).hexdigest())
+
+
+@triton.constexpr_function
+def cap_of(terms, digest):
+    return CAPS[terms]
+
+
+def exactly_capped(to: str, score: str, factor: str, terms: int) -> str:
+    """tanh(score * factor) beside a polynomial of so many terms: as exactly; minus infinity remains what it is."""
+    nothing, one, less = literal(float("-inf")), literal(1.0), literal(-2.0)
+    text = f" setp.eq.f32 any, {score}, {nothing}; mul.rn.f32 {to}, {score}, {factor};"
+    if terms == 3:
+        text += f" tanh.approx.f32 {to}, {to};"
+    else:  # 1 - 2 / (1 + e^2x)
+        text += f" mul.rn.f32 {to}, {to}, {literal(2 * math.log2(math.e))}; ex2.approx.ftz.f32 {to}, {to};"
+        text += f" add.f32 {to}, {to}, {one}; rcp.approx.ftz.f32 {to}, {to}; fma.rn.f32 {to}, {to}, {less}, {one};"
+    return text + f" @any mov.f32 {to}, {nothing};"

@@ -1,0 +1,88 @@
+"""The maxima of rows: whether one has risen, and what was summed below the old ones.
+
+`rescale` of 32 registers $0..$31 by the factors $32..$63 of their two rows in turn is
+
+    { .reg .pred any, all; setp.neu.f32 any, $64, 0f3F800000; setp.neu.or.f32 any, $66, 0f3F800000, any;
+      vote.sync.any.pred all, any, 0xffffffff; @!all bra KEEP;
+      mul.f32 $0, $0, $64; mul.f32 $1, $1, $65; ... mul.f32 $31, $31, $95;
+      KEEP: mov.pred any, all; }
+"""
+
+from ..shim import gl, gluon
+from .numbers import literal
+
+
+def _scale_unless_one(registers: int) -> str:
+    """acc *= factor for so many registers, skipped by a warp in which every factor is 1."""
+    first = 2 * registers
+    vote = (
+        f"{{ .reg .pred any, all; setp.neu.f32 any, ${first}, 0f3F800000;"
+        f" setp.neu.or.f32 any, ${first + 2}, 0f3F800000, any;"
+        " vote.sync.any.pred all, any, 0xffffffff; @!all bra KEEP; "
+    )
+    products = " ".join(f"mul.f32 ${i}, ${i}, ${first + i};" for i in range(registers))
+    return vote + products + " KEEP: mov.pred any, all; }"
+
+
+def _constraints(registers: int) -> str:
+    return ",".join(["=f"] * registers + [str(i) for i in range(registers)] + ["f"] * registers)
+
+
+_ASM_32, _IN_32 = gl.constexpr(_scale_unless_one(32)), gl.constexpr(_constraints(32))
+_ASM_64, _IN_64 = gl.constexpr(_scale_unless_one(64)), gl.constexpr(_constraints(64))
+
+
+@gluon.jit
+def rescale(acc, factor, DIM: gl.constexpr):
+    """acc * factor, seen `by_thread`: without the vote every tile pays for it, though the maximum rarely moves."""
+    if DIM % 128 == 0:
+        return gl.inline_asm_elementwise(_ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64)
+    elif DIM % 64 == 0:
+        return gl.inline_asm_elementwise(_ASM_32, _IN_32, [acc, factor], dtype=gl.float32, is_pure=False, pack=32)
+    else:
+        return acc * factor
+
+
+def _raise(slack: float, nan: bool) -> str:
+    """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves.
+
+    nan: not a number counts as larger than any; the factor is none then, nor where the maximum is infinite.
+    """
+    number = literal(slack)
+    maximum, larger = ("max.NaN.f32", "setp.gtu.f32") if nan else ("max.f32", "setp.gt.f32")
+    ask = "".join(
+        f" shfl.sync.bfly.b32 z, {a}, {n}, 31, -1; {maximum} {b}, {a}, z;"
+        for a, b, n in (("$4", "v", 1), ("v", "v", 2), ("$5", "w", 1), ("w", "w", 2))
+    )
+    infinite = " sub.f32 v, v, v; sub.f32 w, w, w; add.f32 x, x, v; add.f32 y, y, w;" if nan else ""
+    return (
+        "{ .reg .pred a, b, any; .reg .f32 v, w, x, y, z;"
+        f" add.f32 x, $6, {number}; add.f32 y, $7, {number}; {larger} a, $4, x; {larger} b, $5, y;"
+        " mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, 0f3F800000; mov.f32 $3, 0f3F800000;"
+        " or.pred any, a, b; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
+        + ask
+        + f" {larger} a, v, x; {larger} b, w, y;"
+        " @a mov.f32 $0, v; @b mov.f32 $1, w; @a sub.f32 x, $6, v; @b sub.f32 y, $7, w;"
+        + infinite
+        + " @a ex2.approx.ftz.f32 $2, x; @b ex2.approx.ftz.f32 $3, y; KEEP: mov.pred any, a; }"
+    )
+
+
+SLACK, FP8_SLACK = 8.0, 3.75  # how much too small a maximum may be, base 2
+_RAISE = gl.constexpr(_raise(SLACK, False))
+_RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK, True))
+_TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
+
+
+@gluon.jit
+def raise_max(top, row_max, FP8: gl.constexpr):
+    """(maximum [R, 4] of rows, exp2 of its fall) from the threads' own: row_max unless a row's is larger by the slack.
+
+    The threads of a row ask each other only where one in the warp has such a maximum.
+    The branch is there for ptxas: it moves waits for products before all that is free to wait, and not before a branch.
+    So the maxima are found while the last product runs.
+    """
+    ASM: gl.constexpr = _RAISE_FP8 if FP8 else _RAISE
+    return gl.inline_asm_elementwise(
+        ASM, "=&f,=&f,=&f,=&f,f,f,f,f", [top, row_max], dtype=_TWO_FLOATS, is_pure=False, pack=2
+    )

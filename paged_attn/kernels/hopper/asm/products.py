@@ -1,0 +1,64 @@
+"""Products whose descriptors are our own: of queries and keys that lie in core matrices.
+
+`multiply_cores` of 64 queries and 16 keys of 64 dims, in bfloat16, sends dims 0 to 15, with scores $0..$7, the queries'
+address $8 and the keys' $16, as
+
+    { .reg .b32 q, k, q_form, k_form; .reg .b64 a, b; wgmma.fence.sync.aligned;
+      shr.u32 q, $8, 4; shr.u32 k, $16, 4; add.u32 k, k, 524288; mov.u32 q_form, 1073741888; mov.u32 k_form, 64;
+      .reg .b32 q0, k0; add.u32 q0, q, 0; add.u32 k0, k, 0; mov.b64 a, {q0, q_form}; mov.b64 b, {k0, k_form};
+      wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {$0,$1,$2,$3,$4,$5,$6,$7}, a, b, 0, 1, 1, 0, 0;
+
+and so on, three times 16 dims more that are added, until `wgmma.commit_group.sync.aligned; }`.
+"""
+
+import triton
+
+from ..shim import gl, gluon
+
+
+@triton.constexpr_function
+def _cores(rows, columns, dims, dtype):
+    """A product of each warpgroup, of 64 of `rows` rows, from the address of its queries and that of the keys.
+
+    The first are swizzled rows of 128 bytes, 64 dims beside the next 64; the others matrices of 8 keys x 16 bytes, the
+    dims of 8 keys before those of the next 8.
+    """
+    n = columns // 2
+    numbers = ",".join(f"${i}" for i in range(n))
+    text = (
+        "{ .reg .b32 q, k, q_form, k_form; .reg .b64 a, b; wgmma.fence.sync.aligned;"
+        f" shr.u32 q, ${n}, 4; shr.u32 k, ${2 * n}, 4; add.u32 k, k, {8 << 16};"
+        f" mov.u32 q_form, {1 << 30 | 64}; mov.u32 k_form, {dims};"
+    )
+    if rows > 64:
+        text += " .reg .b32 group; mov.u32 group, %tid.x; shr.u32 group, group, 7; mad.lo.u32 q, group, 512, q;"
+    for i in range(dims // 16):
+        text += (
+            f" .reg .b32 q{i}, k{i}; add.u32 q{i}, q, {i // 4 * rows * 8 + i % 4 * 2}; add.u32 k{i}, k, {i * 16};"
+            f" mov.b64 a, {{q{i}, q_form}}; mov.b64 b, {{k{i}, k_form}};"
+            f" wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype}"
+            f" {{{numbers}}}, a, b, {min(i, 1)}, 1, 1, 0, 0;"
+        )
+    return text + " wgmma.commit_group.sync.aligned; }"
+
+
+@triton.constexpr_function
+def _in_cores(columns):
+    return ",".join(["=f"] * (columns // 2) + ["r"] * columns)
+
+
+@gluon.jit
+def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
+    """Start the product of queries [R, DIM] and keys [N, DIM] at these addresses, scores [R, N] once it is waited for.
+
+    Of the same descriptors Triton 3.6 counts a base offset from product to product where nothing is swizzled, and for
+    words that differ in both halves ptxas 12.8 adds to uniform registers that nobody has written.
+    """
+    ROWS: gl.constexpr = scores.shape[0]
+    COLUMNS: gl.constexpr = scores.shape[1]
+    ASM: gl.constexpr = _cores(ROWS, COLUMNS, DIM, "bf16" if gl.bfloat16 == DTYPE else "f16")
+    IN: gl.constexpr = _in_cores(COLUMNS)
+    nothing = gl.full([ROWS, COLUMNS], 0, gl.int32, scores.type.layout)
+    return gl.inline_asm_elementwise(
+        ASM, IN, [nothing + q_at, nothing + k_at], dtype=gl.float32, is_pure=False, pack=COLUMNS // 2
+    )

@@ -1,0 +1,191 @@
+"""Weights of a softmax in 16 bits, two to a word, beside their sums; and again where a maximum turns out too small.
+
+`weigh_pairs` of two scores $2 and $3, by the factor $4 and shift $5, in bfloat16, is
+
+    { .reg .f32 a, b, s; fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;
+      ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.bf16x2.f32 $0, b, a; add.f32 $1, a, b; }
+"""
+
+import hashlib
+import itertools
+import math
+
+import triton
+
+from ..shim import gl, gluon
+from .caps import CAPS, exactly_capped
+from .numbers import WORD_AND_SUM, literal
+
+LIMIT = 8192.0  # of a thread's sum of weights: below it none is larger, and float16 has room for all of them
+HUGE = 2.0**14  # a maximum, base 2, from which on a product that is not rounded first is more than 2^-10 off it
+_ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
+
+
+def _weigh_pair(dtype: str, terms: int) -> str:
+    """Of no term scores are powers themselves; of one that times it, of more an odd polynomial."""
+    pairs = (("a", "$2"), ("b", "$3"))
+    coefficients, shift = [f"${4 + i}" for i in range(terms)], f"${4 + terms}"
+    text = ""
+    for x, score in pairs:
+        if terms > 1:
+            last, *others = reversed(coefficients)
+            text += f" mul.rn.f32 s, {score}, {score}; fma.rn.f32 {x}, s, {last}, {others[0]};"
+            text += "".join(f" fma.rn.f32 {x}, s, {x}, {other};" for other in others[1:])
+            text += f" fma.rn.f32 {x}, {score}, {x}, {shift};"
+        elif terms:
+            text += f" fma.rn.f32 {x}, {score}, {coefficients[0]}, {shift};"
+    text += "".join(f" ex2.approx.ftz.f32 {x}, {x if terms else score};" for x, score in pairs)
+    return f"{{ .reg .f32 a, b, s;{text} {_ROUND[dtype]} $0, b, a; add.f32 $1, a, b; }}"
+
+
+_PAIRS = {key: _weigh_pair(*key) for key in itertools.product(_ROUND, (0, 1, *CAPS))}
+
+
+def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
+    """score * unit + shift, by one rounding or, where a predicate says so, by two; '': there is none."""
+    fused = f"fma.rn.f32 {to}, {score}, {unit}, {shift};"
+    if not rounded:
+        return f" {fused}"
+    apart = f" @{rounded} mul.rn.f32 {to}, {score}, {unit}; @{rounded} add.rn.f32 {to}, {to}, {shift};"
+    return f"{apart} @!{rounded} {fused}"
+
+
+def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int) -> tuple[str, str]:
+    """(assembly, constraints) of `weigh_again` for so many pairs of a thread, which belong to its two rows in turn.
+
+    parts: of results, as many of each.  terms: of the polynomial that has capped scores; 0: they are not to be.
+    """
+
+    def operands(number: int) -> list[str]:
+        return [f"${number * pairs + i}" for i in range(pairs)]
+
+    words, sums, tops, decays = (operands(i) for i in range(4))
+    results = [operands(4 + i) for i in range(parts)]
+    even, odd, old_sums, old_tops, units, shifts = (operands(5 + parts + i) for i in range(6))
+    caps, least_tops, largest = (operands(11 + 2 * parts + i) for i in range(3))
+    nothing, limit, one, huge = map(literal, (float("-inf"), LIMIT, 1.0, HUGE))
+    text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1, l0, l1;"
+    for i in (0, 1):
+        text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
+        if terms:  # no sum, and so no weight, of more than the polynomial holds for
+            text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(LIMIT))};"
+            text += f" ex2.approx.ftz.f32 l{i}, a; setp.lt.f32 q{i}, {old_tops[i]}, {least_tops[i]};"
+        elif any_size:  # minus infinity is huge, too
+            text += f" mov.f32 l{i}, {limit}; abs.f32 a, {old_tops[i]}; setp.gt.f32 q{i}, a, {huge};"
+        else:
+            text += f" mov.f32 l{i}, {limit}; setp.eq.f32 q{i}, {old_tops[i]}, {nothing};"
+        text += f" setp.gt.or.f32 p{i}, {old_sums[i]}, l{i}, q{i};"
+    text += " or.pred any, p0, p1; vote.sync.any.pred any, any, 0xffffffff; @!any bra KEEP;"
+    for k in range(pairs):
+        i = k & 1
+        text += f" max.f32 a, {even[k]}, {odd[k]};" + (f" max.f32 m{i}, m{i}, a;" if k > 1 else f" mov.f32 m{i}, a;")
+    for i in (0, 1):
+        if terms:
+            text += exactly_capped(f"m{i}", f"m{i}", caps[i], terms)
+        text += _scaled(f"m{i}", f"m{i}", units[i], shifts[i], f"q{i}" * any_size) + f" mov.f32 a, {old_sums[i]};"
+        for lanes in (1, 2):  # the threads of a row
+            text += f" shfl.sync.bfly.b32 b, m{i}, {lanes}, 31, -1; max.f32 m{i}, m{i}, b;"
+            text += f" shfl.sync.bfly.b32 b, a, {lanes}, 31, -1; max.f32 a, a, b;"
+        again = f"q{i}" if terms else f"p{i}"  # other rows keep weights that the polynomial made
+        text += f" setp.gt.or.f32 {again}, a, l{i}, q{i};"
+        text += f" setp.gt.and.f32 p{i}, m{i}, {old_tops[i]}, {again}; @p{i} mov.f32 {tops[i]}, m{i};"
+        text += f" sub.f32 a, {old_tops[i]}, m{i}; @p{i} ex2.approx.ftz.f32 {decays[i]}, a;"
+        if any_size:
+            text += f" abs.f32 a, {tops[i]}; setp.gt.or.f32 q{i}, a, {huge}, q{i};"
+        text += f" setp.eq.f32 any, {tops[i]}, {nothing}; sub.f32 n{i}, {shifts[i]}, {tops[i]};"
+        text += f" @any mov.f32 n{i}, {shifts[i]};"
+        # infinity less itself, beside a sink of infinity, is none
+        text += f" setp.eq.f32 any, {shifts[i]}, {tops[i]}; @any mov.f32 n{i}, {literal(0.0)};"
+    for k in range(pairs):
+        i = k & 1
+        for x, score in (("a", even[k]), ("b", odd[k])):
+            if terms:
+                text += exactly_capped(x, score, caps[i], terms)
+            text += _scaled(x, x if terms else score, units[i], f"n{i}", f"q{i}" * any_size)
+            text += f" ex2.approx.ftz.f32 {x}, {x};"
+        text += f" {f'@q{i} ' * (terms > 0)}{_ROUND[dtype]} {words[k]}, b, a;"
+        text += f" add.f32 s{i}, s{i}, a; add.f32 t{i}, t{i}, b;" if k > 1 else f" mov.f32 s{i}, a; mov.f32 t{i}, b;"
+    for i in (0, 1):
+        if any_size or terms:
+            text += f" or.pred p{i}, p{i}, q{i};"
+        text += f" add.f32 s{i}, s{i}, t{i}; @p{i} mov.f32 {sums[i]}, s{i};"
+    text += " wgmma.wait_group.sync.aligned 0;"
+    for part in results:
+        text += "".join(f" mul.f32 {part[k]}, {part[k]}, {decays[k & 1]};" for k in range(pairs))
+    text += " KEEP: mov.pred any, p0; }"
+    # what is written before all is read has registers of its own
+    outputs = ["=r"] * pairs + ["=&f"] * (3 * pairs) + ["=f"] * (parts * pairs)
+    inputs, more = ["f"] * (6 * pairs), ["f"] * (3 * pairs * (terms > 0))
+    in_place = [str(i) for i in range((4 + parts) * pairs)]
+    return text, ",".join(outputs + in_place[:pairs] + inputs + in_place[4 * pairs :] + more)
+
+
+_AGAIN = {
+    (*key, any_size, terms): _weigh_again(*key, any_size, terms)
+    for key in itertools.product(_ROUND, (16, 32), (1, 2, 4, 8))
+    for any_size, terms in ((False, 0), (True, 0), *((False, terms) for terms in CAPS))
+}
+# Kernels on disk are known by what their functions read, and not by what these look up.
+DIGEST = gl.constexpr(hashlib.sha256(repr((_PAIRS, _AGAIN)).encode()).hexdigest())
+
+
+@triton.constexpr_function
+def _pairs(dtype, terms, digest):
+    return _PAIRS[str(dtype), terms], "=&r,=&f" + ",f" * (2 + terms + (terms > 0))
+
+
+@triton.constexpr_function
+def _again(dtype, pairs, parts, any_size, terms, digest):
+    return _AGAIN[str(dtype), pairs, parts, any_size, terms]
+
+
+@triton.constexpr_function
+def _word_and_floats(floats):
+    return (gl.int32,) + (gl.float32,) * floats
+
+
+@gluon.jit
+def weigh_pairs(even, odd, coefficients, shift, dtype: gl.constexpr):
+    """(words of exp2(f(x)) of two scores x in a 16-bit type, even's the lower, and their sums).
+
+    f(x) is x; of one coefficient a x * a + shift; of more than that x * (a + b x^2 + c x^4 ...) + shift.
+    """
+    ASM: gl.constexpr = _pairs(dtype, len(coefficients), DIGEST)
+    operands = (even, odd) + coefficients
+    if len(coefficients) > 0:
+        operands = operands + (shift,)
+    return gl.inline_asm_elementwise(ASM[0], ASM[1], operands, dtype=WORD_AND_SUM, is_pure=True, pack=1)
+
+
+@gluon.jit
+def weigh_again(
+    words, even, odd, sums, row_max, unit, shift, results, cap, ANY_SIZE: gl.constexpr, TERMS: gl.constexpr,
+    dtype: gl.constexpr,
+):  # fmt: skip
+    """(words, sums, maxima, decays, *results) after a look at sums: where one is too large its row gets a new maximum.
+
+    What weighs is exp2(x * unit + shift - maximum).  Operands are as many as words, but of sums, maxima and decays the
+    first of a thread's rows count.  A row that has no maximum yet gets one, too; a warp of neither leaves early.
+    results: parts of a product that may still run.  The branch waits for it and multiplies it by the decays: one of its
+    own, behind a wait, would have every tile vote once more and jump over it.
+    cap: nothing, or (a, least maximum, largest score) where words come from a polynomial of so many TERMS for
+    tanh(x * a), which is what weighs then.  A row is weighed again by special functions where a score may be larger, or
+    where its maximum is so low that what is too far below it would count.
+    """
+    PAIRS: gl.constexpr = 2 * words.shape[1]
+    ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST)
+    DTYPES: gl.constexpr = _word_and_floats(3 + len(results))
+    operands = (words, even, odd, sums, row_max, unit, shift) + results + cap
+    return gl.inline_asm_elementwise(ASM[0], ASM[1], operands, dtype=DTYPES, is_pure=False, pack=PAIRS)
+
+
+_BEYOND = gl.constexpr(
+    f"{{ .reg .pred p; setp.gtu.f32 p, $1, {literal(LIMIT)};"
+    " vote.sync.any.pred p, p, 0xffffffff; selp.u32 $0, 1, 0, p; }"
+)
+
+
+@gluon.jit
+def any_beyond(sums):
+    """1 where one of a warp's numbers, one a thread, is beyond the limit of a thread's sum or no number, else 0."""
+    return gl.inline_asm_elementwise(_BEYOND, "=r,f", [sums], dtype=gl.int32, is_pure=False, pack=1)
