@@ -38,12 +38,12 @@ def _small_heads(p: Problem) -> bool:
 
 def anywhere() -> contextlib._GeneratorContextManager[None]:
     """Also few queries that see few keys."""
-    return planned(FEW_KEYS=-1, FEW_KEYS_OF_LARGE=-1)
+    return planned(MAX_PORTABLE_KEYS=-1, MAX_PORTABLE_KEYS_OF_LARGE_HEADS=-1)
 
 
 def mixed() -> contextlib._GeneratorContextManager[None]:
     """Batches of uneven queries as those of many keys, which wait for memory."""
-    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40)
+    return planned(MAX_BYTES_OF_ONE_LIST=0, MIN_TOKENS_PER_LONG_SEQ=1 << 40)
 
 
 def _by_type(p: Problem) -> bool:
@@ -52,50 +52,74 @@ def _by_type(p: Problem) -> bool:
 
 def two_lists() -> contextlib._GeneratorContextManager[None]:
     """`mixed`, as where long queries are few, and decodes many."""
-    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, ENOUGH_ROWS=1 << 60, _are_better_apart=_by_type)
+    return planned(
+        MAX_BYTES_OF_ONE_LIST=0,
+        MIN_TOKENS_PER_LONG_SEQ=1 << 40,
+        MIN_LONG_ROWS_PER_SEQ=1 << 60,
+        _few_rows_read_faster_alone=_by_type,
+    )
 
 
 def apart() -> contextlib._GeneratorContextManager[None]:
     """`mixed`, as where long queries are few, and decodes, too: in two launches."""
-    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, ENOUGH_ROWS=1 << 60, _are_better_apart=lambda p: True)
+    return planned(
+        MAX_BYTES_OF_ONE_LIST=0,
+        MIN_TOKENS_PER_LONG_SEQ=1 << 40,
+        MIN_LONG_ROWS_PER_SEQ=1 << 60,
+        _few_rows_read_faster_alone=lambda p: True,
+    )
 
 
 def long() -> contextlib._GeneratorContextManager[None]:
     """Batches of uneven queries as those of long ones."""
-    return planned(MOSTLY_LONG=0)
+    return planned(MIN_TOKENS_PER_LONG_SEQ=0)
 
 
 def wide() -> contextlib._GeneratorContextManager[None]:
     """`mixed`, and windows as those that show many keys: whole tiles, of blocks that may be cut."""
-    return planned(LITTLE_TO_READ=0, MOSTLY_LONG=1 << 40, SHORT=-1)
+    return planned(MAX_BYTES_OF_ONE_LIST=0, MIN_TOKENS_PER_LONG_SEQ=1 << 40, MAX_KEYS_OF_SMALL_TILES=-1)
 
 
 def shares() -> contextlib._GeneratorContextManager[None]:
     """Even shares also of many rows."""
-    return planned(has_little=lambda p: True)
+    return planned(even_shares_end_sooner=lambda p: True)
 
 
 def three() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 192 rows for three consumers wherever these can do them."""
-    wherever = dict(_is_for_three=lambda p: hopper.dim_of(p) == 128, _is_for_four=_never)
-    return planned(MOST_ROWS=0, UNCUT=0, LONG=0, SHORT=-1, **wherever)
+    wherever = dict(_suits_three_consumers=lambda p: hopper.dim_of(p) == 128, _suits_four_warpgroups=_never)
+    return planned(
+        MAX_ROWS_OF_EVEN_SHARES=0,
+        MIN_BLOCKS_PER_MULTIPROCESSOR=0,
+        MIN_TOKENS_WORTH_CODE_COPIES=0,
+        MAX_KEYS_OF_SMALL_TILES=-1,
+        **wherever,
+    )
 
 
 def one(**more: Any) -> contextlib._GeneratorContextManager[None]:
     """Blocks of 128 rows for one consumer wherever it can do them, also of long queries."""
-    return planned(MOST_ROWS=0, LONG=1 << 40, _is_for_four=_never, **more)
+    return planned(
+        MAX_ROWS_OF_EVEN_SHARES=0, MIN_TOKENS_WORTH_CODE_COPIES=1 << 40, _suits_four_warpgroups=_never, **more
+    )
 
 
 def uncut(**more: Any) -> contextlib._GeneratorContextManager[None]:
     """`one`, of whole blocks."""
-    return one(UNCUT=0, **more)
+    return one(MIN_BLOCKS_PER_MULTIPROCESSOR=0, **more)
 
 
 def four() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 256 rows for four warpgroups of one code wherever these can do them, which may be cut."""
-    return planned(MOST_ROWS=0, UNCUT=1 << 40, FULL=2, SHORT=-1, _is_for_four=_small_heads)
+    return planned(
+        MAX_ROWS_OF_EVEN_SHARES=0,
+        MIN_BLOCKS_PER_MULTIPROCESSOR=1 << 40,
+        MIN_FRACTION_OF_PLACES=2,
+        MAX_KEYS_OF_SMALL_TILES=-1,
+        _suits_four_warpgroups=_small_heads,
+    )
 
 
 def four_uncut() -> contextlib._GeneratorContextManager[None]:
     """`four`, of whole blocks."""
-    return planned(MOST_ROWS=0, UNCUT=0, _is_for_four=_small_heads)
+    return planned(MAX_ROWS_OF_EVEN_SHARES=0, MIN_BLOCKS_PER_MULTIPROCESSOR=0, _suits_four_warpgroups=_small_heads)

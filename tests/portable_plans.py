@@ -30,7 +30,7 @@ def cut(segments: int, tile: int = 32) -> Iterator[None]:
     """
     with portable() as patch:
         patch.setattr(portable_plan, "_shares", lambda p, c, blocks, q: blocks * segments if segments > 1 else 0)
-        patch.setattr(portable_plan, "FEW_ROWS", 16)
+        patch.setattr(portable_plan, "MAX_ROWS_OF_ONE_BLOCK", 16)
         for name, rows in (("decode_config", 16), ("prefill_config", 32)):
             choose = getattr(portable_plan, name)
             patch.setattr(portable_plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))

@@ -162,7 +162,7 @@ def test_who_joins_changes_no_bit(shares: int, device: str, cut: Cut, monkeypatc
     cut(shares)
     want = attend(case, inputs, whole(case))
     joining = [x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches if x.shape.SPLIT]
-    monkeypatch.setattr(portable_plan, "JOIN_STEPS", 0)
+    monkeypatch.setattr(portable_plan, "MIN_JOIN_STEPS_WORTH_A_LAUNCH", 0)
     plan.plan.cache_clear()
     same(case, attend(case, inputs, whole(case)), whole(case), want)
     assert joining

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..kernels.cuts import Cut
+from ..kernels.cuts import CutSummary
 from ..kernels.words import some
 from ..launching.scratch import Need
 from ..planning.dialects import DIALECTS, Dialect, dialect
@@ -96,7 +96,7 @@ def _served(launch: Launch) -> str:
     return _span(max(1, launch.shortest), launch.longest)
 
 
-def _work(launch: Launch, done: Cut) -> str:
+def _work(launch: Launch, done: CutSummary) -> str:
     heads = f"for each of {dialect(launch.dialect).heads_of(launch)}"
     blocks = f"{some(done.sequences, 'sequence', 'sequences')}, {some(done.blocks, 'block', 'blocks')}"
     text = f"{blocks}, {some(done.tiles, 'tile', 'tiles')} that somebody sees {heads}; "
@@ -112,7 +112,7 @@ def _work(launch: Launch, done: Cut) -> str:
     return f"{text}a program per block: {span} tiles"
 
 
-def _pieces(launch: Launch, done: Cut) -> str:
+def _pieces(launch: Launch, done: CutSummary) -> str:
     if not done.cut:
         return "no block is cut"
     by = "a merge kernel" if launch.merge is not None else "the program of the last piece"
@@ -135,7 +135,7 @@ def _least(question: Question, moved: int, useful: int) -> str:
     return f"{_time(max(moving, multiplying))}, bound by {bound}: {times} ({name}: {at})"
 
 
-def _multiplied(launch: Launch, done: Cut) -> int:
+def _multiplied(launch: Launch, done: CutSummary) -> int:
     """Operations of the tiles that the blocks visit, dead rows, keys and padded dims with them."""
     shape = launch.shape
     return 4 * done.tiles * shape.TILE * shape.ROWS * shape.DIM * shape.KV_HEADS

@@ -9,7 +9,7 @@ import torch
 
 from ..checks.axes import CACHE_FOR
 from ..kernels.arguments import merge_grid
-from ..kernels.cuts import Batch, Cut
+from ..kernels.cuts import CutSummary, KnownBatch
 from ..launching import gpus
 from ..launching.backend import INTERPRET, Device, device_of
 from ..launching.scratch import Need
@@ -46,10 +46,12 @@ class Question(NamedTuple):
     gpu: str | None  # whose ceilings are the device's, if they are known
 
     @property
-    def batch(self) -> Batch:
+    def batch(self) -> KnownBatch:
         left, right = self.model.window_size
         apart = self.model.query_positions
-        return Batch(self.query_lens, self.seq_lens, left, 0 if self.model.causal else -1 if apart else right, apart)
+        return KnownBatch(
+            self.query_lens, self.seq_lens, left, 0 if self.model.causal else -1 if apart else right, apart
+        )
 
     @property
     def problem(self) -> Problem:
@@ -91,7 +93,7 @@ def need_of(launch: Launch) -> Need:
     return dialect(launch.dialect).need_of(launch)
 
 
-def cut(launch: Launch, batch: Batch) -> Cut:
+def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
     """What the launch's programs will find to do."""
     return dialect(launch.dialect).cut(launch, batch)
 

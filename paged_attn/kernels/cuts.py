@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..records.plan import Launch
-from .common.schedule import IN_STEP, ONE_EACH, OTHERS
+from .common.schedule import EXTRA_EIGHTHS_IN_STEP, EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL
 
 
-class Batch(NamedTuple):
+class KnownBatch(NamedTuple):
     """Lengths of every sequence, and the window that all have, -1 where it has no end."""
 
     query_lens: Sequence[int]
@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     positions: bool = False  # queries have positions of their own, none before the context's end
 
 
-class Block(NamedTuple):
+class CountedBlock(NamedTuple):
     """Up to BLOCK_Q query tokens of one sequence, for each KV head."""
 
     tokens: int
@@ -32,7 +32,7 @@ class Block(NamedTuple):
     visited: int  # that its own queries see
 
 
-class Cut(NamedTuple):
+class CutSummary(NamedTuple):
     """All of a launch's work; everything is counted once for all KV heads, but for items and shares of a line.
 
     Along that line, of all heads, a block may be cut otherwise for each: then pieces and rows are an average.
@@ -50,7 +50,7 @@ class Cut(NamedTuple):
     rows: int  # states that these pieces leave
 
 
-def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
+def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
     """The blocks that a launch serves, as they lie on the line of units."""
     shape = launch.shape
     for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
@@ -66,7 +66,7 @@ def blocks_of(launch: Launch, batch: Batch) -> Iterator[Block]:
             begin = 0 if batch.left < 0 else max(least - batch.left, 0)
             end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
             visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
-            yield Block(tokens, -(-query_len // shape.BLOCK_Q), first_tile, tiles, max(0, visited))
+            yield CountedBlock(tokens, -(-query_len // shape.BLOCK_Q), first_tile, tiles, max(0, visited))
 
 
 def _tile_of(pos: int, context: int, gap: int, tile: int) -> int:
@@ -78,12 +78,12 @@ def _tiles_before(end: int, context: int, gap: int, tile: int) -> int:
 
 
 def counted(
-    launch: Launch, batch: Batch, blocks: Sequence[Block], schedule: str, parts: int, least: int, most: int,
-    counts: Sequence[tuple[Block, int]], lines: int = 1,
-) -> Cut:  # fmt: skip
+    launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock], schedule: str, parts: int, least: int, most: int,
+    counts: Sequence[tuple[CountedBlock, int]], lines: int = 1,
+) -> CutSummary:  # fmt: skip
     """The sums over all blocks of so many pieces each; lines: times that each block is in counts."""
     cuts = [(block, count) for block, count in counts if count > 1]
-    return Cut(
+    return CutSummary(
         sequences=sum(max(1, launch.shortest) <= length <= launch.longest for length in batch.query_lens),
         blocks=len(blocks),
         tiles=sum(block.visited for block in blocks),
@@ -98,8 +98,8 @@ def counted(
 
 
 def even_shares(
-    launch: Launch, line: Sequence[Block], shares: int, slots: int
-) -> tuple[int, int, int, list[tuple[Block, int]]]:
+    launch: Launch, line: Sequence[CountedBlock], shares: int, slots: int
+) -> tuple[int, int, int, list[tuple[CountedBlock, int]]]:
     """(shares that have work, tiles of the smallest and of the largest, states of each block) of the line of units.
 
     shares: of a KV head.  slots: states that a share may leave.
@@ -122,7 +122,7 @@ def even_shares(
     )
 
 
-def _whole_size(launch: Launch, line: Sequence[Block], shares: int) -> tuple[int, int]:
+def _whole_size(launch: Launch, line: Sequence[CountedBlock], shares: int) -> tuple[int, int]:
     """schedule.whole_size."""
     if not line or not launch.shape.WHOLE:
         return 0, 0
@@ -133,14 +133,14 @@ def _whole_size(launch: Launch, line: Sequence[Block], shares: int) -> tuple[int
         room = -(-longest // size) * size
     else:
         size, room = -(-len(lengths) // shares) * longest, longest
-    later = ONE_EACH.value if parts == 1 else OTHERS.value
+    later = EXTRA_TILES_OF_ONE_BLOCK.value if parts == 1 else EXTRA_TILES_OF_SEVERAL.value
     if parts >= 1 and max(block.siblings for block in line) > 1:
-        later = max(later, even * IN_STEP.value // 8)
+        later = max(later, even * EXTRA_EIGHTHS_IN_STEP.value // 8)
     return (size, room) if size <= even + later else (0, 0)
 
 
 def _pieces(
-    launch: Launch, blocks: Sequence[Block], lengths: Sequence[int], size: int, extra: int, slots: int
+    launch: Launch, blocks: Sequence[CountedBlock], lengths: Sequence[int], size: int, extra: int, slots: int
 ) -> Iterator[int]:
     """How many states each block leaves where shares have `size` units, the first `extra` of them one more."""
 
@@ -162,7 +162,7 @@ def _pieces(
         unit += length
 
 
-def whole(launch: Launch, batch: Batch, blocks: Sequence[Block]) -> Cut:
+def whole(launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock]) -> CutSummary:
     """A program for each block."""
     least, most = (f((block.visited for block in blocks), default=0) for f in (min, max))
     return counted(launch, batch, blocks, "blocks", len(blocks), least, most, [(block, 1) for block in blocks])

@@ -21,10 +21,11 @@ from .locks import left_free
 
 # Counters that an arena grows by: 4 MiB, some 7000 captured decodes of a device with 132 multiprocessors, 2600 of one
 # or two KV heads (over fp8 1300), or 490 prefills whose blocks may be cut.
-CHUNK = 1 << 20
-ROOMS = 8  # of a device that are kept: as many streams as may well be at work at the same time
-TOGETHER = 1 << 26  # and so many states, 256 MiB: even shares of an H200 have a fortieth to a quarter of them
-LARGEST = TOGETHER // 2  # of one call
+COUNTERS_PER_CHUNK = 1 << 20
+MAX_ROOMS_PER_DEVICE = 8  # that are kept: as many streams as may well be at work at the same time
+# float32 of states in the rooms that are kept, 256 MiB: even shares of an H200 have a fortieth to a quarter of them.
+MAX_STATES_PER_DEVICE = 1 << 26
+MAX_STATES_PER_ROOM = MAX_STATES_PER_DEVICE // 2  # float32 of one call's states; more are not kept
 
 
 class Need(NamedTuple):
@@ -47,7 +48,7 @@ class Arena:
         self.left = 0  # counters of the last chunk that nobody has
         self.low = device.type == "cuda"  # whether the next eager call should let it grow
 
-    def grow(self, least: int = CHUNK) -> None:
+    def grow(self, least: int = COUNTERS_PER_CHUNK) -> None:
         """Add a chunk, zeroed before anybody can be handed a part of it."""
         (chunk,) = memory.kept(lambda: (self._zeroed(least),), self.device)
         with self.lock:
@@ -64,7 +65,7 @@ class Arena:
     def take(self, count: int) -> Tensor:
         """So many counters for a captured call; zeroed inside its graph if the arena has run out."""
         with self.lock:
-            self.low = self.left < count + CHUNK // 2
+            self.low = self.left < count + COUNTERS_PER_CHUNK // 2
             if count > self.left or not self.chunks:
                 return torch.zeros(count, dtype=torch.int32, device=self.device)
             self.left -= count
@@ -86,7 +87,7 @@ class Room(NamedTuple):
 NONE = Room(None, None)
 Place = tuple[int | None, int, int]  # device, stream and number
 _rooms: dict[Place, Room] = {}  # what eager calls share
-_turned_away: deque[Place] = deque(maxlen=ROOMS)  # the latest calls for which no room was kept
+_turned_away: deque[Place] = deque(maxlen=MAX_ROOMS_PER_DEVICE)  # the latest calls for which no room was kept
 _keeping = left_free()
 _arenas: dict[torch.device, Arena] = {}
 
@@ -100,7 +101,7 @@ def take(need: Need, device: torch.device, stream: int, number: int = 0) -> Room
         return _room(_empty(need.states, torch.float32, device), arena(device).take(need.counters))
     place = device.index, stream, number
     room = _rooms.get(place)
-    alone = need.two or need.states > LARGEST  # between two, another thread may use the same stream
+    alone = need.two or need.states > MAX_STATES_PER_ROOM  # between two, another thread may use the same stream
     shared = 0 if alone else need.states
     if room is None or room.states_size < shared or room.counters_size < need.counters or room.arena.low:
         room = _make(place, room, shared, need.counters, device)
@@ -149,7 +150,9 @@ def _others(place: Place) -> list[Place]:
 
 def _too_many(others: list[Place], states: int) -> bool:
     """Whether one with so many states cannot be kept beside them."""
-    return len(others) >= ROOMS or (bool(others) and states + sum(_rooms[x].states_size for x in others) > TOGETHER)
+    return len(others) >= MAX_ROOMS_PER_DEVICE or (
+        bool(others) and states + sum(_rooms[x].states_size for x in others) > MAX_STATES_PER_DEVICE
+    )
 
 
 def _memory(states: int, counters: int, device: torch.device) -> tuple[Tensor, Tensor]:

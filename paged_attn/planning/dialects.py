@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..kernels.cuts import Batch, Cut
+from ..kernels.cuts import CutSummary, KnownBatch
 from ..launching.backend import Device
 from ..launching.launch import Step
 from ..launching.scratch import Need
@@ -47,7 +47,7 @@ class Dialect(Protocol):
     def kernel_of(self, launch: Launch) -> str:
         """The name of the kernel."""
 
-    def cut(self, launch: Launch, batch: Batch) -> Cut:
+    def cut(self, launch: Launch, batch: KnownBatch) -> CutSummary:
         """What the launch's programs will find to do where lengths are known."""
 
     def warps_of(self, launch: Launch) -> int:

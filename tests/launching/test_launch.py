@@ -53,7 +53,7 @@ def test_kept_launches_pass_what_tritons_call_would(
 ) -> None:
     cut(segments)
     if not joins:
-        monkeypatch.setattr(portable_plan, "JOIN_STEPS", 0)
+        monkeypatch.setattr(portable_plan, "MIN_JOIN_STEPS_WORTH_A_LAUNCH", 0)
     anew: list[Any] = []
     again: list[Any] = []
 

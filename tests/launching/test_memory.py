@@ -40,7 +40,7 @@ def test_rooms_of_a_few_streams_are_kept(rooms: dict[Any, scratch.Room]) -> None
         room = scratch.take(NEED, CPU, stream)
         assert not room.counters.any()
         assert room.states_size >= NEED.states
-        assert len(rooms) <= scratch.ROOMS
+        assert len(rooms) <= scratch.MAX_ROOMS_PER_DEVICE
     assert (None, 99, 0) in rooms, "the latest that called twice"
 
 
@@ -66,8 +66,8 @@ def test_a_room_that_is_dropped_lives_while_somebody_holds_it(rooms: dict[Any, s
 
 
 def test_large_rooms_are_fewer(rooms: dict[Any, scratch.Room], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scratch, "TOGETHER", 2500)
-    monkeypatch.setattr(scratch, "LARGEST", 1250)
+    monkeypatch.setattr(scratch, "MAX_STATES_PER_DEVICE", 2500)
+    monkeypatch.setattr(scratch, "MAX_STATES_PER_ROOM", 1250)
     for stream in [x for x in range(20) for _ in range(2)]:
         scratch.take(NEED, CPU, stream)
         assert sum(room.states_size for room in rooms.values()) <= 2500
@@ -255,7 +255,7 @@ def test_a_hundred_streams_hold_the_memory_of_a_few() -> None:
     torch.cuda.synchronize()
     assert all(close(out, given) for out in outs[::7])
     held = sum(room.states_size + room.counters_size for room in scratch._rooms.values()) * 4
-    assert len({place[1] for place in scratch._rooms}) <= scratch.ROOMS
+    assert len({place[1] for place in scratch._rooms}) <= scratch.MAX_ROOMS_PER_DEVICE
     assert torch.cuda.memory_allocated() - before <= held + sum(x.nbytes for x in outs) + (8 << 20)
 
 
@@ -309,7 +309,7 @@ def test_captured_calls_on_a_stream_whose_room_was_dropped_replay_right() -> Non
     torch.cuda.current_stream().wait_stream(side)
     with torch.cuda.graph(graph, stream=side):
         out = paged_attn.paged_attention(**given)
-    for _ in range(2 * scratch.ROOMS):
+    for _ in range(2 * scratch.MAX_ROOMS_PER_DEVICE):
         stream = torch.cuda.Stream()
         for _ in range(2):
             with torch.cuda.stream(stream):

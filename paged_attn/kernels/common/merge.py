@@ -9,8 +9,8 @@ from .records import Batch, Partial, RowTile, State
 from .schedule import find_block
 from .softmax import base_of, finish, merge
 
-LARGEST = tl.constexpr(3.4028234663852886e38)  # of float32
-TOGETHER = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
+MAX_FLOAT32 = tl.constexpr(3.4028234663852886e38)  # of float32
+STATES_PER_LOAD = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
 
 
 @triton.jit
@@ -56,9 +56,9 @@ def join_rows(
     dim = tl.arange(0, S.DIM)
     if S.PIECE is None:
         # slot 1 of the share where the block begins, slot 0 of those after it
-        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, TOGETHER, S.DIM)
+        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, STATES_PER_LOAD, S.DIM)
     else:
-        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, TOGETHER, S.DIM)
+        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, STATES_PER_LOAD, S.DIM)
     rows = rows_from(tl.cast(token, tl.int64), kv_head, row, valid, S)
     store_rows(out, lse, rows, dim, state, scales, S)
 
@@ -122,20 +122,20 @@ def join_lanes(
     zero = lane * 0.0
     state = State(zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero)
     at = row + SKIP + (lane - 1) * STRIDE
-    for first in range(0, pieces, TOGETHER * LANES):
+    for first in range(0, pieces, STATES_PER_LOAD * LANES):
         piece = first + lane
         loaded = (load_pieces(partial, tl.where(piece == 0, row, at), valid & (piece < pieces), dim, 0, S),)
-        for i in tl.static_range(1, TOGETHER):
+        for i in tl.static_range(1, STATES_PER_LOAD):
             there = valid & (piece + i * LANES < pieces)
             loaded = loaded + (load_pieces(partial, at, there, dim, i * LANES * STRIDE, S),)  # type: ignore[assignment]
-        at += TOGETHER * LANES * STRIDE
+        at += STATES_PER_LOAD * LANES * STRIDE
         top = state.max
-        for i in tl.static_range(TOGETHER):
+        for i in tl.static_range(STATES_PER_LOAD):
             top = tl.maximum(top, loaded[i][0])
         base = base_of(top)
         decay = tl.exp2(state.max - base)
         acc, row_sum = state.acc * decay[:, None], state.sum * decay
-        for i in tl.static_range(TOGETHER):
+        for i in tl.static_range(STATES_PER_LOAD):
             weight = tl.exp2(loaded[i][0] - base)
             # one that saw nothing may hold anything
             acc += tl.where((weight > 0)[:, None], loaded[i][2], 0.0) * weight[:, None]
@@ -176,7 +176,7 @@ def merge_blocks_kernel(
             if S.PIECE is None:
                 state = join_lanes(partial, at, row < live, dim, pieces, SKIP, STRIDE, ROWS, LANES, S)
             else:  # in their order, as one program would
-                state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, TOGETHER, S.DIM)
+                state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, STATES_PER_LOAD, S.DIM)
             row = first + tl.arange(0, ROWS)
             token = tl.cast(block.first_token + block.first, tl.int64)
             store_rows(out, lse, rows_from(token, kv_head, row, row < live, S), dim, state, scales, S)
@@ -197,19 +197,19 @@ def join_results(outs, lses, at, valid, dim, stride, num_parts, HEAD_DIM: tl.con
     inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
     zero = at * 0.0
     acc, top, total = zero[:, None] + (dim * 0.0)[None, :], zero + float("-inf"), zero
-    for first in range(0, num_parts, TOGETHER):
+    for first in range(0, num_parts, STATES_PER_LOAD):
         # all loads of a chunk before their first use
         loaded = ()
-        for i in tl.static_range(TOGETHER):
+        for i in tl.static_range(STATES_PER_LOAD):
             live = first + i < num_parts
             index = at + (first + i) * stride
             lse = tl.load(lses + index, mask=valid & live, other=float("-inf"))
             out = tl.load(outs + index[:, None] * HEAD_DIM + dim[None, :], mask=inside & live, other=0.0)
             loaded = loaded + ((out.to(tl.float32), lse),)  # type: ignore[assignment]
-        for i in tl.static_range(TOGETHER):
+        for i in tl.static_range(STATES_PER_LOAD):
             out, lse = loaded[i]
             # infinity less itself is no number: one of a sink weighs as the largest number does, without a limit
-            score = tl.minimum(lse, LARGEST, propagate_nan=tl.PropagateNan.ALL)
+            score = tl.minimum(lse, MAX_FLOAT32, propagate_nan=tl.PropagateNan.ALL)
             both = tl.maximum(top, score)
             base = base_of(both)
             decay, weight = exp_below(top - base), exp_below(score - base)

@@ -7,14 +7,14 @@ from .numerics import apart, decode, encode, normalize, opaque, quotient, scale_
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 
-SAFE_HEADS = tl.constexpr(128)  # times a stride of rows that are not WIDE (layout.FAR_HEADS) fits 32 bits
+MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # times a stride of rows that are not WIDE (layout.FAR_HEADS) fits 32 bits
 
 
 @triton.jit
 def _addresses(rows, dim, tensor, S: tl.constexpr):
     """Addresses [R, D] and which of them exist: of PAIRED heads a row has one half of the dims."""
     head = rows.kv_head * S.GROUP
-    if S.KV_HEADS * S.GROUP > SAFE_HEADS or tensor.WIDE is not None:
+    if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or tensor.WIDE is not None:
         head = tl.cast(head, tl.int64)
     block = tensor.ptr + rows.token * tensor.stride_token + head * tensor.stride_head
     if tensor.WIDE is not None:
@@ -105,7 +105,7 @@ def clear_padding(out, lse, batch, live, dim, S: tl.constexpr):
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
         token = tl.cast(row // HEADS, tl.int64)
         head = row % HEADS
-        if HEADS > SAFE_HEADS or out.WIDE is not None:
+        if HEADS > MAX_HEADS_OF_NARROW_ROWS or out.WIDE is not None:
             head = tl.cast(head, tl.int64)
         zero = encode(dim * 0.0, out.FP8, out.ptr.dtype.element_ty)
         tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)

@@ -11,10 +11,10 @@ import triton.language as tl
 from .records import Block, RowTile, Share, Span
 
 # Tiles by which shares that begin with blocks may be larger than even ones: shares of one block each, and others.
-ONE_EACH, OTHERS = tl.constexpr(4), tl.constexpr(2)
-# Eighths likewise where a sequence has several blocks: shares of these that begin alike read its keys in step, and all
-# but the first find them in L2.
-IN_STEP = tl.constexpr(3)
+EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
+# Eighths of an even share by which they may be larger where a sequence has several blocks: shares of these that begin
+# alike read its keys in step, and all but the first find them in L2.
+EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
 
 
 @triton.jit
@@ -208,9 +208,9 @@ def whole_size(blocks, tiles, total, num_shares, least):
     else:
         size = tl.cdiv(count, num_shares) * longest
         room = longest
-    later = tl.where(parts == 1, ONE_EACH, OTHERS)
+    later = tl.where(parts == 1, EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL)
     if (parts >= 1) & (tl.max(blocks, 0) > 1):
-        later = tl.maximum(later, even * IN_STEP // 8)
+        later = tl.maximum(later, even * EXTRA_EIGHTHS_IN_STEP // 8)
     return tl.where(size <= even + later, size, 0), room
 
 

@@ -7,7 +7,7 @@ from .numerics import LN2, LOG2E, dot, rounded_product, scaled
 from .records import State
 
 # Of maxima, for a difference of infinities would be NaN.  Of a sink of infinity it is the sum that is infinite.
-LARGEST = tl.constexpr(2.0**127)
+MAX_MAXIMUM = tl.constexpr(2.0**127)
 
 
 @triton.jit
@@ -25,8 +25,8 @@ def start(sinks, rows, first, S: tl.constexpr):
 def seen(score):
     """(max, sum) of one key of this score, or of keys of this log-sum-exp; -inf: of none."""
     row_max = score * LOG2E
-    row_sum = tl.where(row_max > float("-inf"), tl.where(row_max > LARGEST, float("inf"), 1.0), 0.0)
-    return tl.where(row_max > LARGEST, LARGEST, row_max), row_sum  # NaN stays
+    row_sum = tl.where(row_max > float("-inf"), tl.where(row_max > MAX_MAXIMUM, float("inf"), 1.0), 0.0)
+    return tl.where(row_max > MAX_MAXIMUM, MAX_MAXIMUM, row_max), row_sum  # NaN stays
 
 
 @triton.jit

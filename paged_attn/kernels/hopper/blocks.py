@@ -39,7 +39,7 @@ from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
 # have that long to come.  More would bind a program to an item long before it is free.
-REST = gl.constexpr(4)
+TILES_LEFT_AT_NEXT_ITEM = gl.constexpr(4)
 
 
 @gluon.jit
@@ -74,7 +74,8 @@ def hand_out_items(
     """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
 
     One consumer has nobody else whose products could run while its next keys come, so all are told of the next item
-    before the values of this one's last tiles are sent for, REST of them.  Copies of a consumer gain nothing by that.
+    before the values of this one's last tiles are sent for, TILES_LEFT_AT_NEXT_ITEM of them.  Copies of a consumer gain
+    nothing by that.
     """
     ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
@@ -90,7 +91,7 @@ def hand_out_items(
         taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
         publish(mail, number, item)
         if ALONE:
-            rest_end = gl.minimum(end, tile + REST)
+            rest_end = gl.minimum(end, tile + TILES_LEFT_AT_NEXT_ITEM)
             turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P)
         number += 1
         working = item.kv_head >= 0
@@ -99,11 +100,11 @@ def hand_out_items(
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             block, kv_head, tile, end = item.block, item.kv_head // P.PARTS, item.begin, item.end
             if ALONE:
-                for i in range(gl.maximum(end - REST - tile, 1)):  # all but the rest
+                for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
                     at = end - 1 - i
-                    if at <= tile + REST:
+                    if at <= tile + TILES_LEFT_AT_NEXT_ITEM:
                         from_many, answer = ask(counters, taken, lists, P)
-                    if at >= tile + REST:
+                    if at >= tile + TILES_LEFT_AT_NEXT_ITEM:
                         turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
             else:
                 turn = load_tiles(

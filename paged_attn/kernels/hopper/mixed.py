@@ -20,12 +20,12 @@ from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import KEYS, VALUES, make_gates, make_read_ring, start_with
 from .schedule.arrival import told_in
 from .schedule.mail import make_mail, no_item, publish, read
-from .schedule.schedule import TAKEN, bring_lengths, known_same, make_lists
+from .schedule.schedule import COUNTERS_PER_LAUNCH, bring_lengths, known_same, make_lists
 from .schedule.walk import Walk, item_at
 from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 
 # Registers of a thread that serves few rows, and of one that loads; the blocks' have what is left, 176.
-FEW, LOADER = gl.constexpr(120), gl.constexpr(40)
+REGISTERS_OF_FEW_ROWS, REGISTERS_OF_LOADERS = gl.constexpr(120), gl.constexpr(40)
 
 
 @triton.constexpr_function
@@ -109,7 +109,7 @@ def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr)
 def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
     """(states, counters) behind those of even shares (`plan.need_of`)."""
     COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: of blocks, and of groups of pieces
-    counters = scratch.counters + TAKEN + COUNTERS * gl.num_programs(0)
+    counters = scratch.counters + COUNTERS_PER_LAUNCH + COUNTERS * gl.num_programs(0)
     return scratch.states + slots * S.LIVE * (S.DIM + 2), counters
 
 
@@ -170,4 +170,6 @@ def mixed_kernel(
             few_value_box, few_new_value_box, few_query_box, few_rings.value, few_rings.queries, few_jobs, False, 0,
             FV, F, G
         )),
-    ], [4, 1, 1, 1, 1], [FEW, LOADER, LOADER, LOADER, LOADER])  # fmt: skip
+    ], [4, 1, 1, 1, 1], [
+        REGISTERS_OF_FEW_ROWS, REGISTERS_OF_LOADERS, REGISTERS_OF_LOADERS, REGISTERS_OF_LOADERS, REGISTERS_OF_LOADERS
+    ])  # fmt: skip

@@ -1,10 +1,10 @@
 """How the portable kernel cuts a batch whose lengths are known."""
 
 from ...records.plan import Launch
-from ..cuts import Batch, Cut, blocks_of, counted, even_shares, whole
+from ..cuts import CutSummary, KnownBatch, blocks_of, counted, even_shares, whole
 
 
-def cut(launch: Launch, batch: Batch) -> Cut:
+def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
     """What the launch's programs will find to do: even shares of each KV head, or a program for each block."""
     blocks = list(blocks_of(launch, batch))
     if not launch.shape.SPLIT:

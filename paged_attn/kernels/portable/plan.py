@@ -11,7 +11,7 @@ from ...records.rounding import cdiv, next_power_of_2
 from ..common.records import Shape
 from ..common.score_mod import of_this_dialect
 from .tuning import (
-    SCRATCH,
+    MAX_SCRATCH_BYTES,
     decode_config,
     fit,
     invariant_config,
@@ -22,11 +22,12 @@ from .tuning import (
 )
 
 # Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
-FEW_ROWS = 64
+MAX_ROWS_OF_ONE_BLOCK = 64
 # A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
 PIECES_AT_ONCE = 8
-JOIN_STEPS = 6
-MERGED = 1024  # elements of a state that a program of the merge joins: four for each thread of 8 warps
+MIN_JOIN_STEPS_WORTH_A_LAUNCH = 6
+# Elements of a state that a program of the merge joins: four for each thread of 8 warps.
+ELEMENTS_PER_MERGE_PROGRAM = 1024
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
@@ -38,7 +39,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
         return (_few(p, few, 1, 1),)
     # float32 operands leave no registers for more rows
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
-    few_rows = FEW_ROWS if widens else few.rows
+    few_rows = MAX_ROWS_OF_ONE_BLOCK if widens else few.rows
     if p.max_seqlen_q <= max(few_tokens, few_rows // group):
         rows = max(few.rows, next_power_of_2(p.max_seqlen_q * group))
         return (_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),)
@@ -141,8 +142,9 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
     Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    live = next_power_of_2(tokens * shape.GROUP)  # this and more by powers of two, as in Hopper's `plan._are_long`
-    at_once = max(1, MERGED // shape.DIM)
+    # this and more by powers of two, as in Hopper's `plan._one_list_serves_all`
+    live = next_power_of_2(tokens * shape.GROUP)
+    at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // shape.DIM)
     pieces = shares
     if p.seqs == 1:
         pieces = min(shares, cdiv(shares, next_power_of_2(p.tokens // shape.BLOCK_Q + 1)) + 1)
@@ -171,7 +173,7 @@ def most_pieces(p: Problem, piece: int, query_len: int) -> int:
 
 def affordable(shares: int, blocks: int, share_bytes: int) -> int:
     """Fewer shares if their scratch would be too large, or 0 where a program per block fills the device as well."""
-    most = SCRATCH // share_bytes
+    most = MAX_SCRATCH_BYTES // share_bytes
     return shares if shares <= most else most if most > blocks else 0
 
 
@@ -181,7 +183,7 @@ def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int)
     at_once = min(config.rows, max(1, elements // next_power_of_2(p.head_dim)))
     steps = cdiv(live, at_once) * cdiv(pieces, PIECES_AT_ONCE)
     large = config.piece is not None and p.head_dim > 128  # 64 rows of such heads leave no registers
-    if shares == 0 or config.rows > FEW_ROWS or steps > JOIN_STEPS or large:
+    if shares == 0 or config.rows > MAX_ROWS_OF_ONE_BLOCK or steps > MIN_JOIN_STEPS_WORTH_A_LAUNCH or large:
         return 0
     return at_once
 

@@ -10,9 +10,9 @@ from ...records.rounding import next_power_of_2
 
 # Keys of a piece where results must not depend on the batch: few enough that one sequence of 32768 keys has work for
 # every multiprocessor, so many that merging 131072 keys is a twentieth of reading them.
-PIECE = 1024
+KEYS_PER_PIECE = 1024
 # Bytes of scratch for pieces that a launch may ask for.
-SCRATCH = 1 << 28
+MAX_SCRATCH_BYTES = 1 << 28
 
 # Shared memory that one program may use, bytes
 _SHARED = {
@@ -88,7 +88,7 @@ def invariant_config(p: Problem) -> Config:
 
     64 rows are the fewest that a warp group's product takes on sm90, and a decode has time for them.
     """
-    config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=PIECE)
+    config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=KEYS_PER_PIECE)
     if p.device.arch == "interpreter":
         config = config._replace(stages=1, resident=1)
     elif p.compute == torch.float32:
@@ -97,7 +97,7 @@ def invariant_config(p: Problem) -> Config:
         config = config._replace(tile=32)
     if p.head_dim > 128:
         config = config._replace(warps=8)
-    return config._replace(least=PIECE // config.tile)
+    return config._replace(least=KEYS_PER_PIECE // config.tile)
 
 
 def fit(p: Problem, config: Config) -> Config:

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ..common.numerics import decode, encode, scale_of
-from ..common.output import SAFE_HEADS
+from ..common.output import MAX_HEADS_OF_NARROW_ROWS
 
 
 @triton.jit
@@ -15,7 +15,7 @@ def store_heads(
     """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
-    head = kv_head.to(tl.int64) if KV_HEADS > SAFE_HEADS or rows.WIDE is not None else kv_head
+    head = kv_head.to(tl.int64) if KV_HEADS > MAX_HEADS_OF_NARROW_ROWS or rows.WIDE is not None else kv_head
     source = rows.ptr + token * rows.stride_token + head[:, None] * rows.stride_head + dim[None, :]
     x = decode(tl.load(source, mask=inside, other=0), rows.FP8, tl.float32, False)
     if kv.FP8 > 0:

@@ -15,7 +15,7 @@ import paged_attn.kernels.hopper.asm
 from paged_attn.kernels.hopper.asm import caps, narrowing, registers
 from paged_attn.kernels.hopper.asm.maxima import _RAISE, _RAISE_FP8, FP8_SLACK, SLACK
 from paged_attn.kernels.hopper.asm.numbers import _LOGISTIC
-from paged_attn.kernels.hopper.asm.weights import _AGAIN, _PAIRS, LIMIT, weigh_again, weigh_pairs
+from paged_attn.kernels.hopper.asm.weights import _AGAIN, _PAIRS, MAX_SUM_PER_THREAD, weigh_again, weigh_pairs
 from paged_attn.kernels.hopper.consuming import softmax
 from tests.simulator import COMPILER, assembly
 from tests.simulator.assembly import LANES
@@ -95,7 +95,11 @@ def weigh(
     if terms:
         cap, largest = caps.CAPS[terms], CAPPED_UNIT * np.float32(caps.CAPS[terms].largest)
         coefficients = [units * np.float32(y * inner ** (2 * i + 1)) for i, y in enumerate(cap.coefficients)]
-        known = [np.full(32, y, np.float32) for y in (inner, -caps.NOTHING - largest, largest) for _ in range(pairs)]
+        known = [
+            np.full(32, y, np.float32)
+            for y in (inner, -caps.MAX_NEGLIGIBLE_EXPONENT - largest, largest)
+            for _ in range(pairs)
+        ]
     if relative:
         x, units = (x * UNIT - base[:, None]).astype(np.float32), np.ones(32, np.float32)
         offsets = [y + shifts for y in base]
@@ -177,7 +181,7 @@ def test_rows_are_weighed_again_where_their_maximum_was_too_small(
         # rounded to bfloat16; what is below 1e-30 float32 may not hold
         np.testing.assert_allclose(weights[row], want, rtol=2.0**-8, atol=1e-30)
         assert sums[row].sum() == pytest.approx(want.sum(), rel=1e-5)
-        assert weights[row].max() <= LIMIT
+        assert weights[row].max() <= MAX_SUM_PER_THREAD
 
 
 @pytest.mark.parametrize(("terms", "error"), [(3, 2.0**-11), (5, 2.0**-21.4)])
@@ -237,7 +241,7 @@ def test_rows_are_capped_exactly_where_a_polynomial_does_not_hold(
         # rounding, and what tanh may be off; polynomials may lose what weighs 2^-24 of the maximum
         np.testing.assert_allclose(weights[row], want, rtol=half + off, atol=2.0**-24)
         assert sums[row].sum() == pytest.approx(want.sum(), rel=off + 1e-5, abs=columns * 2.0**-24)
-    assert weights.max() <= LIMIT or np.isnan(weights).any()
+    assert weights.max() <= MAX_SUM_PER_THREAD or np.isnan(weights).any()
     assert weights[3].sum() > 0.1, "what is far below zero counts where nothing else is there"
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.hopper.planning.block_items import PIECES
+from paged_attn.kernels.hopper.planning.block_items import PIECES_PER_PROGRAM
 from paged_attn.records.problem import Problem
 from tests.kernels.hopper.test_hopper_plan import CALL, FP8, even
 
@@ -22,7 +22,7 @@ def test_scratch_of_prefills_depends_on_the_device_not_on_keys(seqs: int) -> Non
         for keys in (2**14, 2**20)
         for launch in hopper.launches(CALL._replace(seqs=seqs, tokens=2048 * seqs + 1, max_seqlen_k=keys))
     }
-    assert all(need.states <= 2 * PIECES * 132 * 128 * 130 for need in needs)
+    assert all(need.states <= 2 * PIECES_PER_PROGRAM * 132 * 128 * 130 for need in needs)
     assert len(needs) == 1
 
 
@@ -161,7 +161,9 @@ def test_pieces_are_joined_in_groups_where_a_block_may_have_many(kv_heads: int, 
     (launch,) = hopper.launches(call._replace(heads=heads, kv_heads=kv_heads))
     assert launch.pipe.SHARES
     assert grouped == launch.pipe.GROUPED
-    assert hopper.need_of(launch).counters == hopper.TAKEN + launch.programs + (launch.slots if grouped else 0)
+    assert hopper.need_of(launch).counters == hopper.COUNTERS_PER_LAUNCH + launch.programs + (
+        launch.slots if grouped else 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,7 @@ def test_pieces_of_many_rows_are_joined_by_a_launch_of_its_own(
     assert (launch.shape.MERGE == 0) == (launch.merge is not None)
     if merge:
         assert not launch.pipe.GROUPED
-        assert hopper.need_of(launch)[1:] == (hopper.TAKEN, True)
+        assert hopper.need_of(launch)[1:] == (hopper.COUNTERS_PER_LAUNCH, True)
 
 
 def test_shares_that_lead_join_their_own_pieces() -> None:

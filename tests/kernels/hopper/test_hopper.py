@@ -11,7 +11,7 @@ import torch
 import paged_attn
 from paged_attn.explain.question import cut
 from paged_attn.kernels import cuts
-from paged_attn.kernels.hopper.planning.block_items import LEAST
+from paged_attn.kernels.hopper.planning.block_items import MIN_TILES_PER_PIECE
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.planning import plan
 from paged_attn.records.plan import Launch
@@ -138,7 +138,7 @@ def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> N
     case = sized(name, **LINES[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     left, right = case.window_size
-    done = cut(launch, cuts.Batch(case.query_lens, case.seq_lens, left, 0 if case.causal else right))
+    done = cut(launch, cuts.KnownBatch(case.query_lens, case.seq_lens, left, 0 if case.causal else right))
     assert done.schedule == "line"
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
@@ -207,7 +207,7 @@ def test_four_warpgroups_do_a_small_batch(plans: Any) -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize(("short", "tile"), [(0, 128), (1024, 64)])
 def test_a_consumer_that_is_an_item_ahead_does_a_small_batch(short: int, tile: int) -> None:
-    with hopper_plans.uncut(SHORT=short):
+    with hopper_plans.uncut(MAX_KEYS_OF_SMALL_TILES=short):
         case = sized("ahead", **ragged((200, 300), (200, 0), (200, 200), (200, 900)), bounds=True)
         (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
         assert (True, tile) == (launch.pipe.AHEAD, launch.shape.TILE)
@@ -217,7 +217,7 @@ def test_a_consumer_that_is_an_item_ahead_does_a_small_batch(short: int, tile: i
 @pytest.mark.quick
 def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one kernel of blocks that is told nothing of queries, for there is one of each sequence."""
-    monkeypatch.setattr(portable_plan, "SCRATCH", 1)
+    monkeypatch.setattr(portable_plan, "MAX_SCRATCH_BYTES", 1)
     with hopper_plans.planned():
         case = sized("whole", **DECODE, batch_invariant=True)
         (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
@@ -246,7 +246,7 @@ def test_four_warpgroups_give_the_results_of_the_reference(name: str) -> None:
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     window = case.window_size[0]
     keys = min(max(case.seq_lens), window + launch.shape.BLOCK_Q if window >= 0 else max(case.seq_lens))
-    assert (keys > LEAST * launch.shape.TILE) == launch.shape.SPLIT
+    assert (keys > MIN_TILES_PER_PIECE * launch.shape.TILE) == launch.shape.SPLIT
     check_four(case, launch)
 
 

@@ -76,8 +76,8 @@ QUICK_BLOCKS = {"chunks of any length", "a chunk all in e4m3"}
 @pytest.fixture(autouse=True)
 def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Groups of more than four pieces."""
-    monkeypatch.setattr(even_shares, "GROUPING", 1)
-    monkeypatch.setattr(even_shares, "MERGED_ROWS", 1 << 20)
+    monkeypatch.setattr(even_shares, "ROWS_WORTH_A_COUNT", 1)
+    monkeypatch.setattr(even_shares, "MIN_ROWS_WORTH_A_MERGE", 1 << 20)
     with hopper_plans.planned():
         yield
 
@@ -122,12 +122,12 @@ def test_rows_or_their_pieces_are_joined_side_by_side(case: Case, pieces: bool) 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK_BLOCKS)) for x in BLOCKS])
 def test_blocks_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **BLOCKS[name])
-    every = dict(MERGED_PIECES=0, MERGED_PIECES_OF_FP8=0, MOSTLY_LONG=0, has_little=lambda p: False)
-    with hopper_plans.planned(**every):
+    pieces = dict(MIN_PIECES_WORTH_A_MERGE=0, MIN_FP8_PIECES_WORTH_A_MERGE=0)
+    with hopper_plans.planned(MIN_TOKENS_PER_LONG_SEQ=0, even_shares_end_sooner=lambda p: False, **pieces):
         (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
         assert not launch.pipe.SHARES
         assert launch.merge is not None
-        lengths = cuts.Batch(case.query_lens, case.seq_lens, case.window_size[0], 0)
+        lengths = cuts.KnownBatch(case.query_lens, case.seq_lens, case.window_size[0], 0)
         assert cut(launch, lengths).cut
         run(case, DEVICE)
 
@@ -148,7 +148,7 @@ def test_a_share_ends_one_cut_block_and_begins_the_next() -> None:
     size, extra = divmod(sum(tiles), launch.programs)
     assert size + (extra > 0) < tiles[1]
     assert tiles[0] not in {i * size + min(i, extra) for i in range(launch.programs)}
-    done = cut(launch, cuts.Batch(UNEVEN["query_lens"], UNEVEN["seq_lens"], -1, 0))
+    done = cut(launch, cuts.KnownBatch(UNEVEN["query_lens"], UNEVEN["seq_lens"], -1, 0))
     assert (done.schedule, done.least, done.most) == ("shares", size, size + (extra > 0))
 
 
@@ -158,6 +158,6 @@ def test_groups_of_any_number_of_pieces(pieces: int) -> None:
     case = Case("pieces", (1,), (64 * pieces,), heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True)
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.shape.TILE, launch.pipe.BRIEF, launch.pipe.GROUPED) == (64, True, 4)
-    done = cut(launch, cuts.Batch(case.query_lens, case.seq_lens, -1, 0))
+    done = cut(launch, cuts.KnownBatch(case.query_lens, case.seq_lens, -1, 0))
     assert min(pieces, launch.programs) == done.pieces
     run(case, DEVICE)

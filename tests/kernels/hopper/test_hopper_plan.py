@@ -344,7 +344,7 @@ def test_pieces_of_few_blocks_are_joined_by_a_launch_of_its_own(kv_heads: int, c
     if merged:
         assert (launch.merge.skip, launch.merge.stride) == (launch.shape.ROWS, launch.shape.ROWS)
         need = hopper.need_of(launch)
-        assert (need.counters, need.two) == (hopper.TAKEN, True)
+        assert (need.counters, need.two) == (hopper.COUNTERS_PER_LAUNCH, True)
         assert need.states == launch.slots * launch.shape.LIVE * (launch.shape.DIM + 2) + launch.cuts
 
 

@@ -110,7 +110,7 @@ def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_la
         assert blocks.programs == few.programs == call.device.multiprocessors
         # as `mixed.scratch_behind` has them
         behind = few.slots * few.shape.LIVE * (few.shape.DIM + 2)
-        counted = hopper.TAKEN + (3 if few.pipe.GROUPED else 1) * blocks.programs
+        counted = hopper.COUNTERS_PER_LAUNCH + (3 if few.pipe.GROUPED else 1) * blocks.programs
         assert (behind, counted) == (hopper.need_of(few).states, hopper.need_of(few).counters)
         alone = hopper.need_of(blocks._replace(beside=None))
         assert (behind + alone.states, counted + alone.counters) == hopper.need_of(blocks)[:2]

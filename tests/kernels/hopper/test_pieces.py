@@ -15,8 +15,12 @@ from paged_attn.kernels import cuts
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.kernels.hopper.planning import cuts as hopper_cuts
 from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.hopper.planning.block_items import LEAST, PIECES, SHORT
-from paged_attn.kernels.hopper.planning.pieces import Cuts, piece_size
+from paged_attn.kernels.hopper.planning.block_items import (
+    MAX_KEYS_OF_SMALL_TILES,
+    MIN_TILES_PER_PIECE,
+    PIECES_PER_PROGRAM,
+)
+from paged_attn.kernels.hopper.planning.pieces import PieceSizes, piece_size
 from paged_attn.records.plan import Launch
 from tests.kernels.hopper.test_hopper_plan import CALL
 
@@ -34,8 +38,8 @@ class Shape(NamedTuple):
 
 
 @triton.jit
-def ask_kernel(size, batch, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr):
-    found = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES, S, ALIKE)
+def ask_kernel(size, batch, num_programs, mods, PIECES_PER_PROGRAM: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr):
+    found = piece_size(batch, tl.arange(0, S.SCAN), num_programs, mods, PIECES_PER_PROGRAM, S, ALIKE)
     tl.store(size, found.size)
     tl.store(size + 1, found.least)
     tl.store(size + 2, found.uncut)
@@ -43,20 +47,20 @@ def ask_kernel(size, batch, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     tl.store(size + 4, found.total)
 
 
-def asked(lengths: list[tuple[int, int]], device: str, alike: bool = False) -> Cuts:
+def asked(lengths: list[tuple[int, int]], device: str, alike: bool = False) -> PieceSizes:
     """How sequences of (query_len, seq_len) are cut, as the device says."""
     starts = torch.tensor([0, *(q for q, _ in lengths)], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     lens = torch.tensor([k for _, k in lengths], dtype=torch.int32, device=device)
     size = torch.zeros(5, dtype=torch.int32, device=device)
-    batch = Batch(starts, lens, lens, 0, len(lengths), int(starts[-1]), 0, 1 << 30, LEAST, 0)
-    ask_kernel[(1,)](size, batch, PROGRAMS, Modifiers(), PIECES, Shape(), alike)
-    return Cuts(*size.tolist())
+    batch = Batch(starts, lens, lens, 0, len(lengths), int(starts[-1]), 0, 1 << 30, MIN_TILES_PER_PIECE, 0)
+    ask_kernel[(1,)](size, batch, PROGRAMS, Modifiers(), PIECES_PER_PROGRAM, Shape(), alike)
+    return PieceSizes(*size.tolist())
 
 
 def launch_of(lengths: list[tuple[int, int]]) -> Launch:
     """What the planner would ask the device about them, if it were to choose a counter and cut."""
     longest, keys = (max(x) for x in zip(*lengths))
-    keys = max(keys, SHORT + 1)  # for as few it would not
+    keys = max(keys, MAX_KEYS_OF_SMALL_TILES + 1)  # for as few it would not
     call = CALL._replace(tokens=sum(q for q, _ in lengths), seqs=len(lengths), max_seqlen_q=longest, max_seqlen_k=keys)
     launch = hopper.many(call, 0, False)
     return launch._replace(shape=launch.shape._replace(SPLIT=True), programs=PROGRAMS)
@@ -81,14 +85,14 @@ BY_HAND = {
 }
 
 
-def told(lengths: list[tuple[int, int]], alike: bool = False) -> Cuts:
+def told(lengths: list[tuple[int, int]], alike: bool = False) -> PieceSizes:
     """`asked`, as the host says it."""
     launch = launch_of(lengths)
     launch = launch._replace(pipe=launch.pipe._replace(MIXED=alike))
-    batch = cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
+    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
     found = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     # plan.many has so many states for each program
-    assert cut(launch, batch).pieces * HEADS <= 2 * PIECES * PROGRAMS
+    assert cut(launch, batch).pieces * HEADS <= 2 * PIECES_PER_PROGRAM * PROGRAMS
     return found
 
 
@@ -126,7 +130,7 @@ def test_too_few_blocks_are_laid_end_to_end(name: str, device: str) -> None:
     chosen = told(lengths)
     assert chosen.sharers == sharers
     assert chosen.total == sum(-(-k // TILE) for q, k in lengths if q) * HEADS * -(-lengths[0][0] // TOKENS)
-    done = cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
+    done = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
     assert (done.schedule, done.parts) == ("line", sharers)
     assert done.least == chosen.total // sharers
     assert done.most <= done.least + 1
@@ -154,7 +158,7 @@ def test_states_of_a_line_lie_side_by_side_and_apart(seed: int) -> None:
             seen += [line + share for share in range(holders[0], holders[-1] + 1)]
         unit += count
     assert len(set(seen)) == len(seen)
-    assert max(seen, default=0) < 2 * PIECES * PROGRAMS
+    assert max(seen, default=0) < 2 * PIECES_PER_PROGRAM * PROGRAMS
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -181,7 +185,7 @@ def test_what_is_left_of_whole_rounds_is_cut(seed: int, device: str) -> None:
     assert uncut == PROGRAMS // HEADS
     assert size < 12500 // TILE
     assert not sharers
-    kept = cut(launch_of(lengths), cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
+    kept = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
     assert kept.cut == blocks - uncut
     assert asked(lengths, device, alike=True) == told(lengths, alike=True)
     assert not told(lengths, alike=True).uncut, "in mixed batches"
@@ -192,7 +196,7 @@ def test_few_queries_of_mixed_batches_are_cut_by_a_size_of_their_own() -> None:
     lengths = [(600, 3000)] + [(1, 5000)] * 10 + [(1, 1500)] * 38
     call = CALL._replace(tokens=648, seqs=49, max_seqlen_q=600, max_seqlen_k=5000)
     launch = hopper.many(call, 0, True)._replace(programs=PROGRAMS)
-    batch = cuts.Batch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
+    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
     chosen = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     assert launch.pipe.MIXED
     assert chosen.size == 40, "as long as the longest"

@@ -22,7 +22,7 @@ def test_the_last_piece_joins_as_a_launch_of_its_own_would(
     inputs = build(CUT, device)
     merged = paged_attn.paged_attention(**inputs)[0].clone()
     cut(3, tile=16)
-    monkeypatch.setattr(portable_plan, "JOIN_STEPS", 0)
+    monkeypatch.setattr(portable_plan, "MIN_JOIN_STEPS_WORTH_A_LAUNCH", 0)
     # other maxima on the way, and so other roundings
     torch.testing.assert_close(paged_attn.paged_attention(**inputs)[0], merged, rtol=2**-9, atol=2**-12)
 

@@ -75,7 +75,7 @@ def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -
 def test_scratch_is_bounded_however_wide_the_page_table(batch: dict[str, Any], keys: int) -> None:
     for launch in plan.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
         states = need_of(launch).states if launch.shape.SPLIT else 0
-        assert 4 * states <= tuning.SCRATCH
+        assert 4 * states <= tuning.MAX_SCRATCH_BYTES
 
 
 def test_one_long_sequence_fills_the_device() -> None:

@@ -33,7 +33,7 @@ CAPS = {
     5: Cap((0.999999668, -0.333299804, 0.132783159, -0.0507313454, 0.0136531115), 0.6089),
 }
 # A weight, base 2, that does not count beside the largest: what the polynomials cap too far below may weigh that much.
-NOTHING = -24.0
+MAX_NEGLIGIBLE_EXPONENT = -24.0
 
 # Kernels on disk are known by what their functions read, and not by what these look up.
 DIGEST = gl.constexpr(hashlib.sha256(repr(CAPS).encode()).hexdigest())

@@ -16,8 +16,10 @@ from ..shim import gl, gluon
 from .caps import CAPS, exactly_capped
 from .numbers import WORD_AND_SUM, literal
 
-LIMIT = 8192.0  # of a thread's sum of weights: below it none is larger, and float16 has room for all of them
-HUGE = 2.0**14  # a maximum, base 2, from which on a product that is not rounded first is more than 2^-10 off it
+# Of a thread's sum of weights: below it none is larger, and float16 has room for all of them.
+MAX_SUM_PER_THREAD = 8192.0
+# A maximum, base 2, from which on a product that is not rounded first is more than 2^-10 off it.
+MIN_ROUNDED_MAXIMUM = 2.0**14
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
 
 
@@ -63,12 +65,12 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     results = [operands(4 + i) for i in range(parts)]
     even, odd, old_sums, old_tops, units, shifts = (operands(5 + parts + i) for i in range(6))
     caps, least_tops, largest = (operands(11 + 2 * parts + i) for i in range(3))
-    nothing, limit, one, huge = map(literal, (float("-inf"), LIMIT, 1.0, HUGE))
+    nothing, limit, one, huge = map(literal, (float("-inf"), MAX_SUM_PER_THREAD, 1.0, MIN_ROUNDED_MAXIMUM))
     text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1, l0, l1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
         if terms:  # no sum, and so no weight, of more than the polynomial holds for
-            text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(LIMIT))};"
+            text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(MAX_SUM_PER_THREAD))};"
             text += f" ex2.approx.ftz.f32 l{i}, a; setp.lt.f32 q{i}, {old_tops[i]}, {least_tops[i]};"
         elif any_size:  # minus infinity is huge, too
             text += f" mov.f32 l{i}, {limit}; abs.f32 a, {old_tops[i]}; setp.gt.f32 q{i}, a, {huge};"
@@ -180,7 +182,7 @@ def weigh_again(
 
 
 _BEYOND = gl.constexpr(
-    f"{{ .reg .pred p; setp.gtu.f32 p, $1, {literal(LIMIT)};"
+    f"{{ .reg .pred p; setp.gtu.f32 p, $1, {literal(MAX_SUM_PER_THREAD)};"
     " vote.sync.any.pred p, p, 0xffffffff; selp.u32 $0, 1, 0, p; }"
 )
 

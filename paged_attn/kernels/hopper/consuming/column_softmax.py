@@ -16,8 +16,8 @@ from ..shim import fence_async_shared, gl, gluon, thread_barrier
 from .softmax import SLACK, exp2_below, larger, times
 from .tiles import has_edges
 
-LIMIT = gl.constexpr(weights.LIMIT)
-LOWEST = gl.constexpr(-3.4028234e38)  # of float32
+MAX_SUM_PER_THREAD = gl.constexpr(weights.MAX_SUM_PER_THREAD)
+MIN_FLOAT32 = gl.constexpr(-3.4028234e38)  # of float32
 
 
 @gluon.jit
@@ -123,7 +123,7 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
     ROWS: gl.constexpr = row_max.type.layout
     added, too_large = sums, 1
     if not first:
-        weights = exp2_columns(scores, unit, gl.maximum(row_max, LOWEST), S)
+        weights = exp2_columns(scores, unit, gl.maximum(row_max, MIN_FLOAT32), S)
         added = by_lane(weights, S, P)
         room.store(weights.to(room.dtype))
         raise_flags(flags, added, count, P)
@@ -133,7 +133,7 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
     if too_large > 0:
         over = gl.full([P.COLUMNS], True, gl.int1, ROWS)
         if not first:
-            over = gl.convert_layout(gl.max(gl.max(added, axis=2), axis=1), ROWS) > LIMIT
+            over = gl.convert_layout(gl.max(gl.max(added, axis=2), axis=1), ROWS) > MAX_SUM_PER_THREAD
         weights, decay, row_max = raise_columns(scores, unit, row_max, over, S)
         room.store(weights.to(room.dtype))
         added = by_lane(weights, S, P)

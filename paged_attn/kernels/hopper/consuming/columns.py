@@ -24,13 +24,13 @@ from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .epilogue import store
 from .tiles import clear_dead, leave, score_scale, value_scale
 
-FEW = gl.constexpr(16)  # columns beside which registers have room for the next keys or values
+MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # columns beside which registers have room for the next keys or values
 
 
 @triton.constexpr_function
 def is_early(S, P):
     """Whether keys and values are on their way into registers while others are multiplied: where both have room."""
-    return (S.DIM <= 128 if P.PACKED else P.FP8 > 0) and FEW.value >= P.COLUMNS
+    return (S.DIM <= 128 if P.PACKED else P.FP8 > 0) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
 
 
 @gluon.jit

@@ -13,7 +13,7 @@ from ..shim import gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .softmax import as_product, beside, by_thread, of_rows, scale_rows, spread
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
 
-TILES = gl.constexpr(16)  # whose products the tensor cores add up
+TILES_PER_SUM = gl.constexpr(16)  # whose products the tensor cores add up
 
 
 @gluon.jit
@@ -69,7 +69,7 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
 @gluon.jit
 def adds_up(number):
     """Whether the product with so many before it in the item is added to those: not the first, nor after a deposit."""
-    return (number > 0) & (number % TILES != 0)
+    return (number > 0) & (number % TILES_PER_SUM != 0)
 
 
 @gluon.jit
@@ -129,8 +129,8 @@ def attend_fp8(
             acc = warpgroup_mma_wait(0, deps=(acc,))
         words = pin(words)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
-        if (i % TILES == 0) & (i > 0):
-            acc = deposit(rings.room, acc, decays, i == TILES, NUMBER)
+        if (i % TILES_PER_SUM == 0) & (i > 0):
+            acc = deposit(rings.room, acc, decays, i == TILES_PER_SUM, NUMBER)
             decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)
         words = following
         decays *= decay
@@ -148,6 +148,6 @@ def attend_fp8(
     leave_queries(rings.queries, turns.query, S, P)
     row_max, row_sum = of_rows(row_max, sums, state.max)
     v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
-    if count > TILES:
+    if count > TILES_PER_SUM:
         acc = withdraw(rings.room, acc, decays, NUMBER)
     return Turns(k_turn, v_turn, turns.query), State(acc, row_max, row_sum)

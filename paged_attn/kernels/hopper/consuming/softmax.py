@@ -12,9 +12,9 @@ from ..asm.weights import weigh_again, weigh_pairs
 from ..layouts import threads_layout
 from ..shim import gl, gluon
 
-SLACK, NOTHING = gl.constexpr(maxima.SLACK), gl.constexpr(caps.NOTHING)
-LEAST, MOST = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
-ALL = gl.constexpr(tl.PropagateNan.ALL)
+SLACK, MAX_NEGLIGIBLE_EXPONENT = gl.constexpr(maxima.SLACK), gl.constexpr(caps.MAX_NEGLIGIBLE_EXPONENT)
+MIN_NORMAL, MAX_POWER_OF_2 = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
+PROPAGATE_NAN = gl.constexpr(tl.PropagateNan.ALL)
 
 # fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(5 + FP8_SLACK).  A whole
 # number, so that the weight of a new maximum is exact: rows of few keys would show it.
@@ -90,7 +90,7 @@ def first_of_thread(x, ROWS: gl.constexpr):
 @gluon.jit
 def larger(x, y):
     """Of two numbers; NaN if one is."""
-    return gl.maximum(x, y, propagate_nan=ALL)
+    return gl.maximum(x, y, propagate_nan=PROPAGATE_NAN)
 
 
 @gluon.jit
@@ -233,10 +233,10 @@ def powers_of(unit, cap_factor, RELATIVE, TERMS):
             power *= cap_factor * cap_factor
         last, largest = power * CAP[0][TERMS - 1], unit * CAP[1]
         # a scale so small or large that float32 has no such coefficient: every row is weighed again
-        usable = (last >= LEAST) & (last <= MOST)
-        least_max = gl.where(usable, -NOTHING - largest, float("inf"))
+        usable = (last >= MIN_NORMAL) & (last <= MAX_POWER_OF_2)
+        least_max = gl.where(usable, -MAX_NEGLIGIBLE_EXPONENT - largest, float("inf"))
         # never 0, of which the square of a masked score would make no number
-        return coefficients + (gl.maximum(last, LEAST),), (cap_factor, least_max, largest)
+        return coefficients + (gl.maximum(last, MIN_NORMAL),), (cap_factor, least_max, largest)
 
 
 @gluon.jit

@@ -9,7 +9,7 @@ import torch
 
 from ...common.records import KV, Rows, Shape
 from ..args import Pipe
-from ..planning.shapes import CORE_KEYS, LONGEST, ROW_VALUES
+from ..planning.shapes import KEYS_PER_CORE_MATRIX, MAX_BOX_ELEMENTS, VALUES_PER_CORE_ROW
 from ..shim import TensorDescriptor, gl
 
 _GLUON = {
@@ -70,7 +70,12 @@ def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, pipe.BOX * run]
     step = kv.stride_run
     if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
-        runs, row, step, box = runs * row // LONGEST, LONGEST, LONGEST, [runs * row // LONGEST, LONGEST]
+        runs, row, step, box = (
+            runs * row // MAX_BOX_ELEMENTS,
+            MAX_BOX_ELEMENTS,
+            MAX_BOX_ELEMENTS,
+            [runs * row // MAX_BOX_ELEMENTS, MAX_BOX_ELEMENTS],
+        )
     pages = kv.ptr.shape[0]
     sizes, strides = [pages, _heads(shape, pipe), runs, row], [kv.stride_page, kv.stride_head, step, 1]
     return _box(kv, sizes, strides, (1, 1, *box))
@@ -82,7 +87,7 @@ def _core_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     Of keys the last two axes are matrices of 8 x 16 bytes, of values rows of 32 bytes, one for each dim.
     """
     run = kv.RUN.value
-    group = CORE_KEYS if run > 1 else ROW_VALUES
+    group = KEYS_PER_CORE_MATRIX if run > 1 else VALUES_PER_CORE_ROW
     pages, runs = kv.ptr.shape[0], shape.HEAD_DIM // run
     sizes = [pages, _heads(shape, pipe), shape.PAGE // group, runs, group * run]
     strides = [kv.stride_page, kv.stride_head, group * run, kv.stride_run, 1]

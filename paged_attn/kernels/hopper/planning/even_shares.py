@@ -8,13 +8,13 @@ from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
 from ..args import Pipe
-from .block_items import BESIDE_DIMS
+from .block_items import TILE_ELEMENTS_BESIDE_FEW_ROWS
 from .shapes import (
-    COLUMNS,
-    DRAFT_COLUMNS,
-    FP8_COLUMNS,
-    LONGEST,
-    PACKED_COLUMNS,
+    MAX_BOX_ELEMENTS,
+    MAX_COLUMNS,
+    MAX_DRAFT_COLUMNS,
+    MAX_FP8_COLUMNS,
+    MAX_PACKED_COLUMNS,
     dim_of,
     has_tanh,
     launch_of,
@@ -24,16 +24,18 @@ from .shapes import (
 )
 
 # Tiles of an even share of blocks of 64 rows: fewer cost more to join than they balance.  Where blocks have at most
-# ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would leave some empty.
-LEAST_FEW, ONE_SHARE = 4, 8
+# MAX_TILES_OF_ONE_SHARE, such a block is a share; where there are blocks for all programs, shares of as many would
+# leave some empty.
+MIN_TILES_PER_SHARE, MAX_TILES_OF_ONE_SHARE = 4, 8
 # Rows of a block, of 128 dims, from which on a launch of its own joins pieces, if each block may have so many in these.
-MERGED_ROWS, MERGED_STATES = 16, 192
-GROUPING = 256  # rows of pieces that could be joined while programs count once more
+MIN_ROWS_WORTH_A_MERGE, MIN_STATES_WORTH_A_MERGE = 16, 192
+ROWS_WORTH_A_COUNT = 256  # rows of pieces that could be joined while programs count once more
 # Tiles of 64 keys and rows of a program up to which even shares serve more rows than a block has; twice as many where
 # blocks are so few for that many programs that each would be cut into many pieces.
-LITTLE, FEW_BLOCKS = 32, 16
-FEW_STAGES = 3, 2  # slots of the rings of keys and of values beside blocks
-SMALL, SMALL_OF_128 = 64 << 20, 256 << 20  # bytes of keys and values, in general and of 128 dims of 16 bits
+MAX_TILES_PER_PROGRAM, MIN_MULTIPROCESSORS_PER_BLOCK = 32, 16
+SLOTS_BESIDE_BLOCKS = 3, 2  # slots of the rings of keys and of values beside blocks
+# Bytes of keys and values up to which finer tiles pay, in general and of 128 dims of 16 bits.
+MAX_BYTES_OF_FINE_TILES, MAX_BYTES_OF_FINE_TILES_OF_128_DIMS = 64 << 20, 256 << 20
 
 
 class Shares(NamedTuple):
@@ -54,7 +56,7 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bo
 
     leads: blocks follow.  A merge would come behind these, and was not tried.
     """
-    paired = _are_paired(p, longest)
+    paired = _reads_two_heads_as_one(p, longest)
     if paired:
         p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)
     group, s = p.heads // p.kv_heads, _shares(p, longest, beside)
@@ -62,7 +64,7 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bo
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
-        WHOLE=shape.ONE_SCAN and _is_uneven(p, s.shares),
+        WHOLE=shape.ONE_SCAN and _whole_shares_may_pay(p, s.shares),
         PAIRED=paired,
         HEAD_DIM=p.head_dim // (1 + paired),
         ONE_BLOCK=s.blocks <= 1,
@@ -71,28 +73,32 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bo
     least = 1
     if s.rows >= 64 and p.seqs * s.blocks < s.shares:
         tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
-        least = tiles if tiles <= ONE_SHARE else LEAST_FEW
-    pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _is_brief(p, s))
+        least = tiles if tiles <= MAX_TILES_OF_ONE_SHARE else MIN_TILES_PER_SHARE
+    pipe = _share_pipe(p, s, least)._replace(BRIEF=longest == 1 and _waits_for_code(p, s))
     launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-    apart = not (beside or leads) and _are_merged(p, s, rows_of(p, longest))
+    apart = not (beside or leads) and _pieces_are_worth_a_merge(p, s, rows_of(p, longest))
     return merged(p, launch, s.shares) if apart else launch
 
 
-def _are_merged(p: Problem, s: Shares, rows: int) -> bool:
+def _pieces_are_worth_a_merge(p: Problem, s: Shares, rows: int) -> bool:
     """Whether a launch of its own joins pieces of `rows` rows: where the last program of a block would take longer.
 
     To begin one takes 2 us, and many programs join a block's many rows, or many pieces, as soon as few.
     """
     live = min(rows, s.rows) * dim_of(p) // 128
-    blocks = next_power_of_2(p.seqs) * s.blocks  # as in `plan._are_long`
-    return live >= MERGED_ROWS and live * s.shares >= MERGED_STATES * blocks and s.tiles > ONE_SHARE
+    blocks = next_power_of_2(p.seqs) * s.blocks  # as in `plan._one_list_serves_all`
+    return (
+        live >= MIN_ROWS_WORTH_A_MERGE
+        and live * s.shares >= MIN_STATES_WORTH_A_MERGE * blocks
+        and s.tiles > MAX_TILES_OF_ONE_SHARE
+    )
 
 
 def columns_beside(p: Problem) -> int:
     """Of few rows beside blocks, whose warpgroup has no registers for more; 0: there is no such warpgroup."""
     if dim_of(p) > 128:
         return 0
-    return COLUMNS if p.heads // p.kv_heads <= COLUMNS else DRAFT_COLUMNS
+    return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else MAX_DRAFT_COLUMNS
 
 
 def few_beside(p: Problem, shortest: int, longest: int) -> Launch:
@@ -103,7 +109,7 @@ def few_beside(p: Problem, shortest: int, longest: int) -> Launch:
     launch = few(p._replace(adjacent=False), shortest, longest, beside=True)
     pipe = launch.pipe._replace(
         BESIDE=True,
-        VALUE_STAGES=FEW_STAGES[1],
+        VALUE_STAGES=SLOTS_BESIDE_BLOCKS[1],
         BOX=math.gcd(p.page_size, launch.shape.TILE),
         PREFETCH=False,
         BRIEF=False,
@@ -115,7 +121,7 @@ def few_beside(p: Problem, shortest: int, longest: int) -> Launch:
     return launch._replace(pipe=pipe, programs=programs, slots=2 * programs)
 
 
-def _are_paired(p: Problem, longest: int) -> bool:
+def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
     """Whether two KV heads of 64 dims are read as one of 128: half as many boxes, each of longer rows.
 
     A row of queries has zeros where the other head's dims are, so products are twice as many; of more columns, or of
@@ -123,17 +129,19 @@ def _are_paired(p: Problem, longest: int) -> bool:
     """
     if p.cache.itemsize != 2 or p.packed or p.new or not p.adjacent:
         return False
-    return p.head_dim == 64 and p.kv_heads % 2 == 0 and 2 * rows_of(p, longest) <= COLUMNS
+    return p.head_dim == 64 and p.kv_heads % 2 == 0 and 2 * rows_of(p, longest) <= MAX_COLUMNS
 
 
-def _is_brief(p: Problem, s: Shares) -> bool:
+def _waits_for_code(p: Problem, s: Shares) -> bool:
     """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
-    return s.columns == COLUMNS and _is_small(p) and dim_of(p) >= 128
+    return s.columns == MAX_COLUMNS and _fine_tiles_pay(p) and dim_of(p) >= 128
 
 
-def _is_small(p: Problem) -> bool:
+def _fine_tiles_pay(p: Problem) -> bool:
     """Whether there are so few keys and values that finer tiles pay."""
-    most = SMALL_OF_128 if p.cache.itemsize == 2 and dim_of(p) == 128 else SMALL
+    most = (
+        MAX_BYTES_OF_FINE_TILES_OF_128_DIMS if p.cache.itemsize == 2 and dim_of(p) == 128 else MAX_BYTES_OF_FINE_TILES
+    )
     return 2 * p.seqs * p.max_seqlen_k * p.kv_heads * p.head_dim * p.cache.itemsize < most
 
 
@@ -141,7 +149,7 @@ def _share_pipe(p: Problem, s: Shares, least: int) -> Pipe:
     """Of even shares."""
     dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
     if p.packed:
-        box = min(box, LONGEST * p.cache.itemsize // 16)
+        box = min(box, MAX_BOX_ELEMENTS * p.cache.itemsize // 16)
     long = s.shares > 8 * p.seqs and s.tiles > 8  # a block may have more than 8 pieces
     return Pipe(
         SHARES=True,
@@ -168,9 +176,9 @@ def _share_pipe(p: Problem, s: Shares, least: int) -> Pipe:
 def _grouped(p: Problem, s: Shares, least: int) -> int:
     """Pieces of a block beyond which they are joined in groups; 0 where it is not likely to have more.
 
-    n pieces take n * rows at once, and in groups 2 * sqrt(n) * rows + GROUPING.
+    n pieces take n * rows at once, and in groups 2 * sqrt(n) * rows + ROWS_WORTH_A_COUNT.
     """
-    most = int((1 + math.sqrt(1 + GROUPING / s.rows)) ** 2)
+    most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
     # of one sequence's equal blocks each has as many; of others one may have nearly all keys
     pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares
     return most if min(pieces, cdiv(s.tiles + p.new, least) + 1) > most else 0
@@ -179,14 +187,14 @@ def _grouped(p: Problem, s: Shares, least: int) -> int:
 def _share_rings(p: Problem, columns: int) -> tuple[int, int]:
     """(tile, slots of each ring) of even shares with so many columns: as many slots as the queries leave room for."""
     dim, fp8 = dim_of(p), p.cache.itemsize == 1
-    if p.packed and fp8 and columns > COLUMNS:
+    if p.packed and fp8 and columns > MAX_COLUMNS:
         return 64, 5
     # an x-packed tile, and the next one on its way for up to 16 columns (`columns.is_early`), leave few registers, and
     # so do more columns of fp8
-    crowded = (p.packed and (fp8 or COLUMNS < columns <= 16)) or (fp8 and columns > 16)
+    crowded = (p.packed and (fp8 or MAX_COLUMNS < columns <= 16)) or (fp8 and columns > 16)
     # rows that end within a line of memory share it with another head's: its program finds it in L2 if not far behind
     odd = p.head_dim % 64 > 0 and columns and not fp8 and not p.packed
-    tile, stages = (64, 3) if _is_small(p) or dim > 128 or crowded or odd else (128, 2)
+    tile, stages = (64, 3) if _fine_tiles_pay(p) or dim > 128 or crowded or odd else (128, 2)
     if tile == 64:
         stages *= 2 // p.cache.itemsize
     if dim == 64:
@@ -199,17 +207,17 @@ def _most_columns(p: Problem, several: bool) -> int:
     if p.cache.itemsize == 1:
         return 64
     if p.packed:
-        return PACKED_COLUMNS
-    return DRAFT_COLUMNS if several else COLUMNS
+        return MAX_PACKED_COLUMNS
+    return MAX_DRAFT_COLUMNS if several else MAX_COLUMNS
 
 
 def _shares(p: Problem, longest: int, beside: bool) -> Shares:
     """Blocks of few rows as columns, or of 64 rows."""
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
     if p.cache.itemsize == 1 or p.packed:
-        asked = min(asked, max(FP8_COLUMNS, group))
+        asked = min(asked, max(MAX_FP8_COLUMNS, group))
     if beside:
-        columns, tile, stages = columns_beside(p), BESIDE_DIMS // dim_of(p), FEW_STAGES[0]
+        columns, tile, stages = columns_beside(p), TILE_ELEMENTS_BESIDE_FEW_ROWS // dim_of(p), SLOTS_BESIDE_BLOCKS[0]
     else:
         columns = max(8, next_power_of_2(asked)) if asked <= _most_columns(p, asked > group) else 0
         tile, stages = _share_rings(p, columns)
@@ -223,7 +231,7 @@ def _shares(p: Problem, longest: int, beside: bool) -> Shares:
     return Shares(columns, rows, tile, stages, resident, shares, blocks, cdiv(keys, tile))
 
 
-def _is_uneven(p: Problem, shares: int) -> bool:
+def _whole_shares_may_pay(p: Problem, shares: int) -> bool:
     """Whether shares that begin with sequences are worth looking for: if both are powers of two, most even ones do.
 
     It decides about kernels, and so by nothing that `prepare` does not try.
@@ -236,12 +244,16 @@ def _keys(p: Problem, tile: int) -> int:
     return p.keys_seen(p.max_seqlen_q + tile)
 
 
-def has_little(p: Problem) -> bool:
+def even_shares_end_sooner(p: Problem) -> bool:
     """Whether even shares of blocks of 64 rows are better than half as many of 128 from a counter: all are done soon.
 
     What counts then is how much code a launch has to fetch, and how few rows of how few pieces a program has to join.
     """
     multiprocessors = p.device.multiprocessors
     blocks = p.seqs * p.kv_heads * cdiv(p.max_seqlen_q, 64 // (p.heads // p.kv_heads))
-    most = 2 * LITTLE if FEW_BLOCKS * blocks <= multiprocessors else LITTLE
+    most = (
+        2 * MAX_TILES_PER_PROGRAM
+        if MIN_MULTIPROCESSORS_PER_BLOCK * blocks <= multiprocessors
+        else MAX_TILES_PER_PROGRAM
+    )
     return blocks <= multiprocessors and blocks * cdiv(_keys(p, 64), 64) <= most * multiprocessors

@@ -10,13 +10,13 @@ from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
 from ...portable.plan import affordable, most_pieces
-from ...portable.tuning import PIECE
+from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe
 from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of
 
-ENOUGH = 2  # blocks of a multiprocessor from which on none is cut
-ROWS = 64  # of a consumer
-FEW_ROWS = 16  # beside longer sequences: all that have as few may leave states in scratch
+MIN_BLOCKS_PER_MULTIPROCESSOR = 2  # from which on none is cut
+ROWS_PER_CONSUMER = 64
+MAX_ROWS_BESIDE_LONGER = 16  # rows of a sequence beside longer ones: all with as few may leave states in scratch
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
@@ -28,7 +28,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
         return (_few(p, shortest, UNBOUNDED),)
     if is_even(p):
         return (_many(p, shortest),)
-    few = max(1, FEW_ROWS // _group(p))
+    few = max(1, MAX_ROWS_BESIDE_LONGER // _group(p))
     return (_many(p, few + 1), _few(p, shortest, few))
 
 
@@ -40,7 +40,10 @@ def _few(p: Problem, shortest: int, longest: int) -> Launch:
 def _many(p: Problem, shortest: int) -> Launch:
     """Blocks of two consumers, cut where there are few; with one consumer there may be room for more pieces."""
     blocks = _blocks(p, shortest, 2)
-    if blocks * p.kv_heads < ENOUGH * p.device.multiprocessors and p.max_seqlen_k > PIECE:
+    if (
+        blocks * p.kv_heads < MIN_BLOCKS_PER_MULTIPROCESSOR * p.device.multiprocessors
+        and p.max_seqlen_k > KEYS_PER_PIECE
+    ):
         cuts = [_cut(p, consumers, _blocks(p, shortest, consumers), shortest, UNBOUNDED) for consumers in (2, 1)]
         if found := [launch for launch in cuts if launch]:
             return max(found, key=lambda launch: launch.programs)
@@ -50,8 +53,8 @@ def _many(p: Problem, shortest: int) -> Launch:
 def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
     """Even shares of all tiles; of blocks that are cut every piece leaves a state, for which there may be no room."""
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
-    live = 2 * ROWS if consumers == 2 else min(ROWS, next_power_of_2(queries * _group(p)))
-    pieces = most_pieces(p, PIECE, min(longest, p.max_seqlen_q))
+    live = 2 * ROWS_PER_CONSUMER if consumers == 2 else min(ROWS_PER_CONSUMER, next_power_of_2(queries * _group(p)))
+    pieces = most_pieces(p, KEYS_PER_PIECE, min(longest, p.max_seqlen_q))
     bytes_of_share = 4 * pieces * p.kv_heads * live * (dim_of(p) + 2)
     shares = affordable(p.device.multiprocessors // p.kv_heads, blocks, bytes_of_share)
     if not shares:
@@ -65,16 +68,18 @@ def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -
 def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
     """Items from a counter, none of them cut."""
     pipe = _pipe(p, 2, loaders_of(p, _tile(p), p.modified))._replace(QUERY_BOX=p.query_box)
-    return _launch(p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS, 0)
+    return _launch(
+        p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS_PER_CONSUMER, 0
+    )
 
 
 def _launch(
     p: Problem, pipe: Pipe, split: bool, programs: int, shortest: int, longest: int, live: int, slots: int
 ) -> Launch:
     tokens = _tokens(p, pipe.CONSUMERS)
-    shape = shape_of(p, _tile(p), tokens, pipe.CONSUMERS * ROWS, split)
+    shape = shape_of(p, _tile(p), tokens, pipe.CONSUMERS * ROWS_PER_CONSUMER, split)
     clear = p.ragged and p.only is None and longest == UNBOUNDED
-    shape = shape._replace(PIECE=PIECE, LIVE=live, CLEAR=clear)
+    shape = shape._replace(PIECE=KEYS_PER_PIECE, LIVE=live, CLEAR=clear)
     most = max(1, min(tokens, p.max_seqlen_q, longest)) if p.ragged else 1
     return launch_of(shape, pipe, programs, 1, shortest, longest, most, slots)
 
@@ -107,7 +112,7 @@ def _group(p: Problem) -> int:
 
 def _tokens(p: Problem, consumers: int) -> int:
     """Of a block."""
-    return consumers * (ROWS // _group(p))
+    return consumers * (ROWS_PER_CONSUMER // _group(p))
 
 
 def _blocks(p: Problem, shortest: int, consumers: int) -> int:

@@ -13,19 +13,22 @@ import triton.language as tl
 from ...common.schedule import work
 
 # Keys whose tiles would take as long as what a piece costs beside its own: its state is written, read and joined.
-CUT_KEYS = tl.constexpr(640)
-MOST = tl.constexpr(8)  # pieces of the longest block; more where blocks are so few that even these leave programs idle
-JOIN_KEYS = tl.constexpr(64)  # as CUT_KEYS: one program joins all pieces of a block, which counts where they are more
+KEYS_WORTH_A_CUT = tl.constexpr(640)
+# Pieces of the longest block; more where blocks are so few that even these leave programs idle.
+MAX_PIECES = tl.constexpr(8)
+# Keys whose tiles would take as long as joining one piece beyond MAX_PIECES, for one program joins all of a block.
+KEYS_WORTH_A_JOIN = tl.constexpr(64)
 # Numbers of these that are tried: for an item for a quarter of the programs, for half of them, one each, two each.
-DOUBLED = tl.constexpr(4)
-SURE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little off
-TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
-NEVER = tl.constexpr(3e38)  # a time
-EVEN_CUTS = tl.constexpr(1.8)  # as CUT_KEYS, so many times, for the pieces of an even share
-CONTEXT = tl.constexpr(8)  # keys of a sequence for each of its queries from which on its blocks are about equally long
+NUM_DOUBLINGS = tl.constexpr(4)
+QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little off
+MAX_NUMBERS_TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
+INFINITE_TIME = tl.constexpr(3e38)  # tiles, of a way that is not tried
+CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # times KEYS_WORTH_A_CUT: what the pieces of an even share cost
+# Keys of a sequence for each of its queries from which on its blocks are about equally long.
+MIN_KEYS_PER_QUERY = tl.constexpr(8)
 
 
-class Cuts(NamedTuple):
+class PieceSizes(NamedTuple):
     """How the blocks of a batch are cut."""
 
     size: Any  # tiles of a piece, about; as many as the longest block has: none is cut
@@ -58,15 +61,15 @@ def time_of(size, items, total, cut, programs):
 
     No more than rounds of the largest, and no more than an even share and one item.
     """
-    rounds = tl.ceil(items / programs - SURE) * (size + cut)
+    rounds = tl.ceil(items / programs - QUOTIENT_TOLERANCE) * (size + cut)
     return tl.minimum(rounds, total / programs * (1 + cut / tl.maximum(size, 1.0)) + size + cut)
 
 
 @triton.jit
 def pieces_tried(number, filling):
-    """Pieces of the longest block: 1 to MOST, then as many as there have to be for an item a program, about."""
-    doubled = (filling * (1 << tl.maximum(number - MOST, 0)) * 0.25 + SURE).to(tl.int32)
-    return tl.where(number < MOST, number + 1, tl.maximum(doubled, 1))
+    """Pieces of the longest block: 1 to MAX_PIECES, then as many as there have to be for an item a program, about."""
+    doubled = (filling * (1 << tl.maximum(number - MAX_PIECES, 0)) * 0.25 + QUOTIENT_TOLERANCE).to(tl.int32)
+    return tl.where(number < MAX_PIECES, number + 1, tl.maximum(doubled, 1))
 
 
 @triton.jit
@@ -77,10 +80,10 @@ def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
     sequence read the same keys, and find them in L2 where they do it at the same time: so where sequences have several,
     each block of all KV heads gets as many programs.  Then all must be equally long.
     """
-    each = (num_programs.to(tl.float32) / tl.maximum(blocks, 1) + SURE).to(tl.int32)
+    each = (num_programs.to(tl.float32) / tl.maximum(blocks, 1) + QUOTIENT_TOLERANCE).to(tl.int32)
     number = tl.where(several == 1, num_programs, each * blocks)
     fits = (several == 1) | (tiles == blocks * most)
-    fits &= several * S.BLOCK_Q * CONTEXT <= most * S.TILE
+    fits &= several * S.BLOCK_Q * MIN_KEYS_PER_QUERY <= most * S.TILE
     fits &= blocks * S.KV_HEADS < num_programs
     fits &= tiles * 1.0 * S.KV_HEADS * num_programs < 2147483648.0  # schedule.share_begin
     return tl.where(fits, number, 0)
@@ -88,7 +91,7 @@ def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
 
 @triton.jit
 def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr = False):
-    """Cuts, into up to PIECES a program.  lane [SCAN] counts from 0.  ALIKE: by one rule, first ones or last.
+    """PieceSizes, of up to PIECES for a program.  lane [SCAN] counts from 0.  ALIKE: by one rule, first ones or last.
 
     The blocks that are left behind whole rounds are taken to be as long as the others.
     """
@@ -97,38 +100,38 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     total, blocks, most = tiles * 1.0 * S.KV_HEADS, blocks * S.KV_HEADS, most * 1.0
     programs = num_programs.to(tl.float32)
     least = tl.maximum(batch.least.to(tl.float32), tl.ceil(total / (num_programs * PIECES)))
-    cut: tl.constexpr = 1.0 * CUT_KEYS / S.TILE
-    join: tl.constexpr = 1.0 * JOIN_KEYS / S.TILE
+    cut: tl.constexpr = 1.0 * KEYS_WORTH_A_CUT / S.TILE
+    join: tl.constexpr = 1.0 * KEYS_WORTH_A_JOIN / S.TILE
 
     rounds = blocks // num_programs
     front = rounds * num_programs // S.KV_HEADS
-    behind = lane >= TRIED
+    behind = lane >= MAX_NUMBERS_TRIED
     count = tl.where(behind, blocks - front * S.KV_HEADS, blocks) * 1.0
     share = count / tl.maximum(blocks * 1.0, 1.0)
     time_before = tl.where(behind, tl.minimum(rounds * most, total * (1 - share) / programs + most), 0.0)
 
-    number = lane % TRIED
+    number = lane % MAX_NUMBERS_TRIED
     pieces = pieces_tried(number, programs * most / tl.maximum(total, 1.0))
     size = tl.maximum(tl.cdiv(most.to(tl.int32), pieces).to(tl.float32), least)
-    each = (most / size + (0.5 + SURE)).to(tl.int32).to(tl.float32)  # of the longest
+    each = (most / size + (0.5 + QUOTIENT_TOLERANCE)).to(tl.int32).to(tl.float32)  # of the longest
     items = tl.maximum(count, total * share / most * each)
     time = time_before + time_of(size, items, total * share, cut, programs)
-    time += join * tl.maximum(most / size - MOST, 0.0)
-    tried = (number < MOST + DOUBLED) & (size < most)
-    tried &= (lane < TRIED) | ((front > 0) & (lane < 2 * TRIED) & (not ALIKE))
-    time = tl.where(tried, time, NEVER)
+    time += join * tl.maximum(most / size - MAX_PIECES, 0.0)
+    tried = (number < MAX_PIECES + NUM_DOUBLINGS) & (size < most)
+    tried &= (lane < MAX_NUMBERS_TRIED) | ((front > 0) & (lane < 2 * MAX_NUMBERS_TRIED) & (not ALIKE))
+    time = tl.where(tried, time, INFINITE_TIME)
     time_whole = time_of(most, blocks * 1.0, total, 0.0, programs)
     best = tl.min(time, 0)
     winner = tl.min(tl.where(time == best, lane, lane + S.SCAN), 0)
     chosen = tl.max(tl.where(lane == winner, size, 0.0), 0)
     share = total / tl.maximum(sharers, 1)
-    time_even = share + EVEN_CUTS * cut + join * tl.maximum(most / tl.maximum(share, 1.0) - MOST, 0.0)
+    time_even = share + CUTS_PER_EVEN_SHARE * cut + join * tl.maximum(most / tl.maximum(share, 1.0) - MAX_PIECES, 0.0)
     even = (sharers > 0) & (not ALIKE) & (share >= batch.least) & (time_even < best) & (time_even < time_whole)
     cuts = best < time_whole
-    return Cuts(
+    return PieceSizes(
         tl.where(cuts, chosen, most).to(tl.int32),
         least.to(tl.int32),
-        tl.where(cuts & (winner >= TRIED), front, 0),
+        tl.where(cuts & (winner >= MAX_NUMBERS_TRIED), front, 0),
         tl.where(even, sharers, 0),
         tiles * S.KV_HEADS,
     )

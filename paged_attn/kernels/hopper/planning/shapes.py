@@ -13,15 +13,15 @@ from ...common.score_mod import of_this_dialect
 from ...portable.plan import merge_of
 from ..args import Pipe
 
-ALL_AT_ONCE = 128  # sequences that are searched in one step, which also adds up their work
-ONE_WARP = 32  # and within a warp
-LONGEST = 256  # elements of a box along an axis
-# of an x-packed cache, side by side for a product: keys, of 8 dims each, and values of a dim
-CORE_KEYS, ROW_VALUES = 8, 16
-COLUMNS = 8  # rows of 16-bit queries up to which they are columns
-DRAFT_COLUMNS = 16  # likewise of several tokens, in even shares
-FP8_COLUMNS = 32  # over fp8 caches; of more rows a sequence has blocks, of a group of more heads they have 64
-PACKED_COLUMNS = 32  # over x-packed caches, whose keys pass through registers; of heads beyond 128 dims 8
+MAX_SEQS_OF_ONE_SCAN = 128  # that are searched in one step, which also adds up their work
+MAX_SEQS_OF_ONE_WARP = 32  # that a warp searches in one step
+MAX_BOX_ELEMENTS = 256  # elements of a box along an axis
+# Of an x-packed cache, side by side for a product: keys, of 8 dims each, and values of a dim.
+KEYS_PER_CORE_MATRIX, VALUES_PER_CORE_ROW = 8, 16
+MAX_COLUMNS = 8  # rows of 16-bit queries up to which they are columns
+MAX_DRAFT_COLUMNS = 16  # rows of several tokens up to which they are columns, in even shares
+MAX_FP8_COLUMNS = 32  # rows over fp8 caches; of more rows a sequence has blocks, of a group of more heads they have 64
+MAX_PACKED_COLUMNS = 32  # rows over x-packed caches, whose keys pass through registers; of heads beyond 128 dims 8
 
 
 def is_even(p: Problem) -> bool:
@@ -70,8 +70,8 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SPLIT=split,
         PIECE=None,
         MERGE=1,
-        SCAN=next((size for size in (ONE_WARP, ALL_AT_ONCE) if p.seqs <= size), 1024),
-        ONE_SCAN=p.seqs <= ALL_AT_ONCE,
+        SCAN=next((size for size in (MAX_SEQS_OF_ONE_WARP, MAX_SEQS_OF_ONE_SCAN) if p.seqs <= size), 1024),
+        ONE_SCAN=p.seqs <= MAX_SEQS_OF_ONE_SCAN,
         PEEL=False,
         SCALE_FIRST=p.modified,
         CLEAR=False,

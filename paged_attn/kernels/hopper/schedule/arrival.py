@@ -3,14 +3,14 @@
 from ...common.merge import cuts_of
 from ..shim import gl, gluon, thread_barrier
 from .join import Pieces, join_states
-from .schedule import TAKEN
+from .schedule import COUNTERS_PER_LAUNCH
 
 
 @gluon.jit
 def told_in(scratch, slots, S: gl.constexpr):
     """Where programs tell of the pieces that they keep in so many slots: counters, or what a merge reads."""
     if S.MERGE > 0:
-        return scratch.counters + TAKEN
+        return scratch.counters + COUNTERS_PER_LAUNCH
     else:
         return cuts_of(scratch, slots * S.LIVE, S)
 

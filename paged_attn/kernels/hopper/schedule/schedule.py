@@ -23,9 +23,9 @@ from ..planning.pieces import piece_size
 from ..shim import gl, gluon
 from .mail import no_item
 
-TAKEN = gl.constexpr(plan.TAKEN)
-PIECES = gl.constexpr(block_items.PIECES)
-LANES = gl.constexpr(32)  # sequences that the scheduling warp looks at together
+COUNTERS_PER_LAUNCH = gl.constexpr(plan.COUNTERS_PER_LAUNCH)
+PIECES_PER_PROGRAM = gl.constexpr(block_items.PIECES_PER_PROGRAM)
+SEQS_PER_LOOK = gl.constexpr(32)  # sequences that the scheduling warp looks at together
 
 
 class Cursor(NamedTuple):
@@ -119,10 +119,10 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
     none = batch.num_seqs * 0
     uncut, sharers, all_tiles = none, none, none
     if S.SPLIT and P.MIXED:
-        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S, ALIKE=True)
+        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES_PER_PROGRAM, S, ALIKE=True)
         size, few_size = cuts.size, cuts.least
     elif S.SPLIT:
-        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES, S)
+        cuts = piece_size(batch, lane, gl.num_programs(0), mods, PIECES_PER_PROGRAM, S)
         size, uncut, sharers, all_tiles = cuts.size, cuts.uncut, cuts.sharers, cuts.total
     if P.MIXED:
         many, slots = count_items(part_of(batch, True, S), lane, size, mods, S)
@@ -200,7 +200,7 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
     found = Cursor(batch.num_seqs, 0, 0, 0)
     searching = cursor.seq < batch.num_seqs
     while searching:
-        at = cursor.seq + gl.arange(0, LANES, layout=gl.BlockedLayout([1], [32], [1], [0]))
+        at = cursor.seq + gl.arange(0, SEQS_PER_LOOK, layout=gl.BlockedLayout([1], [32], [1], [0]))
         blocks, tiles = work(batch, at, at < batch.num_seqs, mods, S)
         pieces = _pieces(tiles, lists.size, S)
         ends_blocks = cursor.blocks + gl.associative_scan(blocks, 0, _add)
@@ -221,7 +221,7 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
             )
             searching = False
         else:
-            cursor = Cursor(cursor.seq + LANES, gl.max(ends_blocks, axis=0), last, gl.max(ends_used, axis=0))
+            cursor = Cursor(cursor.seq + SEQS_PER_LOOK, gl.max(ends_blocks, axis=0), last, gl.max(ends_used, axis=0))
             searching = cursor.seq < batch.num_seqs
     return cursor, found
 
