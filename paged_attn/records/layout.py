@@ -9,7 +9,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ..kernels.common.records import KV, KeyValues, Rows, Shape
 
 # Strides of tokens and heads from which on offsets inside a block of rows are counted in 64 bits.  Below, 32 are enough
-# for 256 rows, 128 heads (`output.SAFE_HEADS`) and, of tokens, the 16 warps x 132 programs of `queries.bring_queries`.
+# for 256 rows, 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`) and, of tokens, the 16 warps x 132 programs of
+# `queries.bring_queries`.
 FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
 
 MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}

@@ -15,7 +15,7 @@ NO_PAGE = 2**31 - 1  # fills the page table past a sequence's last page: whoever
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """The arguments of one call; `slot_mapping` says where the call's own keys go."""
 
     page_table: Tensor  # [seqs, max_pages] int32
@@ -26,7 +26,7 @@ class Batch:
     max_seqlen_k: int
 
 
-def batch_of(shares: Sequence[Share], page_size: int, device: torch.device) -> Batch:
+def batch_of(shares: Sequence[Share], page_size: int, device: torch.device) -> StepBatch:
     """The batch whose sequence i is share i; its tokens follow one another in that order."""
     width = max(len(share.sequence.pages) for share in shares)
     table, slots, offsets = [], [], [0]
@@ -35,7 +35,7 @@ def batch_of(shares: Sequence[Share], page_size: int, device: torch.device) -> B
         table.append(pages + [NO_PAGE] * (width - len(pages)))
         slots += [pages[p // page_size] * page_size + p % page_size for p in range(share.context_len, share.seq_len)]
         offsets.append(offsets[-1] + share.query_len)
-    return Batch(
+    return StepBatch(
         page_table=torch.tensor(table, dtype=torch.int32, device=device),
         seq_lens=torch.tensor([share.seq_len for share in shares], dtype=torch.int32, device=device),
         cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.serving.batch import Batch, batch_of, sample
+from paged_attn.serving.batch import StepBatch, batch_of, sample
 from paged_attn.serving.caches import Caches
 from paged_attn.serving.meter import Stopwatch, Work, work_of
 from paged_attn.serving.scheduler import Share
@@ -206,11 +206,11 @@ class _Layers:
         shape = (tokens, heads, self.sizes.head_dim)
         return torch.randn(shape, generator=self.normal, device=self.device).to(self.sizes.dtype)
 
-    def _write(self, write_kv: Callable[..., None], k: Tensor, v: Tensor, caches: Caches, batch: Batch) -> None:
+    def _write(self, write_kv: Callable[..., None], k: Tensor, v: Tensor, caches: Caches, batch: StepBatch) -> None:
         scale = self.sizes.kv_scale
         write_kv(k, v, caches.k, caches.v, batch.slot_mapping, kv_layout=caches.kv_layout, k_scale=scale, v_scale=scale)
 
-    def _attend(self, attention: Callable[..., Any], q: Tensor, caches: Caches, batch: Batch) -> Tensor:
+    def _attend(self, attention: Callable[..., Any], q: Tensor, caches: Caches, batch: StepBatch) -> Tensor:
         out = attention(
             q,
             caches.k,

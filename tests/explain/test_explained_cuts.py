@@ -9,8 +9,7 @@ import triton.language as tl
 
 from paged_attn.explain.question import cut
 from paged_attn.kernels import cuts
-from paged_attn.kernels.common.records import Batch as DeviceBatch
-from paged_attn.kernels.common.records import Modifiers
+from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.kernels.common.schedule import find_share, share_of, work
 from paged_attn.planning import plan
 from tests.explain.test_explain import ask
@@ -70,7 +69,7 @@ def test_shares_and_pieces_are_those_of_the_device(
     starts = torch.tensor((0, *asked.query_lens), dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     lens = torch.tensor(asked.seq_lens, dtype=torch.int32, device=device)
     seqs = len(lens)
-    batch = DeviceBatch(starts, lens, None, 0, seqs, 0, launch.shortest, launch.longest, launch.least, 2)
+    batch = Batch(starts, lens, None, 0, seqs, 0, launch.shortest, launch.longest, launch.least, 2)
     mods = Modifiers(*(window[0] if window[0] >= 0 else None, 0, *[None] * 6))
     shares, sequences = (torch.zeros(n, 2, dtype=torch.int32, device=device) for n in (launch.programs, seqs))
     ends = torch.full((16 * seqs, 2), -1, dtype=torch.int32, device=device)
