@@ -156,18 +156,12 @@ def paged_attention(
                 "score_mod must be None inside torch.compile and torch.export: their graphs hold no functions"
             )
         return traced.paged_attention(
-            (q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q), out,
-            dict(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale),
-            dict(
-                k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias,
-                query_positions=query_positions,
-            ),
-            dict(
-                max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
-                window_size=window_size, softcap=softcap, return_lse=return_lse, only=only,
-                batch_invariant=batch_invariant,
-            ),
-            kv_layout, check,
+            q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
+            kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
+            alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, query_positions=query_positions, q_scale=q_scale,
+            k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
+            batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
@@ -176,8 +170,8 @@ def paged_attention(
             None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
-            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, return_lse, only,
-            batch_invariant, score_mod,
+            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, score_mod, return_lse,
+            only, batch_invariant,
         ),
         check,
     )  # fmt: skip

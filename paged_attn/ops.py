@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arguments import schema
 from .calls.untraced import untraced
 from .checks.plain import refuse_gradient, watched
 from .lazy import at_first_call
@@ -22,15 +23,6 @@ attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
 merge = at_first_call("merge", ".calls.merge", globals())
 
-ATTENTION = """(
-    Tensor q, Tensor k_cache, Tensor v_cache, Tensor page_table, Tensor seq_lens, Tensor? cu_seqlens_q, Tensor(a!) out,
-    *, str kv_layout="NHD", SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None,
-    Tensor? k_new=None, Tensor? v_new=None, float? softmax_scale=None, bool causal=True,
-    int[] window_size=[-1, -1], float softcap=0.0,
-    Tensor? alibi_slopes=None, Tensor? sinks=None, Tensor? qq_bias=None, Tensor? query_positions=None,
-    Tensor? q_scale=None, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? out_scale=None, str? only=None,
-    bool batch_invariant=False, bool? check=None
-)"""
 WRITE = """(
     Tensor k, Tensor v, Tensor{keys} k_cache, Tensor{values} v_cache, Tensor slot_mapping,
     *, str kv_layout="NHD", Tensor? k_scale=None, Tensor? v_scale=None, bool? check=None
@@ -47,13 +39,13 @@ def _attention(
     k_scale: Any = None, v_scale: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False,
     check: Any = None, return_lse: bool = False,
 ) -> Any:  # fmt: skip
-    """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in ATTENTION."""
+    """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in its schema."""
     result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale, None),
         (
-            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, tuple(window_size), softcap, return_lse, only,
-            batch_invariant, None,
+            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, tuple(window_size), softcap, None, return_lse,
+            only, batch_invariant,
         ),
         check,
     )  # fmt: skip
@@ -114,8 +106,8 @@ def _register(schema: str, function: Callable[..., Any], looks: Callable[..., An
     torch.library.register_fake(f"paged_attn::{name}", fake, lib=_library)
 
 
-_register(f"attention{ATTENTION} -> ()", _attention, _nothing)
-_register(f"attention_lse{ATTENTION} -> Tensor", functools.partial(_attention, return_lse=True), _lse)
+_register(f"attention{schema()} -> ()", _attention, _nothing)
+_register(f"attention_lse{schema()} -> Tensor", functools.partial(_attention, return_lse=True), _lse)
 _register(f"write_kv{WRITE.format(keys='(a!)', values='(b!)')} -> ()", _write, None)
 _register(f"write_keys{WRITE.format(keys='(a!)', values='')} -> ()", functools.partial(_write, part="keys"), _nothing)
 _register(

@@ -10,28 +10,29 @@ import torch
 from torch import Tensor
 
 from . import ops  # noqa: F401, which registers the operators
+from .arguments import ARGUMENTS, OPTION, PLACES, SCALE, of_kind
 from .checks.arguments import check_options
 from .checks.axes import LAYOUTS, boolean, choice, scale_number
 from .checks.plain import refuse_gradient
 
+OPTIONS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.schema is not None]
+SCALES = of_kind(SCALE)
 
-def paged_attention(
-    tensors: tuple[Any, ...], out: Tensor | None, scales: dict[str, Any], others: dict[str, Any],
-    options: dict[str, Any], kv_layout: str, check: bool | None,
-) -> Any:  # fmt: skip
-    """`tensors`: those before kv_layout; `others`: those behind, which may be absent; `options`: for check_options."""
-    choice("kv_layout", kv_layout, tuple(LAYOUTS))
-    check_options(**options)
+
+def paged_attention(out: Tensor | None, check: bool | None, return_lse: bool, **given: Any) -> Any:
+    """`given`: the other arguments that operators have, by name."""
+    check_options(**{name: given[name] for name in OPTIONS}, return_lse=return_lse)
     if check is not None:
         boolean("check", check, "True, False or None")
-    _no_gradients(dict(zip(("q", "k_cache", "v_cache"), tensors)) | others | scales | {"out": out})
-    q = tensors[0]
+    _no_gradients(given | {"out": out})
+    q = given["q"]
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
-    given = options | others | _scales(scales, q) | {"kv_layout": kv_layout, "check": check}
-    if not given.pop("return_lse"):
-        torch.ops.paged_attn.attention(*tensors, out, **given)
+    tensors = [given.pop(name) for name in PLACES]
+    given |= _scales({name: given[name] for name in SCALES}, q)
+    if not return_lse:
+        torch.ops.paged_attn.attention(*tensors, out, **given, check=check)
         return out
-    return out, torch.ops.paged_attn.attention_lse(*tensors, out, **given)
+    return out, torch.ops.paged_attn.attention_lse(*tensors, out, **given, check=check)
 
 
 def write_kv(

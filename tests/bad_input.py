@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from paged_attn.arguments import bound
 from paged_attn.checks import arguments as check
 from tests.cases import E4M3, E5M2, Case, build
 
@@ -98,8 +99,5 @@ def as_bytes(given: Tensor) -> Tensor:
 
 def accept(inputs: Inputs) -> check.Axes:
     """The host's check alone, with the defaults of the public call."""
-    given = dict(
-        max_seqlen_q=None, max_seqlen_k=None, k_new=None, v_new=None, alibi_slopes=None, sinks=None, qq_bias=None
-    )
-    given |= dict(query_positions=None, q_scale=None, k_scale=None, v_scale=None, out_scale=None, cu_seqlens_q=None)
-    return check.check_attention(**{**given, **inputs})
+    given, options = bound(inputs)
+    return check.check_attention(**given._asdict(), **options._asdict())

@@ -7,7 +7,6 @@ poison: NaN in dead slots, free pages, padding tokens and `out`; page id 2^31 - 
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Callable
@@ -321,17 +320,14 @@ def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -
 
 def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
     """What the planner is told of a call, on a device that need not be there."""
-    import paged_attn
-    from paged_attn.calls import attend
+    from paged_attn.arguments import bound
     from paged_attn.checks import arguments as check
     from paged_attn.launching import backend
+    from paged_attn.records import posed
 
-    call = inspect.signature(paged_attn.paged_attention).bind(**inputs)
-    call.apply_defaults()
-    given = attend.Tensors(*(call.arguments[name] for name in attend.Tensors._fields))
-    options = attend.Options(*(call.arguments[name] for name in attend.Options._fields))
-    axes = check.check_attention(**given._asdict(), **options._asdict())
-    return attend._problem(given, options, axes, device or backend.device_of(given.q.device), given.out)
+    given, options = bound(inputs)
+    check.check_attention(**given._asdict(), **options._asdict())
+    return posed.problem_of(given, options, device or backend.device_of(given.q.device), backend.INTERPRET)
 
 
 def rounds_weights(problem: Any) -> bool:

@@ -7,10 +7,12 @@ Nothing launches or writes.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
+from ..arguments import BY_NAME
 from .axes import (
     BIAS_FOR,
     CACHE_FOR,
@@ -48,6 +50,14 @@ __all__ = [
     "enabled",
 ]
 
+RULES: dict[str, Callable[..., None]] = {
+    "boolean": boolean,
+    "choice": choice,
+    "integer": integer,
+    "number": number,
+    "window": window,
+}
+
 
 def check_attention(
     q: Tensor,
@@ -57,34 +67,24 @@ def check_attention(
     seq_lens: Tensor,
     cu_seqlens_q: Tensor | None,
     *,
-    kv_layout: str,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
     k_new: Tensor | None,
     v_new: Tensor | None,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     qq_bias: Tensor | None,
     query_positions: Tensor | None,
+    score_mod_args: Any,
     q_scale: float | Tensor | None,
     k_scale: float | Tensor | None,
     v_scale: float | Tensor | None,
     out: Tensor | None,
     out_scale: float | Tensor | None,
-    return_lse: bool,
-    only: str | None,
-    batch_invariant: bool,
-    score_mod: Any = None,
-    score_mod_args: Any = None,
+    **options: Any,
 ) -> Axes:
     """Everything the host can know about a call of paged_attention: raises, or returns its sizes."""
     door = Door()
     door.tensor("q", q, ("tokens", "heads", "head_dim"), QUERY)
-    door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[q.dtype])
+    door.caches(k_cache, v_cache, options["kv_layout"], CACHE_FOR[q.dtype])
     door.tensor("page_table", page_table, ("seqs", "max_pages"), INTEGER)
     door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
     sizes = door.sizes
@@ -92,7 +92,7 @@ def check_attention(
     if heads < 1 or heads % kv_heads:
         raise door.wrong_heads(heads)
     if k_new is None:  # which would have settled kv_heads
-        _doubt(door, max_seqlen_k)
+        _doubt(door, options["max_seqlen_k"])
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1
         door.tensor("cu_seqlens_q", cu_seqlens_q, ("seqs + 1",), INTEGER)
@@ -113,6 +113,7 @@ def check_attention(
     if query_positions is not None:
         door.tensor("query_positions", query_positions, ("tokens",), INTEGER)
     more: dict[str, Tensor] = {}
+    score_mod = options["score_mod"]
     if score_mod is not None or score_mod_args is not None:
         from .score_mod import check_score_mod  # it is Triton's, which importing the package leaves alone
 
@@ -132,11 +133,8 @@ def check_attention(
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
     door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
     door.scale("out_scale", out_scale, "out", (q if out is None else out).dtype, axis=None)
-    check_options(
-        max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, softmax_scale=softmax_scale, causal=causal,
-        window_size=window_size, softcap=softcap, return_lse=return_lse, only=only, batch_invariant=batch_invariant,
-    )  # fmt: skip
-    if batch_invariant and k_new is not None:
+    check_options(**options)
+    if options["batch_invariant"] and k_new is not None:
         # a tile at the border would be two, one of the cache and one of k_new
         raise ValueError(
             "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"
@@ -164,30 +162,13 @@ def _doubt(door: Door, max_seqlen_k: object) -> None:
         warn(door.cache, kv_heads, page_size, max_pages, max_seqlen_k)
 
 
-def check_options(
-    *,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    softmax_scale: float | None,
-    causal: bool,
-    window_size: tuple[int, int],
-    softcap: float,
-    return_lse: bool,
-    only: str | None,
-    batch_invariant: bool,
-) -> None:
-    """The arguments of paged_attention that are no tensors, but kv_layout, scales and check."""
-    integer("max_seqlen_q", max_seqlen_q, 0)
-    integer("max_seqlen_k", max_seqlen_k, 0)
-    window(window_size)
-    if softmax_scale is not None:
-        number("softmax_scale", softmax_scale, "a finite number or None")
-    number("softcap", softcap, "a finite number >= 0", 0)
-    boolean("causal", causal)
-    boolean("return_lse", return_lse)
-    if only is not None:
-        choice("only", only, ("decode", "prefill"))
-    boolean("batch_invariant", batch_invariant)
+def check_options(**given: Any) -> None:
+    """Arguments of paged_attention that are values on the host, within the limits that the table has for them."""
+    for name, value in given.items():
+        argument = BY_NAME[name]
+        if argument.check and (value is not None or argument.default is not None):
+            rule, *limits = argument.check
+            RULES[rule](name, value, *limits)
 
 
 def check_write(

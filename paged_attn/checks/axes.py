@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import TINY
 from .overlap import overlap, overlaps_itself
 from .plain import plain
 from .swapped import LAYOUTS, OTHER, reading, shares_out
@@ -25,7 +26,7 @@ BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtyp
 MAX_HEAD_DIM = 256
 # numbers reach the kernels as int32 and float32
 INT32_MAX = torch.iinfo(torch.int32).max
-TINY, HUGE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+HUGE = torch.finfo(torch.float32).max
 
 ScaleLike = float | Tensor | None
 
@@ -196,14 +197,14 @@ def integer(name: str, value: Any, least: int, wanted: str = "None or an int") -
         raise ValueError(f"{name} must be {wanted} >= {least} and < 2^31, got {value}")
 
 
-def window(value: Any) -> None:
+def window(name: str, value: Any) -> None:
     """(left, right), two ints, -1 = no limit."""
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"window_size must be (left, right), two ints >= -1, got {kind(value)}")
+        raise TypeError(f"{name} must be (left, right), two ints >= -1, got {kind(value)}")
     if len(value) != 2:
-        raise ValueError(f"window_size must be (left, right), two ints >= -1, got {value!r}")
-    integer("window_size[0]", value[0], -1, "an int")
-    integer("window_size[1]", value[1], -1, "an int")
+        raise ValueError(f"{name} must be (left, right), two ints >= -1, got {value!r}")
+    integer(f"{name}[0]", value[0], -1, "an int")
+    integer(f"{name}[1]", value[1], -1, "an int")
 
 
 def boolean(name: str, value: Any, wanted: str = "True or False") -> None:

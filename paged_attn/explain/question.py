@@ -58,7 +58,7 @@ class Question(NamedTuple):
         """What the planner will be told."""
         tokens = sum(self.query_lens)
         lengths = Lengths(self.ragged, len(self.seq_lens), tokens, self.max_seqlen_q, self.max_seqlen_k)
-        return problem_of(self.model, lengths, self.device)._replace(batch_invariant=self.batch_invariant)
+        return problem_of(self.model, lengths, self.device, batch_invariant=self.batch_invariant)
 
 
 def memory(question: Question) -> dict[str, int]:

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..calls import attend
-from ..kernels.common.score_mod import score_mod_of
+from ..arguments import bound
 from ..launching.backend import Device
 from ..planning import plan
 from ..planning.dialects import dialect
-from ..records import layout
+from ..records import layout, posed
 from ..records.problem import Problem
 from .named import Named
 
@@ -89,9 +88,9 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     }
 
 
-def problem_of(model: Model, batch: Lengths, device: Device) -> Problem:
-    """What the planner will be told of a batch."""
-    return _problem_of(model, device)._replace(
+def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> Problem:
+    """What the planner will be told of a batch; options: arguments of its calls that a model does not have."""
+    return _problem_of(model, device, **options)._replace(
         tokens=batch.tokens,
         seqs=batch.seqs,
         max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
@@ -101,46 +100,10 @@ def problem_of(model: Model, batch: Lengths, device: Device) -> Problem:
 
 
 @functools.lru_cache(maxsize=64)
-def _problem_of(model: Model, device: Device) -> Problem:
-    """What it will be told of any, of which these numbers are nothing."""
-    keys = [model.cache_dtype, *([new_dtype(model)] if model.new else [])]
-    k_cache, v_cache = caches(model, 1)
-    kv_layout = "NHD" if model.kv_layout == "x" else model.kv_layout
-    new_aligned = new_dtype(model).itemsize <= 2 and model.head_dim * new_dtype(model).itemsize % 16 == 0
-    mod = model.score_mod
-    aligned = model.dtype.itemsize <= 2 and model.head_dim * model.dtype.itemsize % 16 == 0
-    return Problem(
-        tokens=0,
-        seqs=0,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        page_size=model.page_size,
-        max_seqlen_q=0,
-        max_seqlen_k=0,
-        window_left=model.window_size[0],
-        ragged=False,
-        positive=True,
-        softcap=model.softcap,
-        alibi=model.alibi,
-        qq_bias=model.qq_bias > 0,
-        only=None,
-        compute=attend.operand_dtype(model.dtype, keys),
-        query=model.dtype,
-        cache=model.cache_dtype,
-        packed=model.kv_layout == "x",
-        pairable=attend.pairable(model.dtype, k_cache, v_cache, kv_layout, model.new),
-        boxable=layout.boxable(k_cache, v_cache),
-        rows_per_page=layout.rows_per_page(k_cache, v_cache, kv_layout),
-        adjacent=layout.adjacent(k_cache, v_cache, kv_layout),
-        query_box=aligned,
-        new=model.new,
-        new_box=model.new and new_aligned and new_dtype(model) == model.cache_dtype,
-        lse=model.return_lse,
-        batch_invariant=False,
-        device=device,
-        score_mod=None if mod is None else score_mod_of(mod.function, mod.score_mod_args()),
-    )
+def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
+    """What it will be told of an example, whose lengths are nothing."""
+    example = call_of(model, Lengths(False, 1, 1, 1, 1)) | options
+    return posed.problem_of(*bound(example), device, interpreted=False)
 
 
 def call_of(model: Model, batch: Lengths) -> dict[str, Any]:

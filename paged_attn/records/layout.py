@@ -96,6 +96,12 @@ def _pairs(kv: KV) -> KV:
     return KV(ptr, page, slot, head, run, kv.RUN // 2, kv.FP8, _align(ptr, page, slot, head, run), tl.constexpr(2))
 
 
+def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
+    """(slots of a page, KV heads)."""
+    slot, head = (3, 1) if k_cache.ndim == 5 else (1, 2) if kv_layout == "NHD" else (2, 1)
+    return k_cache.shape[slot], k_cache.shape[head]
+
+
 def boxable(*caches: torch.Tensor) -> bool:
     """Whether the copy engine can read these 16-bit caches: 16-byte steps, head_dim a power of two."""
     return all(

@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner
 
 import paged_attn
+from paged_attn.arguments import bound
 from paged_attn.calls import attend
 from paged_attn.cli import main
 from paged_attn.explain import explain, question
@@ -23,6 +24,7 @@ from paged_attn.launching.template import arguments_for
 from paged_attn.planning import plan
 from paged_attn.planning.steps import steps_of
 from paged_attn.preparation.model import call_of
+from paged_attn.records import posed
 
 ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = dict(
@@ -51,10 +53,7 @@ def call_to(asked: Question) -> tuple[Any, Any, Any]:
     """The tensors of such a call, never filled, its options and axes."""
     problem = asked.problem
     lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
-    call = call_of(asked.model, lengths)
-    call.pop("check")
-    given = attend.Tensors(*(call.pop(field, None) for field in attend.Tensors._fields))
-    options = attend.Options(**call, only=None, softmax_scale=None, batch_invariant=asked.batch_invariant)
+    given, options = bound(call_of(asked.model, lengths) | dict(batch_invariant=asked.batch_invariant))
     return given, options, paged_attn.checks.arguments.check_attention(**given._asdict(), **options._asdict())
 
 
@@ -125,18 +124,17 @@ def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
 @pytest.mark.parametrize("new", [False, True])
 def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_dim: int, new: bool) -> None:
     asked = ask(queries="64", keys="64", dtype=dtype, kv_dtype=dtype, head_dim=head_dim, new=new, device="sm90")
-    given, options, axes = call_to(asked)
-    told = attend._problem(given, options, axes, asked.device, given.out)
-    # what the interpreter computes in is its own
-    assert told._replace(compute=asked.problem.compute) == asked.problem
+    given, options, _ = call_to(asked)
+    told = posed.problem_of(given, options, asked.device, interpreted=False)
+    assert told == asked.problem
 
 
 def test_the_planner_is_told_of_a_users_function_what_a_call_would_tell_it() -> None:
     from tests.score_mods import relative
 
     asked = ask(score_mod="tests.score_mods:relative", score_mod_args="bfloat16,37")
-    given, options, axes = call_to(asked)
-    told = attend._problem(given, options, axes, asked.device, given.out).score_mod
+    given, options, _ = call_to(asked)
+    told = posed.problem_of(given, options, asked.device, interpreted=False).score_mod
     assert told == asked.problem.score_mod == (relative, ("*bf16", "i32"))
 
 

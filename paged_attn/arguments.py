@@ -1,0 +1,165 @@
+"""The arguments of paged_attention: a row for each, in the order of its signature.
+
+Records of a call, the schemas of the operators and the checks of host values are made from these rows.  Signatures that
+people read are written out: tests/test_arguments.py compares each with the rows, and names what a place has forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import namedtuple
+from typing import Any, NamedTuple
+
+REQUIRED: Any = object()
+TINY = 2.0**-126  # the smallest normal float32: no score is another for a scale below it
+# What an argument is.
+TENSOR = "tensor"
+SCALE = "scale"  # a tensor, or a number on the host
+SEVERAL = "several"  # tensors and numbers in a row
+RESULT = "result"  # a tensor that the call makes if it is None
+OPTION = "option"  # a value on the host
+CHECK = "check"  # a value on the host that decides nothing of a plan, a kernel or a result
+
+# Why prepare() has no keyword for an argument.
+LENGTHS = "the batches that prepare() goes through have all lengths"
+ALWAYS_SO = "prepare() takes its default"
+NOTHING = "no kernel depends on it"
+
+
+class Argument(NamedTuple):
+    """What each place that handles arguments asks of one."""
+
+    name: str
+    kind: str
+    default: Any
+    schema: str | None  # its type in torch's schemas; None: operators do not have it
+    check: tuple[Any, ...]  # of an option: a function of checks/axes.py and its limits; (): it has a check of its own
+    plan: tuple[str, ...]  # fields of Problem that it may change
+    model: tuple[str, ...] | str  # fields of Model, keywords of prepare(), that tell it of all calls; or why none does
+    asked: tuple[str, ...]  # keywords of explain's question_of, options of the command, that tell it
+
+
+CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "boxable", "rows_per_page", "adjacent")
+ARGUMENTS = (
+    Argument(
+        "q", TENSOR, REQUIRED, "Tensor", (),
+        ("tokens", "heads", "head_dim", "max_seqlen_q", "query", "compute", "pairable", "query_box"),
+        ("heads", "head_dim", "dtype"), ("heads", "head_dim", "dtype", "queries"),
+    ),
+    Argument(
+        "k_cache", TENSOR, REQUIRED, "Tensor", (), (*CACHE, "new_box", "max_seqlen_k"),
+        ("kv_heads", "page_size", "cache_dtype"), ("kv_heads", "page_size", "kv_dtype"),
+    ),
+    Argument(
+        "v_cache", TENSOR, REQUIRED, "Tensor", (), ("pairable", "boxable", "rows_per_page", "adjacent"),
+        ("kv_heads", "page_size", "cache_dtype"), ("kv_heads", "page_size", "kv_dtype"),
+    ),
+    Argument("page_table", TENSOR, REQUIRED, "Tensor", (), ("max_seqlen_k",), ("integers",), ("max_keys",)),
+    Argument("seq_lens", TENSOR, REQUIRED, "Tensor", (), ("seqs",), ("integers",), ("keys", "batch")),
+    Argument("cu_seqlens_q", TENSOR, None, "Tensor?", (), ("ragged",), ("integers",), ("queries",)),
+    Argument(
+        "kv_layout", OPTION, "NHD", "str", ("choice", ("NHD", "HND")),
+        ("page_size", "kv_heads", "pairable", "rows_per_page", "adjacent", "max_seqlen_k"), ("kv_layout",), ("layout",),
+    ),
+    Argument("max_seqlen_q", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_q",), LENGTHS, ("max_queries",)),
+    Argument("max_seqlen_k", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_k",), LENGTHS, ("max_keys",)),
+    Argument(
+        "k_new", TENSOR, None, "Tensor?", (), ("new", "new_box", "compute", "pairable", "max_seqlen_k"),
+        ("new",), ("new",),
+    ),
+    Argument("v_new", TENSOR, None, "Tensor?", (), ("new_box",), ("new",), ("new",)),
+    Argument(
+        "softmax_scale", OPTION, None, "float?", ("number", "a finite number or None"), ("positive",), ALWAYS_SO, ()
+    ),
+    Argument("causal", OPTION, True, "bool", ("boolean",), (), ("causal",), ("causal",)),
+    Argument(
+        "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",)
+    ),
+    Argument(
+        "softcap", OPTION, 0.0, "float", ("number", "a finite number >= 0", 0), ("softcap",), ("softcap",), ("softcap",)
+    ),
+    Argument("alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",)),
+    Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",)),
+    Argument("qq_bias", TENSOR, None, "Tensor?", (), ("qq_bias",), ("qq_bias",), ("qq_bias",)),
+    Argument("query_positions", TENSOR, None, "Tensor?", (), (), ("query_positions",), ("query_positions",)),
+    Argument("score_mod", OPTION, None, None, (), ("score_mod",), ("score_mod",), ("score_mod",)),
+    Argument("score_mod_args", SEVERAL, None, None, (), ("score_mod",), ("score_mod",), ("score_mod_args",)),
+    Argument("q_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
+    Argument("k_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
+    Argument("v_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
+    Argument("out", RESULT, None, "Tensor(a!)", (), (), ("out_dtype",), ()),
+    Argument("out_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
+    Argument("return_lse", OPTION, False, None, ("boolean",), ("lse",), ("return_lse",), ("lse",)),
+    Argument("only", OPTION, None, "str?", ("choice", ("decode", "prefill")), ("only",), ALWAYS_SO, ()),
+    Argument(
+        "batch_invariant", OPTION, False, "bool", ("boolean",), ("batch_invariant",), ALWAYS_SO, ("batch_invariant",)
+    ),
+    Argument("check", CHECK, None, "bool?", (), (), NOTHING, ()),
+)  # fmt: skip
+
+BY_NAME = {x.name: x for x in ARGUMENTS}
+PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # what callers may give without its name
+
+
+def of_kind(*kinds: str) -> list[str]:
+    return [x.name for x in ARGUMENTS if x.kind in kinds]
+
+
+def _record(name: str, fields: list[str]) -> Any:
+    made: Any = namedtuple  # of names that mypy cannot know
+    return made(name, fields)
+
+
+class Tensors(_record("Tensors", [*of_kind(TENSOR, SCALE), *of_kind(SEVERAL), *of_kind(RESULT)])):  # type: ignore[misc]
+    """The arguments of a call that are tensors, or may be, in the order of its launches' slots: log-sum-exp is next.
+
+    score_mod_args, None or several, have a slot each.  out is last, for it may be made by the call.
+    """
+
+    __slots__ = ()
+
+    @property
+    def slots(self) -> tuple[Any, ...]:
+        """One argument each."""
+        return (*self[:BEHIND], *(self.score_mod_args or ()), self.out)
+
+    @classmethod
+    def of_slots(cls, held: list[Any]) -> Tensors:
+        made: Tensors = cls._make((*held[:BEHIND], tuple(held[BEHIND:-1]), held[-1]))
+        return made
+
+
+class Options(_record("Options", of_kind(OPTION))):  # type: ignore[misc]
+    """The other arguments that decide a call."""
+
+    __slots__ = ()
+
+
+BEHIND = Tensors._fields.index("score_mod_args")
+
+
+def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
+    """A call by its keywords; what it does not name has its default."""
+    values = {x.name: x.default for x in ARGUMENTS if x.default is not REQUIRED} | given
+    tensors = Tensors(**{name: values.pop(name) for name in Tensors._fields})
+    for name in of_kind(CHECK):
+        values.pop(name)
+    return tensors, Options(**values)
+
+
+def schema() -> str:
+    """The arguments of an operator, to which `out` is always given."""
+    places = [f"{BY_NAME[name].schema} {name}" for name in (*PLACES, "out")]
+    named = [
+        f"{x.schema} {x.name}={_written(x.default)}"
+        for x in ARGUMENTS
+        if x.schema is not None and x.name not in (*PLACES, "out")
+    ]
+    return f"({', '.join([*places, '*', *named])})"
+
+
+def _written(default: Any) -> str:
+    """As schemas have it."""
+    if isinstance(default, str):
+        return json.dumps(default)
+    return str(list(default) if isinstance(default, tuple) else default)
