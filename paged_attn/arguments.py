@@ -43,7 +43,7 @@ CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "box
 ARGUMENTS = (
     Argument(
         "q", TENSOR, REQUIRED, "Tensor", (),
-        ("tokens", "heads", "head_dim", "max_seqlen_q", "query", "compute", "pairable", "query_box"),
+        ("tokens", "heads", "head_dim", "max_seqlen_q", "max_seqlen_k", "query", "compute", "pairable", "query_box"),
         ("heads", "head_dim", "dtype"), ("heads", "head_dim", "dtype", "queries"),
     ),
     Argument(
@@ -83,7 +83,7 @@ ARGUMENTS = (
     Argument("qq_bias", TENSOR, None, "Tensor?", (), ("qq_bias",), ("qq_bias",), ("qq_bias",)),
     Argument("query_positions", TENSOR, None, "Tensor?", (), (), ("query_positions",), ("query_positions",)),
     Argument("score_mod", OPTION, None, None, (), ("score_mod",), ("score_mod",), ("score_mod",)),
-    Argument("score_mod_args", SEVERAL, None, None, (), ("score_mod",), ("score_mod",), ("score_mod_args",)),
+    Argument("score_mod_args", SEVERAL, (), None, (), ("score_mod",), ("score_mod",), ("score_mod_args",)),
     Argument("q_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("k_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("v_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),

@@ -24,7 +24,7 @@ MOST_CAPS = 2.0**96
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
 
 
-RETURN_LSE, WINDOW = Options._fields.index("return_lse"), Options._fields.index("window_size")
+RETURN_LSE = Options._fields.index("return_lse")
 
 
 @untraced
@@ -62,12 +62,16 @@ def _form(
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """What decides a call but the facts of its tensors, and those that are there; every call waits for it."""
     tensors = (q, k, v, table, lens) if starts is None else (q, k, v, table, lens, starts)
+    _, max_q, max_k, scale, causal, window, softcap, _, lse, _, invariant = options
     try:
-        left, right = options[WINDOW]
+        left, right = window
     except (TypeError, ValueError):  # a window of another form will be refused
         return [], tensors
-    # numbers of different types are equal, and some of those types are refused
-    form: tuple[Any, ...] = (options, *map(type, options), type(left), type(right), starts is None, out is None)
+    form: tuple[Any, ...] = (
+        # numbers of different types are equal, and some of those types are refused
+        options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(softcap),
+        type(lse), type(invariant), starts is None, out is None,
+    )  # fmt: skip
     a, b, c, d, e, f, g, h, i, j, more = others
     if not (a is b is c is d is e is f is g is h is i is j is more is None):
         if more is not None:

@@ -135,12 +135,7 @@ def question_of(
     kv_dtype: torch.dtype,
     layout: str,
     window: tuple[int, int],
-    causal: bool,
-    softcap: float,
-    alibi: bool,
     sinks: bool,
-    qq_bias: int,
-    query_positions: bool,
     score_mod: str | None,
     score_mod_args: str,
     new: bool,
@@ -149,8 +144,12 @@ def question_of(
     max_queries: int | None,
     max_keys: int | None,
     device: str | None,
+    **options: Any,
 ) -> Question:
-    """The call that the options of `paged-attn explain` describe; raises ValueError where it could not be made."""
+    """The call that the options of `paged-attn explain` describe; raises ValueError where it could not be made.
+
+    options: fields of a Model, by their names.
+    """
     query_lens, seq_lens = lengths(queries), lengths(keys)
     seqs = batch or max(len(query_lens), len(seq_lens))
     query_lens, seq_lens = (x * seqs if len(x) == 1 else x for x in (query_lens, seq_lens))
@@ -181,16 +180,12 @@ def question_of(
         out_dtype=torch.bfloat16 if is_fp8(dtype) else dtype,
         kv_layout="x" if layout == "x-packed" else layout,
         new=new,
-        causal=causal,
         window_size=window,
-        softcap=softcap,
-        alibi=alibi,
         sinks=torch.float32 if sinks else None,
-        qq_bias=qq_bias,
-        query_positions=query_positions,
         scales="number",
         return_lse=lse,
         score_mod=mod_of(score_mod, score_mod_args),
+        **options,
     )
     bounds = max_queries or max(query_lens), max_keys or max(seq_lens)
     return Question(

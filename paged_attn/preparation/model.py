@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..arguments import bound
+from ..arguments import ARGUMENTS, OPTION, bound
 from ..launching.backend import Device
 from ..planning import plan
 from ..planning.dialects import dialect
@@ -41,6 +41,11 @@ class Model(NamedTuple):
     return_lse: bool
     integers: torch.dtype = torch.int32
     score_mod: Named | None = None
+
+
+# Options that a model has under their own names.
+AS_THEY_ARE = [x.name for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,)]
+AS_THEY_ARE = [name for name in AS_THEY_ARE if name not in ("kv_layout", "score_mod")]  # which it has in other words
 
 
 class Lengths(NamedTuple):
@@ -119,10 +124,7 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         max_seqlen_q=batch.max_seqlen_q,
         max_seqlen_k=batch.max_seqlen_k,
         kv_layout="NHD" if model.kv_layout == "x" else model.kv_layout,
-        causal=model.causal,
-        window_size=model.window_size,
-        softcap=model.softcap,
-        return_lse=model.return_lse,
+        **{name: getattr(model, name) for name in AS_THEY_ARE},
         out=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.out_dtype),
         check=False,
     )

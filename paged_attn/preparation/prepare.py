@@ -90,11 +90,11 @@ def prepare(
     Returns: how many kernels there are, how many of them were compiled, and seconds.  Nothing, where kernels are
         interpreted.
     """
-    model = Model(
-        heads, kv_heads, head_dim, page_size, dtype, cache_dtype or dtype, out_dtype or dtype, kv_layout, new, causal,
-        window_size, softcap, alibi, sinks, qq_bias, query_positions, scales, return_lse, integers,
-        named(score_mod, score_mod_args),
-    )  # fmt: skip
+    given = locals()
+    own = dict(
+        cache_dtype=cache_dtype or dtype, out_dtype=out_dtype or dtype, score_mod=named(score_mod, score_mod_args)
+    )
+    model = Model(**{name: given[name] for name in Model._fields} | own)
     return compile_for(model, batches_up_to(max_seqs, max_tokens, max_seqlen), device, processes)
 
 
