@@ -215,6 +215,10 @@ def test_an_option_too_few_or_too_many_is_no_call() -> None:
     """The form of a call is found by place: one that is forgotten would be taken for another."""
     given, options = bound(dict.fromkeys(PLACES))
     *tensors, out = given
+    try:
+        attend._form(*tensors[:6], out, tuple(tensors[6:]), tuple(options))
+    except ValueError as error:
+        pytest.fail(f"attend._form has {error} of {Options._fields} or {Tensors._fields[6:-1]}")
     for wrong in (tuple(options)[:-1], (*options, None)):
         with pytest.raises(ValueError, match="values to unpack"):
             attend._form(*tensors[:6], out, tuple(tensors[6:]), wrong)
