@@ -6,7 +6,7 @@ import re
 KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # both dialects and the launch path have been looked at
 
 
-@functools.cache
+@functools.lru_cache(maxsize=16)
 def number(version: str) -> tuple[int, int]:
     """(3, 6) of "3.6.0"."""
     major, minor = re.findall(r"\d+", version)[:2]
