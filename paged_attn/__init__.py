@@ -5,6 +5,8 @@ import sys
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from .launching.locks import FIRST
+
 __version__ = "0.1.0"
 __all__ = [
     "merge_states",
@@ -44,7 +46,8 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(".reference", __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)
+    with FIRST:
+        value = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)
     return value
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ..arguments import BY_NAME
+from ..launching.locks import FIRST
 from .axes import (
     BIAS_FOR,
     CACHE_FOR,
@@ -115,7 +116,8 @@ def check_attention(
     more: dict[str, Tensor] = {}
     score_mod = options["score_mod"]
     if score_mod is not None or score_mod_args is not None:
-        from .score_mod import check_score_mod  # it is Triton's, which importing the package leaves alone
+        with FIRST:
+            from .score_mod import check_score_mod  # it is Triton's, which importing the package leaves alone
 
         more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args)
     if out is not None:

@@ -16,6 +16,7 @@ from types import BuiltinFunctionType
 from typing import Any, ClassVar
 
 from . import context, versions
+from .locks import FIRST
 from .template import Argument, AtAddress, Descriptors
 
 Launch = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
@@ -126,7 +127,8 @@ def _metas(launch: Any) -> Sequence[Any] | None:
 
 def _end_with_a_box() -> bool:
     """Whether Triton's objects that hold a descriptor are of the size that says where it lies in them."""
-    from triton.backends.nvidia.driver import PyCUtensorMap
+    with FIRST:
+        from triton.backends.nvidia.driver import PyCUtensorMap
 
     return PyCUtensorMap.__basicsize__ in BOXED
 

@@ -21,6 +21,7 @@ def left_free() -> AbstractContextManager[bool]:
     return lock
 
 
-# Whoever imports kernels, compiles one or interprets one holds it: Triton does none of these for two threads at once.
+# Whoever imports a module of ours or of Triton during a call, compiles a kernel or interprets one holds it: a fork must
+# not come between, and Triton does none of these for two threads at once.
 # Nobody launches with it: a launch may wait for room in the queue, and what makes room may be another thread's first.
 FIRST = waited_for()

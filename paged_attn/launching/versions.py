@@ -10,6 +10,7 @@ from typing import Any
 import triton
 
 from . import tritons
+from .locks import FIRST
 from .tritons import KNOWN, in_words, number
 
 __all__ = ["KNOWN", "OPTIONS", "encoded", "has_stubs", "in_words", "known", "number", "older"]
@@ -31,7 +32,8 @@ def older() -> bool:
 
 def encoded(descriptor: Any, meta: Any) -> Any:
     """What the launcher for CUDA makes of a descriptor: an object that holds it, sizes and strides."""
-    from triton.backends.nvidia.driver import make_tensordesc_arg as make
+    with FIRST:
+        from triton.backends.nvidia.driver import make_tensordesc_arg as make
 
     # 3.8: also the launch's other arguments, which it does not look at
     return make(descriptor, meta, ()) if make.__code__.co_argcount == 3 else make(descriptor, meta)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..kernels.cuts import CutSummary, KnownBatch
 from ..launching.backend import Device
 from ..launching.launch import Step
+from ..launching.locks import FIRST
 from ..launching.scratch import Need
 from ..records.call import Call
 from ..records.plan import Launch
@@ -69,7 +70,8 @@ class Dialect(Protocol):
 @functools.cache
 def dialect(name: str) -> Dialect:
     """A dialect of `DIALECTS`, imported when it is first asked for."""
-    return importlib.import_module(f"..kernels.{name}.dialect", __package__)
+    with FIRST:
+        return importlib.import_module(f"..kernels.{name}.dialect", __package__)
 
 
 def chosen(problem: Problem) -> Dialect:

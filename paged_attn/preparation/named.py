@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..launching.locks import FIRST
+
 
 class Named(NamedTuple):
     """A score_mod and, of its arguments, dtypes of tensors and numbers as they are."""
@@ -19,7 +21,8 @@ class Named(NamedTuple):
 
     @property
     def function(self) -> Any:
-        return getattr(importlib.import_module(self.module), self.name)
+        with FIRST:
+            return getattr(importlib.import_module(self.module), self.name)
 
     def score_mod_args(self) -> tuple[Any, ...]:
         """Arguments of these types; what tensors hold is not asked."""

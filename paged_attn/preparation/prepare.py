@@ -15,6 +15,7 @@ import triton
 
 from ..launching import backend
 from ..launching.backend import Device, device_of
+from ..launching.locks import FIRST
 from ..planning.dialects import DIALECTS, dialect
 from ..records import layout
 from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype
@@ -125,7 +126,8 @@ def _read(device: Device) -> None:
     The kernels are read, too.
     """
     with contextlib.suppress(ImportError):  # it has moved from version to version
-        from triton.runtime.cache import triton_key
+        with FIRST:
+            from triton.runtime.cache import triton_key
 
         triton_key()
     for name in DIALECTS:

@@ -99,6 +99,27 @@ if child:
     )
 
 
+@pytest.mark.parametrize("call", ["call()", "paged_attn.prepare"])
+def test_a_fork_waits_for_whatever_a_first_call_imports(call: str) -> None:
+    """Else a child may inherit the lock of a module that another thread was importing, and wait for it for ever."""
+    run(
+        f"""
+import sys
+import paged_attn
+from paged_attn.launching.locks import FIRST
+inputs()
+began = []
+def hook(event, args):
+    if event == "import" and args[0].split(".")[0] in ("paged_attn", "triton"):
+        began.append(args[0])
+        assert FIRST._is_owned(), args[0]
+sys.addaudithook(hook)
+{call}
+assert "paged_attn.planning.dialects" in began or "paged_attn.preparation.prepare" in began, began
+"""
+    )
+
+
 @on_the_cpu
 def test_a_fork_inside_of_what_a_fork_waits_for_does_not_wait() -> None:
     run(FORK + "from paged_attn.launching.locks import FIRST\nwith FIRST: child = fork()\nwell(child)")

@@ -4,13 +4,15 @@ import functools
 import warnings
 
 from ...launching import trust, versions
+from ...launching.locks import FIRST
 
 
 @functools.cache
 def _why_unnamed() -> str | None:
     """What Gluon's kernels miss in this Triton; warns once."""
     try:
-        from . import shim  # noqa: F401
+        with FIRST:
+            from . import shim  # noqa: F401
     except ImportError as error:
         warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
         return f"they need another Triton: {error}"

@@ -2,6 +2,7 @@
 
 from ...launching.backend import Device
 from ...launching.launch import Step
+from ...launching.locks import FIRST
 from ...records.call import Call
 from ...records.plan import Launch
 from ..arguments import numbers_of
@@ -25,12 +26,14 @@ def why_not_on(device: Device) -> str | None:
 
 def read() -> None:
     """Import the kernels."""
-    from . import arguments  # noqa: F401, of which Gluon is optional
+    with FIRST:
+        from . import arguments  # noqa: F401, of which Gluon is optional
 
 
 def step(launch: Launch, call: Call) -> Step:
     """A launch with its arguments."""
-    from .arguments import attention  # Gluon is optional
+    with FIRST:
+        from .arguments import attention  # Gluon is optional
 
     return attention(launch, call, numbers_of(launch, call))
 
