@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from paged_attn.cli import options
-from paged_attn.cli.options import FP8, HALF, LAYOUTS, positive, torch_dtype
+from paged_attn.cli.options import positive, torch_dtype
 from paged_attn.cli.output import print_json, print_rows
 
 
@@ -15,24 +15,8 @@ from paged_attn.cli.output import print_json, print_rows
 @click.option("--batch", type=positive, help="Sequences, where --queries and --keys name one length each.")
 @click.option("--queries", default="1", show_default=True, help="Query tokens of each sequence: 1, or 1x2048,63x1.")
 @click.option("--keys", default="4096", show_default=True, help="Keys of each, the call's own with them: 64x4096.")
-@click.option("--heads", type=positive, default=32, show_default=True, help="Query heads.")
-@click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads.")
-@click.option("--head-dim", type=click.IntRange(1, 256), default=128, show_default=True)
-@click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page.")
-@click.option("--dtype", type=options.Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of q.")
-@click.option("--kv-dtype", type=options.Dtype(HALF + FP8), help="Of the cache.  [as --dtype]")
-@click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache.")
-@options.window()
-@click.option("--causal/--not-causal", default=True, show_default=True)
-@click.option("--softcap", type=click.FloatRange(0), default=0.0)
-@click.option("--alibi", is_flag=True, help="alibi_slopes are given.")
+@options.of_model
 @click.option("--sinks", is_flag=True, help="sinks are given.")
-@click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias.")
-@click.option("--query-positions", is_flag=True, help="query_positions are given.")
-@click.option("--score-mod", help="A user's function: package.module:function.")
-@click.option("--score-mod-args", default="", help="Its arguments: float32,37 is a tensor and a number.")
-@click.option("--new", is_flag=True, help="k_new and v_new are given.")
-@click.option("--lse", is_flag=True, help="return_lse.")
 @click.option("--batch-invariant", is_flag=True)
 @click.option("--max-queries", type=positive, help="max_seqlen_q.  [the longest]")
 @click.option("--max-keys", type=positive, help="max_seqlen_k, or what the page table holds.  [the longest]")

@@ -54,15 +54,39 @@ def device(help: str) -> Decorated:
     return click.option("--device", type=DeviceName(), metavar="NAME", help=f"{help}  h200, b200, sm90, sm90:132 ...")
 
 
-def window() -> Decorated:
-    """--window LEFT RIGHT."""
-    return click.option(
+# How every call of a model is: a line for each, of all verbs that ask for a model.
+MODEL = (
+    click.option("--heads", type=positive, default=32, show_default=True, help="Query heads."),
+    click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads."),
+    click.option("--head-dim", type=click.IntRange(1, 256), default=128, show_default=True),
+    click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page."),
+    click.option("--dtype", type=Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of q."),
+    click.option("--kv-dtype", type=Dtype(HALF + FP8), help="Of the cache.  [as --dtype]"),
+    click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache."),
+    click.option(
         "--window",
         type=(click.IntRange(-1), click.IntRange(-1)),
         default=(-1, -1),
         metavar="LEFT RIGHT",
         help='Keys seen before and behind a query\'s own, -1 = all.  A "sliding window W" is W-1 -1.',
-    )
+    ),
+    click.option("--causal/--not-causal", default=True, show_default=True),
+    click.option("--softcap", type=click.FloatRange(0), default=0.0),
+    click.option("--alibi", is_flag=True, help="alibi_slopes are given."),
+    click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias."),
+    click.option("--query-positions", is_flag=True, help="query_positions are given."),
+    click.option("--score-mod", help="A user's function: package.module:function."),
+    click.option("--score-mod-args", default="", help="Its arguments: float32,37 is a tensor and a number."),
+    click.option("--new", is_flag=True, help="k_new and v_new are given."),
+    click.option("--lse", is_flag=True, help="return_lse."),
+)
+
+
+def of_model(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """The options of `MODEL`, in their order."""
+    for option in reversed(MODEL):
+        verb = option(verb)
+    return verb
 
 
 def torch_dtype(name: str) -> torch.dtype:

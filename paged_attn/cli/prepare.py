@@ -7,29 +7,15 @@ from typing import Any
 import click
 
 from paged_attn.cli import options
-from paged_attn.cli.options import FP8, HALF, LAYOUTS, positive, torch_dtype
+from paged_attn.cli.options import FP8, HALF, positive, torch_dtype
 from paged_attn.cli.output import console, here, name_of, print_json
 from paged_attn.launching import gpus
 
 
 @click.command()
-@click.option("--heads", type=positive, default=32, show_default=True, help="Query heads.")
-@click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads.")
-@click.option("--head-dim", type=click.IntRange(1, 256), default=128, show_default=True)
-@click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page.")
-@click.option("--dtype", type=options.Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of q.")
-@click.option("--kv-dtype", type=options.Dtype(HALF + FP8), help="Of the cache.  [as --dtype]")
+@options.of_model
 @click.option("--out-dtype", type=options.Dtype(HALF + FP8), help="Of results.  [as --dtype; of fp8 bfloat16]")
-@click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache.")
-@options.window()
-@click.option("--causal/--not-causal", default=True, show_default=True)
-@click.option("--softcap", type=click.FloatRange(0), default=0.0)
-@click.option("--alibi", is_flag=True, help="alibi_slopes are given.")
 @click.option("--sinks", type=options.Dtype(HALF), help="Of sinks, if there are any.")
-@click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias.")
-@click.option("--query-positions", is_flag=True, help="query_positions are given.")
-@click.option("--new", is_flag=True, help="k_new and v_new are given.")
-@click.option("--lse", is_flag=True, help="return_lse.")
 @click.option("--scales", type=click.Choice(["number", "tensor", "per_head"]), default="number", show_default=True)
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
 @click.option("--max-seqs", type=positive, default=256, show_default=True, help="Sequences of a step, at most.")
@@ -46,6 +32,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     import paged_attn
     from paged_attn.checks.axes import CACHE_FOR
     from paged_attn.launching.backend import INTERPRET, Device
+    from paged_attn.preparation.named import named_by
 
     dtype = torch_dtype(given.pop("dtype"))
     names = {name: given.pop(name) for name in ("kv_dtype", "out_dtype", "sinks")}
@@ -57,6 +44,10 @@ def prepare(as_json: bool, **given: Any) -> None:
     options.check_packed(layout, given["head_dim"], cache)
     if name is None and INTERPRET:
         raise click.UsageError("kernels are interpreted on this machine: name a --device to compile for, such as h200")
+    try:
+        score_mod = named_by(given.pop("score_mod"), given.pop("score_mod_args"))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     device = None if name is None else Device(*gpus.named(name))
     done = paged_attn.prepare(
         dtype=dtype,
@@ -64,6 +55,8 @@ def prepare(as_json: bool, **given: Any) -> None:
         out_dtype=types["out_dtype"] or (torch.bfloat16 if dtype.itemsize == 1 else dtype),
         sinks=types["sinks"],
         kv_layout="x" if layout == "x-packed" else layout,
+        score_mod=score_mod and score_mod.function,
+        score_mod_args=score_mod.score_mod_args() if score_mod else (),
         window_size=given.pop("window"),
         return_lse=given.pop("lse"),
         integers=getattr(torch, given.pop("integers")),

@@ -16,7 +16,7 @@ from ..launching.scratch import Need
 from ..planning.dialects import dialect
 from ..planning.plan import plan
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
-from ..preparation.named import Named
+from ..preparation.named import named_by
 from ..records.layout import is_fp8
 from ..records.plan import Launch
 from ..records.problem import Problem
@@ -184,7 +184,7 @@ def question_of(
         sinks=torch.float32 if sinks else None,
         scales="number",
         return_lse=lse,
-        score_mod=mod_of(score_mod, score_mod_args),
+        score_mod=named_by(score_mod, score_mod_args),
         **options,
     )
     bounds = max_queries or max(query_lens), max_keys or max(seq_lens)
@@ -198,27 +198,6 @@ def question_of(
         device_named(device),
         gpu_named(device),
     )
-
-
-def mod_of(text: str | None, args: str) -> Named | None:
-    """package.module:function, and its arguments as float32,int32,0.5,37: dtypes of tensors, and numbers."""
-    if text is None:
-        return None
-    module, _, name = text.partition(":")
-    try:
-        found = Named(module, name, tuple([_argument(x) for x in args.split(",") if x]))
-        if hasattr(found.function, "fn"):
-            return found
-        why = "it is not under @triton.jit"
-    except (ImportError, AttributeError, ValueError) as error:
-        why = str(error)
-    raise ValueError(f"a score_mod must be like package.module:function, got {text!r}: {why}")
-
-
-def _argument(text: str) -> Any:
-    if isinstance(dtype := getattr(torch, text, None), torch.dtype):
-        return dtype
-    return int(text) if text.lstrip("-").isdecimal() else float(text)
 
 
 def lengths(text: str) -> list[int]:

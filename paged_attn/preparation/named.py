@@ -46,3 +46,24 @@ def named(function: Any, args: Sequence[Any]) -> Named | None:
             f"{found.name}"
         )
     return found
+
+
+def named_by(text: str | None, args: str) -> Named | None:
+    """package.module:function, and its arguments as float32,int32,0.5,37: dtypes of tensors, and numbers."""
+    if text is None:
+        return None
+    module, _, name = text.partition(":")
+    try:
+        found = Named(module, name, tuple([_argument(x) for x in args.split(",") if x]))
+        if hasattr(found.function, "fn"):
+            return found
+        why = "it is not under @triton.jit"
+    except (ImportError, AttributeError, ValueError) as error:
+        why = str(error)
+    raise ValueError(f"a score_mod must be like package.module:function, got {text!r}: {why}")
+
+
+def _argument(text: str) -> Any:
+    if isinstance(dtype := getattr(torch, text, None), torch.dtype):
+        return dtype
+    return int(text) if text.lstrip("-").isdecimal() else float(text)

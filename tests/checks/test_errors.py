@@ -18,7 +18,7 @@ from paged_attn.cli import bench, demo, main
 from paged_attn.explain import question
 from paged_attn.launching import backend, gpus, launch
 from paged_attn.preparation import offline
-from paged_attn.preparation.named import named
+from paged_attn.preparation.named import named, named_by
 from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
 from tests.bad_input import accept, call_of
@@ -167,7 +167,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     in_the_interpreter,
     traced_with_a_score_mod,
     lambda folder: named(lambda score: score, ()),
-    lambda folder: question.mod_of("nothing:alibi", ""),
+    lambda folder: named_by("nothing:alibi", ""),
     without_metadata,
     without_names,
     lambda folder: gpus.named("h900"),

@@ -17,6 +17,7 @@ import paged_attn
 from paged_attn.cli import main, prepare
 from paged_attn.launching.backend import Device
 from paged_attn.preparation import prepare as preparation
+from tests import score_mods
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "triton", "numpy", "matplotlib")
@@ -106,21 +107,23 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words = "--heads 64 --kv-heads 4 --head-dim 64 --page-size 32 --dtype bf16 --kv-dtype e4m3 --layout x-packed "
     words += "--window 127 -1 --not-causal --softcap 3 --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
+    words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
     words += "--lse --scales tensor --integers int64 --max-seqs 8 --max-tokens 64 --max-seqlen 512 --processes 2"
     result = CliRunner().invoke(main, ["prepare", *words.split(), "--device", "b200", "--json"])
     assert result.exit_code == 0, result.output
+    tensor, number = asked[0].pop("score_mod_args")
+    assert (tensor.dtype, number) == (torch.float32, 37)
     assert asked == [
         dict(
             heads=64, kv_heads=4, head_dim=64, page_size=32, dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn,
             out_dtype=torch.bfloat16, kv_layout="x", new=True, causal=False, window_size=(127, -1), softcap=3.0,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
+            score_mod=score_mods.alibi,
             return_lse=True, max_seqs=8, max_tokens=64, max_seqlen=512, device=Device("sm100", 148), processes=2,
         )
     ]  # fmt: skip
-    # A user's score_mod is a function of a program, which prepares with it itself.
-    left_out = {"score_mod", "score_mod_args"}
     keywords = preparation.prepare.__kwdefaults__.keys() | {"heads", "kv_heads", "head_dim"}
-    assert asked[0].keys() == keywords - left_out
+    assert asked[0].keys() == keywords - {"score_mod_args"}
     told = json.loads(result.stdout)
     assert told == dict(device="sm100, 148 multiprocessors", kernels=7, compiled=5, seconds=1.5)
 
@@ -133,6 +136,7 @@ def test_prepare_refuses_before_it_begins(asked: list[dict[str, Any]], monkeypat
         ("--device h900", "a device must be one of a100"),
         ("--window 3 -2 --device h200", "-2 is not in the range"),
         ("--window 3", "requires 2 arguments"),
+        ("--score-mod alibi --device h200", "must be like package.module:function"),
         ("--processes 0", "0 is not in the range"),
     ):
         result = CliRunner().invoke(main, ["prepare", *words.split()])
