@@ -5,18 +5,14 @@
 Three sequences share a cache: one prefills 20 tokens, one goes on with a chunk of 5, one decodes its 34th token.
 """
 
+from itertools import accumulate
+
 import torch
 
 import paged_attn
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES = 8, 2, 64, 16, 32
-
-
-def page_table_of(pages: list[list[int]]) -> torch.Tensor:
-    """[seqs, max_pages], from the pages of each sequence; behind a sequence's last page may stand anything."""
-    width = max(map(len, pages))
-    return torch.tensor([row + [-1] * (width - len(row)) for row in pages], dtype=torch.int32)
 
 
 def main() -> None:
@@ -28,13 +24,9 @@ def main() -> None:
     query_lens, seq_lens = [20, 5, 1], [20, 12, 34]
     pages = [[free.pop() for _ in range(paged_attn.pages_needed(n, PAGE_SIZE))] for n in seq_lens]
 
-    page_table = page_table_of(pages)
-    lengths = torch.tensor(seq_lens, dtype=torch.int32)
-    cu_seqlens_q = torch.tensor([0, *query_lens]).cumsum(0).int()
-
     # A graph has one size: room for 4 sequences, 8 pages each, and 32 tokens.  Padding is an empty sequence.
-    batch = (page_table.to(DEVICE), lengths.to(DEVICE), cu_seqlens_q.to(DEVICE))
-    graph_inputs = paged_attn.pad_batch(*batch, seqs=4, max_pages=8)
+    starts = [0, *accumulate(query_lens)]
+    graph_inputs = paged_attn.pad_batch(pages, seq_lens, starts, seqs=4, max_pages=8, device=DEVICE)
     q = torch.randn(32, HEADS, HEAD_DIM, device=DEVICE)
     k, v = torch.randn(2, 32, KV_HEADS, HEAD_DIM, device=DEVICE)
 
@@ -55,7 +47,7 @@ def main() -> None:
 
     tokens = sum(query_lens)
     assert positions.tolist() == [*range(20), *range(7, 12), 33] + [-1] * (32 - tokens)
-    wanted = paged_attn.reference.paged_attention(q[:tokens], k_cache, v_cache, *batch)
+    wanted = paged_attn.reference.paged_attention(q[:tokens], k_cache, v_cache, *graph_inputs)
     torch.testing.assert_close(out[:tokens], wanted.to(out.dtype), atol=1e-5, rtol=1e-5)
     assert not out[tokens:].any()  # padding gives zeros
     print(f"{tokens} tokens of {len(seq_lens)} sequences in a step of 32: as the reference")
@@ -65,15 +57,13 @@ def main() -> None:
         if length % PAGE_SIZE == 0:  # its last page is full
             row.append(free.pop())
     seq_lens = [n + 1 for n in seq_lens]
-    page_table = page_table_of(pages)
-    lengths = torch.tensor(seq_lens, dtype=torch.int32)
-    paged_attn.pad_batch(page_table, lengths, torch.arange(4, dtype=torch.int32), out=graph_inputs)
+    paged_attn.pad_batch(pages, seq_lens, range(4), out=graph_inputs)
     if DEVICE == "cuda":
         graph.replay()
     else:
         out, positions = step()
     assert positions.tolist() == [20, 12, 34] + [-1] * 29
-    wanted = paged_attn.reference.paged_attention(q[:3], k_cache, v_cache, page_table.to(DEVICE), lengths.to(DEVICE))
+    wanted = paged_attn.reference.paged_attention(q[:3], k_cache, v_cache, *graph_inputs)
     torch.testing.assert_close(out[:3], wanted.to(out.dtype), atol=1e-5, rtol=1e-5)
     print("3 decodes in the same tensors: as the reference")
 

@@ -129,7 +129,7 @@ def paged_attention(
             same keys and options.  (With qq_bias or causal=False, chunks themselves change what a query sees.)
             Not with k_new: how keys are cut into tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
-            environment variable PAGED_ATTN_CHECK said at import.
+            environment variable PAGED_ATTN_CHECK said at the first call; unset it is 1 in the interpreter, else 0.
 
     Returns:
         [tokens, heads, head_dim], dtype of q, or out's if given; with return_lse also [tokens, heads] float32.

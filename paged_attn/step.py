@@ -5,6 +5,7 @@ All of it is plain torch without a host sync: a CUDA graph can hold it, and torc
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
@@ -101,24 +102,27 @@ Batch = tuple[Tensor, Tensor, "Tensor | None"]
 
 
 def pad_batch(
-    page_table: Tensor,
-    seq_lens: Tensor,
-    cu_seqlens_q: Tensor | None = None,
+    page_table: Tensor | Sequence[Sequence[int]],
+    seq_lens: Tensor | Sequence[int],
+    cu_seqlens_q: Tensor | Sequence[int] | None = None,
     *,
     seqs: int | None = None,
     max_pages: int | None = None,
     out: Batch | None = None,
+    device: torch.device | str | None = None,
 ) -> Batch:
     """A batch with empty sequences behind it, as many as a CUDA graph has: into its own tensors, or into new ones.
 
     Empty sequences have length 0 and no query: `positions` and `slots` of theirs are -1, and attention gives zeros.
 
     Args:
-        page_table, seq_lens, cu_seqlens_q: as in paged_attention, of n sequences; on out's device or the host.
+        page_table, seq_lens, cu_seqlens_q: as in paged_attention, of n sequences; on out's device or the host.  Or
+            lists: the pages of each sequence, as many as it has, and ints.  Lists become int32.
         seqs: sequences of the result, n or more; the number that out has, or n, if None.
         max_pages: columns of the result's page table, as many as page_table's or more; as many as these if None.
         out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, in which the batch is put; cu_seqlens_q is None
             where the batch's is.  A copy from pinned host memory does not wait.
+        device: of new tensors that are made from lists, the host if None.
 
     Returns:
         (page_table [seqs, max_pages], seq_lens [seqs], cu_seqlens_q [seqs + 1] or None): out, if it was given.  What
@@ -127,6 +131,12 @@ def pad_batch(
     Raises: ValueError naming the argument and both sizes where the batch is larger than its place; TypeError naming the
         dtype wanted.
     """
+    if not isinstance(page_table, Tensor):
+        page_table = _ragged(page_table, device)
+    if not isinstance(seq_lens, Tensor):
+        seq_lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
+    if not isinstance(cu_seqlens_q, (Tensor, type(None))):
+        cu_seqlens_q = torch.tensor(cu_seqlens_q, dtype=torch.int32, device=device)
     _admit(
         page_table=(page_table, ("seqs", "max_pages")),
         seq_lens=(seq_lens, ("seqs",)),
@@ -134,8 +144,13 @@ def pad_batch(
     )
     count, columns = page_table.shape
     if out is None:
-        integer("seqs", seqs, count)
-        integer("max_pages", max_pages, columns)
+        for name, value, least, what in (
+            ("seqs", seqs, count, "sequences"),
+            ("max_pages", max_pages, columns, "pages of a sequence"),
+        ):
+            integer(name, value, 0)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be at least {least}, the {what} in page_table, got {value}")
         seqs = count if seqs is None else seqs
         table = page_table.new_zeros(seqs, columns if max_pages is None else max_pages)
         starts = None if cu_seqlens_q is None else cu_seqlens_q.new_empty(seqs + 1)
@@ -152,6 +167,13 @@ def pad_batch(
         starts[: count + 1].copy_(cu_seqlens_q, non_blocking=True)
         starts[count + 1 :].copy_(starts[count : count + 1].expand(starts.shape[0] - count - 1))
     return out
+
+
+def _ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None) -> Tensor:
+    """Rows of any lengths as one table, with zeros behind the shorter ones."""
+    columns = max((len(row) for row in rows), default=0)
+    filled = [[*row, *[0] * (columns - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int32, device=device).reshape(len(rows), columns)
 
 
 def _sequences(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,8 @@ from tests import selection, simulator  # before the package decides whether it 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
 
+os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # as on GPUs; tests of the checked call ask for it
+
 pytest.register_assert_rewrite("tests.bad_input")  # its assertions are those of many files
 
 
@@ -119,8 +121,8 @@ def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """The two ways to ask for the checked call: the arguments to add."""
     if request.param == "check=True":
         return {"check": True}
-    from paged_attn.checks import arguments as check
+    from paged_attn.calls import checked
 
     monkeypatch.setenv("PAGED_ATTN_CHECK", "1")
-    monkeypatch.setattr(check, "ALWAYS", check.asked())
+    monkeypatch.setattr(checked, "ALWAYS", checked.asked())
     return {}

@@ -131,6 +131,20 @@ def test_a_smaller_batch_overwrites_what_a_larger_one_left(device: str) -> None:
     assert torch.equal(out[0][:2, :2], table[:2, :2])
 
 
+def test_lists_become_the_tensors_of_a_batch(device: str) -> None:
+    rows = [[3, 1, 4], [], [1]]
+    table, lens, starts = paged_attn.pad_batch(rows, (40, 0, 9), [0, 6, 6, 7], seqs=4, max_pages=4, device=device)
+    assert starts is not None
+    assert {x.dtype for x in (table, lens, starts)} == {torch.int32}
+    assert {x.device.type for x in (table, lens, starts)} == {device}
+    assert table.tolist() == [[3, 1, 4, 0], [0] * 4, [1, 0, 0, 0], [0] * 4]
+    assert (lens.tolist(), starts.tolist()) == ([40, 0, 9, 0], [0, 6, 6, 7, 7])
+    again = paged_attn.pad_batch([[7]], [5], [0, 1], out=(table, lens, starts))
+    assert again[0] is table
+    assert (table[0, 0].item(), lens.tolist(), starts.tolist()) == (7, [5, 0, 0, 0], [0, 1, 1, 1, 1])
+    assert [x.tolist() for x in paged_attn.pad_batch([], [], [0], seqs=2, max_pages=1)] == [[[0], [0]], [0, 0], [0] * 3]
+
+
 def test_decodes_are_padded_without_starts(device: str) -> None:
     table, lens, _ = batch(device)
     padded = paged_attn.pad_batch(table, lens, seqs=8)
@@ -193,8 +207,11 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: paged_attn.slots(TABLE, TABLE[0], 16), "positions must be [seqs] with seqs = 2, got [3]"),
     (lambda: paged_attn.slots(TABLE, I32, 0), "page_size must be an int >= 1 and < 2^31, got 0"),
     (lambda: paged_attn.pad_batch(TABLE, TABLE[0]), "seq_lens must be [seqs] with seqs = 2, got [3]"),
-    (lambda: paged_attn.pad_batch(TABLE, I32, seqs=1), "seqs must be None or an int >= 2 and < 2^31, got 1"),
-    (lambda: paged_attn.pad_batch(TABLE, I32, max_pages=2), "max_pages must be None or an int >= 3 and < 2^31, got 2"),
+    (lambda: paged_attn.pad_batch(TABLE, I32, seqs=1), "seqs must be at least 2, the sequences in page_table, got 1"),
+    (
+        lambda: paged_attn.pad_batch(TABLE, I32, max_pages=2),
+        "max_pages must be at least 3, the pages of a sequence in page_table, got 2",
+    ),
     (
         lambda: paged_attn.pad_batch(TABLE, I32, out=(TABLE[:, :2], I32, None)),
         "out[0] must be at least [2, 3] like page_table, got [2, 2]",

@@ -16,7 +16,7 @@ from ..planning.steps import steps_of
 from ..records import layout
 from ..records.call import Call, scales
 from ..records.posed import problem_of
-from . import memo
+from . import checked, memo
 from .untraced import untraced
 
 LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its inverse may be infinite
@@ -38,7 +38,7 @@ def attend(
     if found is None:
         of = memo.signature(form, tensors)
         found = memo.find(form, tensors, of)
-    if found is None or (checks.ALWAYS if check is None else check is not False):
+    if found is None or (checked.ALWAYS if check is None else check is not False):
         given = Tensors._make((q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, *others, out))
         return _attend_new(given, Options(*options), check, of)
     launches, addresses = found
@@ -87,7 +87,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
     """Check, plan, launch, and keep what was found out."""
     axes = checks.check_attention(**given._asdict(), **options._asdict())
     device = device_of(given.q.device)
-    if checks.enabled(check):
+    if checked.enabled(check):
         checks.check_attention_contents(
             axes, given.page_table, given.seq_lens, given.cu_seqlens_q, max_seqlen_q=options.max_seqlen_q,
             max_seqlen_k=options.max_seqlen_k, k_new=given.k_new, window_size=options.window_size, only=options.only,

@@ -13,7 +13,7 @@ from ..launching.template import arguments_for
 from ..records import layout
 from ..records.call import scales
 from ..records.rounding import cdiv, next_power_of_2
-from . import memo
+from . import checked, memo
 from .untraced import untraced
 
 
@@ -33,14 +33,14 @@ def write(
     if found is None:
         of = memo.signature(form, tensors)
         found = memo.find(form, tensors, of)
-    if found is not None and not (checks.ALWAYS if check is None else check is not False):
+    if found is not None and not (checked.ALWAYS if check is None else check is not False):
         launches, addresses = found
         return launches.first(tensors) if launches.kept is None else launches.again(addresses)
     axes = checks.check_write(
         k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale
     )  # fmt: skip
     device = device_of(k.device)
-    if checks.enabled(check):
+    if checked.enabled(check):
         checks.check_write_contents(axes, slot_mapping)
     if axes.tokens == 0:
         return

@@ -6,7 +6,6 @@ Nothing launches or writes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -41,14 +40,12 @@ from .swapped import looks_swapped, warn
 
 __all__ = [
     "Axes",
-    "asked",
     "check_attention",
     "check_attention_contents",
     "check_merge",
     "check_options",
     "check_write",
     "check_write_contents",
-    "enabled",
 ]
 
 RULES: dict[str, Callable[..., None]] = {
@@ -218,19 +215,3 @@ def check_merge(outs: Tensor, lses: Tensor) -> Axes:
     if size["n"] < 1:
         raise ValueError(f"outs must be [n, tokens, heads, head_dim] with n >= 1, got {list(outs.shape)}")
     return Axes(size["tokens"], heads=size["heads"], head_dim=size["head_dim"], parts=size["n"])
-
-
-def asked() -> bool:
-    """What PAGED_ATTN_CHECK says now."""
-    return os.environ.get("PAGED_ATTN_CHECK", "").lower() in ("1", "true", "yes", "on")
-
-
-ALWAYS = asked()  # read once: a look into the environment takes a tenth of a kept call's time
-
-
-def enabled(check: bool | None) -> bool:
-    """Whether this call is a checked one: `check` itself or, where it is None, what PAGED_ATTN_CHECK said at import."""
-    if check is None:
-        return ALWAYS
-    boolean("check", check, "True, False or None")
-    return check

@@ -20,7 +20,7 @@ from paged_attn.integrations.probes import PROBES
 from paged_attn.launching import tritons
 
 VARIABLES = {
-    "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True",
+    "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True; in the interpreter, unless 0",
     "PAGED_ATTN_HOPPER": "0: no Hopper kernels; 1: them, also under a Triton that is not known",
     "TRITON_INTERPRET": "1: kernels are interpreted; 0: compiled, also without a GPU",
     "TRITON_CACHE_DIR": "where compiled kernels are kept, instead of ~/.triton/cache",

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.checks import arguments as check
 from tests.bad_input import Change, Inputs, as_bytes, refuses, value
 from tests.cases import BAD_PAGE, Case, build, run
 
@@ -126,19 +125,26 @@ def test_lengths_and_bounds_of_sequences_that_only_leaves_out_are_not_checked(
 
 
 @pytest.mark.parametrize(
-    "word, on", [("1", True), ("true", True), ("ON", True), ("0", False), ("", False), (None, False)]
-)
+    "word, interpreted, on",
+    [
+        ("1", False, True), ("true", False, True), ("ON", True, True), ("0", True, False), ("off", True, False),
+        ("", False, False), (None, False, False), ("", True, True), (None, True, True),
+    ],
+)  # fmt: skip
 def test_the_environment_decides_where_check_is_none(
-    word: str | None, on: bool, monkeypatch: pytest.MonkeyPatch
+    word: str | None, interpreted: bool, on: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from paged_attn.calls import checked
+
     if word is None:
         monkeypatch.delenv("PAGED_ATTN_CHECK", raising=False)
     else:
         monkeypatch.setenv("PAGED_ATTN_CHECK", word)
-    monkeypatch.setattr(check, "ALWAYS", check.asked())
-    assert check.enabled(None) is on
-    assert check.enabled(True) is True
-    assert check.enabled(False) is False
+    monkeypatch.setattr(checked, "INTERPRET", interpreted)
+    monkeypatch.setattr(checked, "ALWAYS", checked.asked())
+    assert checked.enabled(None) is on
+    assert checked.enabled(True) is True
+    assert checked.enabled(False) is False
 
 
 @pytest.mark.parametrize("least", [1, 2])
