@@ -51,8 +51,8 @@ ARGUMENTS = (
         ("kv_heads", "page_size", "cache_dtype"), ("kv_heads", "page_size", "kv_dtype"),
     ),
     Argument(
-        "v_cache", TENSOR, REQUIRED, "Tensor", (), ("pairable", "boxable", "rows_per_page", "adjacent"),
-        ("kv_heads", "page_size", "cache_dtype"), ("kv_heads", "page_size", "kv_dtype"),
+        "v_cache", TENSOR, REQUIRED, "Tensor", (), ("pairable", "boxable", "rows_per_page", "adjacent", "value_dim"),
+        ("kv_heads", "page_size", "cache_dtype", "value_dim"), ("kv_heads", "page_size", "kv_dtype", "value_dim"),
     ),
     Argument("page_table", TENSOR, REQUIRED, "Tensor", (), ("max_seqlen_k",), ("integers",), ("max_keys",)),
     Argument("seq_lens", TENSOR, REQUIRED, "Tensor", (), ("seqs",), ("integers",), ("keys", "batch")),

@@ -26,7 +26,7 @@ def paged_attention(out: Tensor | None, check: bool | None, return_lse: bool, **
         boolean("check", check, "True, False or None")
     _no_gradients(given | {"out": out})
     q = given["q"]
-    out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
+    out = _results_like(q, given["k_cache"], given["v_cache"]) if out is None else out
     tensors = [given.pop(name) for name in PLACES]
     given |= _scales({name: given[name] for name in SCALES}, q)
     if not return_lse:
@@ -53,6 +53,14 @@ def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     _no_gradients({"outs": outs, "lses": lses})
     out, lse = torch.ops.paged_attn.merge_states(outs, lses)
     return out, lse
+
+
+def _results_like(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
+    """Room for results, as wide as values; of caches that will be refused as wide as queries."""
+    axis = 2 if k_cache.ndim == 5 else 3
+    if v_cache.ndim != 4 or v_cache.shape[axis] == q.shape[-1]:
+        return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return q.new_empty((*q.shape[:-1], v_cache.shape[axis]))
 
 
 def _no_gradients(given: dict[str, Any]) -> None:

@@ -74,6 +74,7 @@ class Case:
     heads: int = 2
     kv_heads: int = 1
     head_dim: int = 32
+    value_dim: int | None = None  # of values and results; None: head_dim
     page_size: int = 16
     dtype: torch.dtype = torch.float32
     cache_dtype: torch.dtype | None = None  # None: dtype
@@ -123,6 +124,10 @@ class Case:
     @property
     def context_lens(self) -> tuple[int, ...]:
         return tuple(seq - query for seq, query in zip(self.seq_lens, self.query_lens, strict=True))
+
+    @property
+    def value_width(self) -> int:
+        return self.value_dim or self.head_dim
 
     @property
     def tokens(self) -> int:
@@ -199,7 +204,7 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
     if case.score_mod:
         mod = _mod(case)
         inputs.update(score_mod=mod.triton, score_mod_args=mod.args(case.heads, device))
-    out_shape = (case.tokens, case.heads + case.strided, case.head_dim)
+    out_shape = (case.tokens, case.heads + case.strided, case.value_width)
     inputs["out"] = None if case.own_out else _nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
     return inputs
 
@@ -420,12 +425,14 @@ def _positions(case: Case) -> Tensor:
 
 
 def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """k_new, v_new [tokens, kv_heads, head_dim], NaN in padding and before position 0."""
+    """k_new [tokens, kv_heads, head_dim] and v_new, NaN in padding and before position 0."""
     pos = torch.cat([torch.arange(c, c + n) for c, n in zip(case.context_lens, case.query_lens, strict=True)])
     live = torch.cat([pos >= 0, torch.zeros(case.padding, dtype=torch.bool)]).to(rng.device)
-    both = _random((case.tokens, 2 * case.kv_heads, case.head_dim), case.dtype_of_new, rng)
+    widest = max(case.head_dim, case.value_width)
+    both = _random((case.tokens, 2 * case.kv_heads, widest), case.dtype_of_new, rng)
     bits(both)[~live] = bits(_nans((1,), both.dtype, rng.device))
     k, v = both.split(case.kv_heads, dim=1)
+    k, v = k[..., : case.head_dim], v[..., : case.value_width]
     return (k, v) if case.strided else (k.contiguous(), v.contiguous())
 
 
@@ -451,8 +458,9 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: boo
 
     dead = (torch.arange(page) >= left[:, None]).to(device)
     caches = _empty_caches(case, num_pages, device, _nans if filled else _memory)
-    for cache, name in zip(caches if filled else (), ("k_scale", "v_scale"), strict=filled):
-        keys = torch.randn(num_live, page, case.kv_heads, case.head_dim, generator=rng, device=device)
+    named = (("k_scale", case.head_dim), ("v_scale", case.value_width))
+    for cache, (name, dim) in zip(caches if filled else (), named, strict=filled):
+        keys = torch.randn(num_live, page, case.kv_heads, dim, generator=rng, device=device)
         scale = scales.get(name, 1.0)
         keys = keys / (scale[:, None] if isinstance(scale, Tensor) else scale)
         keys = keys.masked_fill_(dead[:, :, None, None], torch.nan).to(cache.dtype)
@@ -472,17 +480,19 @@ def _empty_caches(
     case: Case, num_pages: int, device: Any, made: Callable[..., Tensor] = _nans
 ) -> tuple[Tensor, Tensor]:
     """K and V caches of the case's layout, all NaN; of a shared buffer every page holds its K and its V."""
-    dtype, heads, page, dim = case.dtype_of_cache, case.kv_heads, case.page_size, case.head_dim
+    dtype, heads, page = case.dtype_of_cache, case.kv_heads, case.page_size
+    dim, value_dim = case.head_dim, case.value_width
     x = case.x or math.gcd(dim, 16 // dtype.itemsize)
     shapes = {
-        "NHD": ((num_pages, page, heads, dim),) * 2,
-        "HND": ((num_pages, heads, page, dim),) * 2,
-        "x": ((num_pages, heads, dim // x, page, x), (num_pages, heads, dim, page)),
+        "NHD": tuple((num_pages, page, heads, n) for n in (dim, value_dim)),
+        "HND": tuple((num_pages, heads, page, n) for n in (dim, value_dim)),
+        "x": ((num_pages, heads, dim // x, page, x), (num_pages, heads, value_dim, page)),
     }[case.layout]
     if not case.shared_buffer:
         return made(shapes[0], dtype, device), made(shapes[1], dtype, device)
     if case.layout == "x":
-        buffer = made((num_pages, 2, heads * dim * page), dtype, device)
-        return buffer[:, 0].unflatten(1, shapes[0][1:]), buffer[:, 1].unflatten(1, shapes[1][1:])
-    k, v = made((*shapes[0][:3], 2 * dim), dtype, device).split(dim, dim=3)
+        buffer = made((num_pages, heads * (dim + value_dim) * page), dtype, device)
+        k, v = buffer.split([heads * dim * page, heads * value_dim * page], dim=1)
+        return k.unflatten(1, shapes[0][1:]), v.unflatten(1, shapes[1][1:])
+    k, v = made((*shapes[0][:3], dim + value_dim), dtype, device).split([dim, value_dim], dim=3)
     return k, v

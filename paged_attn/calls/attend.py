@@ -44,7 +44,7 @@ def attend(
     launches, addresses = found
     made: tuple[Tensor, ...] = ()
     if out is None:
-        out = _empty_like(q)
+        out = _empty_like(q, launches.value_dim)
         made = (out,)
     if options[RETURN_LSE]:
         lse = _empty_lse(q)
@@ -93,7 +93,8 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
             max_seqlen_k=options.max_seqlen_k, k_new=given.k_new, window_size=options.window_size, only=options.only,
             query_positions=given.query_positions,
         )  # fmt: skip
-    out = _empty_like(given.q) if given.out is None else given.out
+    value_dim = None if axes.value_dim == axes.head_dim else axes.value_dim
+    out = _empty_like(given.q, value_dim) if given.out is None else given.out
     lse = _empty_lse(given.q) if options.return_lse else None
     given = given._replace(out=out)
     result = out if lse is None else (out, lse)
@@ -105,13 +106,15 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
         return result
     problem = problem_of(given, options, device, INTERPRET)
     with arguments_for((*given.slots, lse)) as held:
-        launches = Launches(steps_of(plan(problem), _call(held, options, axes)), given.q.device)
+        launches = Launches(steps_of(plan(problem), _call(held, options, axes)), given.q.device, value_dim)
     launches.first(tuple([x for x in (*given.slots, lse) if isinstance(x, Tensor)]))
     memo.keep(of, launches)
     return result
 
 
-def _empty_like(q: Tensor) -> Tensor:
+def _empty_like(q: Tensor, value_dim: int | None) -> Tensor:
+    if value_dim is not None:
+        return torch.empty((*q.shape[:2], value_dim), dtype=q.dtype, device=q.device)
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 

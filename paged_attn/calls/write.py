@@ -53,8 +53,8 @@ def write(
 def _step(held: list[Any], kv_layout: str, part: str | None, axes: checks.Axes, device: Device) -> Step:
     """A program per token and so many of its heads as make some 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
-    dim = max(16, next_power_of_2(axes.head_dim))
-    block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // dim))
+    dim, value_padded = (max(16, next_power_of_2(x)) for x in (axes.head_dim, axes.value_dim))
+    block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))
     grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
     new = KeyValues(layout.rows(k), layout.rows(v))
     cache = layout.cache(k_cache, v_cache, kv_layout)
@@ -64,6 +64,6 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: checks.Axes, 
     args = (
         new.key, new.value, cache, slot_mapping,
         scales(1.0, key=k_scale, value=v_scale),
-        axes.page_size, axes.kv_heads, axes.head_dim, dim, block_heads, device.dependent,
+        axes.page_size, axes.kv_heads, axes.head_dim, dim, axes.value_dim, value_padded, block_heads, device.dependent,
     )  # fmt: skip
     return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})

@@ -101,7 +101,7 @@ def check_attention(
         unscaled = (k_cache if q.dtype in FP8 else q).dtype
         dtypes = HALF if unscaled in FP8 else SAME[unscaled]
         door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes)
-        door.tensor("v_new", v_new, ("tokens", "kv_heads", "head_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
+        door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
     if alibi_slopes is not None:
         door.tensor("alibi_slopes", alibi_slopes, ("heads",), FLOAT32)
     if sinks is not None:
@@ -118,7 +118,7 @@ def check_attention(
 
         more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args)
     if out is not None:
-        door.tensor("out", out, ("tokens", "heads", "head_dim"), QUERY)
+        door.tensor("out", out, ("tokens", "heads", "value_dim"), QUERY)
         writable("out", out)
         if not same_elements(out, q):  # a block's queries are read before its results are written
             apart("out", out, q=q)
@@ -148,6 +148,7 @@ def check_attention(
         sizes["page_size"],
         sizes["max_pages"],
         sizes.get("x", 0),
+        value_dim=sizes["value_dim"],
     )
 
 
@@ -184,7 +185,7 @@ def check_write(
     """Everything the host can know about a call of write_kv: raises, or returns its sizes."""
     door = Door()
     door.tensor("k", k, ("tokens", "kv_heads", "head_dim"), FLOAT)
-    door.tensor("v", v, ("tokens", "kv_heads", "head_dim"), SAME[k.dtype])
+    door.tensor("v", v, ("tokens", "kv_heads", "value_dim"), SAME[k.dtype])
     door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
     door.tensor("slot_mapping", slot_mapping, ("tokens",), INTEGER)
     writable("k_cache", k_cache)
@@ -198,6 +199,7 @@ def check_write(
         size["tokens"],
         kv_heads=size["kv_heads"],
         head_dim=size["head_dim"],
+        value_dim=size["value_dim"],
         pages=size["pages"],
         page_size=size["page_size"],
         x=size.get("x", 0),

@@ -23,7 +23,7 @@ SAME = {dtype: (dtype,) for dtype in QUERY}
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512  # of queries and keys, and of values
 # numbers reach the kernels as int32 and float32
 INT32_MAX = torch.iinfo(torch.int32).max
 HUGE = torch.finfo(torch.float32).max
@@ -44,6 +44,7 @@ class Axes(NamedTuple):
     max_pages: int = 0
     x: int = 0
     parts: int = 0
+    value_dim: int = 0
 
 
 class Door:
@@ -125,16 +126,17 @@ class Door:
             if self.sizes["head_dim // x"] * self.sizes["x"] != self.sizes["head_dim"]:
                 wanted = f"[pages, kv_heads, head_dim // x, page_size, x] with head_dim = {self.sizes['head_dim']}"
                 raise ValueError(f"k_cache must be {wanted}, got {list(k_cache.shape)}")
-            self.tensor("v_cache", v_cache, ("pages", "kv_heads", "head_dim", "page_size"), SAME[k_cache.dtype])
+            self.tensor("v_cache", v_cache, ("pages", "kv_heads", "value_dim", "page_size"), SAME[k_cache.dtype])
         else:
             self.tensor("k_cache", k_cache, LAYOUTS[kv_layout], dtypes)
             self.cache = kv_layout, k_cache.shape
-            self.tensor("v_cache", v_cache, LAYOUTS[kv_layout], SAME[k_cache.dtype])
+            self.tensor("v_cache", v_cache, (*LAYOUTS[kv_layout][:3], "value_dim"), SAME[k_cache.dtype])
         for axis in ("kv_heads", "page_size"):
             if self.sizes[axis] < 1:
                 raise ValueError(f"k_cache must have {axis} >= 1, got {list(k_cache.shape)}")
-        if not 1 <= self.sizes["head_dim"] <= MAX_HEAD_DIM:
-            raise ValueError(f"head_dim must be between 1 and {MAX_HEAD_DIM}, got {self.sizes['head_dim']}")
+        for axis in ("head_dim", "value_dim"):
+            if not 1 <= self.sizes[axis] <= MAX_HEAD_DIM:
+                raise ValueError(f"{axis} must be between 1 and {MAX_HEAD_DIM}, got {self.sizes[axis]}")
 
     def scale(self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads") -> None:
         """A scale belongs to an fp8 tensor, always, and to no other."""

@@ -30,7 +30,7 @@ def explain(question: Question) -> Iterator[tuple[str, str]]:
         yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)
         for part in launch.parts:
             done = cut(part, question.batch)
-            states += 2 * 4 * done.rows * (part.shape.DIM + 2) * part.shape.KV_HEADS
+            states += 2 * 4 * done.rows * (part.shape.VALUE_PADDED + 2) * part.shape.KV_HEADS
             if part is not launch:
                 yield "  beside", f"{dialect(part.dialect).warps_of(part)} warps of each program, for {_served(part)}"
             yield "  tiles", dialect(part.dialect).tiles_of(part)
@@ -57,7 +57,8 @@ def _call(question: Question) -> str:
     batch = " + ".join(f"{n} x {some(q, 'query', 'queries')} at {k} keys" for (q, k), n in list(counts.items())[:4])
     batch += f" + {len(counts) - 4} other kinds" if len(counts) > 4 else ""
     cache = "" if model.cache_dtype == model.dtype else f" over {_name(model.cache_dtype)}"
-    sizes = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}, {_name(model.dtype)}{cache}"
+    width = "" if model.value_width == model.head_dim else f" and values of {model.value_width}"
+    sizes = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}{width}, {_name(model.dtype)}{cache}"
     layout = "x-packed" if model.kv_layout == "x" else model.kv_layout
     bounds = f"max_seqlen_q {question.max_seqlen_q}, max_seqlen_k {question.max_seqlen_k}"
     return f"{batch}; {sizes}, pages of {model.page_size} ({layout}); {bounds}"
@@ -138,7 +139,8 @@ def _least(question: Question, moved: int, useful: int) -> str:
 def _multiplied(launch: Launch, done: CutSummary) -> int:
     """Operations of the tiles that the blocks visit, dead rows, keys and padded dims with them."""
     shape = launch.shape
-    return 4 * done.tiles * shape.TILE * shape.ROWS * shape.DIM * shape.KV_HEADS
+    dims = shape.DIM + shape.VALUE_PADDED
+    return 2 * done.tiles * shape.TILE * shape.ROWS * dims * shape.KV_HEADS
 
 
 def _span(shortest: int, longest: int) -> str:

@@ -66,14 +66,13 @@ def memory(question: Question) -> dict[str, int]:
     model, left = question.model, question.model.window_size[0]
     lengths = list(zip(question.query_lens, question.seq_lens))
     tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, left) for q, k in lengths)
-    key = 2 * model.kv_heads * model.head_dim
-    row = model.heads * model.head_dim
+    key = model.kv_heads * (model.head_dim + model.value_width)
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
     return {
         "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
-        "queries": tokens * row * model.dtype.itemsize,
-        "results": tokens * row * model.out_dtype.itemsize,
+        "queries": tokens * model.heads * model.head_dim * model.dtype.itemsize,
+        "results": tokens * model.heads * model.value_width * model.out_dtype.itemsize,
         "page ids": 4 * sum(page_ids(q, k, model.page_size, left) for q, k in lengths),
         "lengths": 4 * (len(lengths) + (len(lengths) + 1 if question.ragged else 0)),
         **lse,
@@ -85,7 +84,7 @@ def operations(question: Question) -> int:
     model, (left, right) = question.model, question.model.window_size
     right = 0 if model.causal else right
     pairs = sum(visible_pairs(q, k, left, right) for q, k in zip(question.query_lens, question.seq_lens))
-    return 4 * model.head_dim * model.heads * pairs
+    return 2 * (model.head_dim + model.value_width) * model.heads * pairs
 
 
 def need_of(launch: Launch) -> Need:
@@ -130,6 +129,7 @@ def question_of(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    value_dim: int | None,
     page_size: int,
     dtype: torch.dtype,
     kv_dtype: torch.dtype,
@@ -185,6 +185,7 @@ def question_of(
         scales="number",
         return_lse=lse,
         score_mod=named_by(score_mod, score_mod_args),
+        value_dim=value_dim,
         **options,
     )
     bounds = max_queries or max(query_lens), max_keys or max(seq_lens)

@@ -16,10 +16,13 @@ def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
     assert need is not None
     args = (
         call.out, call.lse, ROOM, call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
-        launch.longest, (need.states - launch.cuts) // (shape.DIM + 2), launch.block_tokens * shape.GROUP,
+        launch.longest, (need.states - launch.cuts) // (shape.VALUE_PADDED + 2), launch.block_tokens * shape.GROUP,
         call.scales, shape._replace(SCORE_MOD=None), merge.skip, merge.stride, merge.rows, merge.lanes, merge.dependent,
     )  # fmt: skip
-    options = {"num_warps": _warps(merge.rows * merge.lanes, shape.DIM), "enable_fp_fusion": shape.PIECE is None}
+    options = {
+        "num_warps": _warps(merge.rows * merge.lanes, shape.VALUE_PADDED),
+        "enable_fp_fusion": shape.PIECE is None,
+    }
     if merge.dependent:
         options["launch_pdl"] = True
     return Step(merge_blocks_kernel, merge_grid(launch), args, options, room=cutting.room)
@@ -50,12 +53,12 @@ def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
 def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
     """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
     parts, tokens, heads, head_dim = outs.shape
-    shape = Heads(KV_HEADS=1, GROUP=heads, HEAD_DIM=head_dim, DIM=max(16, next_power_of_2(head_dim)))
-    rows = _rows_per_merge(heads, shape.DIM)
+    shape = Heads(KV_HEADS=1, GROUP=heads, VALUE_DIM=head_dim, VALUE_PADDED=max(16, next_power_of_2(head_dim)))
+    rows = _rows_per_merge(heads, shape.VALUE_PADDED)
     grid = (tokens, cdiv(heads, rows))
     args = (out, lse, outs, lses, parts, tokens * heads, shape, rows)
     # every program has work here, and more warps were not tried
-    return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.DIM))})]
+    return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.VALUE_PADDED))})]
 
 
 def _rows_per_merge(live: int, dim: int) -> int:

@@ -86,10 +86,11 @@ class Launches:
     the first time.
     """
 
-    __slots__ = ("device", "index", "kept", "steps", "stream")
+    __slots__ = ("device", "index", "kept", "steps", "stream", "value_dim")
 
-    def __init__(self, steps: Sequence[Step], device: torch.device) -> None:
+    def __init__(self, steps: Sequence[Step], device: torch.device, value_dim: int | None = None) -> None:
         self.steps, self.device, self.index = steps, device, device.index
+        self.value_dim = value_dim  # of results, where it is not that of the queries
         self.kept: list[Kept] | None = None
         # the handle of the stream that work is put on now
         self.stream: Callable[[int | None], int] = lambda _: 0

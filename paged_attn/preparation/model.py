@@ -41,6 +41,12 @@ class Model(NamedTuple):
     return_lse: bool
     integers: torch.dtype = torch.int32
     score_mod: Named | None = None
+    value_dim: int | None = None  # where it is not head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Dims of values and results."""
+        return self.value_dim or self.head_dim
 
 
 # Options that a model has under their own names.
@@ -125,13 +131,13 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         max_seqlen_k=batch.max_seqlen_k,
         kv_layout="NHD" if model.kv_layout == "x" else model.kv_layout,
         **{name: getattr(model, name) for name in AS_THEY_ARE},
-        out=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.out_dtype),
+        out=torch.empty(batch.tokens, model.heads, model.value_width, dtype=model.out_dtype),
         check=False,
     )
     if batch.ragged:
         call["cu_seqlens_q"] = torch.empty(batch.seqs + 1, dtype=model.integers)
     if model.new:
-        call["k_new"], call["v_new"] = torch.empty(2, batch.tokens, kv_heads, head_dim, dtype=new_dtype(model))
+        call["k_new"], call["v_new"] = new_rows(model, batch.tokens)
     if model.alibi:
         call["alibi_slopes"] = torch.empty(model.heads)
     if model.sinks is not None:
@@ -151,13 +157,20 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
 
 def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Caches of the model's layout, not filled."""
-    page, kv_heads, dim = model.page_size, model.kv_heads, model.head_dim
+    page, kv_heads, dim, value_dim = model.page_size, model.kv_heads, model.head_dim, model.value_width
     if model.kv_layout == "x":
         x = 16 // model.cache_dtype.itemsize
-        shapes: tuple[tuple[int, ...], ...] = ((kv_heads, dim // x, page, x), (kv_heads, dim, page))
+        shapes: tuple[tuple[int, ...], ...] = ((kv_heads, dim // x, page, x), (kv_heads, value_dim, page))
     else:
-        shapes = ((page, kv_heads, dim) if model.kv_layout == "NHD" else (kv_heads, page, dim),) * 2
+        slots = (page, kv_heads) if model.kv_layout == "NHD" else (kv_heads, page)
+        shapes = ((*slots, dim), (*slots, value_dim))
     k, v = (torch.empty(pages, *shape, dtype=model.cache_dtype) for shape in shapes)
+    return k, v
+
+
+def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values outside the cache, not filled."""
+    k, v = (torch.empty(tokens, model.kv_heads, n, dtype=new_dtype(model)) for n in (model.head_dim, model.value_width))
     return k, v
 
 

@@ -18,7 +18,7 @@ from ..launching.backend import Device, device_of
 from ..launching.locks import FIRST
 from ..planning.dialects import DIALECTS, dialect
 from ..records import layout
-from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype
+from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype, new_rows
 from .named import named
 
 Track = Callable[..., Iterable[Any]]
@@ -37,6 +37,7 @@ def prepare(
     heads: int,
     kv_heads: int,
     head_dim: int,
+    value_dim: int | None = None,
     page_size: int = 16,
     dtype: torch.dtype = torch.bfloat16,
     cache_dtype: torch.dtype | None = None,
@@ -70,6 +71,7 @@ def prepare(
 
     Args:
         heads, kv_heads, head_dim, page_size, dtype: of queries and caches.
+        value_dim: dims of values and results; head_dim if None.
         cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         new: calls pass k_new and v_new.
@@ -175,11 +177,11 @@ def _compile(model: Model, batch: Lengths) -> dict[str, bool]:
     call = call_of(model, batch)
     paged_attention(**call)
     if not layout.is_fp8(new_dtype(model)):
-        k = torch.empty(1, model.kv_heads, model.head_dim, dtype=new_dtype(model))
+        k, v = new_rows(model, 1)
         scales = (call.get("k_scale"), call.get("v_scale"))
         slots = torch.empty(1, dtype=torch.int64)
         for part in (None, "keys", "values"):  # the halves are those of compiled graphs
-            write(k, k, call["k_cache"], call["v_cache"], slots, *scales, call["kv_layout"], False, part)
+            write(k, v, call["k_cache"], call["v_cache"], slots, *scales, call["kv_layout"], False, part)
     found = dict(_seen)
     _seen.clear()
     return found

@@ -84,9 +84,9 @@ def pairable(kv: KV, head_dim: int) -> bool:
     return math.gcd(*steps, kv.ptr.storage_offset(), kv.ptr.data_ptr()) % 2 == 0
 
 
-def pairs(cache: KeyValues, head_dim: int) -> KeyValues:
+def pairs(cache: KeyValues, head_dim: int, value_dim: int) -> KeyValues:
     """The same cache through int16 pointers, keys and values each where they can be read so."""
-    return KeyValues(*(_pairs(kv) if pairable(kv, head_dim) else kv for kv in cache))
+    return KeyValues(*(_pairs(kv) if pairable(kv, n) else kv for kv, n in zip(cache, (head_dim, value_dim))))
 
 
 def _pairs(kv: KV) -> KV:
@@ -100,6 +100,11 @@ def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
     """(slots of a page, KV heads)."""
     slot, head = (3, 1) if k_cache.ndim == 5 else (1, 2) if kv_layout == "NHD" else (2, 1)
     return k_cache.shape[slot], k_cache.shape[head]
+
+
+def value_dim_of(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
+    """Dims of values: x-packed they are not innermost."""
+    return v_cache.shape[2 if k_cache.ndim == 5 else 3]
 
 
 def boxable(*caches: torch.Tensor) -> bool:
@@ -162,9 +167,9 @@ def aligned(x: torch.Tensor) -> bool:
 def boxes(cache: KeyValues, shape: Shape) -> tuple[TensorDescriptor, TensorDescriptor]:
     """One page's worth of one head, a tile of keys at a time, as the copy engine takes it."""
 
-    def box(kv: KV) -> TensorDescriptor:
-        sizes = [kv.ptr.shape[0], shape.PAGE, shape.KV_HEADS, shape.HEAD_DIM]
+    def box(kv: KV, dim: int, padded: int) -> TensorDescriptor:
+        sizes = [kv.ptr.shape[0], shape.PAGE, shape.KV_HEADS, dim]
         strides = [kv.stride_page, kv.stride_slot, kv.stride_head, 1]
-        return TensorDescriptor(kv.ptr, sizes, strides, [1, shape.TILE, 1, shape.DIM])
+        return TensorDescriptor(kv.ptr, sizes, strides, [1, shape.TILE, 1, padded])
 
-    return box(cache.key), box(cache.value)
+    return box(cache.key, shape.HEAD_DIM, shape.DIM), box(cache.value, shape.VALUE_DIM, shape.VALUE_PADDED)

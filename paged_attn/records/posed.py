@@ -17,6 +17,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     q, k_cache, v_cache, kv_layout = given.q, given.k_cache, given.v_cache, options.kv_layout
     tokens, heads, head_dim = q.shape
     page_size, kv_heads = layout.page_of(k_cache, kv_layout)
+    value_dim = layout.value_dim_of(k_cache, v_cache)
     scale, new = options.softmax_scale, given.k_new is not None
     # lengths that the host knows: of the queries, and of the keys that the page table and the call's own hold
     room = given.page_table.shape[1] * page_size + (tokens if new else 0)
@@ -52,6 +53,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         batch_invariant=bool(options.batch_invariant),
         device=device,
         score_mod=score_mod_of(options.score_mod, given.score_mod_args),
+        value_dim=None if value_dim == head_dim else value_dim,
     )
 
 

@@ -44,6 +44,17 @@ class Problem(NamedTuple):
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
     score_mod: ScoreMod | None = None
+    value_dim: int | None = None  # dims of values and results where these are not head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Dims of values and results."""
+        return self.value_dim or self.head_dim
+
+    @property
+    def widest(self) -> int:
+        """The larger of both widths, which decides what fits registers."""
+        return max(self.head_dim, self.value_width)
 
     @property
     def biased(self) -> bool:

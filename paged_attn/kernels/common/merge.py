@@ -53,12 +53,12 @@ def join_rows(
     valid = row < tokens * S.GROUP
     SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
     at = share * slots * SLOT + kv_head * S.LIVE + row
-    dim = tl.arange(0, S.DIM)
+    dim = tl.arange(0, S.VALUE_PADDED)
     if S.PIECE is None:
         # slot 1 of the share where the block begins, slot 0 of those after it
-        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, STATES_PER_LOAD, S.DIM)
+        state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
     else:
-        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, STATES_PER_LOAD, S.DIM)
+        state = join(partial, at, valid, dim, SLOT, SLOT, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
     rows = rows_from(tl.cast(token, tl.int64), kv_head, row, valid, S)
     store_rows(out, lse, rows, dim, state, scales, S)
 
@@ -80,7 +80,7 @@ def join_if_last(
 @triton.jit
 def cuts_of(scratch, rows, S: tl.constexpr):
     """Where it is said how blocks are cut: behind so many states."""
-    return (scratch.states + rows * (S.DIM + 2)).to(tl.pointer_type(tl.int32), bitcast=True)
+    return (scratch.states + rows * (S.VALUE_PADDED + 2)).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit
@@ -105,7 +105,7 @@ def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
     """(maxima, sums, accumulators) of rows [R] of a piece, so many rows beyond those at `at`."""
     row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
     row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
-    acc = partial.acc + at[:, None] * S.DIM + dim[None, :] + BEYOND * S.DIM
+    acc = partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :] + BEYOND * S.VALUE_PADDED
     return row_max, row_sum, tl.load(acc, there[:, None], 0.0)
 
 
@@ -147,7 +147,7 @@ def join_lanes(
         row_max = tl.reshape(state.max, [LANES, ROWS])
         top = tl.max(row_max, 0)
         weight = tl.exp2(row_max - base_of(top)[None, :])
-        acc = tl.sum(tl.reshape(state.acc, [LANES, ROWS, S.DIM]) * weight[:, :, None], 0)
+        acc = tl.sum(tl.reshape(state.acc, [LANES, ROWS, S.VALUE_PADDED]) * weight[:, :, None], 0)
         return State(acc, top, tl.sum(tl.reshape(state.sum, [LANES, ROWS]) * weight, 0))
 
 
@@ -170,13 +170,13 @@ def merge_blocks_kernel(
         pieces, first_row = tl.load(cut), tl.load(cut + 1)  # one wait for both
         if pieces > 1:
             row = first + tl.arange(0, LANES * ROWS) % ROWS
-            dim = tl.arange(0, S.DIM)
+            dim = tl.arange(0, S.VALUE_PADDED)
             partial = partial_of(scratch, states)
             at = first_row + row
             if S.PIECE is None:
                 state = join_lanes(partial, at, row < live, dim, pieces, SKIP, STRIDE, ROWS, LANES, S)
             else:  # in their order, as one program would
-                state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, STATES_PER_LOAD, S.DIM)
+                state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
             row = first + tl.arange(0, ROWS)
             token = tl.cast(block.first_token + block.first, tl.int64)
             store_rows(out, lse, rows_from(token, kv_head, row, row < live, S), dim, state, scales, S)
@@ -228,9 +228,9 @@ def merge_states_kernel(out, lse, outs, lses, num_parts, part_stride, S: tl.cons
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     valid = head < HEADS
     at = token * HEADS + head
-    dim = tl.arange(0, S.DIM)
+    dim = tl.arange(0, S.VALUE_PADDED)
     stride = tl.cast(part_stride, tl.int64)
-    acc, top, total = join_results(outs, lses, at, valid, dim, stride, num_parts, S.HEAD_DIM)
+    acc, top, total = join_results(outs, lses, at, valid, dim, stride, num_parts, S.VALUE_DIM)
     rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, head, valid, 0, 0, 0)
     store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
     seen = total != 0  # also where it is not a number

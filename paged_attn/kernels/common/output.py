@@ -11,7 +11,7 @@ MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # times a stride of rows that are 
 
 
 @triton.jit
-def _addresses(rows, dim, tensor, S: tl.constexpr):
+def _addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
     """Addresses [R, D] and which of them exist: of PAIRED heads a row has one half of the dims."""
     head = rows.kv_head * S.GROUP
     if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or tensor.WIDE is not None:
@@ -22,16 +22,16 @@ def _addresses(rows, dim, tensor, S: tl.constexpr):
     else:
         row = rows.index * tensor.stride_token + rows.member * tensor.stride_head
     if S.PAIRED:
-        of_row = dim[None, :] - (rows.member // (S.GROUP // 2) * S.HEAD_DIM)[:, None]
-        return block + row[:, None] + of_row, rows.valid[:, None] & (of_row >= 0) & (of_row < S.HEAD_DIM)
+        of_row = dim[None, :] - (rows.member // (S.GROUP // 2) * HEAD_DIM)[:, None]
+        return block + row[:, None] + of_row, rows.valid[:, None] & (of_row >= 0) & (of_row < HEAD_DIM)
     else:
-        return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < S.HEAD_DIM)[None, :]
+        return block + row[:, None] + dim[None, :], rows.valid[:, None] & (dim < HEAD_DIM)[None, :]
 
 
 @triton.jit
 def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
     """Queries in the compute type, in as many parts as the keys."""
-    ptr, inside = _addresses(rows, dim, query, S)
+    ptr, inside = _addresses(rows, dim, query, S.HEAD_DIM, S)
     x = tl.load(ptr, mask=inside, other=0)
     if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
         x, unit = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
@@ -69,7 +69,7 @@ def store_lse(lse, rows, state, S: tl.constexpr):
 @triton.jit
 def store_results(out, rows, dim, x, scales, S: tl.constexpr):
     """Results [R, D] of finished rows."""
-    ptr, inside = _addresses(rows, dim, out, S)
+    ptr, inside = _addresses(rows, dim, out, S.VALUE_DIM, S)
     tl.store(ptr, quantize(x, scales, out), mask=inside)
 
 
@@ -87,7 +87,7 @@ def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.const
     seen = valid
     if not ALL:
         seen &= state.sum != 0  # also where it is not a number
-    tl.store(partial.acc + at[:, None] * S.DIM + dim[None, :], state.acc, mask=seen[:, None])
+    tl.store(partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :], state.acc, mask=seen[:, None])
     tl.store(partial.max + at, state.max, mask=valid)
     tl.store(partial.sum + at, state.sum, mask=valid)
 
@@ -108,6 +108,6 @@ def clear_padding(out, lse, batch, live, dim, S: tl.constexpr):
         if HEADS > MAX_HEADS_OF_NARROW_ROWS or out.WIDE is not None:
             head = tl.cast(head, tl.int64)
         zero = encode(dim * 0.0, out.FP8, out.ptr.dtype.element_ty)
-        tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.HEAD_DIM)
+        tl.store(out.ptr + token * out.stride_token + head * out.stride_head + dim, zero, mask=dim < S.VALUE_DIM)
         if lse is not None:
             tl.store(lse + token * HEADS + head, float("-inf"))

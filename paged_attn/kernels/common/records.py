@@ -117,7 +117,8 @@ class Partial(NamedTuple):
     Pieces of a fixed size (Shape.PIECE) lie side by side instead, in the slots of the share where their block begins.
     """
 
-    acc: Any  # [shares, slots, KV_HEADS, LIVE, DIM]; in hopper/schedule/join.py a state may be [DIM / 16, ROWS, 16]
+    # [shares, slots, KV_HEADS, LIVE, VALUE_PADDED]; in hopper/schedule/join.py a state may be [DIM / 16, ROWS, 16]
+    acc: Any
     max: Any  # [shares, slots, KV_HEADS, LIVE]
     sum: Any
 
@@ -129,6 +130,8 @@ class Shape(NamedTuple):
     KV_HEADS: int
     HEAD_DIM: int
     DIM: int  # HEAD_DIM rounded up to a power of two
+    VALUE_DIM: int  # of values and results; mostly HEAD_DIM
+    VALUE_PADDED: int  # VALUE_DIM rounded up; where that is HEAD_DIM, DIM
     PAGE: int
     BLOCK_Q: int  # query tokens of a block
     ROWS: int  # BLOCK_Q * GROUP rounded up to a power of two, or of Hopper's blocks to 64 for each consumer
@@ -162,8 +165,8 @@ class Heads(NamedTuple):
 
     KV_HEADS: int
     GROUP: int
-    HEAD_DIM: int
-    DIM: int
+    VALUE_DIM: int
+    VALUE_PADDED: int
     PAIRED: bool = False
 
 
@@ -247,6 +250,6 @@ class Query(NamedTuple):
 class State(NamedTuple):
     """Softmax over the keys seen so far, base 2."""
 
-    acc: Any  # float32 [R, D]; within the loop over keys a tuple of parts as in Query
+    acc: Any  # float32 [R, D], D of the values; within the loop over keys a tuple of parts as in Query
     max: Any  # float32 [R]
     sum: Any  # float32 [R]

@@ -16,7 +16,7 @@ def attention(launch: Launch, call: Call) -> Step:
     options = {"num_warps": config.warps, "enable_fp_fusion": shape.PIECE is None}
     if config.registers is not None:
         options["maxnreg"] = config.registers
-    cache = layout.pairs(call.cache, shape.HEAD_DIM) if config.pairs else call.cache
+    cache = layout.pairs(call.cache, shape.HEAD_DIM, shape.VALUE_DIM) if config.pairs else call.cache
     need = need_of(launch) if shape.SPLIT else None
     room = None if need is None else ROOM
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
@@ -30,7 +30,7 @@ def attention(launch: Launch, call: Call) -> Step:
 def need_of(launch: Launch) -> Need:
     """Scratch for cut blocks: its size depends on the device, not on the batch."""
     shape = launch.shape
-    states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.DIM + 2)
+    states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.VALUE_PADDED + 2)
     if launch.merge is None:
         return Need(states, launch.programs * shape.KV_HEADS)
     return Need(states + launch.cuts, 0, True)

@@ -30,16 +30,17 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
     """Fold the keys of one tile into the state; FULL: every row sees all of them."""
     page, slot = locate(source, ids, tile, S)
     if boxes is not None:
-        k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S).T,)
+        k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S.DIM, S).T,)
     else:
-        k = unpack(load_kv(kv.key, page, slot, rows.kv_head, None, S).T, kv.key, S)
+        k = unpack(load_kv(kv.key, page, slot, rows.kv_head, None, S.HEAD_DIM, S.DIM, S).T, kv.key, S)
     if FULL and boxes is not None:
-        v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S),)
+        v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S.VALUE_PADDED, S),)
     else:
         # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
         pos = tile + tl.arange(0, S.TILE)
         live = None if FULL else (pos >= source.first) & (pos < source.end)
-        v = unpack(load_kv(kv.value, page, slot, rows.kv_head, live, S), kv.value, S)
+        stored = load_kv(kv.value, page, slot, rows.kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S)
+        v = unpack(stored, kv.value, S)
     key = tl.arange(0, S.TILE)
     scores = products(q.parts, k, S)
     unit = q.unit * (source.scale * LOG2E)
@@ -93,7 +94,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
     row_max, row_sum = start(mods.sinks, rows, first, S)
-    state = State(apart(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
+    state = State(apart(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
 
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
@@ -116,7 +117,7 @@ def keep(partial, slot, rows, state, S: tl.constexpr):
     """The state of one piece, in a slot of scratch."""
     row = tl.arange(0, S.ROWS)
     at = (slot * S.KV_HEADS + rows.kv_head) * S.LIVE + row
-    store_partial(partial, at, rows.valid & (row < S.LIVE), tl.arange(0, S.DIM), state, S)
+    store_partial(partial, at, rows.valid & (row < S.LIVE), tl.arange(0, S.VALUE_PADDED), state, S)
 
 
 @triton.jit
@@ -128,7 +129,7 @@ def attend_pieces(
     What a row gets depends on its position alone: also a piece that another row of the block sees changes nothing.
     """
     row_max, row_sum = start(None, rows, False, S)
-    state = State(tl.full([S.ROWS, S.DIM], 0.0, tl.float32), row_max, row_sum)
+    state = State(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), row_max, row_sum)
     for piece in range(begin, end):
         # the piece of the row's own first key has its sink, wherever the block begins
         first = rows.first_key // S.PIECE == piece
@@ -149,7 +150,6 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     index, kv_head = unflatten(S)
     lane = tl.arange(0, S.SCAN)
     row = tl.arange(0, S.ROWS)
-    dim = tl.arange(0, S.DIM)
     num_shares = tl.num_programs(0) // S.KV_HEADS
     first_work = work(batch, lane, lane < batch.num_seqs, mods, S)
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S)
@@ -167,7 +167,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             tile = (unit - before) % tiles
             count = tl.minimum(tiles - tile, share.end - unit)
             first = first_tile(block.seq_len - block.query_len, mods, S)
-            q = load_query(query, rows, dim, cache.key.PARTS, S)
+            q = load_query(query, rows, tl.arange(0, S.DIM), cache.key.PARTS, S)
             if S.PIECE is None:
                 begin = (first + tile) * S.TILE
                 end = begin + count * S.TILE
@@ -193,7 +193,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                     block, rows, q, begin, end, not whole, slot, cache, boxes, new, batch, mods, scales, partial, S
                 )  # fmt: skip
             if whole:
-                store_rows(out, lse, rows, dim, state, scales, S)
+                store_rows(out, lse, rows, tl.arange(0, S.VALUE_PADDED), state, scales, S)
             else:
                 token = block.first_token + block.first
                 tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
@@ -235,7 +235,7 @@ def attention_kernel(
     if key_box is not None:
         boxes = KeyValues(key_box, value_box)
     if S.CLEAR:
-        clear_padding(out, lse, batch, tokens_of(batch), tl.arange(0, S.DIM), S)
+        clear_padding(out, lse, batch, tokens_of(batch), tl.arange(0, S.VALUE_PADDED), S)
     if S.SPLIT:
         attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S)
     else:
@@ -243,8 +243,7 @@ def attention_kernel(
         block = find_block(batch, index, S)
         if block.query_len > 0:
             rows = row_tile(block, kv_head, tl.arange(0, S.ROWS), mods, S.BLOCK_Q, S)
-            dim = tl.arange(0, S.DIM)
-            q = load_query(query, rows, dim, cache.key.PARTS, S)
+            q = load_query(query, rows, tl.arange(0, S.DIM), cache.key.PARTS, S)
             if S.PIECE is None:
                 state = attend_block(
                     block, rows, q, 0, block.seq_len, True, cache, boxes, new, batch, mods, scales, S
@@ -257,4 +256,4 @@ def attention_kernel(
                 state = attend_pieces(
                     block, rows, q, begin, end, False, 0, cache, boxes, new, batch, mods, scales, None, S
                 )  # fmt: skip
-            store_rows(out, lse, rows, dim, state, scales, S)
+            store_rows(out, lse, rows, tl.arange(0, S.VALUE_PADDED), state, scales, S)

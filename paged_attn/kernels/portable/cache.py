@@ -55,16 +55,16 @@ def locate(source, ids, tile, S: tl.constexpr):
 
 
 @triton.jit
-def load_box(box, page, slot, kv_head, S: tl.constexpr):
+def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
     """Rows [N, D] of one page through the copy engine, which computes the addresses and writes shared memory itself."""
-    return box.load([page, slot, kv_head, 0]).reshape([S.TILE, S.DIM])
+    return box.load([page, slot, kv_head, 0]).reshape([S.TILE, DIM])
 
 
 @triton.jit
-def load_kv(kv, page, slot, kv_head, live, S: tl.constexpr):
-    """Rows [N, D / PARTS] of stored elements; rows that are not live (None: all are) come back as zeros."""
-    HEAD_DIM: tl.constexpr = S.HEAD_DIM // kv.PARTS
-    DIM: tl.constexpr = S.DIM // kv.PARTS
+def load_kv(kv, page, slot, kv_head, live, WIDTH: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr):
+    """Rows [N, PADDED / PARTS] of stored elements, of heads of WIDTH dims; rows that are not live (None: all are) come back as zeros."""
+    HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
+    DIM: tl.constexpr = PADDED // kv.PARTS
     dim = tl.arange(0, DIM)
     head = kv.ptr + tl.cast(kv_head, tl.int64) * kv.stride_head
     row = page * kv.stride_page + slot * kv.stride_slot

@@ -90,19 +90,21 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     config = of_rows(config, rows)
     config = fit(p, config if p.batch_invariant else pair_config(p, config))
     tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
-    dim = max(16, next_power_of_2(p.head_dim))
+    value_padded = max(16, next_power_of_2(p.value_width))
     shares, live, slots = _shares(p, config, blocks, block_q), rows, 2
     if config.piece is not None:
         live = min(rows, next_power_of_2(tokens * group))
         slots = most_pieces(p, config.piece, min(longest, p.max_seqlen_q))
-        shares = affordable(shares, blocks, 4 * slots * p.kv_heads * live * (dim + 2))
+        shares = affordable(shares, blocks, 4 * slots * p.kv_heads * live * (value_padded + 2))
     elif shares:
         config = split_config(p, config)
     shape = Shape(
         GROUP=group,
         KV_HEADS=p.kv_heads,
         HEAD_DIM=p.head_dim,
-        DIM=dim,
+        DIM=max(16, next_power_of_2(p.head_dim)),
+        VALUE_DIM=p.value_width,
+        VALUE_PADDED=value_padded,
         PAGE=p.page_size,
         BLOCK_Q=block_q,
         ROWS=rows,
@@ -144,7 +146,7 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
     # this and more by powers of two, as in Hopper's `plan._one_list_serves_all`
     live = next_power_of_2(tokens * shape.GROUP)
-    at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // shape.DIM)
+    at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // shape.VALUE_PADDED)
     pieces = shares
     if p.seqs == 1:
         pieces = min(shares, cdiv(shares, next_power_of_2(p.tokens // shape.BLOCK_Q + 1)) + 1)
@@ -180,9 +182,9 @@ def affordable(shares: int, blocks: int, share_bytes: int) -> int:
 def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
     """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""
     elements = 1024 if config.registers is None else 512  # of a state, times the pieces at once: registers
-    at_once = min(config.rows, max(1, elements // next_power_of_2(p.head_dim)))
+    at_once = min(config.rows, max(1, elements // next_power_of_2(p.value_width)))
     steps = cdiv(live, at_once) * cdiv(pieces, PIECES_AT_ONCE)
-    large = config.piece is not None and p.head_dim > 128  # 64 rows of such heads leave no registers
+    large = config.piece is not None and p.value_width > 128  # 64 rows of such heads leave no registers
     if shares == 0 or config.rows > MAX_ROWS_OF_ONE_BLOCK or steps > MIN_JOIN_STEPS_WORTH_A_LAUNCH or large:
         return 0
     return at_once

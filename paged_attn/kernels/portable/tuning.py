@@ -32,7 +32,7 @@ def decode_config(p: Problem) -> Config:
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
         return Config(rows=16, tile=32, stages=3, warps=4, peel=True, resident=2)
-    if p.qq_bias or p.compute == torch.float32 or p.head_dim > 128:
+    if p.qq_bias or p.compute == torch.float32 or p.widest > 128:
         return Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2)
     return Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4)
 
@@ -44,10 +44,10 @@ def prefill_config(p: Problem) -> Config:
     config = Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)
     if p.compute == torch.float32:
         config = config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2)
-        return config if p.head_dim <= 128 else config._replace(warps=8)
+        return config if p.widest <= 128 else config._replace(warps=8)
     if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return config._replace(rows=64, tile=32, peel=False)
-    if p.head_dim > 128:
+    if p.widest > 128:
         return config._replace(tile=32)
     if p.qq_bias:
         return config._replace(tile=32)
@@ -72,7 +72,7 @@ def pair_config(p: Problem, config: Config) -> Config:
         return config
     if config.rows > 16:
         return config._replace(tile=128) if config.tile == 64 else config
-    if p.modified or p.head_dim > 128:
+    if p.modified or p.widest > 128:
         return config._replace(resident=3, registers=168)
     return config._replace(resident=4, registers=128)
 
@@ -93,9 +93,9 @@ def invariant_config(p: Problem) -> Config:
         config = config._replace(stages=1, resident=1)
     elif p.compute == torch.float32:
         config = config._replace(rows=16, tile=32)
-    elif p.packed or p.qq_bias or p.head_dim > 128 or (p.cache.itemsize == 1 and p.device.capability < 89):
+    elif p.packed or p.qq_bias or p.widest > 128 or (p.cache.itemsize == 1 and p.device.capability < 89):
         config = config._replace(tile=32)
-    if p.head_dim > 128:
+    if p.widest > 128:
         config = config._replace(warps=8)
     return config._replace(least=KEYS_PER_PIECE // config.tile)
 
@@ -104,7 +104,8 @@ def fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
     dim = max(16, next_power_of_2(p.head_dim))
     row_bytes = dim * p.compute.itemsize
-    stored_bytes = dim * p.cache.itemsize if config.pairs else row_bytes
+    both = dim + max(16, next_power_of_2(p.value_width))  # dims of a key and its value
+    stored_bytes = both * (p.cache.itemsize if config.pairs else p.compute.itemsize)
     limit = _SHARED.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
@@ -113,7 +114,7 @@ def fit(p: Problem, config: Config) -> Config:
         buffers = c.stages if from_shared else c.stages - 1
         # float32 operands of tensor cores pass through shared memory once more, split in two
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
-        return stored_bytes * 2 * c.tile * buffers + row_bytes * (c.rows + extra)
+        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra)
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)

@@ -29,8 +29,8 @@ def store_heads(
 @triton.jit
 def write_kv_kernel(
     new_key, new_value, cache, slot_mapping, scales,
-    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, BLOCK_HEADS: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, BLOCK_HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One token x some of its heads; a negative slot skips the token, a part of the cache that is None is left alone.
 
@@ -51,5 +51,5 @@ def write_kv_kernel(
         if cache.value is not None:
             store_heads(
                 cache.value, new_value, token, kv_head, at // PAGE, at % PAGE,
-                scales.value, scales.value_ptr, scales.value_stride, KV_HEADS, HEAD_DIM, DIM,
+                scales.value, scales.value_ptr, scales.value_stride, KV_HEADS, VALUE_DIM, VALUE_PADDED,
             )  # fmt: skip

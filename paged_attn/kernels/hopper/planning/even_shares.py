@@ -67,6 +67,7 @@ def few(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bo
         WHOLE=shape.ONE_SCAN and _whole_shares_may_pay(p, s.shares),
         PAIRED=paired,
         HEAD_DIM=p.head_dim // (1 + paired),
+        VALUE_DIM=p.head_dim // (1 + paired),
         ONE_BLOCK=s.blocks <= 1,
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1

@@ -62,6 +62,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: p.page_size % 8 == 0, "pages of other than a multiple of 8 tokens"),
     (lambda p: p.head_dim % 8 == 0 and 32 < p.head_dim <= 256, "a head_dim other than 40..256 in steps of 8"),
+    (lambda p: p.value_width == p.head_dim, "values of another width"),
     (
         lambda p: p.heads // p.kv_heads <= 64 or _takes_parts(p),
         "more than 64 heads on a KV head but by long prefills",

@@ -57,6 +57,8 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         KV_HEADS=p.kv_heads,
         HEAD_DIM=p.head_dim,
         DIM=dim_of(p),
+        VALUE_DIM=p.head_dim,
+        VALUE_PADDED=dim_of(p),
         PAGE=p.page_size,
         BLOCK_Q=tokens,
         ROWS=rows,
