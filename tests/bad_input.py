@@ -75,7 +75,9 @@ QUERY = "float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2"
 NHD = "[pages, page_size, kv_heads, head_dim]"
 HND = "[pages, kv_heads, page_size, head_dim]"
 PACKED_K = "[pages, kv_heads, head_dim // x, page_size, x]"
-PACKED_V = "[pages, kv_heads, head_dim, page_size]"
+NHD_VALUES = "[pages, page_size, kv_heads, value_dim]"
+HND_VALUES = "[pages, kv_heads, page_size, value_dim]"
+PACKED_V = "[pages, kv_heads, value_dim, page_size]"
 SCALE = "a finite number > 0, or a float32 tensor"
 
 

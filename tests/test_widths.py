@@ -64,7 +64,8 @@ def test_a_result_of_the_calls_own_is_as_wide_as_values_again_and_again() -> Non
     inputs = build(Case("twice", **DECODE, **BROAD, own_out=True))
     for _ in range(3):
         out, lse = paged_attn.paged_attention(**inputs)
-        assert out.shape == (4, 4, 72) and lse.shape == (4, 4)
+        assert out.shape == (4, 4, 72)
+        assert lse.shape == (4, 4)
         assert out.is_contiguous()
 
 

@@ -9,6 +9,7 @@ import paged_attn
 from tests.bad_input import (
     HND,
     NHD,
+    NHD_VALUES,
     PACKED_K,
     PACKED_V,
     QUERY,
@@ -56,18 +57,20 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
     (
         "plain",
         lambda c: {
-            "q": like(c["q"], 5, 6, 257),
-            "k_cache": like(c["q"], 12, 8, 2, 257),
-            "v_cache": like(c["q"], 12, 8, 2, 257),
+            "q": like(c["q"], 5, 6, 513),
+            "k_cache": like(c["q"], 12, 8, 2, 513),
+            "v_cache": like(c["q"], 12, 8, 2, 513),
         },
         ValueError,
-        "head_dim must be between 1 and 256, got 257",
+        "head_dim must be between 1 and 512, got 513",
     ),
+    ("plain", shaped("v_cache", 12, 8, 2, 513), ValueError, "value_dim must be between 1 and 512, got 513"),
+    ("plain", shaped("v_cache", 12, 8, 2, 0), ValueError, "value_dim must be between 1 and 512, got 0"),
     (
         "plain",
         lambda c: {name: like(c[name], *c[name].shape[:-1], 0) for name in ("q", "k_cache", "v_cache")},
         ValueError,
-        "head_dim must be between 1 and 256, got 0",
+        "head_dim must be between 1 and 512, got 0",
     ),
     # k_cache, v_cache
     (
@@ -120,19 +123,19 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
         "plain",
         shaped("v_cache", 12, 8, 3, 32),
         ValueError,
-        f"v_cache must be {NHD} with kv_heads = 2, got [12, 8, 3, 32]",
+        f"v_cache must be {NHD_VALUES} with kv_heads = 2, got [12, 8, 3, 32]",
     ),
     (
         "plain",
         shaped("v_cache", 8, 4, 2, 32),
         ValueError,
-        f"v_cache must be {NHD} with pages = 12, page_size = 8, got [8, 4, 2, 32]",
+        f"v_cache must be {NHD_VALUES} with pages = 12, page_size = 8, got [8, 4, 2, 32]",
     ),
     (
         "plain",
         gapped("v_cache"),
         ValueError,
-        "v_cache must be contiguous along head_dim, got strides [1024, 128, 64, 2]",
+        "v_cache must be contiguous along value_dim, got strides [1024, 128, 64, 2]",
     ),
     (
         "packed",
@@ -236,10 +239,16 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
         "new",
         shaped("v_new", 5, 6, 32),
         ValueError,
-        "v_new must be [tokens, kv_heads, head_dim] with kv_heads = 2, got [5, 6, 32]",
+        "v_new must be [tokens, kv_heads, value_dim] with kv_heads = 2, got [5, 6, 32]",
+    ),
+    (
+        "new",
+        shaped("v_new", 5, 2, 64),
+        ValueError,
+        "v_new must be [tokens, kv_heads, value_dim] with value_dim = 32, got [5, 2, 64]",
     ),
     ("new", gapped("k_new"), ValueError, "k_new must be contiguous along head_dim, got strides [128, 64, 2]"),
-    ("new", gapped("v_new"), ValueError, "v_new must be contiguous along head_dim, got strides [128, 64, 2]"),
+    ("new", gapped("v_new"), ValueError, "v_new must be contiguous along value_dim, got strides [128, 64, 2]"),
 ]
 
 

@@ -7,8 +7,9 @@ import torch
 
 import paged_attn
 from tests.bad_input import (
-    HND,
+    HND_VALUES,
     NHD,
+    NHD_VALUES,
     PACKED_K,
     SCALE,
     Change,
@@ -23,6 +24,7 @@ from tests.bad_input import (
 from tests.cases import E4M3, E5M2, is_fp8
 
 KV = "[tokens, kv_heads, head_dim]"
+VALUES_OF = "[tokens, kv_heads, value_dim]"
 
 
 def write_inputs(device: str, cache_dtype: torch.dtype = torch.float16, layout: str = "NHD") -> Inputs:
@@ -44,8 +46,15 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
     (torch.float16, "NHD", shaped("k", 4, 64), ValueError, f"k must be {KV}, got [4, 64]"),
     (torch.float16, "NHD", gapped("k"), ValueError, "k must be contiguous along head_dim, got strides [128, 64, 2]"),
     (torch.float16, "NHD", to("v", torch.float32), TypeError, "v must be float16, got float32"),
-    (torch.float16, "NHD", shaped("v", 5, 2, 32), ValueError, f"v must be {KV} with tokens = 4, got [5, 2, 32]"),
-    (torch.float16, "NHD", gapped("v"), ValueError, "v must be contiguous along head_dim, got strides [128, 64, 2]"),
+    (torch.float16, "NHD", shaped("v", 5, 2, 32), ValueError, f"v must be {VALUES_OF} with tokens = 4, got [5, 2, 32]"),
+    (
+        torch.float16,
+        "NHD",
+        shaped("v", 4, 2, 16),
+        ValueError,
+        f"v_cache must be {NHD_VALUES} with value_dim = 16, got [3, 8, 2, 32]",
+    ),
+    (torch.float16, "NHD", gapped("v"), ValueError, "v must be contiguous along value_dim, got strides [128, 64, 2]"),
     (
         torch.float16,
         "NHD",
@@ -66,7 +75,7 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
         "HND",
         shaped("v_cache", 3, 2, 4, 32),
         ValueError,
-        f"v_cache must be {HND} with page_size = 8, got [3, 2, 4, 32]",
+        f"v_cache must be {HND_VALUES} with page_size = 8, got [3, 2, 4, 32]",
     ),
     (
         torch.float16,

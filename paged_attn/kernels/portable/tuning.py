@@ -14,6 +14,10 @@ KEYS_PER_PIECE = 1024
 # Bytes of scratch for pieces that a launch may ask for.
 MAX_SCRATCH_BYTES = 1 << 28
 
+# Dims of a head beyond which a state takes twice the registers that those of 256 do: it is shared out among twice the
+# threads, and blocks have fewer rows.
+WIDE = 256
+
 # Shared memory that one program may use, bytes
 _SHARED = {
     "sm80": 166912,
@@ -32,6 +36,8 @@ def decode_config(p: Problem) -> Config:
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
         return Config(rows=16, tile=32, stages=3, warps=4, peel=True, resident=2)
+    if p.widest > WIDE:
+        return Config(rows=16, tile=32, stages=3, warps=8, peel=False, resident=2)
     if p.qq_bias or p.compute == torch.float32 or p.widest > 128:
         return Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2)
     return Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4)
@@ -46,6 +52,8 @@ def prefill_config(p: Problem) -> Config:
         config = config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2)
         return config if p.widest <= 128 else config._replace(warps=8)
     if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
+        return config._replace(rows=64, tile=32, peel=False)
+    if p.widest > WIDE:
         return config._replace(rows=64, tile=32, peel=False)
     if p.widest > 128:
         return config._replace(tile=32)
@@ -72,6 +80,8 @@ def pair_config(p: Problem, config: Config) -> Config:
         return config
     if config.rows > 16:
         return config._replace(tile=128) if config.tile == 64 else config
+    if p.widest > WIDE:
+        return config
     if p.modified or p.widest > 128:
         return config._replace(resident=3, registers=168)
     return config._replace(resident=4, registers=128)
