@@ -65,11 +65,12 @@ def paged_attention(
 
     Args:
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
-            head_dim up to 256.
+            head_dim up to 512.
         k_cache: 4-D: [pages, page_size, kv_heads, head_dim] (NHD) or [pages, kv_heads, page_size, head_dim] (HND);
             5-D: x-packed [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8.  Any page size, any outer
             strides; heads is a multiple of kv_heads.
-        v_cache: as k_cache; beside x-packed keys [pages, kv_heads, head_dim, page_size].
+        v_cache: as k_cache, but that its last axis, value_dim, may be of another size, up to 512; beside x-packed keys
+            [pages, kv_heads, value_dim, page_size].
         page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page with positions p * page_size ... of
             that sequence.  Entries past the last key, or wholly before every query's window, may hold anything.
         seq_lens: [seqs] int32 | int64; keys of each sequence, those of this call included.  0 or less: an empty
@@ -81,8 +82,8 @@ def paged_attention(
         max_seqlen_q: upper bound of a sequence's query tokens, on the host; saves work.  Of a sequence that has more,
             rows may be left unwritten: where out is None these hold whatever the memory held.  check finds it.
         max_seqlen_k: upper bound of seq_lens, on the host; saves work.
-        k_new, v_new: [tokens, kv_heads, head_dim], dtype of q; the call's own keys and values, which are then not read
-            from the cache.  They are not scaled by k_scale and v_scale.
+        k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim], dtype of q; the call's own keys
+            and values, which are then not read from the cache.  They are not scaled by k_scale and v_scale.
         softmax_scale: of the scores before everything else; head_dim ** -0.5 if None.  The product of it, q_scale and
             k_scale is a float32 number, and so are scores: where some of them, with ALiBi and biases, are finite and
             beyond 2^30 in magnitude, results may be no numbers.
@@ -113,9 +114,9 @@ def paged_attention(
         score_mod_args: what it is given behind these: contiguous tensors, of which it gets pointers, floats and ints.
         q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
             [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
-        out: [tokens, heads, head_dim]; written and returned; its dtype decides what the result is stored as.  It may be
-            q itself.  Otherwise it shares no memory with any argument, nor two elements of it a place, which the first
-            call of such shapes and strides makes sure of; later ones do not look at addresses.
+        out: [tokens, heads, value_dim]; written and returned; its dtype decides what the result is stored as.  It may
+            be q itself.  Otherwise it shares no memory with any argument, nor two elements of it a place, which the
+            first call of such shapes and strides makes sure of; later ones do not look at addresses.
         out_scale: float, or float32 of shape [] or [1]; an fp8 out holds clamp(result / out_scale) to its range.
         return_lse: also return the natural logarithm of each row's softmax denominator, sinks included.  Where weights
             are e4m3, in prefill of e4m3 queries over an e4m3 cache on Hopper, their exponentials are coarse without it:
@@ -132,7 +133,7 @@ def paged_attention(
             environment variable PAGED_ATTN_CHECK said at the first call; unset it is 1 in the interpreter, else 0.
 
     Returns:
-        [tokens, heads, head_dim], dtype of q, or out's if given; with return_lse also [tokens, heads] float32.
+        [tokens, heads, value_dim], dtype of q, or out's if given; with return_lse also [tokens, heads] float32.
         A query that sees no key gives zeros, and minus infinity (its sink, if there are sinks).
 
     Strides may be of any size, and tensors lie at any offset; lazily negated views are refused.
@@ -194,7 +195,8 @@ def write_kv(
     """Write new keys and values into their slots of a paged cache, in place.
 
     Args:
-        k, v: [tokens, kv_heads, head_dim] float16 | bfloat16 | float32; last axis contiguous.
+        k, v: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim] float16 | bfloat16 | float32; last axis
+            contiguous.
         k_cache, v_cache: as in paged_attention; dtype of k, or fp8.
         slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token, negative = skip it.  No slot twice.
         kv_layout: "NHD" or "HND"; of no meaning for a 5-D k_cache.

@@ -2,7 +2,8 @@
 
 Same signatures, any device, no Triton, nothing of ours imported.  Written to be read, and to be believed; it copies
 lengths to the host and checks nothing.
-Shapes: T query tokens of one sequence, N keys that they see between them, H heads, G KV heads, D head_dim.
+Shapes: T query tokens of one sequence, N keys that they see between them, H heads, G KV heads, D head_dim, of
+values and results value_dim.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ def paged_attention(
     leaves out are 0.  With `out` it is written there, clamped for an fp8 type, and those rows keep what they held.
     `score_mod` is a function in torch here, of scores [heads, T, N] in float64, positions of queries [T, 1] and of keys
     [1, N], heads [heads, 1, 1] and score_mod_args; it returns the new scores.
-    Returns: out [tokens, heads, head_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf for
-    padding and for rows left out.
+    Returns: out [tokens, heads, value_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf
+    for padding and for rows left out.
     """
     tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
-    value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]  # tests have it do several sets of values at once
+    value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     score_scale = scale * _per_kv_head(q_scale, num_kv_heads, q)
     left, right = window_size

@@ -28,10 +28,10 @@ from paged_attn.records import posed
 
 ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = dict(
-    batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16,
-    kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False, sinks=False,
-    qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False, max_queries=None, max_keys=None,
-    device="sm90:132", score_mod=None, score_mod_args="",
+    batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, value_dim=None, page_size=16,
+    dtype=torch.bfloat16, kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False,
+    sinks=False, qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False, max_queries=None,
+    max_keys=None, device="sm90:132", score_mod=None, score_mod_args="",
 )  # fmt: skip
 
 
@@ -393,3 +393,26 @@ def test_a_window_is_two_numbers(words: str) -> None:
 @pytest.mark.parametrize("name, arch", [("b200", "sm100"), ("H200", "sm90"), ("a100", "sm80"), ("mi300x", "gfx942")])
 def test_a_device_has_the_name_that_people_have_for_it(name: str, arch: str) -> None:
     assert json.loads(printed(f"--device {name} --json"))["device"].startswith(f"{arch}, ")
+
+
+def test_values_of_another_width_are_told_and_counted() -> None:
+    both = told(head_dim=192, value_dim=128)
+    assert "32 heads on 8 of 192 and values of 128" in both["call"]
+    assert both["kernels"].endswith("which do not take values of another width")
+    asked, keys = ask(head_dim=192, value_dim=128), 8 * 4096
+    assert question.memory(asked)["keys and values"] == 2 * keys * (192 + 128)
+    assert question.memory(asked)["queries"] == 2 * 32 * 192
+    assert question.memory(asked)["results"] == 2 * 32 * 128
+    assert question.operations(asked) == 2 * 32 * 4096 * (192 + 128)
+
+
+def test_heads_beyond_256_dims_are_for_the_portable_kernel() -> None:
+    assert told(head_dim=512)["kernels"].endswith("which do not take a head_dim other than 40..256 in steps of 8")
+    assert "of 64 and values of 512" in printed("--head-dim 64 --value-dim 512 --device sm90")
+
+
+def test_scratch_is_as_wide_as_values() -> None:
+    for head_dim, value_dim, padded in ((512, 64, 64), (64, 512, 512), (192, 128, 128)):
+        (launch,) = plan.plan(ask(head_dim=head_dim, value_dim=value_dim).problem).launches
+        states = launch.slots * launch.programs * launch.shape.KV_HEADS * launch.shape.LIVE * (padded + 2)
+        assert question.need_of(launch).states - (launch.cuts if launch.merge else 0) == states

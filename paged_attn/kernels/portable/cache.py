@@ -62,7 +62,7 @@ def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def load_kv(kv, page, slot, kv_head, live, WIDTH: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr):
-    """Rows [N, PADDED / PARTS] of stored elements, of heads of WIDTH dims; rows that are not live (None: all are) come back as zeros."""
+    """Rows [N, PADDED / PARTS] of stored elements, of WIDTH dims; rows that are not live (None: all are) are zeros."""
     HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
     DIM: tl.constexpr = PADDED // kv.PARTS
     dim = tl.arange(0, DIM)

@@ -35,7 +35,7 @@ def decode_config(p: Problem) -> Config:
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
-        return Config(rows=16, tile=32, stages=3, warps=4, peel=True, resident=2)
+        return Config(rows=16, tile=32, stages=3, warps=8 if p.widest > WIDE else 4, peel=True, resident=2)
     if p.widest > WIDE:
         return Config(rows=16, tile=32, stages=3, warps=8, peel=False, resident=2)
     if p.qq_bias or p.compute == torch.float32 or p.widest > 128:
@@ -107,6 +107,8 @@ def invariant_config(p: Problem) -> Config:
         config = config._replace(tile=32)
     if p.widest > 128:
         config = config._replace(warps=8)
+    if p.widest > WIDE:  # registers hold two states, of a piece and of those before it
+        config = config._replace(rows=min(config.rows, 32))
     return config._replace(least=KEYS_PER_PIECE // config.tile)
 
 
@@ -114,8 +116,8 @@ def fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
     dim = max(16, next_power_of_2(p.head_dim))
     row_bytes = dim * p.compute.itemsize
-    both = dim + max(16, next_power_of_2(p.value_width))  # dims of a key and its value
-    stored_bytes = both * (p.cache.itemsize if config.pairs else p.compute.itemsize)
+    value_dim = max(16, next_power_of_2(p.value_width))
+    stored_bytes = (dim + value_dim) * (p.cache.itemsize if config.pairs else p.compute.itemsize)
     limit = _SHARED.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
@@ -124,7 +126,9 @@ def fit(p: Problem, config: Config) -> Config:
         buffers = c.stages if from_shared else c.stages - 1
         # float32 operands of tensor cores pass through shared memory once more, split in two
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
-        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra)
+        # x-packed values are turned in shared memory, which of narrower heads has room for it
+        turned = value_dim * c.tile * p.compute.itemsize if p.packed and p.widest > WIDE else 0
+        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + turned
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)
