@@ -126,12 +126,14 @@ def fit(p: Problem, config: Config) -> Config:
         buffers = c.stages if from_shared else c.stages - 1
         # float32 operands of tensor cores pass through shared memory once more, split in two
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
-        # x-packed values are turned in shared memory, which of narrower heads has room for it
-        turned = value_dim * c.tile * p.compute.itemsize if p.packed and p.widest > WIDE else 0
-        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + turned
+        # weights, and x-packed values that are turned, pass through shared memory, which of other heads has room
+        passing = (c.rows + value_dim * (p.packed and not from_shared)) * c.tile * p.compute.itemsize
+        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + passing * (p.widest > WIDE)
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)
     while need(config) > limit and config.tile > 16:
         config = config._replace(tile=config.tile // 2)
+    if need(config) > limit and p.widest > WIDE:
+        config = config._replace(stages=1)
     return config._replace(resident=max(1, min(config.resident, limit // need(config))))
