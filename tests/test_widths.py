@@ -93,3 +93,21 @@ def test_keys_and_values_of_two_widths_are_written(widths: dict[str, Any], cache
     reference.write_kv(k, v, *want, slots, kv_layout=inputs["kv_layout"], **scales)
     for got, expected in zip(caches, want):
         assert torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
+
+
+@pytest.mark.parametrize("widths", [NARROW, dict(head_dim=320), dict(head_dim=40, value_dim=300)], ids=str)
+def test_a_query_has_the_same_bits_alone_and_in_a_batch_at_any_width(widths: dict[str, Any]) -> None:
+    inputs = build(Case("invariant", (1, 20, 1), (1300, 1100, 30), **widths, batch_invariant=True, lse=False))
+    both = paged_attn.paged_attention(**inputs)
+    rows = slice(1, 21)
+    alone = inputs | {name: inputs[name][rows] for name in ("q", "out")}
+    alone |= {name: inputs[name][1:2] for name in ("page_table", "seq_lens")}
+    alone["cu_seqlens_q"] = torch.tensor([0, 20], dtype=torch.int32)
+    want = both[rows].clone()
+    assert torch.equal(paged_attn.paged_attention(**alone), want)
+
+
+def test_memory_of_another_value_width_is_no_call_that_was_made_before() -> None:
+    for width in (24, 40, 24, 48):
+        run(Case("again", **DECODE, head_dim=48, value_dim=width))
+        run(Case("again", **DECODE, head_dim=48, value_dim=width, own_out=True))

@@ -101,6 +101,11 @@ ATTENTION = {
     "prefill alibi": PREFILL | dict(alibi=True),
     "prefill user alibi": PREFILL | dict(score_mod="alibi of ints"),
     "prefill user softcap": PREFILL | dict(score_mod="softcap"),
+    "decode 192 and 128": DECODE | dict(head_dim=192, value_dim=128),
+    "decode head_dim 512": DECODE | dict(head_dim=512, heads=16, kv_heads=4),
+    "decode split head_dim 512": DECODE | dict(query_lens=(1,), seq_lens=LONG, head_dim=512, heads=16, kv_heads=4),
+    "prefill 192 and 128": PREFILL | dict(head_dim=192, value_dim=128),
+    "prefill head_dim 512": PREFILL | dict(head_dim=512, heads=16, kv_heads=4),
 }
 
 
