@@ -54,7 +54,7 @@ def prefill_config(p: Problem) -> Config:
     if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return config._replace(rows=64, tile=32, peel=False)
     if p.widest > WIDE:
-        return config._replace(rows=64, tile=32, peel=False)
+        return config._replace(rows=64, tile=32)
     if p.widest > 128:
         return config._replace(tile=32)
     if p.qq_bias:

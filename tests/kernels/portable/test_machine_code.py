@@ -29,6 +29,7 @@ PREFILL_MAY_SPILL = {"sm80": 472, "sm90": 0, "sm100": 120, "gfx942": 564}
 NAMED_MAY_SPILL = {
     "prefill fp32 head_dim 256": 32, "prefill split": 40, "decode split e4m3 page 12": 8,
     "decode split group 71": 8,
+    "prefill head_dim 512": 184,  # a state takes half of the registers; with a branch for masks products would wait
     "prefill invariant split": 312,  # 8 of them since `finish` keeps reciprocals of two rows instead of dividing
 }  # fmt: skip
 # From 3.7 on Triton has ptxas allocate registers otherwise (--regAllocOptLevel=2): bytes more than before.
