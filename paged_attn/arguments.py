@@ -43,7 +43,8 @@ CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "box
 ARGUMENTS = (
     Argument(
         "q", TENSOR, REQUIRED, "Tensor", (),
-        ("tokens", "heads", "head_dim", "max_seqlen_q", "max_seqlen_k", "query", "compute", "pairable", "query_box"),
+        ("tokens", "heads", "head_dim", "max_seqlen_q", "max_seqlen_k", "query", "compute", "pairable", "query_box",
+         "value_dim"),
         ("heads", "head_dim", "dtype"), ("heads", "head_dim", "dtype", "queries"),
     ),
     Argument(

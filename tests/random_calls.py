@@ -86,6 +86,9 @@ ANYTHING: dict[str, Draw] = {
     "head_dim": lambda rng, f: rng.choice(
         [n for n in (64, 128, 16, 32, 80, 96, 192, 256, 1, 2, 20, 24, 40, 72, 136, 250) if n <= f["most_head_dim"]]
     ),
+    "value_dim": lambda rng, f: rng.choice(
+        [None] * 8 + [n for n in (64, 128, 512, 1, 40) if n <= 2 * f["most_head_dim"]]
+    ),
     "page_size": one_of(16, 1, 8, 12, 32, 64, 7, 128, 544),
     "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0, 3.0),
     "alibi": maybe(0.2),

@@ -253,7 +253,7 @@ CALL: dict[str, Any] = dict(
 OTHER: dict[str, tuple[Any, ...]] = {
     "q": (half(5, 8, 64), half(4, 4, 32), half(4, 4, 128)[..., :64], CALL["q"].float(), half(4, 4, 65)[..., 1:]),
     "k_cache": (half(6, 16, 1, 64), half(6, 8, 2, 65)[..., 1:], CALL["v_cache"].to(torch.float8_e4m3fn)),
-    "v_cache": (half(6, 8, 2, 65)[..., 1:], half(6, 8, 2, 128)[..., :64]),
+    "v_cache": (half(6, 8, 2, 65)[..., 1:], half(6, 8, 2, 128)[..., :64], half(6, 8, 2, 32)),
     "page_table": (torch.zeros(4, 5, dtype=torch.int32),),
     "seq_lens": (torch.zeros(3, dtype=torch.int32),),
     "cu_seqlens_q": (torch.zeros(5, dtype=torch.int32),),
@@ -332,7 +332,7 @@ UNLIKE: dict[str, Any] = dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
     out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, alibi=True,
     sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head", return_lse=True, integers=torch.int64,
-    score_mod=preparing.named(relative, (half(4), 3)),
+    score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
 )  # fmt: skip
 
 
@@ -381,7 +381,7 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 VALUES: dict[str, Any] = dict(
     causal=False, window=(5, -1), softcap=3.0, alibi=True, sinks=True, qq_bias=4, query_positions=True, new=True,
     lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4, head_dim=64, page_size=32,
-    dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,
+    value_dim=48, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,
     score_mod="tests.score_mods:relative", score_mod_args="float32,37",
 )  # fmt: skip
 
