@@ -1,0 +1,64 @@
+"""Keys that hold their values: a tile is read once, and its first dims are multiplied twice.
+
+A key of 576 dims would be 1024 when rounded up.  It is read in two parts of powers of two: the VALUE_DIM dims that are
+also the value, and those behind them.
+"""
+
+import triton
+import triton.language as tl
+
+from ..common.numerics import apart, decode, normalize, opaque, unpack
+from ..common.output import addresses, load_query
+from ..common.records import Query
+from .cache import load_kv
+
+
+@triton.jit
+def turned(parts):
+    """Each part [N, D] as [D, N]."""
+    done = ()
+    for i in tl.static_range(len(parts)):
+        done = done + (parts[i].T,)
+    return done
+
+
+@triton.jit
+def load_latent(kv, page, slot, kv_head, live, S: tl.constexpr):
+    """(keys in parts [D, N], values in parts [N, D]); rows that are not live (None: all are) have zeros for values."""
+    v = unpack(load_kv(kv, page, slot, kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv, S)
+    k = turned(v)
+    if S.REST > 0:
+        rest = load_kv(kv, page, slot, kv_head, None, S.HEAD_DIM - S.VALUE_DIM, S.REST, S, S.VALUE_DIM)
+        k = k + turned(unpack(rest, kv, S))
+    return k, v
+
+
+@triton.jit
+def _rows(query, rows, BEGIN: tl.constexpr, END: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr):
+    """Dims BEGIN ... END - 1 of the queries."""
+    ptr, inside = addresses(rows, BEGIN + tl.arange(0, PADDED), query, END, S)
+    return tl.load(ptr, mask=inside, other=0)
+
+
+@triton.jit
+def load_queries(query, rows, PARTS: tl.constexpr, S: tl.constexpr):
+    """Queries in as many parts as the keys."""
+    if S.REST is None or S.REST == 0:
+        return load_query(query, rows, tl.arange(0, S.DIM), PARTS, S)
+    else:
+        x = _rows(query, rows, 0, S.VALUE_DIM, S.VALUE_PADDED, S)
+        rest = _rows(query, rows, S.VALUE_DIM, S.HEAD_DIM, S.REST, S)
+        unit = tl.where(rows.valid, 1.0, 1.0)
+        if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
+            x, of_first = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
+            rest, of_rest = normalize(decode(rest, query.FP8, tl.float32, S.NATIVE_FP8))
+            # powers of two, of which the larger one is that of the whole row
+            unit = tl.maximum(of_first, of_rest)
+            x = (x * (of_first / unit)[:, None]).to(S.COMPUTE)
+            rest = (rest * (of_rest / unit)[:, None]).to(S.COMPUTE)
+        else:
+            x = decode(x, query.FP8, S.COMPUTE, S.NATIVE_FP8)
+            rest = decode(rest, query.FP8, S.COMPUTE, S.NATIVE_FP8)
+            if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
+                x, rest = opaque(x), opaque(rest)  # as in load_query
+        return Query(apart(x, PARTS) + apart(rest, PARTS), unit)

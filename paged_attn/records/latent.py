@@ -1,0 +1,19 @@
+"""Caches whose keys hold their values: the first dims of each key are its value (multi-head latent attention)."""
+
+import torch
+
+MAX_DIM = 512  # of queries and keys, and of values
+MAX_LATENT_DIM = 576  # of keys that hold their values
+
+
+def lies_in(values: object, keys: object) -> bool:
+    """Whether [..., value_dim] are the first dims of [..., head_dim]: the same memory, not equal numbers."""
+    return (
+        isinstance(values, torch.Tensor)
+        and isinstance(keys, torch.Tensor)
+        and values.ndim == keys.ndim == 4
+        and 0 < values.shape[3] <= keys.shape[3]
+        and keys.numel() > 0
+        and (values.dtype, values.shape[:3], values.stride()) == (keys.dtype, keys.shape[:3], keys.stride())
+        and values.data_ptr() == keys.data_ptr()
+    )
