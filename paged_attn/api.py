@@ -37,6 +37,7 @@ def paged_attention(
     softmax_scale: float | None = None,
     causal: bool = True,
     window_size: tuple[int, int] = (-1, -1),
+    chunk: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
@@ -90,6 +91,8 @@ def paged_attention(
         causal: a query sees no key after its own position.  False: every query sees all seq_len keys.
         window_size: (left, right) keys visible before and after a query's own position; -1 = all.  A model's "sliding
             window W" is left = W - 1.
+        chunk: a query at position p sees only keys of its own chunk of so many positions, from p // chunk * chunk on
+            (local layers of Llama 4); causal and the window hide more of them.  None: a sequence is one chunk.
         softcap: scores become softcap * tanh(scores / softcap); 0 = off.  Above 64 by code that is right however far
             below it scores are, and slower: only up to 64 on Hopper tanh is off by up to 2^-11 of a
             score for bfloat16 and fp8 queries, if a sequence may have more than 8 rows a KV head (16 of several tokens,
@@ -159,10 +162,10 @@ def paged_attention(
         return traced.paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new,
-            softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap,
-            alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, query_positions=query_positions, q_scale=q_scale,
-            k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
-            batch_invariant=batch_invariant, check=check,
+            softmax_scale=softmax_scale, causal=causal, window_size=window_size, chunk=chunk,
+            softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, query_positions=query_positions,
+            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse,
+            only=only, batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
@@ -171,8 +174,8 @@ def paged_attention(
             None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
-            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, softcap, score_mod, return_lse,
-            only, batch_invariant,
+            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, chunk, softcap, score_mod,
+            return_lse, only, batch_invariant,
         ),
         check,
     )  # fmt: skip

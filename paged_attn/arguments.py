@@ -76,6 +76,7 @@ ARGUMENTS = (
     Argument(
         "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",)
     ),
+    Argument("chunk", OPTION, None, "int?", ("integer", 1), ("window_left",), ("chunk",), ("chunk",)),
     Argument(
         "softcap", OPTION, 0.0, "float", ("number", "a finite number >= 0", 0), ("softcap",), ("softcap",), ("softcap",)
     ),

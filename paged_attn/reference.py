@@ -32,6 +32,7 @@ def paged_attention(
     softmax_scale: float | None = None,
     causal: bool = True,
     window_size: tuple[int, int] = (-1, -1),
+    chunk: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
@@ -82,6 +83,8 @@ def paged_attention(
 
         # Only keys [first, seq_len) are visible to any query, so pages before `first` need not exist.
         first = 0 if left < 0 else max(0, context_len - left)
+        if chunk is not None:
+            first = max(first, context_len // chunk * chunk)
         in_cache = seq_len if k_new is None else context_len
         k, v = _gather(k_cache, v_cache, page_table[seq], first, in_cache, kv_layout)
         k = k * _per_kv_head(k_scale, num_kv_heads, q)[:, None]
@@ -118,6 +121,8 @@ def paged_attention(
                 visible &= distance >= -left
             if right >= 0:
                 visible &= distance <= right
+            if chunk is not None:
+                visible &= key_pos[None, :] // chunk == query_pos[block, None] // chunk
             scores = scores.masked_fill(~visible, -torch.inf)
             result[rows], lse[rows] = _attend(scores, v, sinks)
 

@@ -87,6 +87,7 @@ class Case:
     new: bool = False  # the call's own keys and values come from k_new, v_new, and the cache does not hold them
     causal: bool = True
     window_size: tuple[int, int] = (-1, -1)
+    chunk: int | None = None
     softmax_scale: float | None = None
     softcap: float = 0.0
     alibi: bool = False
@@ -176,7 +177,8 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["k_new"], inputs["v_new"] = _new(case, rng)
 
     inputs["kv_layout"] = "HND" if case.layout == "HND" else "NHD"
-    inputs.update(causal=case.causal, window_size=case.window_size, softcap=case.softcap, return_lse=case.lse)
+    inputs.update(causal=case.causal, window_size=case.window_size, chunk=case.chunk)
+    inputs.update(softcap=case.softcap, return_lse=case.lse)
     for name, scale in scales.items():
         of_all = name == "out_scale" or not isinstance(scale, Tensor)
         inputs[name] = scale if of_all else SCALES[case.scales](scale, len(case.seq_lens))
@@ -442,6 +444,8 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: boo
     query_lens, contexts = torch.tensor(case.query_lens), torch.tensor(case.context_lens)
     held = (contexts if case.new else torch.tensor(case.seq_lens)).clamp(min=0)  # keys in the cache
     first = (contexts - case.window_size[0]).clamp(min=0) if case.window_size[0] >= 0 else torch.zeros_like(held)
+    if case.chunk is not None:
+        first = first.maximum(contexts // case.chunk * case.chunk)
     first = torch.where(query_lens == 0, held, first)  # nobody asks, so nothing need exist
     columns = torch.arange(int((held + page - 1).max()) // page + 2)  # two columns past the longest
     live = (columns >= first[:, None] // page) & (columns * page < held[:, None])

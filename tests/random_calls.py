@@ -55,6 +55,7 @@ SIZES: dict[str, Draw] = {
     "layout": one_of("NHD", "NHD", "HND", "x"),
     "new": maybe(0.2),
     "window_size": lambda rng, f: (rng.choice([-1, -1, -1, 0, 100, 1200]), -1),
+    "chunk": one_of(None, None, None, None, None, 100, 1024),
     "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0),
     "alibi": maybe(0.1),
 }
@@ -114,6 +115,7 @@ ANYTHING: dict[str, Draw] = {
 BATCH: dict[str, Draw] = {
     "window_size": lambda rng, f: tuple(n if n < 0 else rng.choice([n, n, n, 0, 1, 63, 64]) for n in f["window_size"]),
     # numbers that kernels are told, not compiled for
+    "chunk": lambda rng, f: f.get("chunk") and rng.choice([f["chunk"], 2, 64, 65, 200]),
     "softmax_scale": lambda rng, f: (
         f.get("softmax_scale")
         if f.get("softmax_scale") in (-0.1, 0.0)

@@ -265,6 +265,7 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "softmax_scale": (-0.5, 0.0, 0.5),
     "causal": (False,),
     "window_size": ((5, -1), (-1, 5)),
+    "chunk": (5,),
     "softcap": (3.0,),
     "alibi_slopes": (torch.zeros(4),),
     "sinks": (torch.zeros(4),),
@@ -330,9 +331,9 @@ PLAIN = dict(
 )  # fmt: skip
 UNLIKE: dict[str, Any] = dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
-    out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, alibi=True,
-    sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head", return_lse=True, integers=torch.int64,
-    score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
+    out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
+    alibi=True, sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head", return_lse=True,
+    integers=torch.int64, score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
 )  # fmt: skip
 
 
@@ -379,8 +380,8 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 
 
 VALUES: dict[str, Any] = dict(
-    causal=False, window=(5, -1), softcap=3.0, alibi=True, sinks=True, qq_bias=4, query_positions=True, new=True,
-    lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4, head_dim=64, page_size=32,
+    causal=False, window=(5, -1), chunk=7, softcap=3.0, alibi=True, sinks=True, qq_bias=4, query_positions=True,
+    new=True, lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4, head_dim=64, page_size=32,
     value_dim=48, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9,
     max_keys=99,
     score_mod="tests.score_mods:relative", score_mod_args="float32,37",

@@ -62,15 +62,15 @@ def _form(
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """What decides a call but the facts of its tensors, and those that are there; every call waits for it."""
     tensors = (q, k, v, table, lens) if starts is None else (q, k, v, table, lens, starts)
-    _, max_q, max_k, scale, causal, window, softcap, _, lse, _, invariant = options
+    _, max_q, max_k, scale, causal, window, chunk, softcap, _, lse, _, invariant = options
     try:
         left, right = window
     except (TypeError, ValueError):  # a window of another form will be refused
         return [], tensors
     form: tuple[Any, ...] = (
         # numbers of different types are equal, and some of those types are refused
-        options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(softcap),
-        type(lse), type(invariant), starts is None, out is None,
+        options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(chunk),
+        type(softcap), type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
     a, b, c, d, e, f, g, h, i, j, more = others
     if not (a is b is c is d is e is f is g is h is i is j is more is None):
@@ -90,8 +90,8 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
     if checked.enabled(check):
         checks.check_attention_contents(
             axes, given.page_table, given.seq_lens, given.cu_seqlens_q, max_seqlen_q=options.max_seqlen_q,
-            max_seqlen_k=options.max_seqlen_k, k_new=given.k_new, window_size=options.window_size, only=options.only,
-            query_positions=given.query_positions,
+            max_seqlen_k=options.max_seqlen_k, k_new=given.k_new, window_size=options.window_size, chunk=options.chunk,
+            only=options.only, query_positions=given.query_positions,
         )  # fmt: skip
     value_dim = None if axes.value_dim == axes.head_dim else axes.value_dim
     out = _empty_like(given.q, value_dim) if given.out is None else given.out
@@ -127,6 +127,9 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     *given, lse = held
     x = Tensors.of_slots(given)
     left, right = [min(x, FAR) if x >= 0 else None for x in options.window_size]
+    chunk = None if options.chunk is None else min(options.chunk, FAR)
+    if chunk is not None:  # so that whoever asks whether there is a bound to the left asks for `left` alone
+        left = chunk - 1 if left is None else min(left, chunk - 1)
     apart = x.query_positions is not None
     scale = axes.head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
     if abs(scale) < TINY:
@@ -146,6 +149,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         sinks=x.sinks,
         query_positions=x.query_positions,
         position_right=right if apart else None,
+        chunk=chunk,
         score_mod_args=None if options.score_mod is None else x.score_mod_args,
     )
     return Call(

@@ -19,6 +19,7 @@ def check_attention_contents(
     max_seqlen_k: int | None,
     k_new: Tensor | None,
     window_size: tuple[int, int],
+    chunk: int | None,
     only: str | None,
     query_positions: Tensor | None = None,
 ) -> None:
@@ -45,6 +46,8 @@ def check_attention_contents(
 
     # the keys that some query of the sequence may see, and that are in the cache: first ... end - 1
     first = (context - window_size[0]).clamp(min=0) if window_size[0] >= 0 else torch.zeros_like(context)
+    if chunk is not None:
+        first = first.maximum(context // chunk * chunk)
     end = length if k_new is None else context
     live &= first < end
     for i in _first(live & (end > axes.max_pages * axes.page_size)):

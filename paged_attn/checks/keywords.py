@@ -37,6 +37,7 @@ ATTENTION = {
     "sliding_window": "window_size = (sliding_window - 1, -1)",
     **dict.fromkeys(("window_left", "window_size_left"), "window_size = (left, right), -1 = all"),
     **dict.fromkeys(("window_right", "window_size_right"), "window_size = (left, right), -1 = all"),
+    **dict.fromkeys(("attention_chunk", "attention_chunk_size"), "chunk, None = off"),
     **dict.fromkeys(
         ("logits_soft_cap", "logits_softcap", "logit_cap", "soft_cap", "attn_logit_softcapping"), "softcap"
     ),

@@ -49,9 +49,8 @@ class Question(NamedTuple):
     def batch(self) -> KnownBatch:
         left, right = self.model.window_size
         apart = self.model.query_positions
-        return KnownBatch(
-            self.query_lens, self.seq_lens, left, 0 if self.model.causal else -1 if apart else right, apart
-        )
+        right = 0 if self.model.causal else -1 if apart else right
+        return KnownBatch(self.query_lens, self.seq_lens, left, right, apart, self.model.chunk)
 
     @property
     def problem(self) -> Problem:
@@ -63,9 +62,10 @@ class Question(NamedTuple):
 
 def memory(question: Question) -> dict[str, int]:
     """Bytes that must move, each once."""
-    model, left = question.model, question.model.window_size[0]
+    model = question.model
+    left, chunk = model.window_size[0], model.chunk
     lengths = list(zip(question.query_lens, question.seq_lens))
-    tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, left) for q, k in lengths)
+    tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, left, chunk) for q, k in lengths)
     key = model.kv_heads * (model.head_dim + model.value_width)
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
@@ -73,7 +73,7 @@ def memory(question: Question) -> dict[str, int]:
         "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
         "queries": tokens * model.heads * model.head_dim * model.dtype.itemsize,
         "results": tokens * model.heads * model.value_width * model.out_dtype.itemsize,
-        "page ids": 4 * sum(page_ids(q, k, model.page_size, left) for q, k in lengths),
+        "page ids": 4 * sum(page_ids(q, k, model.page_size, left, chunk) for q, k in lengths),
         "lengths": 4 * (len(lengths) + (len(lengths) + 1 if question.ragged else 0)),
         **lse,
     }
@@ -83,7 +83,8 @@ def operations(question: Question) -> int:
     """Multiplications and additions of both products, where a query sees a key; positions are taken to be slots."""
     model, (left, right) = question.model, question.model.window_size
     right = 0 if model.causal else right
-    pairs = sum(visible_pairs(q, k, left, right) for q, k in zip(question.query_lens, question.seq_lens))
+    lengths = zip(question.query_lens, question.seq_lens)
+    pairs = sum(visible_pairs(q, k, left, right, model.chunk) for q, k in lengths)
     return 2 * (model.head_dim + model.value_width) * model.heads * pairs
 
 

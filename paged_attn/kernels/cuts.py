@@ -20,6 +20,17 @@ class KnownBatch(NamedTuple):
     left: int
     right: int
     positions: bool = False  # queries have positions of their own, none before the context's end
+    chunk: int | None = None  # as in paged_attention
+
+    def first_key(self, pos: int) -> int:
+        """The first that a query at pos sees, as schedule.py has it."""
+        begin = 0 if self.left < 0 else pos - self.left
+        return max(begin, 0 if self.chunk is None else pos // self.chunk * self.chunk, 0)
+
+    def end_of_keys(self, pos: int, seq_len: int) -> int:
+        """Behind the last."""
+        end = seq_len if self.right < 0 else min(pos + self.right + 1, seq_len)
+        return end if self.chunk is None or self.positions else min(end, (pos // self.chunk + 1) * self.chunk)
 
 
 class CountedBlock(NamedTuple):
@@ -58,13 +69,13 @@ def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
             continue
         context = seq_len - query_len
         gap = -max(context, 0) % shape.TILE if shape.APART else 0  # before new keys, in tiles of their own
-        first_tile = 0 if batch.left < 0 else _tile_of(max(context - batch.left, 0), context, gap, shape.TILE)
+        first_tile = _tile_of(batch.first_key(context), context, gap, shape.TILE)
         tiles = max(1, _tiles_before(seq_len, context, gap, shape.TILE) - first_tile)
         for first in reversed(range(0, query_len, shape.BLOCK_Q)):
             tokens = min(query_len - first, shape.BLOCK_Q)
             least = context if batch.positions else context + first
-            begin = 0 if batch.left < 0 else max(least - batch.left, 0)
-            end = seq_len if batch.right < 0 else min(context + first + tokens + batch.right, seq_len)
+            begin = batch.first_key(least)
+            end = batch.end_of_keys(context + first + tokens - 1, seq_len)
             visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
             yield CountedBlock(tokens, -(-query_len // shape.BLOCK_Q), first_tile, tiles, max(0, visited))
 

@@ -42,6 +42,7 @@ class Model(NamedTuple):
     integers: torch.dtype = torch.int32
     score_mod: Named | None = None
     value_dim: int | None = None  # where it is not head_dim
+    chunk: int | None = None
 
     @property
     def value_width(self) -> int:

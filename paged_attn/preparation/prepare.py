@@ -46,6 +46,7 @@ def prepare(
     new: bool = False,
     causal: bool = True,
     window_size: tuple[int, int] = (-1, -1),
+    chunk: int | None = None,
     softcap: float = 0.0,
     alibi: bool = False,
     sinks: torch.dtype | None = None,
@@ -75,7 +76,7 @@ def prepare(
         cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         new: calls pass k_new and v_new.
-        causal, window_size, softcap, return_lse: as in paged_attention.
+        causal, window_size, chunk, softcap, return_lse: as in paged_attention.
         alibi: calls pass alibi_slopes.
         sinks: dtype of the sinks; None: none.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.

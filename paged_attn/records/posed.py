@@ -30,7 +30,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         page_size=page_size,
         max_seqlen_q=tokens if options.max_seqlen_q is None else min(options.max_seqlen_q, tokens),
         max_seqlen_k=room if options.max_seqlen_k is None else min(options.max_seqlen_k, room),
-        window_left=options.window_size[0],
+        window_left=_keys_to_the_left(options),
         ragged=given.cu_seqlens_q is not None,
         positive=scale is None or scale >= TINY,
         softcap=float(options.softcap),
@@ -55,6 +55,12 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         score_mod=score_mod_of(options.score_mod, given.score_mod_args),
         value_dim=None if value_dim == head_dim else value_dim,
     )
+
+
+def _keys_to_the_left(options: Options) -> int:
+    """The most that a query sees before its own position, -1: all."""
+    left, chunk = options.window_size[0], options.chunk
+    return left if chunk is None else chunk - 1 if left < 0 else min(left, chunk - 1)
 
 
 def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:

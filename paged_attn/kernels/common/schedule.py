@@ -117,7 +117,7 @@ def first_tile(context_len, mods, S: tl.constexpr):
     if mods.left is None:
         return 0
     else:
-        return tile_of(tl.maximum(context_len - mods.left, 0), context_len, S)
+        return tile_of(first_key_of(context_len, mods), context_len, S)
 
 
 @triton.jit
@@ -298,6 +298,32 @@ def end_in(tile, end, context_len, S: tl.constexpr):
 
 # ---- what a block sees ---------------------------------------------------------------------------
 
+# A row sees the keys between two bounds, and neither moves back from a row to the next: those of a block are those of
+# its first row and its last.
+
+
+@triton.jit
+def chunk_of(pos, mods):
+    """The number of the chunk that holds a position; before key 0, where queries of too few keys stand, below 0."""
+    return tl.where(pos < 0, pos + 1 - mods.chunk, pos) // mods.chunk
+
+
+@triton.jit
+def first_key_of(pos, mods):
+    """The first key that a query at pos sees, where there is a bound to the left."""
+    first = pos - mods.left
+    if mods.chunk is not None:
+        first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)
+    return tl.maximum(first, 0)
+
+
+@triton.jit
+def within_chunk(end, pos, mods):
+    """`end`, but no later than that of a position's chunk; where positions are no slots, `cut_own` looks for it."""
+    if mods.chunk is not None and mods.query_positions is None:
+        end = tl.minimum(end, (chunk_of(pos, mods) + 1) * mods.chunk)
+    return end
+
 
 @triton.jit
 def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
@@ -317,9 +343,11 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
     first_key = slot * 0
     last_key = first_key + (block.seq_len - 1)
     if mods.left is not None:
-        first_key = tl.maximum(pos - mods.left, 0)
+        first_key = first_key_of(pos, mods)
     if mods.right is not None:
         last_key = tl.minimum(slot + mods.right, last_key)
+    if mods.chunk is not None:
+        last_key = within_chunk(last_key + 1, pos, mods) - 1
     if BLIND:
         last_key = tl.where(valid, last_key, -1)
     token = tl.cast(block.first_token + block.first, tl.int64)
@@ -345,11 +373,13 @@ def visible_range(block, mods, TOKENS: tl.constexpr):
     full_hi = block.seq_len
     if mods.left is not None:
         if mods.query_positions is None:
-            lo = tl.maximum(first_pos - mods.left, 0)
+            lo = first_key_of(first_pos, mods)
         else:
-            lo = tl.maximum(context_len - mods.left, 0)
-        full_lo = tl.maximum(last_pos - mods.left, 0)
+            lo = first_key_of(context_len, mods)
+        full_lo = first_key_of(last_pos, mods)
     if mods.right is not None:
         hi = tl.minimum(last_pos + mods.right + 1, hi)
         full_hi = tl.minimum(first_pos + mods.right + 1, full_hi)
+    hi = within_chunk(hi, last_pos, mods)
+    full_hi = within_chunk(full_hi, first_pos, mods)
     return Span(lo, hi, full_lo, full_hi)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .numerics import LOG2E
+from .schedule import chunk_of
 
 
 @triton.jit
@@ -84,6 +85,9 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
             pos = position_of(tile + key, rows, mods)
             if mods.left is not None:
                 scores = tl.where(pos[None, :] >= (rows.pos - mods.left)[:, None], scores, float("-inf"))
+            if mods.chunk is not None:
+                same = chunk_of(pos, mods)[None, :] == chunk_of(rows.pos, mods)[:, None]
+                scores = tl.where(same, scores, float("-inf"))
             if mods.position_right is not None:
                 seen = pos[None, :] <= (rows.pos + mods.position_right)[:, None]
                 scores = tl.where(seen, scores, float("-inf"))

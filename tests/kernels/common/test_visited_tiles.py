@@ -41,6 +41,16 @@ MASKS = {
     "both": Mask(
         dict(left=9, right=2), dict(window_size=(9, 2), causal=False), lambda q, k: q - 9 <= k <= q + 2
     ),
+    "chunk": Mask(dict(left=5, right=0, chunk=6), dict(chunk=6), lambda q, k: q // 6 * 6 <= k <= q),
+    "chunk, not causal": Mask(dict(left=5, chunk=6), dict(chunk=6, causal=False), lambda q, k: q // 6 == k // 6),
+    "chunk, window": Mask(
+        dict(left=3, right=0, chunk=70), dict(chunk=70, window_size=(3, -1)),
+        lambda q, k: max(q - 3, q // 70 * 70) <= k <= q,
+    ),
+    "chunk, window both ways": Mask(
+        dict(left=3, right=2, chunk=7), dict(chunk=7, window_size=(3, 2), causal=False),
+        lambda q, k: q // 7 == k // 7 and q - 3 <= k <= q + 2,
+    ),
     "itself": Mask(dict(left=0, right=0), dict(window_size=(0, 0)), lambda q, k: k == q),
 }  # fmt: skip
 # (queries, keys): ends of tiles and of blocks, one before and one behind, with and without keys before the queries.
@@ -55,8 +65,7 @@ class Shape(NamedTuple):
 
 
 @triton.jit
-def ask_kernel(out, query_len, seq_len, first, left, right, TOKENS: tl.constexpr, S: tl.constexpr):
-    mods = Modifiers(left, right)
+def ask_kernel(out, query_len, seq_len, first, mods, TOKENS: tl.constexpr, S: tl.constexpr):
     span = visible_range(Block(0, 0, query_len, seq_len, first), mods, TOKENS)
     tl.store(out, span.lo)
     tl.store(out + 1, span.hi)
@@ -73,8 +82,7 @@ def test_bounds_of_a_block_are_those_of_its_mask(name: str, device: str) -> None
         seen = [[k for k in range(keys) if mask.sees(context + q, k)] for q in range(queries)]
         for first in range(0, queries, BLOCK_Q):
             rows = seen[first : first + BLOCK_Q]
-            left, right = mask.mods.get("left"), mask.mods.get("right")
-            ask_kernel[(1,)](out, queries, keys, first, left, right, BLOCK_Q, Shape(TILE, False))
+            ask_kernel[(1,)](out, queries, keys, first, Modifiers(**mask.mods), BLOCK_Q, Shape(TILE, False))
             lo, hi, full_lo, full_hi, tile = out.tolist()
             where = f"{queries} queries, {keys} keys, block at {first}"
             assert lo == min(row[0] for row in rows), f"lo: {where}"

@@ -1,0 +1,181 @@
+"""Who sees what: each mask beside everything that it meets, through the portable kernels.
+
+Which tiles are visited and which need no mask is counted in tests/kernels/common/test_visited_tiles.py; the Hopper
+kernels have the same masks in tests/kernels/hopper/test_hopper_masks.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import paged_attn
+from paged_attn.explain.question import cut as cut_of
+from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
+from paged_attn.planning import plan
+from tests.bad_input import refuses
+from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
+from tests.explain.test_explain import ask
+from tests.test_batch_invariance import chunked, in_order  # noqa: F401, a fixture
+from tests.test_reference import attend, random_qkv
+
+FP16 = torch.float16
+Cut = Callable[..., None]
+
+# Blocks of several tiles and pieces; queries that begin and end beside borders of tiles of 32 and of chunks; decodes,
+# nobody, and queries before key 0.
+LENGTHS = {"query_lens": (37, 1, 0, 9, 64, 1, 3), "seq_lens": (87, 67, 9, 66, 64, 1, 2)}
+
+MASKS: dict[str, dict[str, Any]] = {
+    "chunk of a tile": dict(chunk=32),
+    "chunk across tiles": dict(chunk=43),
+    "chunk within a tile": dict(chunk=5),
+    "chunk of one": dict(chunk=1),
+    "chunk longer than all": dict(chunk=1000),
+    "chunk, not causal": dict(chunk=43, causal=False),
+    "chunk, window": dict(chunk=43, window_size=(20, -1)),
+    "chunk, window both ways": dict(chunk=43, window_size=(20, 6), causal=False),
+}
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sinks, softcap, alibi": dict(sinks=True, softcap=2.0, alibi=True),
+    "tree": dict(qq_bias=30, tree=True),
+    "tree at depths": dict(qq_bias=30, tree=True, positions="tree", alibi=True),
+    "new": dict(new=True, alibi=True),
+    "x-packed, page 24": dict(layout="x", page_size=24, sinks=True),
+    "hnd, padding, prefill only": dict(layout="HND", padding=3, only="prefill"),
+    "decode only": dict(padding=3, only="decode", sinks=True),
+    "fp8 cache": dict(dtype=FP16, cache_dtype=E4M3, scales="per_head"),
+    "fp8": dict(dtype=E4M3, scales="tensor"),
+    "invariant": dict(batch_invariant=True, sinks=True, alibi=True),
+    "a user's function": dict(score_mod="relative"),
+}
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_beside_features(mask: str, feature: str, device: str, cut: Cut) -> None:
+    """In one piece, and with keys cut over three programs."""
+    for segments in (1, 3):
+        cut(segments)
+        run(Case(f"{mask}, {feature}", **LENGTHS, **FEATURES[feature] | MASKS[mask]), device)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_plans_as_they_are_take_a_mask(mask: str, device: str) -> None:
+    run(Case(mask, **LENGTHS, **MASKS[mask]), device)
+    legal = {name: lengths[:-1] for name, lengths in LENGTHS.items()}
+    run(Case(mask, **legal, **MASKS[mask], check=True), device)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_shows_a_query_the_same_in_any_batch_and_any_chunks_of_prefill(mask: str, device: str) -> None:
+    from tests.test_batch_invariance import attend as call
+    from tests.test_batch_invariance import same, whole
+
+    fields = MASKS[mask]
+    if not fields.get("causal", True):
+        pytest.skip("what a query sees depends on the chunk of prefill that it is in")
+    case = Case(mask, (37, 64, 9), (87, 64, 66), batch_invariant=True, sinks=True, **fields)
+    inputs = build(case, device)
+    want = call(case, inputs, whole(case))
+    for chunks in chunked(case, 16):
+        same(case, call(case, inputs, chunks), chunks, want)
+
+
+def test_every_combination_is_of_these_lengths() -> None:
+    """A cut launch of theirs has blocks of several tiles, of which some are whole, and decodes."""
+    assert max(LENGTHS["seq_lens"]) > 2 * 32
+    assert {0, 1} < {*LENGTHS["query_lens"]}
+    assert any(queries > keys for queries, keys in zip(LENGTHS["query_lens"], LENGTHS["seq_lens"]))
+
+
+# ---- chunks ------------------------------------------------------------------------------------------------------
+
+
+def means(queries: int, keys: int, **options: Any) -> list[float]:
+    """Scores are 0, values powers of two: the sum of the values that each query sees, of the reference."""
+    q, k, v = torch.zeros(queries, 1, 1), torch.zeros(keys, 1, 1), 2.0 ** torch.arange(keys).view(keys, 1, 1)
+    out, lse = attend(q, k, v, return_lse=True, **options)
+    return (out[:, 0, 0] * lse[:, 0].exp()).round().tolist()
+
+
+def test_a_query_sees_the_keys_of_its_own_chunk() -> None:
+    """Chunks of 3: keys 0 1 2 | 3 4 5 | 6."""
+    assert means(5, 7, chunk=3) == [0b100 + 0b11, 0b1000, 0b11000, 0b111000, 0b1000000]
+    assert means(4, 7, chunk=3, causal=False) == [0b111000] * 3 + [0b1000000]
+    assert means(2, 7, chunk=3, window_size=(1, -1)) == [0b110000, 0b1000000]
+    assert means(4, 7, chunk=3, window_size=(0, 1), causal=False) == [0b11000, 0b110000, 0b100000, 0b1000000]
+
+
+def test_queries_of_a_chunk_are_a_sequence_of_their_own() -> None:
+    q, k, v = random_qkv(14, 19)
+    out = attend(q, k, v, chunk=8, alibi_slopes=torch.rand(4))
+    for begin, end in ((5, 8), (8, 16), (16, 19)):
+        own, first = slice(begin - 5, end - 5), begin // 8 * 8
+        alone = attend(q[own], k[first:end], v[first:end])
+        torch.testing.assert_close(attend(q, k, v, chunk=8)[own], alone)
+    assert out.isfinite().all()
+
+
+def test_nodes_of_a_tree_are_in_the_chunks_of_their_positions() -> None:
+    """Two branches behind keys 0 1, chunks of 3: of positions 2 3 | 2 3 the second and the last see one key."""
+    q, k, v = torch.zeros(4, 1, 1), torch.zeros(6, 1, 1), torch.tensor([1.0, 2, 4, 8, 16, 32]).view(6, 1, 1)
+    out, lse = attend(q, k, v, query_positions=torch.tensor([2, 3, 2, 3]), chunk=3, return_lse=True)
+    assert (out[:, 0, 0] * lse[:, 0].exp()).round().tolist() == [1 + 2 + 4, 8, 1 + 2 + 4 + 16, 8 + 32]
+
+
+def test_pages_before_the_chunk_of_the_first_query_may_be_anything(device: str) -> None:
+    """The chunk of 16 that holds 35, in pages of 8: pages 0 ... 3 are none."""
+    case = Case("pages", (3,), (38,), page_size=8, chunk=16)
+    inputs = build(case, device)
+    assert inputs["page_table"][0, :5].eq(BAD_PAGE).tolist() == [True] * 4 + [False]
+    compare(case, *paged_attn.paged_attention(**inputs, check=True), inputs)
+    inputs["page_table"][0, 4] = BAD_PAGE
+    text = "page_table[0, 4] = 2147483647, but the cache has 4 pages"
+    refuses(paged_attn.paged_attention, inputs | {"check": True}, ValueError, text)
+
+
+def test_work_is_that_of_the_chunks() -> None:
+    """5 queries behind 3 keys, chunks of 4: keys 0 ... 3 | 4 ... 7, of which the first query sees four."""
+    assert visible_keys(5, 8, chunk=4) == 8
+    assert visible_keys(3, 8, chunk=4) == 4
+    assert visible_pairs(5, 8, chunk=4) == 4 + 1 + 2 + 3 + 4
+    assert visible_pairs(5, 8, right=-1, chunk=4) == 4 * 5
+    assert visible_pairs(5, 8, left=1, chunk=4) == 2 + 1 + 2 + 2 + 2
+    assert page_ids(3, 8, 2, chunk=4) == 2
+
+
+def test_explain_counts_the_tiles_of_chunks() -> None:
+    """256 queries in blocks of 32 over tiles of 64, chunks of 128: 1, 1, 2, 2 of each chunk."""
+    asked = ask(queries="256", keys="256", batch=64, chunk=128, device="sm80")
+    (launch,) = plan.plan(asked.problem).launches
+    assert cut_of(launch, asked.batch).tiles == 64 * 2 * (1 + 1 + 2 + 2)
+
+
+def test_a_chunk_is_as_good_as_a_window_to_the_planner() -> None:
+    assert ask(chunk=1024).problem == ask(window=(1023, -1)).problem
+    assert ask(chunk=1024, window=(99, -1)).problem == ask(window=(99, -1)).problem
+
+
+def test_the_operator_takes_chunks(device: str) -> None:
+    case = Case("operator", (5, 1), (35, 20), chunk=16, lse=False)
+    inputs = {name: x for name, x in build(case, device).items() if name != "return_lse"}
+    torch.ops.paged_attn.attention(**inputs)
+    compare(case, inputs["out"], None, inputs)
+
+
+def test_another_chunk_is_another_call(device: str) -> None:
+    case = Case("again", (5, 1), (35, 20), lse=False)
+    inputs = build(case, device)
+    for chunk in (16, 8, 16, None, 1):
+        given = inputs | {"chunk": chunk}
+        for _ in range(2):
+            compare(case, paged_attn.paged_attention(**given), None, given)
+    refuses(
+        paged_attn.paged_attention, inputs | {"chunk": True}, TypeError, "chunk must be None or an int >= 1, got bool"
+    )
