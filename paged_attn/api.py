@@ -71,7 +71,8 @@ def paged_attention(
             5-D: x-packed [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8.  Any page size, any outer
             strides; heads is a multiple of kv_heads.
         v_cache: as k_cache, but that its last axis, value_dim, may be of another size, up to 512; beside x-packed keys
-            [pages, kv_heads, value_dim, page_size].
+            [pages, kv_heads, value_dim, page_size].  k_cache[..., :value_dim], a view: values are the first dims of
+            keys, as in multi-head latent attention; both are read once, and head_dim may be up to 576.
         page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page with positions p * page_size ... of
             that sequence.  Entries past the last key, or wholly before every query's window, may hold anything.
         seq_lens: [seqs] int32 | int64; keys of each sequence, those of this call included.  0 or less: an empty
@@ -84,7 +85,8 @@ def paged_attention(
             rows may be left unwritten: where out is None these hold whatever the memory held.  check finds it.
         max_seqlen_k: upper bound of seq_lens, on the host; saves work.
         k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim], dtype of q; the call's own keys
-            and values, which are then not read from the cache.  They are not scaled by k_scale and v_scale.
+            and values, which are then not read from the cache.  They are not scaled by k_scale and v_scale.  Where
+            v_cache is k_cache[..., :value_dim], v_new may be None: k_new[..., :value_dim].
         softmax_scale: of the scores before everything else; head_dim ** -0.5 if None.  The product of it, q_scale and
             k_scale is a float32 number, and so are scores: where some of them, with ALiBi and biases, are finite and
             beyond 2^30 in magnitude, results may be no numbers.
@@ -184,9 +186,9 @@ def paged_attention(
 @told
 def write_kv(
     k: torch.Tensor,
-    v: torch.Tensor,
+    v: torch.Tensor | None,
     k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
     slot_mapping: torch.Tensor,
     *,
     kv_layout: str = "NHD",
@@ -199,8 +201,8 @@ def write_kv(
 
     Args:
         k, v: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim] float16 | bfloat16 | float32; last axis
-            contiguous.
-        k_cache, v_cache: as in paged_attention; dtype of k, or fp8.
+            contiguous.  v None: values are the first dims of keys (see v_cache of paged_attention), which are written.
+        k_cache, v_cache: as in paged_attention; dtype of k, or fp8.  Where v is None, v_scale is, and v_cache may be.
         slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token, negative = skip it.  No slot twice.
         kv_layout: "NHD" or "HND"; of no meaning for a 5-D k_cache.
         k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads]; an fp8 cache holds

@@ -24,7 +24,7 @@ write = at_first_call("write", ".calls.write", globals())
 merge = at_first_call("merge", ".calls.merge", globals())
 
 WRITE = """(
-    Tensor k, Tensor v, Tensor{keys} k_cache, Tensor{values} v_cache, Tensor slot_mapping,
+    Tensor k, Tensor? v, Tensor{keys} k_cache, Tensor{values}? v_cache, Tensor slot_mapping,
     *, str kv_layout="NHD", Tensor? k_scale=None, Tensor? v_scale=None, bool? check=None
 )"""
 _library = torch.library.Library("paged_attn", "DEF")
@@ -59,7 +59,8 @@ def _write(
 ) -> None:  # fmt: skip
     """Both caches in one launch, or one of them."""
     if part is None and watched(k, v, k_cache, v_cache, slot_mapping):
-        for operator in (torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values):
+        both = (torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values)
+        for operator in both[: 1 if v is None else 2]:
             operator(
                 k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale, check=check
             )

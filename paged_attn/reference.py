@@ -89,9 +89,10 @@ def paged_attention(
         k, v = _gather(k_cache, v_cache, page_table[seq], first, in_cache, kv_layout)
         k = k * _per_kv_head(k_scale, num_kv_heads, q)[:, None]
         v = v * _per_kv_head(v_scale, num_kv_heads, q)[:, None]
-        if k_new is not None and v_new is not None:
+        if k_new is not None:
             own = slice(start + max(first, context_len) - context_len, end)
-            k, v = torch.cat([k, k_new[own].double()]), torch.cat([v, v_new[own].double()])
+            values = k_new[..., :value_dim] if v_new is None else v_new
+            k, v = torch.cat([k, k_new[own].double()]), torch.cat([v, values[own].double()])
         key = torch.arange(first, first + len(k), device=q.device)  # places in the sequence
         query = context_len + torch.arange(query_len, device=q.device)
         key_pos, query_pos = key, query
@@ -135,9 +136,9 @@ def paged_attention(
 
 def write_kv(
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     k_cache: Tensor,
-    v_cache: Tensor,
+    v_cache: Tensor | None,
     slot_mapping: Tensor,
     *,
     kv_layout: str = "NHD",
@@ -146,23 +147,25 @@ def write_kv(
 ) -> None:
     """What `paged_attn.write_kv` must leave in the caches.
 
-    Token t of k, v goes to slot_mapping[t] = page * page_size + slot, or nowhere if that is negative.
+    Token t of k, v goes to slot_mapping[t] = page * page_size + slot, or nowhere if that is negative.  Where v is None
+    values lie in keys: these are all there is to write.
     """
-    page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
+    page_size = k_cache.shape[3 if k_cache.dim() == 5 else 2 if kv_layout == "HND" else 1]
     keep = slot_mapping >= 0
     page, slot = slot_mapping[keep].long() // page_size, slot_mapping[keep].long() % page_size
     num_kv_heads = k.shape[1]
-    new_k = _narrow(k[keep].double() / _per_kv_head(k_scale, num_kv_heads, k)[:, None], k_cache.dtype)  # [tokens, G, D]
-    new_v = _narrow(v[keep].double() / _per_kv_head(v_scale, num_kv_heads, v)[:, None], v_cache.dtype)
-    if k_cache.dim() == 5:
-        k_cache[page, :, :, slot] = new_k.unflatten(-1, (k_cache.shape[2], k_cache.shape[4]))
-        v_cache[page, :, :, slot] = new_v
-    elif kv_layout == "HND":
-        k_cache[page, :, slot] = new_k
-        v_cache[page, :, slot] = new_v
-    else:
-        k_cache[page, slot] = new_k
-        v_cache[page, slot] = new_v
+    for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
+        if new is None or cache is None:
+            continue
+        stored = _narrow(new[keep].double() / _per_kv_head(scale, num_kv_heads, k)[:, None], cache.dtype)
+        if cache.dim() == 5:  # [tokens, G, D]
+            cache[page, :, :, slot] = stored.unflatten(-1, (cache.shape[2], cache.shape[4]))
+        elif k_cache.dim() == 5:
+            cache[page, :, :, slot] = stored
+        elif kv_layout == "HND":
+            cache[page, :, slot] = stored
+        else:
+            cache[page, slot] = stored
 
 
 def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:

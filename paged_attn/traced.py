@@ -36,8 +36,8 @@ def paged_attention(out: Tensor | None, check: bool | None, return_lse: bool, **
 
 
 def write_kv(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_layout: str, k_scale: Any,
-    v_scale: Any, check: bool | None,
+    k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor, kv_layout: str,
+    k_scale: Any, v_scale: Any, check: bool | None,
 ) -> None:  # fmt: skip
     choice("kv_layout", kv_layout, tuple(LAYOUTS))
     if check is not None:

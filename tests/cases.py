@@ -83,6 +83,7 @@ class Case:
     layout: str = "NHD"  # "NHD" | "HND" | "x" (packed)
     x: int | None = None  # elements of the innermost axis of a packed K cache; None: 16 bytes of them
     shared_buffer: bool = False  # K and V are views of one buffer
+    latent: bool = False  # V is the first value_dim dims of K, and v_new is None
     pages: int = 0  # at least so many pages in the cache, the live ones last; 0: a few free pages, mixed in
     new: bool = False  # the call's own keys and values come from k_new, v_new, and the cache does not hold them
     causal: bool = True
@@ -121,6 +122,8 @@ class Case:
             raise ValueError(f"{self.name}: cu_seqlens_q=None means one query token per sequence and no padding")
         if self.own_out and (self.only or self.dtype_of_out != self.dtype):
             raise ValueError(f"{self.name}: `out` of the call's own is of q's type, and holds anything in other rows")
+        if self.latent and (self.layout == "x" or self.value_width > self.head_dim):
+            raise ValueError(f"{self.name}: values cannot lie in these keys")
 
     @property
     def context_lens(self) -> tuple[int, ...]:
@@ -285,6 +288,8 @@ def compare(
 def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:
     """A call of the reference whose values are followed by their magnitudes, as further dims: one pass over scores."""
     dims = {"v_cache": 2 if given["k_cache"].dim() == 5 else 3, "v_new": 2}
+    if given.get("k_new") is not None and given["v_new"] is None:
+        given = given | {"v_new": given["k_new"][..., : given["v_cache"].shape[3]]}
     values = {name: given[name] for name in dims if given.get(name) is not None}
     doubled = {name: torch.cat([bits(v), bits(_magnitude(v))], dims[name]).view(v.dtype) for name, v in values.items()}
     return given | doubled
@@ -426,7 +431,7 @@ def _positions(case: Case) -> Tensor:
     return torch.tensor(positions, dtype=torch.int32)
 
 
-def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
     """k_new [tokens, kv_heads, head_dim] and v_new, NaN in padding and before position 0."""
     pos = torch.cat([torch.arange(c, c + n) for c, n in zip(case.context_lens, case.query_lens, strict=True)])
     live = torch.cat([pos >= 0, torch.zeros(case.padding, dtype=torch.bool)]).to(rng.device)
@@ -435,6 +440,8 @@ def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     bits(both)[~live] = bits(_nans((1,), both.dtype, rng.device))
     k, v = both.split(case.kv_heads, dim=1)
     k, v = k[..., : case.head_dim], v[..., : case.value_width]
+    if case.latent:
+        return (k if case.strided else k.contiguous()), None
     return (k, v) if case.strided else (k.contiguous(), v.contiguous())
 
 
@@ -463,7 +470,7 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: boo
     dead = (torch.arange(page) >= left[:, None]).to(device)
     caches = _empty_caches(case, num_pages, device, _nans if filled else _memory)
     named = (("k_scale", case.head_dim), ("v_scale", case.value_width))
-    for cache, (name, dim) in zip(caches if filled else (), named, strict=filled):
+    for cache, (name, dim) in list(zip(caches, named))[: filled and 2 - case.latent]:
         keys = torch.randn(num_live, page, case.kv_heads, dim, generator=rng, device=device)
         scale = scales.get(name, 1.0)
         keys = keys / (scale[:, None] if isinstance(scale, Tensor) else scale)
@@ -492,6 +499,9 @@ def _empty_caches(
         "HND": tuple((num_pages, heads, page, n) for n in (dim, value_dim)),
         "x": ((num_pages, heads, dim // x, page, x), (num_pages, heads, value_dim, page)),
     }[case.layout]
+    if case.latent:
+        k = made((*shapes[0][:3], dim + 16 * case.shared_buffer), dtype, device)[..., :dim]  # wider rows if shared
+        return k, k[..., :value_dim]
     if not case.shared_buffer:
         return made(shapes[0], dtype, device), made(shapes[1], dtype, device)
     if case.layout == "x":

@@ -35,7 +35,7 @@ def attend(
     """What paged_attention returns for these Tensors, `others` those after cu_seqlens_q, and these Options."""
     form, tensors = _form(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
     found, of = memo.again(form, tensors), None
-    if found is None:
+    if found is None or (found[1][1] == found[1][2]) is not found[0].latent:
         of = memo.signature(form, tensors)
         found = memo.find(form, tensors, of)
     if found is None or (checked.ALWAYS if check is None else check is not False):
@@ -104,9 +104,10 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
             if lse is not None:
                 lse.fill_(float("-inf"))
         return result
+    same = given.k_cache.data_ptr() == given.v_cache.data_ptr()
     problem = problem_of(given, options, device, INTERPRET)
     with arguments_for((*given.slots, lse)) as held:
-        launches = Launches(steps_of(plan(problem), _call(held, options, axes)), given.q.device, value_dim)
+        launches = Launches(steps_of(plan(problem), _call(held, options, axes)), given.q.device, value_dim, same)
     launches.first(tuple([x for x in (*given.slots, lse) if isinstance(x, Tensor)]))
     memo.keep(of, launches)
     return result
@@ -120,6 +121,11 @@ def _empty_like(q: Tensor, value_dim: int | None) -> Tensor:
 
 def _empty_lse(q: Tensor) -> Tensor:
     return torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+
+
+def _new(k_new: Any, v_new: Any) -> KeyValues:
+    """Keys and values outside the cache; values that are not given are the first dims of these keys."""
+    return KeyValues(layout.contiguous(k_new), layout.contiguous(k_new if v_new is None else v_new))
 
 
 def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
@@ -157,7 +163,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         lse=lse,
         query=layout.rows(x.q),
         cache=layout.cache(x.k_cache, x.v_cache, options.kv_layout),
-        new=None if x.k_new is None else KeyValues(layout.contiguous(x.k_new), layout.contiguous(x.v_new)),
+        new=None if x.k_new is None else _new(x.k_new, x.v_new),
         query_starts=x.cu_seqlens_q,
         seq_lens=x.seq_lens,
         page_table=x.page_table,

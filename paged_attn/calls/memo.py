@@ -80,7 +80,8 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
         facts = [
             (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y % ALIGNMENT) for x, y in zip(tensors, addresses)
         ]
-        key = (form, *facts)
+        # which begin at the same address: values that lie in keys are read once
+        key = (form, tuple(map(addresses.index, addresses)), *facts)
         hash(key)
         return key, addresses
     except (AttributeError, TypeError, RuntimeError):  # not tensors, tensors without memory, options without a hash

@@ -22,10 +22,17 @@ def write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any,
     check: bool | None, part: str | None = None,
 ) -> None:  # fmt: skip
-    """Do what write_kv says; of the "keys" or the "values" alone, if `part` says so."""
+    """Do what write_kv says; of the "keys" or the "values" alone, if `part` says so.
+
+    v is None: values are the first dims of keys, and written with them.
+    """
     scales = (k_scale, v_scale)
-    form: tuple[Any, ...] = ("write_kv", kv_layout, part)
+    if v is None:
+        part = "keys"
+    form: tuple[Any, ...] = ("write_kv", kv_layout, part, v is None, v_cache is None)
     tensors: tuple[Any, ...] = (k, v, k_cache, v_cache, slot_mapping)
+    if v is None or v_cache is None:  # and a missing one of two is refused
+        tensors = tuple([x for x in tensors if x is not None])
     if not (k_scale is v_scale is None):
         form += memo.form_of(scales)
         tensors += tuple([x for x in scales if isinstance(x, Tensor)])
@@ -53,14 +60,15 @@ def write(
 def _step(held: list[Any], kv_layout: str, part: str | None, axes: checks.Axes, device: Device) -> Step:
     """A program per token and so many of its heads as make some 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
-    dim, value_padded = (max(16, next_power_of_2(x)) for x in (axes.head_dim, axes.value_dim))
+    dim, value_padded = (max(16, next_power_of_2(x)) for x in (axes.head_dim, axes.value_dim or 1))
     block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))
     grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
-    new = KeyValues(layout.rows(k), layout.rows(v))
-    cache = layout.cache(k_cache, v_cache, kv_layout)
-    if part is not None:
-        absent = {"keys": "value", "values": "key"}[part]
-        new, cache = new._replace(**{absent: None}), cache._replace(**{absent: None})
+    if part == "keys":  # which may have no values beside them
+        new, cache = KeyValues(layout.rows(k), None), KeyValues(layout.keys(k_cache, kv_layout), None)
+    else:
+        new, cache = KeyValues(layout.rows(k), layout.rows(v)), layout.cache(k_cache, v_cache, kv_layout)
+    if part == "values":
+        new, cache = new._replace(key=None), cache._replace(key=None)
     args = (
         new.key, new.value, cache, slot_mapping,
         scales(1.0, key=k_scale, value=v_scale),

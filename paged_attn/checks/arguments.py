@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ..arguments import BY_NAME
 from ..launching.locks import FIRST
+from ..records.latent import MAX_DIM, lies_in
 from .axes import (
     BIAS_FOR,
     CACHE_FOR,
@@ -97,11 +98,16 @@ def check_attention(
     elif tokens != seqs:
         raise ValueError(f"cu_seqlens_q = None needs tokens = seqs, got q with tokens = {tokens} and seqs = {seqs}")
     if k_new is not None or v_new is not None:
-        both("k_new", k_new, "v_new", v_new)
+        latent = k_new is not None and v_new is None and lies_in(v_cache, k_cache)
+        if not latent:
+            both("k_new", k_new, "v_new", v_new)
+            if sizes["head_dim"] > MAX_DIM:
+                raise ValueError(f"v_new must be None with head_dim = {sizes['head_dim']}: values lie in k_new")
         unscaled = (k_cache if q.dtype in FP8 else q).dtype
         dtypes = HALF if unscaled in FP8 else SAME[unscaled]
         door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes)
-        door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
+        if not latent:
+            door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
     if alibi_slopes is not None:
         door.tensor("alibi_slopes", alibi_slopes, ("heads",), FLOAT32)
     if sinks is not None:
@@ -173,9 +179,9 @@ def check_options(**given: Any) -> None:
 
 def check_write(
     k: Tensor,
-    v: Tensor,
+    v: Tensor | None,
     k_cache: Tensor,
-    v_cache: Tensor,
+    v_cache: Tensor | None,
     slot_mapping: Tensor,
     *,
     kv_layout: str,
@@ -185,21 +191,28 @@ def check_write(
     """Everything the host can know about a call of write_kv: raises, or returns its sizes."""
     door = Door()
     door.tensor("k", k, ("tokens", "kv_heads", "head_dim"), FLOAT)
-    door.tensor("v", v, ("tokens", "kv_heads", "value_dim"), SAME[k.dtype])
-    door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
+    if v is None:
+        door.latent(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
+    else:
+        door.tensor("v", v, ("tokens", "kv_heads", "value_dim"), SAME[k.dtype])
+        door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
     door.tensor("slot_mapping", slot_mapping, ("tokens",), INTEGER)
     writable("k_cache", k_cache)
-    writable("v_cache", v_cache)
-    if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
-        apart("v_cache", v_cache, k_cache=k_cache)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
-    door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
+    if v is None:
+        if v_scale is not None:
+            raise ValueError("v_scale must be None with v = None, for values are the first dims of keys")
+    elif v_cache is not None:  # which `caches` has made sure of
+        writable("v_cache", v_cache)
+        if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
+            apart("v_cache", v_cache, k_cache=k_cache)
+        door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
     size = door.sizes
     return Axes(
         size["tokens"],
         kv_heads=size["kv_heads"],
         head_dim=size["head_dim"],
-        value_dim=size["value_dim"],
+        value_dim=size.get("value_dim", 0),
         pages=size["pages"],
         page_size=size["page_size"],
         x=size.get("x", 0),

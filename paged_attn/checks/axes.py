@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import TINY
+from ..records.latent import MAX_DIM, MAX_LATENT_DIM, lies_in
 from .overlap import overlap, overlaps_itself
 from .plain import plain
 from .swapped import LAYOUTS, OTHER, reading, shares_out
@@ -23,7 +24,6 @@ SAME = {dtype: (dtype,) for dtype in QUERY}
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
-MAX_HEAD_DIM = 512  # of queries and keys, and of values
 # numbers reach the kernels as int32 and float32
 INT32_MAX = torch.iinfo(torch.int32).max
 HUGE = torch.finfo(torch.float32).max
@@ -120,23 +120,52 @@ class Door:
 
     def caches(self, k_cache: Any, v_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
         """Both caches, in any layout; the rank of k_cache tells x-packed ones."""
+        self._keys(k_cache, kv_layout, dtypes)
+        axes = ("pages", "kv_heads", "value_dim", "page_size")
+        self.tensor(
+            "v_cache",
+            v_cache,
+            axes if k_cache.ndim == 5 else (*LAYOUTS[kv_layout][:3], "value_dim"),
+            SAME[k_cache.dtype],
+        )
+        self._page(k_cache)
+        for axis in ("head_dim", "value_dim"):
+            if not 1 <= self.sizes[axis] <= MAX_DIM:
+                self._wide_keys(axis, k_cache, v_cache)
+
+    def latent(self, k_cache: Any, v_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+        """A cache whose keys hold their values, of which another view may be given, too."""
+        self._keys(k_cache, kv_layout, dtypes)
+        self._page(k_cache)
+        if v_cache is not None and not lies_in(v_cache, k_cache):
+            raise ValueError("v_cache must be None, or k_cache[..., :value_dim], with v = None")
+        if not 1 <= self.sizes["head_dim"] <= MAX_LATENT_DIM:
+            raise ValueError(f"head_dim must be between 1 and {MAX_LATENT_DIM}, got {self.sizes['head_dim']}")
+
+    def _keys(self, k_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
         choice("kv_layout", kv_layout, tuple(LAYOUTS))
         if isinstance(k_cache, Tensor) and k_cache.ndim == 5:
             self.tensor("k_cache", k_cache, ("pages", "kv_heads", "head_dim // x", "page_size", "x"), dtypes)
             if self.sizes["head_dim // x"] * self.sizes["x"] != self.sizes["head_dim"]:
                 wanted = f"[pages, kv_heads, head_dim // x, page_size, x] with head_dim = {self.sizes['head_dim']}"
                 raise ValueError(f"k_cache must be {wanted}, got {list(k_cache.shape)}")
-            self.tensor("v_cache", v_cache, ("pages", "kv_heads", "value_dim", "page_size"), SAME[k_cache.dtype])
         else:
             self.tensor("k_cache", k_cache, LAYOUTS[kv_layout], dtypes)
             self.cache = kv_layout, k_cache.shape
-            self.tensor("v_cache", v_cache, (*LAYOUTS[kv_layout][:3], "value_dim"), SAME[k_cache.dtype])
+
+    def _page(self, k_cache: Tensor) -> None:
         for axis in ("kv_heads", "page_size"):
             if self.sizes[axis] < 1:
                 raise ValueError(f"k_cache must have {axis} >= 1, got {list(k_cache.shape)}")
-        for axis in ("head_dim", "value_dim"):
-            if not 1 <= self.sizes[axis] <= MAX_HEAD_DIM:
-                raise ValueError(f"{axis} must be between 1 and {MAX_HEAD_DIM}, got {self.sizes[axis]}")
+
+    def _wide_keys(self, axis: str, k_cache: Tensor, v_cache: Tensor) -> None:
+        """Keys that hold their values may have a few dims more."""
+        size = self.sizes[axis]
+        if axis == "value_dim" or not MAX_DIM < size <= MAX_LATENT_DIM:
+            raise ValueError(f"{axis} must be between 1 and {MAX_DIM}, got {size}")
+        if not lies_in(v_cache, k_cache):
+            where = "where v_cache is k_cache[..., :value_dim]"
+            raise ValueError(f"{axis} must be between 1 and {MAX_DIM}, or {MAX_LATENT_DIM} {where}, got {size}")
 
     def scale(self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads") -> None:
         """A scale belongs to an fp8 tensor, always, and to no other."""

@@ -86,10 +86,13 @@ class Launches:
     the first time.
     """
 
-    __slots__ = ("device", "index", "kept", "steps", "stream", "value_dim")
+    __slots__ = ("device", "index", "kept", "latent", "steps", "stream", "value_dim")
 
-    def __init__(self, steps: Sequence[Step], device: torch.device, value_dim: int | None = None) -> None:
+    def __init__(
+        self, steps: Sequence[Step], device: torch.device, value_dim: int | None = None, latent: bool = False
+    ) -> None:
         self.steps, self.device, self.index = steps, device, device.index
+        self.latent = latent  # keys and values of the cache begin at the same address
         self.value_dim = value_dim  # of results, where it is not that of the queries
         self.kept: list[Kept] | None = None
         # the handle of the stream that work is put on now

@@ -69,11 +69,16 @@ def _align(x: torch.Tensor, *steps: int) -> tl.constexpr:
     return tl.constexpr(math.gcd(16, x.data_ptr() // x.element_size(), *steps))
 
 
+def keys(k_cache: torch.Tensor, kv_layout: str) -> KV:
+    """Keys alone; 5-D ones are x-packed."""
+    return packed_key(k_cache) if k_cache.ndim == 5 else paged(k_cache, kv_layout)
+
+
 def cache(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> KeyValues:
-    """The caches of a call; a 5-D k_cache is x-packed."""
-    if k_cache.ndim == 5:
-        return KeyValues(packed_key(k_cache), packed_value(v_cache))
-    return KeyValues(paged(k_cache, kv_layout), paged(v_cache, kv_layout))
+    """The caches of a call."""
+    return KeyValues(
+        keys(k_cache, kv_layout), packed_value(v_cache) if k_cache.ndim == 5 else paged(v_cache, kv_layout)
+    )
 
 
 def pairable(kv: KV, head_dim: int) -> bool:
@@ -94,6 +99,11 @@ def _pairs(kv: KV) -> KV:
     steps = (kv.stride_page, kv.stride_slot, kv.stride_head, kv.stride_run)
     page, slot, head, run = (step // 2 for step in steps)
     return KV(ptr, page, slot, head, run, kv.RUN // 2, kv.FP8, _align(ptr, page, slot, head, run), tl.constexpr(2))
+
+
+def of_one_head(keys: KeyValues) -> KeyValues:
+    """Each KV head is the first."""
+    return KeyValues(*(kv._replace(stride_head=0) for kv in keys))
 
 
 def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
@@ -150,9 +160,12 @@ def adjacent(k_cache: torch.Tensor, v_cache: torch.Tensor, kv_layout: str) -> bo
     return all(x.ndim == 4 and paged(x, kv_layout).stride_head == x.shape[3] for x in caches)
 
 
-def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether the copy engine can read keys and values outside the cache beside a cache of this type."""
-    return all(x.dtype == dtype and x.shape[0] > 0 and aligned(x) for x in (k_new, v_new))
+def rows_boxable(k_new: torch.Tensor, v_new: torch.Tensor | None, dtype: torch.dtype) -> bool:
+    """Whether the copy engine can read keys and values outside the cache beside a cache of this type.
+
+    v_new None: values lie in these keys.
+    """
+    return all(x.dtype == dtype and x.shape[0] > 0 and aligned(x) for x in (k_new, v_new) if x is not None)
 
 
 def aligned(x: torch.Tensor) -> bool:

@@ -21,6 +21,7 @@ class Config(NamedTuple):
     boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
     pairs: bool = False  # fp8 keys and values two dims at a time
     registers: int | None = None  # per thread, at most
+    head_blocks: int = 1  # parts that the heads of a latent cache's one KV head are cut into, each a KV head to kernels
     piece: int | None = None  # keys are cut at multiples of this only; a multiple of every tile
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..arguments import TINY, Options, Tensors
 from ..kernels.common.score_mod import score_mod_of
 from ..launching.backend import Device
-from . import layout
+from . import latent, layout
 from .problem import Problem
 
 
@@ -54,6 +54,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         device=device,
         score_mod=score_mod_of(options.score_mod, given.score_mod_args),
         value_dim=None if value_dim == head_dim else value_dim,
+        latent=latent.lies_in(v_cache, k_cache) and given.v_new is None,
     )
 
 

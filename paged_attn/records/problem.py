@@ -45,6 +45,7 @@ class Problem(NamedTuple):
     device: Device
     score_mod: ScoreMod | None = None
     value_dim: int | None = None  # dims of values and results where these are not head_dim
+    latent: bool = False  # values are the first dims of keys, in the same memory
 
     @property
     def value_width(self) -> int:

@@ -11,7 +11,7 @@ MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # times a stride of rows that are 
 
 
 @triton.jit
-def _addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
+def addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
     """Addresses [R, D] and which of them exist: of PAIRED heads a row has one half of the dims."""
     head = rows.kv_head * S.GROUP
     if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or tensor.WIDE is not None:
@@ -31,7 +31,7 @@ def _addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
 @triton.jit
 def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
     """Queries in the compute type, in as many parts as the keys."""
-    ptr, inside = _addresses(rows, dim, query, S.HEAD_DIM, S)
+    ptr, inside = addresses(rows, dim, query, S.HEAD_DIM, S)
     x = tl.load(ptr, mask=inside, other=0)
     if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
         x, unit = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
@@ -69,7 +69,7 @@ def store_lse(lse, rows, state, S: tl.constexpr):
 @triton.jit
 def store_results(out, rows, dim, x, scales, S: tl.constexpr):
     """Results [R, D] of finished rows."""
-    ptr, inside = _addresses(rows, dim, out, S.VALUE_DIM, S)
+    ptr, inside = addresses(rows, dim, out, S.VALUE_DIM, S)
     tl.store(ptr, quantize(x, scales, out), mask=inside)
 
 

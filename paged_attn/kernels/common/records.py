@@ -130,7 +130,7 @@ class Shape(NamedTuple):
     GROUP: int  # query heads per KV head
     KV_HEADS: int
     HEAD_DIM: int
-    DIM: int  # HEAD_DIM rounded up to a power of two
+    DIM: int  # HEAD_DIM rounded up to a power of two; of keys that hold their values VALUE_PADDED
     VALUE_DIM: int  # of values and results; mostly HEAD_DIM
     VALUE_PADDED: int  # VALUE_DIM rounded up; where that is HEAD_DIM, DIM
     PAGE: int
@@ -159,6 +159,7 @@ class Shape(NamedTuple):
     FAR_CAP: bool = False  # the softcap is so large that exponentials alone would not do (`scores.softcap`)
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
     SCORE_MOD: Any = None  # a user's function, `score_mod.of_this_dialect`
+    REST: int | None = None  # values are the first dims of keys, and read once: dims behind them rounded up, 0 = none
 
 
 class Heads(NamedTuple):

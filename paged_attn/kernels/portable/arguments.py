@@ -17,11 +17,14 @@ def attention(launch: Launch, call: Call) -> Step:
     if config.registers is not None:
         options["maxnreg"] = config.registers
     cache = layout.pairs(call.cache, shape.HEAD_DIM, shape.VALUE_DIM) if config.pairs else call.cache
+    new = call.new
+    if config.head_blocks > 1:  # of one KV head, wherever kernels take it to be
+        cache, new = layout.of_one_head(cache), new and layout.of_one_head(new)
     need = need_of(launch) if shape.SPLIT else None
     room = None if need is None else ROOM
     boxes = layout.boxes(call.cache, shape) if config.boxes else (None, None)
     args = (
-        call.out, call.lse, room, call.query, cache, *boxes, call.new, *numbers_of(launch, call), call.mods,
+        call.out, call.lse, room, call.query, cache, *boxes, new, *numbers_of(launch, call), call.mods,
         call.scales, shape,
     )  # fmt: skip
     return Step(attention_kernel, launch.grid, args, options, need)

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
-from ..common.output import clear_padding, load_query, store_partial, store_rows, tokens_of
+from ..common.output import clear_padding, store_partial, store_rows, tokens_of
 from ..common.records import Batch, KeyValues, Source, State
 from ..common.schedule import (
     block_of,
@@ -23,24 +23,27 @@ from ..common.schedule import (
 from ..common.scores import cut_own, mask, modify
 from ..common.softmax import merge, start, update
 from .cache import load_box, load_ids, load_kv, locate
+from .latent import load_latent, load_queries
 
 
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold the keys of one tile into the state; FULL: every row sees all of them."""
     page, slot = locate(source, ids, tile, S)
-    if boxes is not None:
-        k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S.DIM, S).T,)
+    # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
+    pos = tile + tl.arange(0, S.TILE)
+    live = None if FULL else (pos >= source.first) & (pos < source.end)
+    if S.REST is not None:
+        k, v = load_latent(kv.key, page, slot, rows.kv_head, live, S)
     else:
-        k = unpack(load_kv(kv.key, page, slot, rows.kv_head, None, S.HEAD_DIM, S.DIM, S).T, kv.key, S)
-    if FULL and boxes is not None:
-        v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S.VALUE_PADDED, S),)
-    else:
-        # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
-        pos = tile + tl.arange(0, S.TILE)
-        live = None if FULL else (pos >= source.first) & (pos < source.end)
-        stored = load_kv(kv.value, page, slot, rows.kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S)
-        v = unpack(stored, kv.value, S)
+        if boxes is not None:
+            k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S.DIM, S).T,)
+        else:
+            k = unpack(load_kv(kv.key, page, slot, rows.kv_head, None, S.HEAD_DIM, S.DIM, S).T, kv.key, S)
+        if FULL and boxes is not None:
+            v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S.VALUE_PADDED, S),)
+        else:
+            v = unpack(load_kv(kv.value, page, slot, rows.kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv.value, S)
     key = tl.arange(0, S.TILE)
     scores = products(q.parts, k, S)
     unit = q.unit * (source.scale * LOG2E)
@@ -167,7 +170,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             tile = (unit - before) % tiles
             count = tl.minimum(tiles - tile, share.end - unit)
             first = first_tile(block.seq_len - block.query_len, mods, S)
-            q = load_query(query, rows, tl.arange(0, S.DIM), cache.key.PARTS, S)
+            q = load_queries(query, rows, cache.key.PARTS, S)
             if S.PIECE is None:
                 begin = (first + tile) * S.TILE
                 end = begin + count * S.TILE
@@ -243,7 +246,7 @@ def attention_kernel(
         block = find_block(batch, index, S)
         if block.query_len > 0:
             rows = row_tile(block, kv_head, tl.arange(0, S.ROWS), mods, S.BLOCK_Q, S)
-            q = load_query(query, rows, tl.arange(0, S.DIM), cache.key.PARTS, S)
+            q = load_queries(query, rows, cache.key.PARTS, S)
             if S.PIECE is None:
                 state = attend_block(
                     block, rows, q, 0, block.seq_len, True, cache, boxes, new, batch, mods, scales, S

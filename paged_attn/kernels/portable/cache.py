@@ -61,8 +61,13 @@ def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
 
 
 @triton.jit
-def load_kv(kv, page, slot, kv_head, live, WIDTH: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr):
-    """Rows [N, PADDED / PARTS] of stored elements, of WIDTH dims; rows that are not live (None: all are) are zeros."""
+def load_kv(
+    kv, page, slot, kv_head, live, WIDTH: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr, BEGIN: tl.constexpr = 0
+):  # fmt: skip
+    """Rows [N, PADDED / PARTS] of stored elements, of WIDTH dims from BEGIN on.
+
+    Rows that are not live (None: all are) are zeros.
+    """
     HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
     DIM: tl.constexpr = PADDED // kv.PARTS
     dim = tl.arange(0, DIM)
@@ -75,6 +80,8 @@ def load_kv(kv, page, slot, kv_head, live, WIDTH: tl.constexpr, PADDED: tl.const
         # wide loads go along the slots here, but the compiler cannot see through locate's reshape
         WIDE: tl.constexpr = min(kv.ALIGN, S.CHUNK)
         row = tl.max_contiguous(tl.multiple_of(row, WIDE), WIDE)
+    if BEGIN > 0:  # of keys that lie in one run
+        head += BEGIN // kv.PARTS
     ptr = head + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     if kv.RUN == 1 or live is None:
         # along the slots a mask would cut wide loads into single elements: garbage is loaded, and dropped below

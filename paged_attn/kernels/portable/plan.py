@@ -14,8 +14,10 @@ from .tuning import (
     MAX_SCRATCH_BYTES,
     decode_config,
     fit,
+    head_blocks,
     invariant_config,
     of_rows,
+    padded_dims,
     pair_config,
     prefill_config,
     split_config,
@@ -32,6 +34,12 @@ ELEMENTS_PER_MERGE_PROGRAM = 1024
 
 def launches(p: Problem) -> tuple[Launch, ...]:
     """Sequences of few queries (decode, speculation) in one launch, the others in another, unless one cannot occur."""
+    blocks = head_blocks(p)
+    p = p._replace(kv_heads=p.kv_heads * blocks)
+    return tuple(x._replace(config=x.config._replace(head_blocks=blocks)) for x in _launches(p))
+
+
+def _launches(p: Problem) -> tuple[Launch, ...]:
     group = p.heads // p.kv_heads
     few = _few_config(p)
     few_tokens = _few_tokens(p, few)
@@ -90,7 +98,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     config = of_rows(config, rows)
     config = fit(p, config if p.batch_invariant else pair_config(p, config))
     tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
-    value_padded = max(16, next_power_of_2(p.value_width))
+    dim, value_padded, rest = padded_dims(p)
     shares, live, slots = _shares(p, config, blocks, block_q), rows, 2
     if config.piece is not None:
         live = min(rows, next_power_of_2(tokens * group))
@@ -102,7 +110,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         GROUP=group,
         KV_HEADS=p.kv_heads,
         HEAD_DIM=p.head_dim,
-        DIM=max(16, next_power_of_2(p.head_dim)),
+        DIM=dim,
         VALUE_DIM=p.value_width,
         VALUE_PADDED=value_padded,
         PAGE=p.page_size,
@@ -128,6 +136,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
         FAR_CAP=p.far_cap,
         SCORE_MOD=of_this_dialect(p.score_mod),
+        REST=rest,
     )
     skip, merge = p.kv_heads * live, None
     if shares and not shape.MERGE:

@@ -17,6 +17,7 @@ MAX_SCRATCH_BYTES = 1 << 28
 # Dims of a head beyond which a state takes twice the registers that those of 256 do: it is shared out among twice the
 # threads, and blocks have fewer rows.
 WIDE = 256
+MOST_ROWS, MOST_INVARIANT_ROWS = 64, 32
 
 # Shared memory that one program may use, bytes
 _SHARED = {
@@ -54,7 +55,7 @@ def prefill_config(p: Problem) -> Config:
     if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return config._replace(rows=64, tile=32, peel=False)
     if p.widest > WIDE:
-        return config._replace(rows=64, tile=32)
+        return config._replace(rows=MOST_ROWS, tile=32)
     if p.widest > 128:
         return config._replace(tile=32)
     if p.qq_bias:
@@ -73,7 +74,7 @@ def of_rows(config: Config, rows: int) -> Config:
 
 def pair_config(p: Problem, config: Config) -> Config:
     """The same where fp8 can be read in pairs and few rows let memory decide: half the bytes, twice the programs."""
-    if not p.pairable or config.rows >= 64:
+    if not p.pairable or config.rows >= 64 or (p.latent and (p.value_width % 2 or p.value_width <= 16)):
         return config
     config = config._replace(pairs=True)
     if p.device.capability < 89:
@@ -108,16 +109,34 @@ def invariant_config(p: Problem) -> Config:
     if p.widest > 128:
         config = config._replace(warps=8)
     if p.widest > WIDE:  # registers hold two states, of a piece and of those before it
-        config = config._replace(rows=min(config.rows, 32))
+        config = config._replace(rows=min(config.rows, MOST_INVARIANT_ROWS))
     return config._replace(least=KEYS_PER_PIECE // config.tile)
+
+
+def padded_dims(p: Problem) -> tuple[int, int, int | None]:
+    """(dims of keys, of values, and of keys behind those that are their values; None: values lie elsewhere)."""
+    value_dim = max(16, next_power_of_2(p.value_width))
+    if not p.latent:
+        return max(16, next_power_of_2(p.head_dim)), value_dim, None
+    rest = p.head_dim - p.value_width
+    return value_dim, value_dim, max(32, next_power_of_2(rest)) if rest else 0  # of pairs half are enough for a dot
+
+
+def head_blocks(p: Problem) -> int:
+    """Parts of the heads on a latent cache's KV head, of up to 64: registers hold no more rows of 512 dims."""
+    group = p.heads // p.kv_heads
+    most = MOST_INVARIANT_ROWS if p.batch_invariant else MOST_ROWS
+    if p.kv_heads > 1 or group <= most or p.widest <= WIDE or not p.latent:
+        return 1
+    return next(parts for parts in range(2, group + 1) if group % parts == 0 and group // parts <= most)
 
 
 def fit(p: Problem, config: Config) -> Config:
     """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
-    dim = max(16, next_power_of_2(p.head_dim))
-    row_bytes = dim * p.compute.itemsize
-    value_dim = max(16, next_power_of_2(p.value_width))
-    stored_bytes = (dim + value_dim) * (p.cache.itemsize if config.pairs else p.compute.itemsize)
+    dim, value_dim, rest = padded_dims(p)
+    row_bytes = (dim + (rest or 0)) * p.compute.itemsize
+    stored_dims = dim + value_dim if rest is None else dim + rest
+    stored_bytes = stored_dims * (p.cache.itemsize if config.pairs else p.compute.itemsize)
     limit = _SHARED.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
