@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from . import traced
+from .arguments import table_parts
 from .checks.axes import ScaleLike
 from .checks.keywords import refuse, told
 from .lazy import at_first_call
@@ -17,6 +18,7 @@ attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
 merge = at_first_call("merge", ".calls.merge", globals())
 
+TableLike = torch.Tensor | Sequence[torch.Tensor]
 NO_ARGS: tuple[torch.Tensor | float, ...] = ()
 
 
@@ -25,7 +27,7 @@ def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
-    page_table: torch.Tensor,
+    page_table: TableLike,
     seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor | None = None,
     *,
@@ -75,6 +77,9 @@ def paged_attention(
             keys, as in multi-head latent attention; both are read once, and head_dim may be up to 576.
         page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page with positions p * page_size ... of
             that sequence.  Entries past the last key, or wholly before every query's window, may hold anything.
+            Or ragged, as engines keep it: (indptr [seqs + 1], indices), int32 | int64 each and of any strides; row s is
+            indices[indptr[s] : indptr[s + 1]].  What lies between and behind rows is not read.  Then max_seqlen_k is
+            worth giving: without, a sequence is taken to have up to as many pages as there are indices.
         seq_lens: [seqs] int32 | int64; keys of each sequence, those of this call included.  0 or less: an empty
             sequence.  Numbers of all three have to fit 32 bits, whatever their type.
         cu_seqlens_q: [seqs + 1] int32 | int64; queries of sequence s are rows cu_seqlens_q[s] ...
@@ -156,6 +161,9 @@ def paged_attention(
     """
     if others:
         refuse(paged_attention, others)
+    page_starts = None
+    if isinstance(page_table, (tuple, list)):
+        page_table, page_starts = table_parts(page_table)
     if torch.compiler.is_compiling():
         if score_mod is not None:
             raise ValueError(
@@ -163,8 +171,8 @@ def paged_attention(
             )
         return traced.paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
-            kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, k_new=k_new, v_new=v_new,
-            softmax_scale=softmax_scale, causal=causal, window_size=window_size, chunk=chunk,
+            kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
+            k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, window_size=window_size, chunk=chunk,
             softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, query_positions=query_positions,
             q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse,
             only=only, batch_invariant=batch_invariant, check=check,
@@ -172,8 +180,8 @@ def paged_attention(
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
-            k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale, out_scale,
-            None if score_mod_args is NO_ARGS else score_mod_args,
+            page_starts, k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale,
+            out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, chunk, softcap, score_mod,

@@ -14,6 +14,7 @@ REQUIRED: Any = object()
 TINY = 2.0**-126  # the smallest normal float32: no score is another for a scale below it
 # What an argument is.
 TENSOR = "tensor"
+PART = "part"  # a tensor, or None, that callers give as a part of another argument
 SCALE = "scale"  # a tensor, or a number on the host
 SEVERAL = "several"  # tensors and numbers in a row
 RESULT = "result"  # a tensor that the call makes if it is None
@@ -55,7 +56,9 @@ ARGUMENTS = (
         "v_cache", TENSOR, REQUIRED, "Tensor", (), ("pairable", "boxable", "rows_per_page", "adjacent", "value_dim"),
         ("kv_heads", "page_size", "cache_dtype", "value_dim"), ("kv_heads", "page_size", "kv_dtype", "value_dim"),
     ),
-    Argument("page_table", TENSOR, REQUIRED, "Tensor", (), ("max_seqlen_k",), ("integers",), ("max_keys",)),
+    Argument(
+        "page_table", TENSOR, REQUIRED, "Tensor", (), ("max_seqlen_k",), ("integers", "page_indices"), ("max_keys",)
+    ),
     Argument("seq_lens", TENSOR, REQUIRED, "Tensor", (), ("seqs",), ("integers",), ("keys", "batch")),
     Argument("cu_seqlens_q", TENSOR, None, "Tensor?", (), ("ragged",), ("integers",), ("queries",)),
     Argument(
@@ -64,6 +67,7 @@ ARGUMENTS = (
     ),
     Argument("max_seqlen_q", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_q",), LENGTHS, ("max_queries",)),
     Argument("max_seqlen_k", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_k",), LENGTHS, ("max_keys",)),
+    Argument("page_starts", PART, None, "Tensor?", (), ("max_seqlen_k",), ("page_indices",), ()),  # of page_table
     Argument(
         "k_new", TENSOR, None, "Tensor?", (), ("new", "new_box", "compute", "pairable", "max_seqlen_k"),
         ("new",), ("new",),
@@ -112,7 +116,7 @@ def _record(name: str, fields: list[str]) -> Any:
     return made(name, fields)
 
 
-class Tensors(_record("Tensors", [*of_kind(TENSOR, SCALE), *of_kind(SEVERAL), *of_kind(RESULT)])):  # type: ignore[misc]
+class Tensors(_record("Tensors", [*of_kind(TENSOR, PART, SCALE), *of_kind(SEVERAL, RESULT)])):  # type: ignore[misc]
     """The arguments of a call that are tensors, or may be, in the order of its launches' slots: log-sum-exp is next.
 
     score_mod_args, None or several, have a slot each.  out is last, for it may be made by the call.
@@ -140,9 +144,17 @@ class Options(_record("Options", of_kind(OPTION))):  # type: ignore[misc]
 BEHIND = Tensors._fields.index("score_mod_args")
 
 
+def table_parts(given: Any) -> tuple[Any, Any]:
+    """(page_table, page_starts) of a page table as callers give it: a tensor, or the pair (indptr, indices)."""
+    if isinstance(given, (tuple, list)) and len(given) == 2 and given[0] is not None:
+        return given[1], given[0]
+    return given, None
+
+
 def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
     """A call by its keywords; what it does not name has its default."""
     values = {x.name: x.default for x in ARGUMENTS if x.default is not REQUIRED} | given
+    values["page_table"], values["page_starts"] = table_parts(values["page_table"])
     tensors = Tensors(**{name: values.pop(name) for name in Tensors._fields})
     for name in of_kind(CHECK):
         values.pop(name)

@@ -20,7 +20,7 @@ def paged_attention(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    page_table: Tensor,
+    page_table: Tensor | Sequence[Tensor],
     seq_lens: Tensor,
     cu_seqlens_q: Tensor | None = None,
     *,
@@ -86,7 +86,7 @@ def paged_attention(
         if chunk is not None:
             first = max(first, context_len // chunk * chunk)
         in_cache = seq_len if k_new is None else context_len
-        k, v = _gather(k_cache, v_cache, page_table[seq], first, in_cache, kv_layout)
+        k, v = _gather(k_cache, v_cache, _row(page_table, seq), first, in_cache, kv_layout)
         k = k * _per_kv_head(k_scale, num_kv_heads, q)[:, None]
         v = v * _per_kv_head(v_scale, num_kv_heads, q)[:, None]
         if k_new is not None:
@@ -195,6 +195,14 @@ def _narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
         limit = torch.finfo(dtype).max
         values = values.clamp(-limit, limit)
     return values.to(dtype)
+
+
+def _row(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
+    """Pages of one sequence, of a tensor or of (indptr, indices)."""
+    if isinstance(page_table, Tensor):
+        return page_table[seq]
+    indptr, indices = page_table
+    return indices[int(indptr[seq]) : int(indptr[seq + 1])]
 
 
 def _gather(

@@ -105,6 +105,7 @@ class Case:
     decode_form: bool = False  # cu_seqlens_q=None
     strided: bool = False  # q, k_new, v_new, out and page_table are slices of wider tensors
     integers: torch.dtype = torch.int32  # of page_table, seq_lens and cu_seqlens_q
+    table: str = ""  # of pages: "ragged" | "gaps", spare entries behind rows | "views" of wider tensors; "": dense
     bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
     slack: int = 0  # by how much these are above what is there
     own_out: bool = False  # the call makes `out`, of q's type
@@ -171,7 +172,8 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
     q = _random((case.tokens, slots_q, case.head_dim), case.dtype, rng, scales.get("q_scale"))[:, : case.heads]
     real = sum(case.query_lens)
     bits(q)[real:] = bits(_nans((1,), case.dtype, device))
-    inputs: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "page_table": table}
+    pages: Any = table if not case.table else _ragged(case, table)
+    inputs: dict[str, Any] = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "page_table": pages}
     inputs["seq_lens"] = torch.tensor(case.seq_lens, dtype=case.integers, device=device)
     if not case.decode_form:
         starts = torch.tensor((0, *case.query_lens)).cumsum(0)
@@ -481,6 +483,24 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: boo
             order = {"NHD": (0, 1, 2, 3), "HND": (0, 2, 1, 3), "x": (0, 3, 1, 2)}[case.layout]
             bits(cache).permute(order)[ids.to(device)] = bits(keys)
     return table.to(device)[:, : len(columns)], *caches
+
+
+def _ragged(case: Case, table: Tensor) -> tuple[Tensor, Tensor]:
+    """(indptr, indices) of a page table: poison where its rows have it, and behind the last one."""
+    held = torch.tensor(case.context_lens if case.new else case.seq_lens).clamp(min=0)
+    counts = [-(-int(keys) // case.page_size) for keys in held]
+    rng, nobodys = random.Random(case.seed), torch.full((3,), BAD_PAGE, dtype=table.dtype)
+    spare = [rng.randrange(3) * (case.table == "gaps") for _ in counts]
+    rows = [
+        torch.cat([row[:count], nobodys[:more]]) for row, count, more in zip(table.cpu(), counts, spare, strict=True)
+    ]
+    indices = torch.cat([*rows, nobodys])
+    indptr = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    if case.table != "views":
+        return indptr.to(table.device, case.integers), indices.to(table.device)
+    both = indptr, indices.to(torch.int32 if case.integers == torch.int64 else torch.int64)
+    wide = [torch.stack([x, torch.full_like(x, BAD_PAGE)], dim=1).to(table.device) for x in both]
+    return wide[0][:, 0], wide[1][:, 0]
 
 
 def _memory(shape: tuple[int, ...], dtype: torch.dtype, device: Any) -> Tensor:

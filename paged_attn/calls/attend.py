@@ -57,11 +57,11 @@ def attend(
 
 
 def _form(
-    q: Any, k: Any, v: Any, table: Any, lens: Any, starts: Any, out: Any,
+    q: Any, keys: Any, values: Any, table: Any, lens: Any, starts: Any, out: Any,
     others: tuple[Any, ...], options: tuple[Any, ...],
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """What decides a call but the facts of its tensors, and those that are there; every call waits for it."""
-    tensors = (q, k, v, table, lens) if starts is None else (q, k, v, table, lens, starts)
+    tensors = (q, keys, values, table, lens) if starts is None else (q, keys, values, table, lens, starts)
     _, max_q, max_k, scale, causal, window, chunk, softcap, _, lse, _, invariant = options
     try:
         left, right = window
@@ -72,8 +72,8 @@ def _form(
         options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(chunk),
         type(softcap), type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    a, b, c, d, e, f, g, h, i, j, more = others
-    if not (a is b is c is d is e is f is g is h is i is j is more is None):
+    a, b, c, d, e, f, g, h, i, j, k, more = others
+    if not (a is b is c is d is e is f is g is h is i is j is k is more is None):
         if more is not None:
             if not isinstance(more, (tuple, list)):  # it will be refused
                 return [], tensors
@@ -89,9 +89,10 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
     device = device_of(given.q.device)
     if checked.enabled(check):
         checks.check_attention_contents(
-            axes, given.page_table, given.seq_lens, given.cu_seqlens_q, max_seqlen_q=options.max_seqlen_q,
-            max_seqlen_k=options.max_seqlen_k, k_new=given.k_new, window_size=options.window_size, chunk=options.chunk,
-            only=options.only, query_positions=given.query_positions,
+            axes, given.page_table, given.page_starts, given.seq_lens, given.cu_seqlens_q,
+            max_seqlen_q=options.max_seqlen_q, max_seqlen_k=options.max_seqlen_k, k_new=given.k_new,
+            window_size=options.window_size, chunk=options.chunk, only=options.only,
+            query_positions=given.query_positions,
         )  # fmt: skip
     value_dim = None if axes.value_dim == axes.head_dim else axes.value_dim
     out = _empty_like(given.q, value_dim) if given.out is None else given.out
@@ -167,6 +168,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         query_starts=x.cu_seqlens_q,
         seq_lens=x.seq_lens,
         page_table=x.page_table,
+        page_starts=layout.page_starts(x.page_table, x.page_starts),
         mods=mods,
         scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale),
     )

@@ -37,6 +37,7 @@ from .axes import (
 )
 from .contents import check_attention_contents, check_write_contents
 from .overlap import same_elements
+from .page_table import STARTS, admit_page_table
 from .swapped import looks_swapped, warn
 
 __all__ = [
@@ -66,6 +67,7 @@ def check_attention(
     seq_lens: Tensor,
     cu_seqlens_q: Tensor | None,
     *,
+    page_starts: Tensor | None,
     k_new: Tensor | None,
     v_new: Tensor | None,
     alibi_slopes: Tensor | None,
@@ -84,13 +86,12 @@ def check_attention(
     door = Door()
     door.tensor("q", q, ("tokens", "heads", "head_dim"), QUERY)
     door.caches(k_cache, v_cache, options["kv_layout"], CACHE_FOR[q.dtype])
-    door.tensor("page_table", page_table, ("seqs", "max_pages"), INTEGER)
-    door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
+    admit_page_table(door, page_table, page_starts, seq_lens)
     sizes = door.sizes
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
         raise door.wrong_heads(heads)
-    if k_new is None:  # which would have settled kv_heads
+    if k_new is None and page_starts is None:  # new keys would have settled kv_heads; a ragged table has no width
         _doubt(door, options["max_seqlen_k"])
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1
@@ -132,7 +133,7 @@ def check_attention(
             "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
             cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks,
             qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale,
-            **more,
+            **more, **{STARTS: page_starts},
         )  # fmt: skip
     door.scale("q_scale", q_scale, "q", q.dtype)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from .axes import INT32_MAX, Axes
+from .page_table import check_ragged, first_true
 from .swapped import shares_out
 
 
 def check_attention_contents(
     axes: Axes,
     page_table: Tensor,
+    page_starts: Tensor | None,
     seq_lens: Tensor,
     cu_seqlens_q: Tensor | None,
     *,
@@ -31,13 +33,13 @@ def check_attention_contents(
         asked &= (query == 1) if only == "decode" else (query != 1)
     live = asked & (length > 0)
 
-    for i in _first(asked & ((length > INT32_MAX) | (length < -INT32_MAX - 1))):
+    for i in first_true(asked & ((length > INT32_MAX) | (length < -INT32_MAX - 1))):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but lengths must fit 32 bits")
-    for i in _first(live & (query > (query if max_seqlen_q is None else max_seqlen_q))):
+    for i in first_true(live & (query > (query if max_seqlen_q is None else max_seqlen_q))):
         raise ValueError(f"sequence {i} has {query[i]} query tokens, but max_seqlen_q = {max_seqlen_q}")
-    for i in _first(live & (length > (length if max_seqlen_k is None else max_seqlen_k))):
+    for i in first_true(live & (length > (length if max_seqlen_k is None else max_seqlen_k))):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but max_seqlen_k = {max_seqlen_k}")
-    for i in _first(live & (length < query)):
+    for i in first_true(live & (length < query)):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
 
     context = length - query
@@ -50,14 +52,17 @@ def check_attention_contents(
         first = first.maximum(context // chunk * chunk)
     end = length if k_new is None else context
     live &= first < end
-    for i in _first(live & (end > axes.max_pages * axes.page_size)):
+    if page_starts is not None:
+        check_ragged(axes, page_table, page_starts, length, first, end, live)
+        return
+    for i in first_true(live & (end > axes.max_pages * axes.page_size)):
         held = f"page_table[{i}] holds max_pages = {axes.max_pages} pages of {axes.page_size}"
         if not axes.x and shares_out(axes.heads, axes.page_size) and end[i] <= axes.max_pages * axes.kv_heads:
             held += f", or of {axes.kv_heads} in the other kv_layout"
         raise ValueError(f"seq_lens[{i}] = {length[i]} needs {end[i]} keys in the cache, but {held}")
     column, table = torch.arange(axes.max_pages), page_table.cpu()
     used = live[:, None] & (column >= (first // axes.page_size)[:, None]) & (column * axes.page_size < end[:, None])
-    for i in _first((used & ((table < 0) | (table >= axes.pages))).flatten()):
+    for i in first_true((used & ((table < 0) | (table >= axes.pages))).flatten()):
         seq, col = divmod(i, axes.max_pages)
         raise ValueError(f"page_table[{seq}, {col}] = {table[seq, col]}, but the cache has {axes.pages} pages")
 
@@ -65,12 +70,12 @@ def check_attention_contents(
 def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
     """Slots that only the device knows, read back: each inside the cache, none twice, negative ones skipped."""
     slots = slot_mapping.cpu().long()
-    for i in _first(slots >= axes.pages * axes.page_size):
+    for i in first_true(slots >= axes.pages * axes.page_size):
         held = f"{axes.pages} pages of {axes.page_size} slots"
         raise ValueError(f"slot_mapping[{i}] = {slots[i]} (token {i}), but the cache has {held}")
     order = slots.argsort(stable=True)
     again = (slots[order[1:]] == slots[order[:-1]]) & (slots[order[1:]] >= 0)
-    for j in _first(again):
+    for j in first_true(again):
         i, before = int(order[j + 1]), int(order[j])
         raise ValueError(f"slot_mapping[{i}] = {slots[i]} (token {i}), but token {before} has the same slot")
 
@@ -84,7 +89,7 @@ def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) 
     seq = torch.arange(len(query)).repeat_interleave(query)
     index = torch.arange(tokens) - (query.cumsum(0) - query)[seq]
     least, pos = context[seq], pos[:tokens]
-    for i in _first(live[seq] & ((pos < least) | (pos > least + index))):
+    for i in first_true(live[seq] & ((pos < least) | (pos > least + index))):
         which = f"query_positions[{i}] = {pos[i]} (sequence {seq[i]}, query {index[i]})"
         raise ValueError(f"{which} must be at least {least[i]} and at most {least[i] + index[i]}")
 
@@ -97,14 +102,9 @@ def _query_lens(axes: Axes, cu_seqlens_q: Tensor | None) -> Tensor:
     if bounds[0] != 0:
         raise ValueError(f"cu_seqlens_q[0] = {bounds[0]}, but it must be 0")
     query = bounds.diff()
-    for i in _first(query < 0):
+    for i in first_true(query < 0):
         before = f"cu_seqlens_q[{i}] = {bounds[i]}"
         raise ValueError(f"cu_seqlens_q[{i + 1}] = {bounds[i + 1]} is less than {before} (sequence {i})")
     if bounds[-1] > axes.tokens:
         raise ValueError(f"cu_seqlens_q[{axes.seqs}] = {bounds[-1]}, but q has tokens = {axes.tokens}")
     return query
-
-
-def _first(wrong: Tensor) -> list[int]:
-    """Index of the first True of [N] in a list, which is empty if there is none."""
-    return wrong.nonzero()[:1, 0].tolist()

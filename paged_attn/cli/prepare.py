@@ -18,6 +18,7 @@ from paged_attn.launching import gpus
 @click.option("--sinks", type=options.Dtype(HALF), help="Of sinks, if there are any.")
 @click.option("--scales", type=click.Choice(["number", "tensor", "per_head"]), default="number", show_default=True)
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
+@click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Of a ragged page table.  [it is dense]")
 @click.option("--max-seqs", type=positive, default=256, show_default=True, help="Sequences of a step, at most.")
 @click.option("--max-tokens", type=positive, default=8192, show_default=True, help="Query tokens of a step.")
 @click.option("--max-seqlen", type=positive, default=131072, show_default=True, help="Keys of a sequence.")
@@ -40,7 +41,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     cache = types["kv_dtype"] or dtype
     if cache not in CACHE_FOR[dtype]:
         raise click.UsageError(f"--kv-dtype must be one of {CACHE_FOR[dtype]} beside {dtype}, got {cache}")
-    layout, name = given.pop("layout"), given.pop("device")
+    layout, name, indices = given.pop("layout"), given.pop("device"), given.pop("page_indices")
     options.check_packed(layout, given["head_dim"], cache)
     if name is None and INTERPRET:
         raise click.UsageError("kernels are interpreted on this machine: name a --device to compile for, such as h200")
@@ -60,6 +61,7 @@ def prepare(as_json: bool, **given: Any) -> None:
         window_size=given.pop("window"),
         return_lse=given.pop("lse"),
         integers=getattr(torch, given.pop("integers")),
+        page_indices=getattr(torch, indices) if indices else None,
         device=device,
         **given,
     )

@@ -40,13 +40,14 @@ def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
         call.query_starts,
         call.seq_lens,
         call.page_table,
-        call.page_table.stride(0),
+        0 if call.page_starts is not None else call.page_table.stride(0),
         call.seq_lens.shape[0],
         call.query.ptr.shape[0],
         launch.shortest,
         launch.longest,
         launch.least,
         launch.slots,
+        call.page_starts,
     )
 
 

@@ -40,6 +40,7 @@ class Model(NamedTuple):
     scales: str
     return_lse: bool
     integers: torch.dtype = torch.int32
+    page_indices: torch.dtype | None = None
     score_mod: Named | None = None
     value_dim: int | None = None  # where it is not head_dim
     chunk: int | None = None
@@ -126,7 +127,7 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         q=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.dtype),
         k_cache=k_cache,
         v_cache=v_cache,
-        page_table=torch.empty(batch.seqs, -(-batch.max_seqlen_k // model.page_size), dtype=model.integers),
+        page_table=_page_table(model, batch),
         seq_lens=torch.empty(batch.seqs, dtype=model.integers),
         max_seqlen_q=batch.max_seqlen_q,
         max_seqlen_k=batch.max_seqlen_k,
@@ -154,6 +155,13 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         if layout.is_fp8(dtype):
             call[f"{name}_scale"] = torch.empty(1) if name == "out" and model.scales != "number" else scale
     return call
+
+
+def _page_table(model: Model, batch: Lengths) -> Any:
+    pages = -(-batch.max_seqlen_k // model.page_size)
+    if model.page_indices is None:
+        return torch.empty(batch.seqs, pages, dtype=model.integers)
+    return torch.empty(batch.seqs + 1, dtype=model.integers), torch.empty(batch.seqs * pages, dtype=model.page_indices)
 
 
 def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:

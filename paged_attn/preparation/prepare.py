@@ -56,6 +56,7 @@ def prepare(
     score_mod_args: Sequence[Any] = (),
     scales: str = "number",
     integers: torch.dtype = torch.int32,
+    page_indices: torch.dtype | None = None,
     return_lse: bool = False,
     max_seqs: int = 256,
     max_tokens: int = 8192,
@@ -86,6 +87,8 @@ def prepare(
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
             [1, kv_heads] or expanded from these).  Inside torch.compile numbers become tensors.
         integers: dtype of page_table, seq_lens, cu_seqlens_q and query_positions, torch.int32 or torch.int64.
+        page_indices: dtype of indices where page_table is (indptr, indices), whose indptr is of `integers`; None: where
+            it is a tensor.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
         device: where calls will run, the current GPU if None; a Device, to compile without one, as for an image.

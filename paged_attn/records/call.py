@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..kernels.common.records import KeyValues, Modifiers, Rows, Scales, Scratch
+from ..kernels.common.records import KeyValues, Modifiers, PageStarts, Rows, Scales, Scratch
 from ..launching.launch import COUNTERS, STATES
 
 ROOM = Scratch(STATES, COUNTERS)  # which a launch has of its stream
@@ -21,6 +21,7 @@ class Call(NamedTuple):
     query_starts: torch.Tensor | None
     seq_lens: torch.Tensor
     page_table: torch.Tensor
+    page_starts: PageStarts | None
     mods: Modifiers
     scales: Scales
 

@@ -6,7 +6,7 @@ import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..kernels.common.records import KV, KeyValues, Rows, Shape
+from ..kernels.common.records import KV, KeyValues, PageStarts, Rows, Shape
 
 # Strides of tokens and heads from which on offsets inside a block of rows are counted in 64 bits.  Below, 32 are enough
 # for 256 rows, 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`) and, of tokens, the 16 warps x 132 programs of
@@ -115,6 +115,11 @@ def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
 def value_dim_of(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
     """Dims of values: x-packed they are not innermost."""
     return v_cache.shape[2 if k_cache.ndim == 5 else 3]
+
+
+def page_starts(page_table: torch.Tensor, starts: torch.Tensor | None) -> PageStarts | None:
+    """Of a ragged page table, whose rows lie one behind the other or anywhere in a list of page ids."""
+    return None if starts is None else PageStarts(starts, starts.stride(0), page_table.stride(0))
 
 
 def boxable(*caches: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from ..arguments import TINY, Options, Tensors
 from ..kernels.common.score_mod import score_mod_of
 from ..launching.backend import Device
 from . import latent, layout
+from .plan import UNBOUNDED
 from .problem import Problem
 
 
@@ -19,8 +20,10 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     page_size, kv_heads = layout.page_of(k_cache, kv_layout)
     value_dim = layout.value_dim_of(k_cache, v_cache)
     scale, new = options.softmax_scale, given.k_new is not None
-    # lengths that the host knows: of the queries, and of the keys that the page table and the call's own hold
-    room = given.page_table.shape[1] * page_size + (tokens if new else 0)
+    # lengths that the host knows: of the queries, and of the keys that the page table and the call's own hold; a row
+    # of a ragged one may be all of it
+    pages = given.page_table.shape[1 if given.page_starts is None else 0]
+    room = min(pages * page_size + (tokens if new else 0), UNBOUNDED)
     return Problem(
         tokens=tokens,
         seqs=given.seq_lens.shape[0],

@@ -157,7 +157,7 @@ def merge_blocks_kernel(
     SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Join the pieces of some rows of a block, of one KV head, if it is cut.  most: rows of the largest block."""
-    batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0)
+    batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0, None)
     kv_head = tl.program_id(0) % S.KV_HEADS
     groups = tl.cdiv(most, ROWS)
     first = tl.program_id(0) // S.KV_HEADS % groups * ROWS

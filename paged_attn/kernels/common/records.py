@@ -52,14 +52,23 @@ class Batch(NamedTuple):
 
     query_starts: Any  # int32 or int64 [seqs + 1]; None = one query token per sequence
     seq_lens: Any  # int32 or int64 [seqs]
-    page_table: Any  # int32 or int64 [seqs, max_pages]
-    page_table_stride: Any
+    page_table: Any  # int32 or int64 [seqs, max_pages], or with page_starts [pages of all rows]
+    page_table_stride: Any  # from row to row
     num_seqs: Any
     num_tokens: Any
     shortest: Any  # query lengths outside [shortest, longest] belong to another launch
     longest: Any
     least: Any  # tiles of a share
     slots: Any  # scratch states of a share
+    page_starts: Any = None  # PageStarts of a ragged page table; None: a row for each sequence
+
+
+class PageStarts(NamedTuple):
+    """Where rows of a ragged page table begin: row s with entry starts[s * stride], entries being `step` apart."""
+
+    starts: Any  # int32 or int64 [seqs + 1], of which the last is never read
+    stride: Any
+    step: Any
 
 
 class Modifiers(NamedTuple):
@@ -240,6 +249,7 @@ class Source(NamedTuple):
     first: Any
     end: Any
     scale: Any  # of the scores: softmax, query and key scales in one
+    page_starts: Any = None  # of the page table
 
 
 class Query(NamedTuple):

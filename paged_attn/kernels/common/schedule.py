@@ -84,6 +84,28 @@ def find_block(batch, block, S: tl.constexpr):
         return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), S)
 
 
+# ---- the page table ------------------------------------------------------------------------------
+
+
+@triton.jit
+def pages_of(batch, seq):
+    """Where a sequence's page ids begin."""
+    if batch.page_starts is None:
+        return batch.page_table + tl.cast(seq, tl.int64) * batch.page_table_stride
+    else:
+        first = tl.load(batch.page_starts.starts + tl.cast(seq, tl.int64) * batch.page_starts.stride)
+        return batch.page_table + tl.cast(first, tl.int64) * batch.page_starts.step
+
+
+@triton.jit
+def page_at(pages, column, page_starts):
+    """Where the id of a sequence's page of this number lies, or ids of some pages."""
+    if page_starts is None:
+        return pages + column
+    else:
+        return pages + tl.cast(column, tl.int64) * page_starts.step
+
+
 # ---- even shares of all blocks -------------------------------------------------------------------
 
 

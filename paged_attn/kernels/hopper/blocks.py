@@ -9,7 +9,7 @@ import triton
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch, Block
-from ..common.schedule import visible_range
+from ..common.schedule import pages_of, visible_range
 from .args import Jobs, Results, Rings, Turn, Turns
 from .consuming import pingpong
 from .consuming.ahead import consume_items_ahead
@@ -54,15 +54,16 @@ def load_items(
     item = read(mail, number, 1)
     while item.kv_head >= 0:
         if item.begin < item.end:
-            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             if FIRST and P.QUERY_BOX:
                 load_queries(query_box, queries, done, ring, turn, item, S, P)
                 done += 1
             kv_head = item.kv_head // P.PARTS
             turn = load_tiles(
-                box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, PART, STAGES, S, P
-            )
+                box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, item.end, lo, PART, STAGES,
+                S, P,
+            )  # fmt: skip
         number += 1
         item = read(mail, number, 1)
 
@@ -92,11 +93,13 @@ def hand_out_items(
         publish(mail, number, item)
         if ALONE:
             rest_end = gl.minimum(end, tile + TILES_LEFT_AT_NEXT_ITEM)
-            turn = load_tiles(box, new_box, ring, turn, table, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P)
+            turn = load_tiles(
+                box, new_box, ring, turn, table, batch, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P
+            )
         number += 1
         working = item.kv_head >= 0
         if working:
-            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             block, kv_head, tile, end = item.block, item.kv_head // P.PARTS, item.begin, item.end
             if ALONE:
@@ -105,14 +108,18 @@ def hand_out_items(
                     if at <= tile + TILES_LEFT_AT_NEXT_ITEM:
                         from_many, answer = ask(counters, taken, lists, P)
                     if at >= tile + TILES_LEFT_AT_NEXT_ITEM:
-                        turn = load_tile(box, new_box, ring, turn, table, block, kv_head, at, lo, PART, STAGES, S, P)
+                        turn = load_tile(
+                            box, new_box, ring, turn, table, batch, block, kv_head, at, lo, PART, STAGES, S, P
+                        )
             else:
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, block, kv_head, tile + 1, end, lo, PART, STAGES, S, P
+                    box, new_box, ring, turn, table, batch, block, kv_head, tile + 1, end, lo, PART, STAGES, S, P
                 )  # fmt: skip
                 from_many, answer = ask(counters, taken, lists, P)
                 if tile < end:
-                    turn = load_tile(box, new_box, ring, turn, table, block, kv_head, tile, lo, PART, STAGES, S, P)
+                    turn = load_tile(
+                        box, new_box, ring, turn, table, batch, block, kv_head, tile, lo, PART, STAGES, S, P
+                    )
             taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
     if P.FOLLOWS:
@@ -214,15 +221,16 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
 def blocks_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, query_starts,
-    seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
-    S: gl.constexpr, P: gl.constexpr,
+    seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods,
+    scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
     if not P.FOLLOWS:
         gdc_wait()
     batch = Batch(
-        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
-    )
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
+        page_starts,
+    )  # fmt: skip
     if S.CLEAR:
         live = tokens_of(batch)  # memory answers while barriers are made
     bring_lengths(batch, P)

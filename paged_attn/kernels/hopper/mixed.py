@@ -9,7 +9,7 @@ import triton
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch, Scratch
-from ..common.schedule import find_share, room_of, unflatten, visible_range, work
+from ..common.schedule import find_share, pages_of, room_of, unflatten, visible_range, work
 from .args import Jobs, Results, Rings, Turn, Turns
 from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .consuming.column_softmax import make_flags
@@ -75,11 +75,12 @@ def hand_out_share(
             if item.begin < item.end:
                 load_queries(query_box, queries, done, ring, turn, item, S, P)
                 done += 1
-                table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+                table = pages_of(batch, item.block.seq)
                 lo = visible_range(item.block, mods, S.BLOCK_Q).lo
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, item.block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
-                )
+                    box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, item.end, lo, 0, STAGES,
+                    S, P,
+                )  # fmt: skip
             unit += count
     publish(mail, number, no_item(unit))
 
@@ -121,17 +122,18 @@ def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
 def mixed_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_box, few_key_box, few_value_box,
     few_new_key_box, few_new_value_box, few_query_box, query_starts, seq_lens, page_table, page_table_stride, num_seqs,
-    num_tokens, shortest, longest, least, slots, few_shortest, few_least, few_slots, mods, scales,
+    num_tokens, shortest, longest, least, slots, page_starts, few_shortest, few_least, few_slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr, F: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
     """Attention of blocks of queries x KV heads by S and P and, of sequences of fewer queries, of shares by F and G."""
     gdc_wait()
     batch = Batch(
-        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
-    )
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
+        page_starts,
+    )  # fmt: skip
     few_batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, few_shortest, shortest - 1,
-        few_least, few_slots,
+        few_least, few_slots, page_starts,
     )  # fmt: skip
     if S.CLEAR:
         live = tokens_of(batch)  # memory answers while barriers are made

@@ -7,7 +7,7 @@ line of units, here loaders and consumers walk along it each for itself: one con
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch
-from ..common.schedule import find_share, room_of, unflatten, visible_range, work
+from ..common.schedule import find_share, pages_of, room_of, unflatten, visible_range, work
 from .args import Results, Rings, Turn, Turns
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
@@ -38,15 +38,17 @@ def load_share(
             seq += 1
         else:
             item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
-            table = batch.page_table + item.block.seq.to(gl.int64) * batch.page_table_stride
+            table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             begin, end = tiles_of(item, mods, S)
             if values is None:
-                turn = load_tiles(box, new_box, ring, turn, table, item.block, kv_head, begin, end, lo, 0, STAGES, S, P)
+                turn = load_tiles(
+                    box, new_box, ring, turn, table, batch, item.block, kv_head, begin, end, lo, 0, STAGES, S, P
+                )
             else:
                 for i in range(end - begin):
                     turn = load_both(
-                        box, value_box, new_box, new_value_box, ring, values, turn, table, item.block, kv_head,
+                        box, value_box, new_box, new_value_box, ring, values, turn, table, batch, item.block, kv_head,
                         end - 1 - i, lo, STAGES, S, P,
                     )  # fmt: skip
             unit += count
@@ -86,8 +88,8 @@ def consume_share(
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
 def shares_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales,
-    S: gl.constexpr, P: gl.constexpr,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods,
+    scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Attention of one even share of all tiles x one KV head."""
     gdc_wait()  # for the launch before, which may have written anything that is read here
@@ -95,8 +97,9 @@ def shares_kernel(
         gdc_launch_dependents()
     index, kv_head = unflatten(S)
     batch = Batch(
-        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
-    )
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
+        page_starts,
+    )  # fmt: skip
     if S.CLEAR:
         dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, tokens_of(batch), dim, S)

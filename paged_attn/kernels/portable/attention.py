@@ -12,6 +12,7 @@ from ..common.schedule import (
     find_block,
     find_share,
     first_tile,
+    pages_of,
     pieces_of,
     room_of,
     row_tile,
@@ -102,15 +103,13 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)
-    pages = batch.page_table + tl.cast(block.seq, tl.int64) * batch.page_table_stride
-    state = attend(
-        state, q, rows, cache, boxes, Source(pages, 0, span.lo, cache_end, cache_scale), begin, span, mods, S
-    )
+    source = Source(pages_of(batch, block.seq), 0, span.lo, cache_end, cache_scale, batch.page_starts)
+    state = attend(state, q, rows, cache, boxes, source, begin, span, mods, S)
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head)
     state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
-        source = Source(None, block.first_token - rows.context_len, span.lo, end, scale)
+        source = Source(None, block.first_token - rows.context_len, span.lo, end, scale, None)
         state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
     return State(together(state.acc), state.max, state.sum)
 
@@ -226,11 +225,13 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
 )
 def attention_kernel(
     out, lse, scratch, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
-    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, mods, scales, S: tl.constexpr,
+    page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods, scales,
+    S: tl.constexpr,
 ):  # fmt: skip
     """One block of query tokens, or one share of the batch's work, x one KV head."""
     batch = Batch(
-        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots
+        query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
+        page_starts,
     )  # fmt: skip
     if S.LEADS:
         tl.extra.cuda.gdc_launch_dependents()

@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from ..common.schedule import page_at
+
 
 @triton.jit
 def chunks(tile, S: tl.constexpr):
@@ -25,7 +27,7 @@ def load_ids(source, tile, S: tl.constexpr):
         column = chunks(tile, S) // S.PAGE
         # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
         inside = (column >= source.first // S.PAGE) & (column * S.PAGE < source.end)
-        return tl.load(source.pages + column, mask=inside, other=0).to(tl.int32)
+        return tl.load(page_at(source.pages, column, source.page_starts), mask=inside, other=0).to(tl.int32)
 
 
 @triton.jit

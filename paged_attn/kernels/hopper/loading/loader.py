@@ -1,6 +1,6 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
-from ...common.schedule import gap_before, in_cache
+from ...common.schedule import gap_before, in_cache, page_at
 from ..shim import gl, gluon, load_box, mbarrier
 from .packed import boxes_of, places_of_slot
 from .ring import advance, wait_empty
@@ -23,7 +23,7 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 
 @gluon.jit
-def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """First cache rows, or pages of an x-packed cache, of the boxes of one loader's part of a tile.
 
     Pages without a live key are not followed.
@@ -34,7 +34,7 @@ def page_rows(table, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: g
         pos = tile * S.TILE + PART * PART_KEYS + i * P.BOX
         page = pos // S.PAGE
         live = (page >= first // S.PAGE) & (pos < end)
-        row = gl.load(table + page, mask=live, other=0).to(gl.int32) * P.ROWS_PER_PAGE
+        row = gl.load(page_at(table, page, starts), mask=live, other=0).to(gl.int32) * P.ROWS_PER_PAGE
         if not P.PACKED:
             row += pos % S.PAGE
         rows = rows + (gl.where(live, row, NOWHERE),)  # type: ignore[assignment]
@@ -88,6 +88,7 @@ def load_tile(
     ring,
     turn,
     table,
+    batch,
     block,
     kv_head,
     tile,
@@ -101,29 +102,29 @@ def load_tile(
     if S.APART:
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
-            rows = page_rows(table, tile, first_key, context_len, PART, S, P)
+            rows = page_rows(table, batch.page_starts, tile, first_key, context_len, PART, S, P)
             fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
         else:
             fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, S, P)
     else:
-        rows = page_rows(table, tile, first_key, block.seq_len, PART, S, P)
+        rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, PART, S, P)
         fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
     return advance(turn, STAGES)
 
 
 @gluon.jit
 def load_both(
-    key_box, value_box, new_key_box, new_value_box, keys, values, turn, table, block, kv_head, tile, first_key,
-    STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    key_box, value_box, new_key_box, new_value_box, keys, values, turn, table, batch, block, kv_head, tile,
+    first_key, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """A tile of keys and the same of values into the next slots of rings of as many, by one warp."""
     if S.APART:
-        load_tile(key_box, new_key_box, keys, turn, table, block, kv_head, tile, first_key, 0, STAGES, S, P)
+        load_tile(key_box, new_key_box, keys, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
         return load_tile(
-            value_box, new_value_box, values, turn, table, block, kv_head, tile, first_key, 0, STAGES, S, P
+            value_box, new_value_box, values, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
         )
     else:
-        rows = page_rows(table, tile, first_key, block.seq_len, 0, S, P)
+        rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
         fill(key_box, keys, turn, rows, tile, kv_head, 0, S, P)
         fill(value_box, values, turn, rows, tile, kv_head, 0, S, P)
         return advance(turn, STAGES)
@@ -136,6 +137,7 @@ def load_tiles(
     ring,
     turn,
     table,
+    batch,
     block,
     kv_head,
     begin,
@@ -148,5 +150,7 @@ def load_tiles(
 ):
     """Tiles [begin, end) of a block's keys into the ring, the last one first."""
     for i in range(end - begin):
-        turn = load_tile(box, new_box, ring, turn, table, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P)
+        turn = load_tile(
+            box, new_box, ring, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P
+        )
     return turn

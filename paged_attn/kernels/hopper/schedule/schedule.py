@@ -86,6 +86,7 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
         longest,
         batch.least,
         batch.slots,
+        batch.page_starts,
     )
 
 

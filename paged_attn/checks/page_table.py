@@ -1,0 +1,57 @@
+"""Page tables that come in: a tensor with a row for each sequence, or ragged, as (indptr, indices)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .axes import INTEGER, Axes, Door, kind
+
+STARTS, IDS = "indptr of page_table", "indices of page_table"
+
+
+def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: Any) -> None:
+    """Either kind, and the lengths of its rows' sequences; a ragged one may have any strides."""
+    if isinstance(page_table, (tuple, list)) and page_starts is None:
+        given = ", ".join(map(kind, page_table))
+        raise TypeError(f"page_table must be a tensor or (indptr, indices), got {kind(page_table)} of ({given})")
+    if page_starts is None:
+        door.tensor("page_table", page_table, ("seqs", "max_pages"), INTEGER)
+        door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
+        return
+    door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
+    door.sizes["seqs + 1"] = door.sizes["seqs"] + 1
+    door.place(STARTS, page_starts, INTEGER)
+    door.bind(STARTS, page_starts, ("seqs + 1",))
+    door.place(IDS, page_table, INTEGER)
+    door.bind(IDS, page_table, ("max_pages",))
+
+
+def check_ragged(
+    axes: Axes, indices: Tensor, starts: Tensor, length: Tensor, first: Tensor, end: Tensor, live: Tensor
+) -> None:
+    """Rows of live sequences lie within indices, and name pages of the cache for the keys [first, end) of each."""
+    ids, bounds, count = indices.cpu(), starts.cpu().long(), axes.max_pages
+    begin, past = bounds[:-1], bounds[1:]
+    for i in first_true(live & ((begin < 0) | (past < begin) | (past > count))):
+        row = f"indptr[{i}] = {begin[i]} and indptr[{i + 1}] = {past[i]} of page_table"
+        raise ValueError(f"{row} must ascend from 0 or more to len(indices) = {count} or less")
+    size = axes.page_size
+    for i in first_true(live & (end > (past - begin) * size)):
+        held = f"row {i} of page_table holds {past[i] - begin[i]} pages of {size}"
+        raise ValueError(f"seq_lens[{i}] = {length[i]} needs {end[i]} keys in the cache, but {held}")
+    needed = torch.where(live, (end + size - 1) // size - first // size, 0)
+    seq = torch.arange(len(needed)).repeat_interleave(needed)
+    page = torch.arange(len(seq)) - (needed.cumsum(0) - needed)[seq] + (first // size)[seq]
+    at = begin[seq] + page
+    for i in first_true((ids[at] < 0) | (ids[at] >= axes.pages)):
+        which = f"indices[{at[i]}] = {ids[at[i]]} of page_table (sequence {seq[i]}, page {page[i]})"
+        raise ValueError(f"{which}, but the cache has {axes.pages} pages")
+
+
+def first_true(wrong: Tensor) -> list[int]:
+    """Index of the first True of [N] in a list, which is empty if there is none."""
+    found: list[int] = wrong.nonzero()[:1, 0].tolist()
+    return found
