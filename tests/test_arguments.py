@@ -20,6 +20,7 @@ from paged_attn.arguments import (
     BY_NAME,
     CHECK,
     OPTION,
+    PART,
     PLACES,
     REQUIRED,
     RESULT,
@@ -45,7 +46,7 @@ from tests import random_calls
 from tests.cases import Case
 from tests.score_mods import alibi, relative
 
-NAMES = [x.name for x in ARGUMENTS]
+NAMES = [x.name for x in ARGUMENTS if x.kind != PART]  # of signatures; parts are given within others
 H200 = Device("sm90", 132)
 every = pytest.mark.parametrize("argument", ARGUMENTS, ids=lambda x: x.name)
 
@@ -81,7 +82,7 @@ def test_a_signature_is_that_of_the_table(function: Callable[..., Any]) -> None:
     given = inspect.signature(function).parameters
     lacks(f"the signature in {function.__module__}", given)
     assert list(given) == NAMES
-    for argument in ARGUMENTS:
+    for argument in map(BY_NAME.__getitem__, NAMES):
         default = given[argument.name].default
         wanted = inspect.Parameter.empty if argument.default is REQUIRED else argument.default
         assert (type(default), default) == (type(wanted), wanted), argument.name
@@ -153,8 +154,9 @@ def assert_a_call_arrives(place: str, args: tuple[Any, ...], constants: dict[str
 
 
 def test_the_call_gives_every_argument_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    marked = {name: Marked(name) for name in NAMES}
-    args, _ = caught(api, "attend", monkeypatch, lambda: api.paged_attention(**marked))  # type: ignore[arg-type]
+    marked: dict[str, Any] = {name: Marked(name) for name in NAMES}
+    marked["page_table"] = Marked("page_starts"), Marked("page_table")
+    args, _ = caught(api, "attend", monkeypatch, lambda: api.paged_attention(**marked))
     assert_a_call_arrives("api.paged_attention", args, {})
 
 
@@ -167,11 +169,13 @@ def test_the_operator_gives_every_argument_its_place(monkeypatch: pytest.MonkeyP
 
 def test_tracing_is_given_and_gives_every_argument(monkeypatch: pytest.MonkeyPatch) -> None:
     q = torch.zeros(1, 1, 1)
-    marked: dict[str, Any] = {name: Marked(name) for name in NAMES} | {"q": q, "score_mod": None}
+    marked: dict[str, Any] = {x.name: Marked(x.name) for x in ARGUMENTS} | {"q": q, "score_mod": None}
+    of_caller = marked | {"page_table": (marked["page_starts"], marked["page_table"])}
+    del of_caller["page_starts"]
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     absent = [x.name for x in ARGUMENTS if x.schema is None and x.name != "return_lse"]
-    _, given = caught(traced, "paged_attention", monkeypatch, lambda: api.paged_attention(**marked))
-    lacks("traced.paged_attention, as api.py calls it,", given, set(NAMES) - {*absent})
+    _, given = caught(traced, "paged_attention", monkeypatch, lambda: api.paged_attention(**of_caller))
+    lacks("traced.paged_attention, as api.py calls it,", given, {*BY_NAME} - {*absent})
     for name, value in given.items():
         assert value is marked[name], f"api.py gives {value!r} for {name}"
     monkeypatch.undo()
@@ -186,13 +190,20 @@ def test_tracing_is_given_and_gives_every_argument(monkeypatch: pytest.MonkeyPat
     assert all(value.name == name for name, value in named.items())
 
 
+def given_as(argument: Argument, value: Any) -> dict[str, Any]:
+    """How callers give a value of an argument: indptr with indices."""
+    return (
+        {"page_table": (value, torch.zeros(12, dtype=torch.int32))} if argument.kind == PART else {argument.name: value}
+    )
+
+
 @every
 def test_the_form_of_a_call_has_every_argument(argument: Argument) -> None:
     """Another value is another call; of a tensor its presence is, for a signature has its facts."""
     plain = {name: None if x.default is REQUIRED else x.default for name, x in BY_NAME.items()}
 
     def form(value: Any) -> Any:
-        given, options = bound(plain | {argument.name: value})
+        given, options = bound(plain | given_as(argument, value))
         *tensors, out = given
         return attend._form(*tensors[:6], out, tuple(tensors[6:]), tuple(options))
 
@@ -255,6 +266,7 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "k_cache": (half(6, 16, 1, 64), half(6, 8, 2, 65)[..., 1:], CALL["v_cache"].to(torch.float8_e4m3fn)),
     "v_cache": (half(6, 8, 2, 65)[..., 1:], half(6, 8, 2, 128)[..., :64], half(6, 8, 2, 32)),
     "page_table": (torch.zeros(4, 5, dtype=torch.int32),),
+    "page_starts": (torch.zeros(5, dtype=torch.int32),),
     "seq_lens": (torch.zeros(3, dtype=torch.int32),),
     "cu_seqlens_q": (torch.zeros(5, dtype=torch.int32),),
     "kv_layout": ("HND",),
@@ -294,7 +306,7 @@ def test_the_planner_is_told_of_an_argument_what_the_table_says(argument: Argume
     assert argument.name in OTHER, f"tests/test_arguments.py has no other value of {argument.name}"
     before, changed = told(), set()
     for value in OTHER[argument.name]:
-        after = told(**{argument.name: value})
+        after = told(**given_as(argument, value))
         changed |= {name for name in Problem._fields if getattr(before, name) != getattr(after, name)}
     if argument.name in ("q", "k_cache", "v_cache", "kv_layout", "k_new"):  # each has facts that only some values show
         assert changed <= {*argument.plan}, argument.name
@@ -333,7 +345,7 @@ UNLIKE: dict[str, Any] = dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
     out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
     alibi=True, sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head", return_lse=True,
-    integers=torch.int64, score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
+    integers=torch.int64, page_indices=torch.int64, score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
 )  # fmt: skip
 
 
@@ -355,7 +367,8 @@ def test_calls_of_a_model_pass_on_what_it_says(argument: Argument) -> None:
         assert field in UNLIKE, f"tests/test_arguments.py has no other value of {field}"
         value = not plain[field] if isinstance(plain.get(field), bool) else UNLIKE[field]
         after = described(call_of(Model(**plain | {field: value}), Lengths(True, 2, 6, 3, 40)))
-        assert before.get(argument.name) != after.get(argument.name), f"call_of forgets {field} for {argument.name}"
+        name = "page_table" if argument.kind == PART else argument.name
+        assert before.get(name) != after.get(name), f"call_of forgets {field} for {argument.name}"
 
 
 def test_the_explain_verb_asks_for_what_the_table_says() -> None:
@@ -409,8 +422,8 @@ FIELDS = {
     "q": "dtype", "k_cache": "layout", "v_cache": "shared_buffer", "page_table": "page_size", "seq_lens": "seq_lens",
     "cu_seqlens_q": "decode_form", "kv_layout": "layout", "max_seqlen_q": "bounds", "max_seqlen_k": "bounds",
     "k_new": "new", "v_new": "new", "alibi_slopes": "alibi", "query_positions": "positions",
-    "score_mod_args": "score_mod", "q_scale": "scales", "k_scale": "scales", "v_scale": "scales", "out": "own_out",
-    "out_scale": "out_dtype", "return_lse": "lse",
+    "page_starts": "table", "score_mod_args": "score_mod", "q_scale": "scales", "k_scale": "scales",
+    "v_scale": "scales", "out": "own_out", "out_scale": "out_dtype", "return_lse": "lse",
 }  # fmt: skip
 
 
@@ -426,4 +439,4 @@ def test_every_argument_is_fuzzed(argument: Argument) -> None:
 def test_kinds_of_arguments_are_in_the_order_of_a_launch() -> None:
     assert Tensors._fields[-1] == of_kind(RESULT)[0]
     assert [*Tensors._fields[:6]] == PLACES
-    lacks("Tensors and Options", [*Tensors._fields, *Options._fields, *of_kind(CHECK)])
+    lacks("Tensors and Options", [*Tensors._fields, *Options._fields, *of_kind(CHECK)], BY_NAME)

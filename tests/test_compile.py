@@ -23,6 +23,7 @@ CASES = [
     Case("mixed", (1, 3), (5, 9), dtype=FP16, window_size=(9, -1), sinks=True, alibi=True, bounds=True),
     Case("fp8 cache", (1, 3), (5, 9), dtype=FP16, cache_dtype=E4M3, scales="tensor", padding=1),
     Case("another width", (1, 3), (5, 9), dtype=FP16, value_dim=24, new=True),
+    Case("ragged page table", (1, 3), (5, 9), dtype=FP16, table="views"),
 ]
 
 # torch's own, of its parts that are read when something is compiled first, and of copies of its records

@@ -11,6 +11,7 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.arguments import table_parts
+from paged_attn.calls import attend, memo
 from tests.cases import BAD_PAGE, E4M3, Case, build, problem_of, run
 
 RAGGED = [
@@ -98,3 +99,64 @@ def test_another_kind_of_table_is_another_call(device: str) -> None:
         for inputs in both:
             out, _ = paged_attn.paged_attention(**inputs)
             torch.testing.assert_close(out, wanted.float(), atol=2e-5, rtol=2e-5)
+
+
+def test_a_kept_call_is_found_by_the_facts_of_both_tensors(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many sequences and pages again are no new call, and more pages are one."""
+    inputs = build(RAGGED[0], device)
+    paged_attn.paged_attention(**inputs)
+    new: list[bool] = []
+    attend_new = attend._attend_new
+    monkeypatch.setattr(attend, "_attend_new", lambda *args: new.append(True) or attend_new(*args))
+    indptr, indices = inputs["page_table"]
+    again = inputs | {"page_table": (indptr.clone(), indices.clone())}
+    for _ in range(2):
+        paged_attn.paged_attention(**again)
+    assert not new
+    longer = torch.cat([indices, indices])
+    out, _ = paged_attn.paged_attention(**inputs | {"page_table": (indptr, longer)})
+    assert new == [True]
+    wanted = reference.paged_attention(**inputs | {"out": None, "return_lse": False})
+    torch.testing.assert_close(out, wanted.float(), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_an_out_in_the_memory_of_a_ragged_page_table_is_refused(part: int) -> None:
+    memo.clear()  # kept calls do not look where tensors lie
+    inputs = build(RAGGED[0])
+    out = inputs["out"]
+    table = list(inputs["page_table"])
+    memory = out.flatten().view(torch.int32)[: len(table[part])]
+    table[part] = memory.copy_(table[part])
+    name = ("indptr of page_table", "page_table")[part]
+    with pytest.raises(ValueError, match=f"^out must share no memory with {name}$"):
+        paged_attn.paged_attention(**inputs | {"page_table": tuple(table)})
+
+
+@pytest.mark.gpu
+def test_a_graph_keeps_the_addresses_of_both_tensors(device: str) -> None:
+    """A captured call follows what they hold when it is replayed, at other lengths."""
+    case = Case("replayed", (1, 1), (400, 90), heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16, table="gaps")
+    one, other = (build(dataclasses.replace(case, seq_lens=lens), device) for lens in ((400, 90), (30, 333)))
+    indptr, indices = (x.clone() for x in one["page_table"])
+    indices = torch.cat([indices, indices.new_full((40,), BAD_PAGE)])
+    fixed = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in one.items()}
+    fixed |= {"page_table": (indptr, indices), "max_seqlen_k": 400}
+    pages = max(len(one["k_cache"]), len(other["k_cache"]))
+    for name in ("k_cache", "v_cache"):
+        fixed[name] = one[name].new_full((pages, *one[name].shape[1:]), torch.nan)
+        fixed[name][: len(one[name])] = one[name]
+    paged_attn.paged_attention(**fixed)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out, _ = paged_attn.paged_attention(**fixed)
+    for inputs in (one, other):
+        for name in ("q", "seq_lens", "cu_seqlens_q"):
+            fixed[name].copy_(inputs[name])
+        for name in ("k_cache", "v_cache"):
+            fixed[name][: len(inputs[name])] = inputs[name]
+        indptr.copy_(inputs["page_table"][0])
+        indices[: len(inputs["page_table"][1])] = inputs["page_table"][1]
+        graph.replay()
+        wanted = reference.paged_attention(**inputs | {"out": None, "return_lse": False})
+        torch.testing.assert_close(out.double(), wanted, atol=2e-2, rtol=2e-2)

@@ -26,7 +26,8 @@ def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: An
     door.place(STARTS, page_starts, INTEGER)
     door.bind(STARTS, page_starts, ("seqs + 1",))
     door.place(IDS, page_table, INTEGER)
-    door.bind(IDS, page_table, ("max_pages",))
+    door.bind(IDS, page_table, ("all pages",))
+    door.sizes["max_pages"] = door.sizes["all pages"]
 
 
 def check_ragged(
@@ -36,8 +37,8 @@ def check_ragged(
     ids, bounds, count = indices.cpu(), starts.cpu().long(), axes.max_pages
     begin, past = bounds[:-1], bounds[1:]
     for i in first_true(live & ((begin < 0) | (past < begin) | (past > count))):
-        row = f"indptr[{i}] = {begin[i]} and indptr[{i + 1}] = {past[i]} of page_table"
-        raise ValueError(f"{row} must ascend from 0 or more to len(indices) = {count} or less")
+        row = f"indptr[{i}] = {begin[i]} and indptr[{i + 1}] = {past[i]}"
+        raise ValueError(f"{row} of page_table must ascend within its {count} indices")
     size = axes.page_size
     for i in first_true(live & (end > (past - begin) * size)):
         held = f"row {i} of page_table holds {past[i] - begin[i]} pages of {size}"
@@ -47,8 +48,10 @@ def check_ragged(
     page = torch.arange(len(seq)) - (needed.cumsum(0) - needed)[seq] + (first // size)[seq]
     at = begin[seq] + page
     for i in first_true((ids[at] < 0) | (ids[at] >= axes.pages)):
-        which = f"indices[{at[i]}] = {ids[at[i]]} of page_table (sequence {seq[i]}, page {page[i]})"
-        raise ValueError(f"{which}, but the cache has {axes.pages} pages")
+        which = f"sequence {seq[i]}, page {page[i]}"
+        raise ValueError(
+            f"indices[{at[i]}] = {ids[at[i]]} of page_table ({which}) is no page of the cache, which has {axes.pages}"
+        )
 
 
 def first_true(wrong: Tensor) -> list[int]:

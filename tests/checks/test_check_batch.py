@@ -25,6 +25,15 @@ from tests.bad_input import (
 )
 from tests.cases import E5M2
 
+
+def pair(
+    indptr: tuple[int, ...], of: torch.dtype = torch.int32, shape: tuple[int, ...] = (21,),
+    dtype: torch.dtype = torch.int64,
+) -> Change:  # fmt: skip
+    """A ragged page table of these sizes and types."""
+    return lambda c: {"page_table": (like(c["q"], *indptr, dtype=of), like(c["q"], *shape, dtype=dtype))}
+
+
 # (call, change, error, text)
 BATCH: list[tuple[str, Change, type[Exception], str]] = [
     # q
@@ -181,6 +190,29 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
     ("plain", to("page_table", torch.int16), TypeError, "page_table must be int32 | int64, got int16"),
     ("plain", shaped("page_table", 21), ValueError, "page_table must be [seqs, max_pages], got [21]"),
     ("plain", gapped("page_table"), ValueError, "page_table must be contiguous along max_pages, got strides [14, 2]"),
+    (
+        "plain",
+        value(page_table=[[5, 9], [1], [2]]),
+        TypeError,
+        "page_table must be a tensor or (indptr, indices), got list of (list, list, list)",
+    ),
+    (
+        "plain",
+        lambda c: {"page_table": (None, c["page_table"])},
+        TypeError,
+        "page_table must be a tensor or (indptr, indices), got tuple of (None, Tensor)",
+    ),
+    ("plain", pair((4,), torch.float32), TypeError, "indptr of page_table must be int32 | int64, got float32"),
+    ("plain", pair((3,)), ValueError, "indptr of page_table must be [seqs + 1] with seqs + 1 = 4, got [3]"),
+    ("plain", pair((4, 1)), ValueError, "indptr of page_table must be [seqs + 1] with seqs + 1 = 4, got [4, 1]"),
+    ("plain", pair((4,), shape=(3, 7)), ValueError, "indices of page_table must be [all pages], got [3, 7]"),
+    ("plain", pair((4,), dtype=torch.int16), TypeError, "indices of page_table must be int32 | int64, got int16"),
+    (
+        "plain",
+        lambda c: {"page_table": (c["seq_lens"].new_zeros(4), [1, 2])},
+        TypeError,
+        "indices of page_table must be a tensor of int32 | int64, got list",
+    ),
     # seq_lens
     ("plain", value(seq_lens=[1, 2, 3]), TypeError, "seq_lens must be a tensor of int32 | int64, got list"),
     ("plain", to("seq_lens", torch.uint32), TypeError, "seq_lens must be int32 | int64, got uint32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -22,6 +23,20 @@ def put(name: str, index: Any, number: int) -> Change:
         changed = inputs[name].clone()
         changed[index] = number
         return {name: changed}
+
+    return change
+
+
+CHECKED_RAGGED = dataclasses.replace(CHECKED, table="ragged")  # rows of 3, 1, 5 and 0 pages
+
+
+def put_ragged(part: int, index: int, number: int) -> Change:
+    """Into indptr, 0, or indices, 1."""
+
+    def change(inputs: Inputs) -> Inputs:
+        changed = [x.clone() for x in inputs["page_table"]]
+        changed[part][index] = number
+        return {"page_table": tuple(changed)}
 
     return change
 
@@ -56,6 +71,36 @@ CONTENTS: list[tuple[Case, Change, str]] = [
     (CHECKED, put("page_table", (0, 0), 12), "page_table[0, 0] = 12, but the cache has 12 pages"),
     (CHECKED, put("page_table", (1, 0), -1), "page_table[1, 0] = -1, but the cache has 12 pages"),
     (CHECKED, put("seq_lens", 0, 25), "page_table[0, 3] = 2147483647, but the cache has 12 pages"),
+    (
+        CHECKED_RAGGED,
+        put_ragged(0, 0, -1),
+        "indptr[0] = -1 and indptr[1] = 3 of page_table must ascend within its 12 indices",
+    ),
+    (
+        CHECKED_RAGGED,
+        put_ragged(0, 2, 2),
+        "indptr[1] = 3 and indptr[2] = 2 of page_table must ascend within its 12 indices",
+    ),
+    (
+        CHECKED_RAGGED,
+        put_ragged(0, 3, 13),
+        "indptr[2] = 4 and indptr[3] = 13 of page_table must ascend within its 12 indices",
+    ),
+    (
+        CHECKED_RAGGED,
+        put("seq_lens", 0, 25),
+        "seq_lens[0] = 25 needs 25 keys in the cache, but row 0 of page_table holds 3 pages of 8",
+    ),
+    (
+        CHECKED_RAGGED,
+        put_ragged(1, 5, BAD_PAGE),
+        "indices[5] = 2147483647 of page_table (sequence 2, page 1) is no page of the cache, which has 12",
+    ),
+    (
+        CHECKED_RAGGED,
+        put_ragged(1, 3, -1),
+        "indices[3] = -1 of page_table (sequence 1, page 0) is no page of the cache, which has 12",
+    ),
     (CHECKED_WINDOW, put("page_table", (2, 2), BAD_PAGE), "page_table[2, 2] = 2147483647, but the cache has 9 pages"),
 ]
 
@@ -78,6 +123,7 @@ FINE: list[Case] = [
     Case("look ahead", (2, 3), (40, 30), page_size=8, window_size=(9, 2), causal=False),
     Case("empty", (1, 0, 2), (0, 0, -7), page_size=8),
     Case("decode", (1, 1), (40, 8), page_size=8, decode_form=True),
+    *[dataclasses.replace(CHECKED_WINDOW, name=f"window, {table}", table=table) for table in ("gaps", "views")],
 ]
 
 
