@@ -1,0 +1,59 @@
+"""What the planner is told of each benchmark case on a device that need not be there: no tensor is filled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from benchmarks import traces
+from benchmarks.suites import SUITES
+from paged_attn.launching.backend import Device
+from paged_attn.preparation.model import Lengths, Model, problem_of
+from paged_attn.preparation.named import named
+from paged_attn.records.problem import Problem
+from tests.cases import Case
+from tests.score_mods import MODS
+
+H200 = Device("sm90", 132)
+
+
+def problem_of_case(case: Case, device: Device = H200) -> Problem:
+    """A case as the planner meets it, with the bounds that the case gives."""
+    mod = MODS[case.score_mod] if case.score_mod else None
+    model = Model(
+        heads=case.heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        page_size=case.page_size,
+        dtype=case.dtype,
+        cache_dtype=case.dtype_of_cache,
+        out_dtype=case.dtype_of_out,
+        kv_layout=case.layout,
+        new=case.new,
+        causal=case.causal,
+        window_size=case.window_size,
+        softcap=case.softcap,
+        alibi=case.alibi,
+        sinks=case.dtype if case.sinks and case.dtype.itemsize > 1 else torch.float32 if case.sinks else None,
+        qq_bias=case.qq_bias,
+        query_positions=bool(case.positions),
+        scales="per_head" if case.scales.startswith("per_head") else "number",
+        return_lse=case.lse,
+        score_mod=mod and named(mod.triton, mod.args(case.heads, "cpu")),
+    )
+    if not case.bounds:
+        raise ValueError(f"{case.name}: without bounds the page table decides")
+    lengths = Lengths(not case.decode_form, len(case.query_lens), case.tokens, max(case.query_lens), max(case.seq_lens))
+    options = {} if case.softmax_scale is None else {"softmax_scale": case.softmax_scale}
+    return problem_of(model, lengths, device, batch_invariant=case.batch_invariant, only=case.only, **options)
+
+
+def suites() -> Iterator[tuple[str, Case]]:
+    """All cases of all suites, and steps of the synthetic trace."""
+    for suite, cases in SUITES.items():
+        for case in cases:
+            yield suite, case
+    for cut in traces.cuts(None, steps=200, samples=12):
+        for case in cut.cases:
+            yield cut.suite, case
