@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
+import math
+import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from paged_attn.calls import memo
-from paged_attn.kernels.hopper.planning import block_items
-from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.hopper import planning
+from paged_attn.kernels.hopper.planning.conversion import NONE, conversion
+from paged_attn.kernels.hopper.planning.shapes import dim_of
 from paged_attn.planning import plan
 from paged_attn.records.problem import Problem
+
+MODULES = [importlib.import_module(f"{planning.__name__}.{x.name}") for x in pkgutil.iter_modules(planning.__path__)]
+
+
+def _home(name: str) -> Any:
+    """The module of the planner that a number or a rule is of."""
+    (home,) = [
+        x
+        for x in MODULES
+        if name in inspect.get_annotations(x) or getattr(vars(x).get(name), "__module__", None) == x.__name__
+    ]
+    return home
 
 
 @contextlib.contextmanager
@@ -22,7 +39,7 @@ def planned(**changes: Any) -> Iterator[None]:
         plan.plan.cache_clear()
         memo.clear()
         for name, value in changes.items():
-            monkeypatch.setattr(hopper if hasattr(hopper, name) else block_items, name, value)
+            monkeypatch.setattr(_home(name), name, value)
         yield
     plan.plan.cache_clear()
     memo.clear()
@@ -32,8 +49,8 @@ def _never(p: Problem) -> bool:
     return False
 
 
-def _small_heads(p: Problem) -> bool:
-    return hopper.dim_of(p) == 64
+def _always(p: Problem) -> bool:
+    return True
 
 
 def anywhere() -> contextlib._GeneratorContextManager[None]:
@@ -47,7 +64,7 @@ def mixed() -> contextlib._GeneratorContextManager[None]:
 
 
 def _by_type(p: Problem) -> bool:
-    return p.packed or block_items.conversion(p) != block_items.NONE
+    return p.packed or conversion(p) != NONE
 
 
 def two_lists() -> contextlib._GeneratorContextManager[None]:
@@ -55,8 +72,8 @@ def two_lists() -> contextlib._GeneratorContextManager[None]:
     return planned(
         MAX_BYTES_OF_ONE_LIST=0,
         MIN_TOKENS_PER_LONG_SEQ=1 << 40,
-        MIN_LONG_ROWS_PER_SEQ=1 << 60,
-        _few_rows_read_faster_alone=_by_type,
+        MIN_SCORES_PER_KEY=1 << 60,
+        decodes_read_faster_alone=_by_type,
     )
 
 
@@ -65,8 +82,8 @@ def apart() -> contextlib._GeneratorContextManager[None]:
     return planned(
         MAX_BYTES_OF_ONE_LIST=0,
         MIN_TOKENS_PER_LONG_SEQ=1 << 40,
-        MIN_LONG_ROWS_PER_SEQ=1 << 60,
-        _few_rows_read_faster_alone=lambda p: True,
+        MIN_SCORES_PER_KEY=1 << 60,
+        decodes_read_faster_alone=_always,
     )
 
 
@@ -77,49 +94,50 @@ def long() -> contextlib._GeneratorContextManager[None]:
 
 def wide() -> contextlib._GeneratorContextManager[None]:
     """`mixed`, and windows as those that show many keys: whole tiles, of blocks that may be cut."""
-    return planned(MAX_BYTES_OF_ONE_LIST=0, MIN_TOKENS_PER_LONG_SEQ=1 << 40, MAX_KEYS_OF_SMALL_TILES=-1)
+    return planned(MAX_BYTES_OF_ONE_LIST=0, MIN_TOKENS_PER_LONG_SEQ=1 << 40, MAX_KEYS_OF_HALF_TILES=-1)
 
 
 def shares() -> contextlib._GeneratorContextManager[None]:
     """Even shares also of many rows."""
-    return planned(even_shares_end_sooner=lambda p: True)
+    return planned(even_shares_end_sooner=_always)
 
 
 def three() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 192 rows for three consumers wherever these can do them."""
-    wherever = dict(_suits_three_consumers=lambda p: hopper.dim_of(p) == 128, _suits_four_warpgroups=_never)
     return planned(
         MAX_ROWS_OF_EVEN_SHARES=0,
-        MIN_BLOCKS_PER_MULTIPROCESSOR=0,
+        MAX_TIME_OF_WHOLE_BLOCKS=math.inf,
         MIN_TOKENS_WORTH_CODE_COPIES=0,
-        MAX_KEYS_OF_SMALL_TILES=-1,
-        **wherever,
+        MIN_MEAN_TOKENS_WORTH_CODE_COPIES=0,
+        MAX_KEYS_OF_HALF_TILES=-1,
+        three_copies_have_room=lambda p: dim_of(p) == 128,
+        three_copies_end_sooner=_always,
+        four_warpgroups_end_sooner=_never,
     )
 
 
 def one(**more: Any) -> contextlib._GeneratorContextManager[None]:
     """Blocks of 128 rows for one consumer wherever it can do them, also of long queries."""
     return planned(
-        MAX_ROWS_OF_EVEN_SHARES=0, MIN_TOKENS_WORTH_CODE_COPIES=1 << 40, _suits_four_warpgroups=_never, **more
+        MAX_ROWS_OF_EVEN_SHARES=0, MIN_TOKENS_WORTH_CODE_COPIES=1 << 40, four_warpgroups_end_sooner=_never, **more
     )
 
 
 def uncut(**more: Any) -> contextlib._GeneratorContextManager[None]:
     """`one`, of whole blocks."""
-    return one(MIN_BLOCKS_PER_MULTIPROCESSOR=0, **more)
+    return one(MAX_TIME_OF_WHOLE_BLOCKS=math.inf, **more)
 
 
 def four() -> contextlib._GeneratorContextManager[None]:
     """Blocks of 256 rows for four warpgroups of one code wherever these can do them, which may be cut."""
     return planned(
         MAX_ROWS_OF_EVEN_SHARES=0,
-        MIN_BLOCKS_PER_MULTIPROCESSOR=1 << 40,
-        MIN_FRACTION_OF_PLACES=2,
-        MAX_KEYS_OF_SMALL_TILES=-1,
-        _suits_four_warpgroups=_small_heads,
+        MAX_TIME_OF_WHOLE_BLOCKS=0,
+        MAX_KEYS_OF_HALF_TILES=-1,
+        four_warpgroups_end_sooner=_always,
     )
 
 
 def four_uncut() -> contextlib._GeneratorContextManager[None]:
     """`four`, of whole blocks."""
-    return planned(MAX_ROWS_OF_EVEN_SHARES=0, MIN_BLOCKS_PER_MULTIPROCESSOR=0, _suits_four_warpgroups=_small_heads)
+    return planned(MAX_ROWS_OF_EVEN_SHARES=0, MAX_TIME_OF_WHOLE_BLOCKS=math.inf, four_warpgroups_end_sooner=_always)

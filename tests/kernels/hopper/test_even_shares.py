@@ -9,6 +9,8 @@ import torch
 
 from paged_attn.kernels.hopper.planning import plan as hopper
 from paged_attn.kernels.hopper.planning.block_items import PIECES_PER_PROGRAM
+from paged_attn.kernels.hopper.planning.even_shares import shares_launch
+from paged_attn.records.plan import UNBOUNDED
 from paged_attn.records.problem import Problem
 from tests.kernels.hopper.test_hopper_plan import CALL, FP8, even
 
@@ -30,12 +32,12 @@ def test_decodes_that_wait_for_their_code_have_little_of_it() -> None:
     """One loader, and pieces joined in few instructions, of few keys and of rows of one token."""
     small = CALL._replace(ragged=False, seqs=4, tokens=4, max_seqlen_q=1, max_seqlen_k=2048)
     for change in ({}, dict(max_seqlen_k=8192), dict(cache=torch.float8_e4m3fn), dict(seqs=2, head_dim=256)):
-        assert hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
+        assert shares_launch(small._replace(**change), 1, 1).pipe.BRIEF, change
     over_e4m3 = dict(cache=torch.float8_e4m3fn, max_seqlen_k=16384)
     apart = dict(head_dim=64, adjacent=False)
     for change in (dict(max_seqlen_k=16384), over_e4m3, apart, dict(heads=128)):
-        assert not hopper.few(small._replace(**change), 1, 1).pipe.BRIEF, change
-    assert not hopper.few(small._replace(ragged=True, max_seqlen_q=2), 0, hopper.UNBOUNDED).pipe.BRIEF, "drafts"
+        assert not shares_launch(small._replace(**change), 1, 1).pipe.BRIEF, change
+    assert not shares_launch(small._replace(ragged=True, max_seqlen_q=2), 0, UNBOUNDED).pipe.BRIEF, "drafts"
 
 
 SMALL_HEADS = CALL._replace(head_dim=64, ragged=False, tokens=8, max_seqlen_q=1)
@@ -277,9 +279,9 @@ def test_even_shares_serve_few_blocks_of_sequences_with_as_many_queries(call: Pr
 )
 def test_shares_may_begin_with_blocks_where_even_ones_would_not(seqs: int, kv_heads: int, whole: bool) -> None:
     call = even(seqs, 1, 4096)._replace(kv_heads=kv_heads)
-    assert whole == hopper.few(call, 0, 1 << 30).shape.WHOLE
+    assert whole == shares_launch(call, 0, 1 << 30).shape.WHOLE
     fp8 = call._replace(cache=torch.float8_e4m3fn, compute=torch.float16)
-    assert (seqs <= 128 and (whole or kv_heads == 8)) == hopper.few(fp8, 0, 1 << 30).shape.WHOLE, "33 shares"
+    assert (seqs <= 128 and (whole or kv_heads == 8)) == shares_launch(fp8, 0, 1 << 30).shape.WHOLE, "33 shares"
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.fixture
 def merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever may be cut is joined by a launch of its own."""
-    for name in ("MERGED_ROWS", "MERGED_STATES", "ONE_SHARE"):
+    for name in ("MIN_ROWS_WORTH_A_MERGE", "MIN_STATES_WORTH_A_MERGE", "MAX_TILES_OF_ONE_SHARE"):
         monkeypatch.setattr(even_shares, name, 0)
 
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.asm import caps
-from paged_attn.kernels.hopper.planning import block_items
+from paged_attn.kernels.hopper.planning import conversion
 from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.hopper.planning.block_items import blocks_launch
+from paged_attn.kernels.hopper.planning.even_shares import shares_launch
 from paged_attn.launching.backend import Device
 from paged_attn.records.problem import Problem
 from tests.cases import Case, build, problem_of, rounds_weights
@@ -45,27 +47,27 @@ FP8 = CALL._replace(cache=torch.float8_e4m3fn, compute=torch.float16)
 
 
 def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
-    assert hopper.many(CALL, 0, False).pipe.CONVERT == hopper.NONE
-    assert hopper.many(FP8, 0, False).pipe.CONVERT == block_items.WIDEN_VALUES
+    assert blocks_launch(CALL, 0, False).pipe.CONVERT == conversion.NONE
+    assert blocks_launch(FP8, 0, False).pipe.CONVERT == conversion.WIDEN_VALUES
     for change in (dict(lse=True), dict(query=torch.float16), dict(cache=torch.float8_e5m2)):
-        pipe = hopper.many(FP8._replace(**change), 0, False).pipe
-        assert pipe.CONVERT == block_items.WIDEN, (
+        pipe = blocks_launch(FP8._replace(**change), 0, False).pipe
+        assert pipe.CONVERT == conversion.WIDEN, (
             f"{change}: sums of 14 bits, or queries of more than two times four, show"
         )
         assert not pipe.FP8_KEYS
     both = FP8._replace(query=torch.float8_e4m3fn)
-    assert hopper.many(both, 0, False).pipe.CONVERT == hopper.TRANSPOSE
-    assert hopper.many(both, 0, False).pipe.COARSE
-    assert not hopper.many(both._replace(lse=True), 0, False).pipe.COARSE, "log-sum-exps are of exact weights"
-    assert hopper.many(both._replace(heads=24), 0, False).pipe.CONVERT == hopper.TRANSPOSE
+    assert blocks_launch(both, 0, False).pipe.CONVERT == conversion.TRANSPOSE
+    assert blocks_launch(both, 0, False).pipe.COARSE
+    assert not blocks_launch(both._replace(lse=True), 0, False).pipe.COARSE, "log-sum-exps are of exact weights"
+    assert blocks_launch(both._replace(heads=24), 0, False).pipe.CONVERT == conversion.TRANSPOSE
     for change in (dict(query_box=False), dict(cache=torch.float8_e5m2)):
-        assert not hopper.many(both._replace(**change), 0, False).pipe.COARSE
-        assert hopper.many(both._replace(**change), 0, False).pipe.CONVERT == block_items.WIDEN, change
+        assert not blocks_launch(both._replace(**change), 0, False).pipe.COARSE
+        assert blocks_launch(both._replace(**change), 0, False).pipe.CONVERT == conversion.WIDEN, change
 
 
 def test_blocks_weigh_at_once_but_of_two_lists_which_have_too_much_code() -> None:
-    assert hopper.many(CALL, 0, False).pipe.AT_ONCE
-    assert not hopper.many(CALL, 0, True).pipe.AT_ONCE
+    assert blocks_launch(CALL, 0, False).pipe.AT_ONCE
+    assert not blocks_launch(CALL, 0, True).pipe.AT_ONCE
 
 
 def test_consumers_beside_a_converter_weigh_at_once_where_registers_are_left() -> None:
@@ -76,19 +78,19 @@ def test_consumers_beside_a_converter_weigh_at_once_where_registers_are_left() -
     }
     for expected, problems in kinds.items():
         for problem in problems:
-            pipe = hopper.many(problem, 0, False).pipe
+            pipe = blocks_launch(problem, 0, False).pipe
             assert expected == (pipe.AT_ONCE, pipe.CONVERT_REGISTERS), problem
 
 
 def test_a_softcap_is_exact_where_its_error_would_show() -> None:
     """In log-sum-exps, in float16, and where no bit may depend on who asks."""
     capped = CALL._replace(softcap=30.0)
-    assert hopper.many(capped, 0, False).pipe.TANH
-    assert not hopper.many(CALL, 0, False).pipe.TANH, "kernels without a softcap are the same kernels"
+    assert blocks_launch(capped, 0, False).pipe.TANH
+    assert not blocks_launch(CALL, 0, False).pipe.TANH, "kernels without a softcap are the same kernels"
     for change in (dict(lse=True), dict(query=torch.float16), dict(batch_invariant=True)):
         assert not any(x.pipe.TANH for x in hopper.launches(capped._replace(**change))), change
-    assert not hopper.few(capped, 1, 1).pipe.TANH, "few rows divide"
-    assert hopper.few(capped._replace(heads=128), 1, 1).pipe.TANH, "16 rows are no columns"
+    assert not shares_launch(capped, 1, 1).pipe.TANH, "few rows divide"
+    assert shares_launch(capped._replace(heads=128), 1, 1).pipe.TANH, "16 rows are no columns"
 
 
 @pytest.mark.parametrize("group", [1, 8, 12, 16, 64])
@@ -339,7 +341,7 @@ def test_two_warpgroups_are_told_whose_turn_it_is_where_they_would_run_in_step(c
     ids=str,
 )
 def test_pieces_of_few_blocks_are_joined_by_a_launch_of_its_own(kv_heads: int, call: Problem, merged: bool) -> None:
-    launch = block_items.many(call._replace(heads=4 * kv_heads, kv_heads=kv_heads), 0, False)
+    launch = blocks_launch(call._replace(heads=4 * kv_heads, kv_heads=kv_heads), 0, False)
     assert (launch.shape.MERGE == 0, launch.merge is not None) == (merged, merged)
     if merged:
         assert (launch.merge.skip, launch.merge.stride) == (launch.shape.ROWS, launch.shape.ROWS)

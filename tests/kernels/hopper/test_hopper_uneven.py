@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.hopper.planning.even_shares import shares_launch
 from paged_attn.planning import plan
+from paged_attn.records.plan import UNBOUNDED
 from paged_attn.records.problem import Problem
 from tests import hopper_plans, simulator
 from tests.cases import E4M3, build, problem_of, run
@@ -91,7 +93,7 @@ def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_la
     launches = hopper.launches(call)
     served = sorted((x.shortest, x.longest) for launch in launches for x in launch.parts)
     assert served[0][0] == (2 if call.only == "prefill" else 0)
-    assert served[-1][1] == hopper.UNBOUNDED
+    assert served[-1][1] == UNBOUNDED
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(served))
     *shares, blocks = launches
     assert [x.pipe.SHARES for x in launches] == [True] * len(shares) + [False]
@@ -195,7 +197,7 @@ def test_decodes_of_more_heads_than_a_block_has_rows_are_left_to_the_portable_ke
     if dialects.startswith("portable Hopper"):
         few, blocks, *drafts = launches
         served = [(x.shortest, x.longest) for x in (few, *drafts, blocks)]
-        assert served == [(0, 1), *[(2, 35)] * len(drafts), (2 + 34 * len(drafts), hopper.UNBOUNDED)]
+        assert served == [(0, 1), *[(2, 35)] * len(drafts), (2 + 34 * len(drafts), UNBOUNDED)]
         assert (few.shape.LEADS, blocks.pipe.FOLLOWS) == (True, True)
         assert [x.shape.CLEAR for x in launches] == [False, True, False][: len(launches)]
         assert blocks.pipe.PARTS > 1
@@ -254,6 +256,6 @@ def test_what_the_host_does_not_know_is_taken_for_likely() -> None:
     assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (1, 128), "no copies for queries of 200 tokens"
     (launch,) = hopper.launches(call._replace(head_dim=64, tokens=64 * 40, max_seqlen_q=64 * 40, max_seqlen_k=500))
     assert launch.pipe.ROWS == 128, "blocks of four warpgroups would be half empty"
-    assert hopper.few(MIXED._replace(heads=512, seqs=4, **E4M3_CACHE), 0, 1).least == 4, (
+    assert shares_launch(MIXED._replace(heads=512, seqs=4, **E4M3_CACHE), 0, 1).least == 4, (
         "a sequence has one block of few"
     )

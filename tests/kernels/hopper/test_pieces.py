@@ -14,12 +14,8 @@ from paged_attn.explain.question import cut
 from paged_attn.kernels import cuts
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.kernels.hopper.planning import cuts as hopper_cuts
-from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.hopper.planning.block_items import (
-    MAX_KEYS_OF_SMALL_TILES,
-    MIN_TILES_PER_PIECE,
-    PIECES_PER_PROGRAM,
-)
+from paged_attn.kernels.hopper.planning.block_items import MIN_TILES_PER_PIECE, PIECES_PER_PROGRAM, blocks_launch
+from paged_attn.kernels.hopper.planning.block_tiles import MAX_KEYS_OF_HALF_TILES
 from paged_attn.kernels.hopper.planning.pieces import PieceSizes, piece_size
 from paged_attn.records.plan import Launch
 from tests.kernels.hopper.test_hopper_plan import CALL
@@ -60,9 +56,9 @@ def asked(lengths: list[tuple[int, int]], device: str, alike: bool = False) -> P
 def launch_of(lengths: list[tuple[int, int]]) -> Launch:
     """What the planner would ask the device about them, if it were to choose a counter and cut."""
     longest, keys = (max(x) for x in zip(*lengths))
-    keys = max(keys, MAX_KEYS_OF_SMALL_TILES + 1)  # for as few it would not
+    keys = max(keys, MAX_KEYS_OF_HALF_TILES + 1)  # for as few it would not
     call = CALL._replace(tokens=sum(q for q, _ in lengths), seqs=len(lengths), max_seqlen_q=longest, max_seqlen_k=keys)
-    launch = hopper.many(call, 0, False)
+    launch = blocks_launch(call, 0, False)
     return launch._replace(shape=launch.shape._replace(SPLIT=True), programs=PROGRAMS)
 
 
@@ -195,7 +191,7 @@ def test_few_queries_of_mixed_batches_are_cut_by_a_size_of_their_own() -> None:
     """Decodes into as many pieces as there is room for, where no long block is cut."""
     lengths = [(600, 3000)] + [(1, 5000)] * 10 + [(1, 1500)] * 38
     call = CALL._replace(tokens=648, seqs=49, max_seqlen_q=600, max_seqlen_k=5000)
-    launch = hopper.many(call, 0, True)._replace(programs=PROGRAMS)
+    launch = blocks_launch(call, 0, True)._replace(programs=PROGRAMS)
     batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
     chosen = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     assert launch.pipe.MIXED

@@ -13,13 +13,13 @@ from ..args import Turns
 from ..asm.registers import transpose_bytes
 from ..asm.widening import widen_bytes
 from ..layouts import transposing_layout
-from ..planning import block_items
+from ..planning import conversion
 from ..shim import fence_async_shared, gl, gluon, mbarrier
 from .ring import advance, release, wait_empty, wait_full, words_of
 
-NONE = gl.constexpr(block_items.NONE)
-WIDEN = gl.constexpr(block_items.WIDEN)
-TRANSPOSE = gl.constexpr(block_items.TRANSPOSE)
+NONE = gl.constexpr(conversion.NONE)
+WIDEN = gl.constexpr(conversion.WIDEN)
+TRANSPOSE = gl.constexpr(conversion.TRANSPOSE)
 
 
 @triton.constexpr_function

@@ -5,6 +5,7 @@ the page table decide who does what, and nothing that a result depends on.
 """
 
 import math
+from typing import Annotated
 
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
@@ -12,38 +13,39 @@ from ....records.rounding import cdiv, next_power_of_2
 from ...portable.plan import affordable, most_pieces
 from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe
+from . import cost
 from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of
+from .table import Threshold
 
-MIN_BLOCKS_PER_MULTIPROCESSOR = 2  # from which on none is cut
 ROWS_PER_CONSUMER = 64
-MAX_ROWS_BESIDE_LONGER = 16  # rows of a sequence beside longer ones: all with as few may leave states in scratch
+MAX_TIME_WITHOUT_PIECES: Annotated[
+    float,
+    Threshold(
+        "times an even share of all work",
+        "as of other blocks, but pieces of a fixed size cost more: two blocks for each multiprocessor are enough",
+        "b4 x 4096 whole 1.25x of the default mode, chunk of 128 at 16384 in pieces 1.43x",
+    ),
+] = 1.5
+MAX_ROWS_BESIDE_LONGER: Annotated[
+    int,
+    Threshold(
+        "rows of a sequence beside longer ones",
+        "all sequences of as few may leave states in scratch",
+        "batch-invariant 1 x 2048 + 63 decodes 1.07x of the default mode",
+    ),
+] = 16
 
 
-def launches(p: Problem) -> tuple[Launch, ...]:
-    """Sequences of few queries in one launch, the others in another, unless one cannot occur."""
-    if p.only == "decode" or not p.ragged:
-        return (_few(p, 1, 1),)
-    shortest = 0 if p.only is None else 2
-    if p.max_seqlen_q <= _tokens(p, 1):
-        return (_few(p, shortest, UNBOUNDED),)
-    if is_even(p):
-        return (_many(p, shortest),)
-    few = max(1, MAX_ROWS_BESIDE_LONGER // _group(p))
-    return (_many(p, few + 1), _few(p, shortest, few))
-
-
-def _few(p: Problem, shortest: int, longest: int) -> Launch:
+def launch_of_one_block(p: Problem, shortest: int, longest: int) -> Launch:
     """A block for each sequence."""
     return _cut(p, 1, p.seqs, shortest, longest) or _whole(p, p.seqs, shortest, longest)
 
 
-def _many(p: Problem, shortest: int) -> Launch:
+def launch_of_blocks(p: Problem, shortest: int) -> Launch:
     """Blocks of two consumers, cut where there are few; with one consumer there may be room for more pieces."""
     blocks = _blocks(p, shortest, 2)
-    if (
-        blocks * p.kv_heads < MIN_BLOCKS_PER_MULTIPROCESSOR * p.device.multiprocessors
-        and p.max_seqlen_k > KEYS_PER_PIECE
-    ):
+    whole = cost.whole_blocks_suffice(p, blocks, known=False, most=MAX_TIME_WITHOUT_PIECES)
+    if not whole and p.max_seqlen_k > KEYS_PER_PIECE:
         cuts = [_cut(p, consumers, _blocks(p, shortest, consumers), shortest, UNBOUNDED) for consumers in (2, 1)]
         if found := [launch for launch in cuts if launch]:
             return max(found, key=lambda launch: launch.programs)
@@ -108,6 +110,17 @@ def _tile(p: Problem) -> int:
 
 def _group(p: Problem) -> int:
     return p.heads // p.kv_heads
+
+
+def queries_fit_one_block(p: Problem) -> bool:
+    """Whether a block of one consumer has all rows of any sequence."""
+    return p.max_seqlen_q <= _tokens(p, 1)
+
+
+def launches_of_both(p: Problem, shortest: int) -> tuple[Launch, ...]:
+    """Blocks, and a block for each sequence of few rows."""
+    few = max(1, MAX_ROWS_BESIDE_LONGER // _group(p))
+    return (launch_of_blocks(p, few + 1), launch_of_one_block(p, shortest, few))
 
 
 def _tokens(p: Problem, consumers: int) -> int:

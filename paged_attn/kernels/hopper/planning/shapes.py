@@ -18,15 +18,21 @@ MAX_SEQS_OF_ONE_WARP = 32  # that a warp searches in one step
 MAX_BOX_ELEMENTS = 256  # elements of a box along an axis
 # Of an x-packed cache, side by side for a product: keys, of 8 dims each, and values of a dim.
 KEYS_PER_CORE_MATRIX, VALUES_PER_CORE_ROW = 8, 16
-MAX_COLUMNS = 8  # rows of 16-bit queries up to which they are columns
-MAX_DRAFT_COLUMNS = 16  # rows of several tokens up to which they are columns, in even shares
-MAX_FP8_COLUMNS = 32  # rows over fp8 caches; of more rows a sequence has blocks, of a group of more heads they have 64
-MAX_PACKED_COLUMNS = 32  # rows over x-packed caches, whose keys pass through registers; of heads beyond 128 dims 8
 
 
 def is_even(p: Problem) -> bool:
     """Whether all sequences have as many queries."""
     return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
+
+
+def is_decode(p: Problem) -> bool:
+    """Whether all sequences that are asked for have one query token."""
+    return p.only == "decode" or not p.ragged
+
+
+def others_are_decodes(p: Problem) -> bool:
+    """Whether all sequences but the longest have a token."""
+    return p.tokens == p.max_seqlen_q + p.seqs - 1
 
 
 def loaders_of(p: Problem, tile: int, modified: bool) -> int:
@@ -43,11 +49,6 @@ def dim_of(p: Problem) -> int:
 def rows_of(p: Problem, longest: int) -> int:
     """The most rows that a sequence of up to so many queries has for a KV head."""
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
-
-
-def has_tanh(p: Problem) -> bool:
-    """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
-    return p.softcap > 0 and not p.far_cap and not p.lse and p.query != torch.float16
 
 
 def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shape:

@@ -1,0 +1,214 @@
+"""Kinds of blocks: how many warpgroups have how many rows of them, by the code that they share."""
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Annotated, NamedTuple
+
+from ....records.problem import Problem
+from . import cost
+from .block_tiles import blocks_of_half_tiles
+from .columns import columns_of_list
+from .conversion import NONE, conversion
+from .shapes import dim_of, is_even
+from .softcap import has_tanh, terms_of
+from .table import Threshold
+
+MIN_TOKENS_WORTH_CODE_COPIES: Annotated[
+    int,
+    Threshold(
+        "query tokens of some sequence",
+        "copies of a consumer's code are fetched once, which for long queries does not count",
+        "three copies, one code: b4 x 4096 800, 812 us, window 485, 535; b8 x 1024 159, 151, b16 x 512 123, 107",
+    ),
+] = 4096
+MIN_MEAN_TOKENS_WORTH_CODE_COPIES: Annotated[
+    int,
+    Threshold(
+        "query tokens of a sequence, on average",
+        "without the caller's bound all tokens may be one sequence's",
+        "an eighth of the number above; not measured by itself",
+    ),
+] = 512
+MIN_KEYS_WORTH_CODE_COPIES: Annotated[
+    int,
+    Threshold(
+        "keys of a sequence, of unmodified scores without a window",
+        "below, one consumer that begins the next item ahead gains as much",
+        "three copies, one ahead: 4 x 4096 879, 859 us, 8 x 8192 6273, 6361, 1 x 16384 2999, 3079",
+    ),
+] = 8192
+MAX_KEYS_OF_EQUAL_BLOCKS: Annotated[
+    int,
+    Threshold(
+        "keys of a sequence, of uneven queries",
+        "up to so many no block is so much longer than others that it has to be cut, however many they are",
+        "16 prefills of 16..4096: may be cut 444 us, may not 414; with a softcap 499, 474",
+    ),
+] = 4096
+MIN_ROUNDS_OF_LARGE_BLOCKS: Annotated[
+    float,
+    Threshold(
+        "blocks of 256 rows for each multiprocessor",
+        "fewer leave programs idle",
+        "64 dims: 4 x 4096 636 -> 578 us by four warpgroups; 1 x 1024 (0.97) stays with two",
+    ),
+] = 1.5
+TIME_OF_LARGE_ROWS: Annotated[
+    Fraction,
+    Threshold(
+        "of the time that two warpgroups take for a row",
+        "each of four schedulers has four warps of one loop to choose from; it may be lost by rows without a query",
+        "64 dims: prefills 9 to 20% less; 64 x 288 tokens are 5 blocks of 64 tokens for 9 of 32: a tenth of the rows",
+    ),
+] = Fraction(8, 9)
+MAX_QUERIES_SHARE: Annotated[
+    float,
+    Threshold(
+        "of a sequence's keys that are its queries",
+        "behind a longer context all blocks of a sequence see about as many keys, and what counts is how many a "
+        "program has; without one the last see the most, and the first fill what these leave",
+        "1 x 4096 behind 131072 keys: 6 rounds of 192 rows, 8 of 128",
+    ),
+] = 1 / 2
+
+
+class BlockKind(NamedTuple):
+    """A row of `KINDS`."""
+
+    name: str
+    consumers: int  # warpgroups, or groups of them, with code of their own
+    rows: int  # of each, 64 for a warpgroup
+    when: Callable[[Problem], bool]
+    reason: str
+    decided: str
+
+
+def block_kind(p: Problem, two_lists: bool) -> BlockKind:
+    """The first kind of which holds what it asks; two_lists: of sequences of many rows and of few."""
+    return next(kind for kind in (KINDS_OF_TWO_LISTS if two_lists else KINDS) if kind.when(p))
+
+
+def _queries_are_long(p: Problem) -> bool:
+    """Whether queries are so long that copies of code cost nothing; over x-packed caches these gain nothing."""
+    return (
+        conversion(p) == NONE
+        and not p.packed
+        and p.max_seqlen_q >= MIN_TOKENS_WORTH_CODE_COPIES
+        and p.tokens >= MIN_MEAN_TOKENS_WORTH_CODE_COPIES * p.seqs
+    )
+
+
+def cap_takes_exponentials(p: Problem) -> bool:
+    """Whether a softcap takes an exponential and a reciprocal for each score."""
+    return p.softcap > 0 and not has_tanh(p) and not terms_of(p)
+
+
+def blocks_see_as_many_keys(p: Problem) -> bool:
+    """Whether blocks see about as many keys each, behind a context or in a window."""
+    return p.window_left >= 0 or p.max_seqlen_q < MAX_QUERIES_SHARE * p.max_seqlen_k
+
+
+def one_block_may_see_most_keys(p: Problem) -> bool:
+    """Whether one block may have so many more keys than others that it has to be cut, however many they are."""
+    return not is_even(p) and p.max_seqlen_k > MAX_KEYS_OF_EQUAL_BLOCKS
+
+
+def _rounds_by_rows(p: Problem, warpgroups: int, blocks: int) -> int:
+    """Warpgroups' rows that a program works through where blocks take as long as each other."""
+    return warpgroups * cost.rounds(p, blocks)
+
+
+def four_warpgroups_have_room(p: Problem) -> bool:
+    """Whether four warpgroups have registers for results, and none of a converter beside them."""
+    return conversion(p) == NONE and dim_of(p) <= 64
+
+
+def four_warpgroups_end_sooner(p: Problem) -> bool:
+    """Whether blocks of 256 rows lose less by rows without a query, and by programs without a block, than they save."""
+    group = p.heads // p.kv_heads
+    of_two, of_four = (cost.blocks_likely(p, n * (64 // group)) for n in (2, 4))
+    if 2 * of_four * TIME_OF_LARGE_ROWS > of_two:
+        return False
+    if blocks_see_as_many_keys(p):
+        return _rounds_by_rows(p, 4, of_four) <= _rounds_by_rows(p, 2, of_two)
+    return of_four * p.kv_heads >= MIN_ROUNDS_OF_LARGE_BLOCKS * p.device.multiprocessors
+
+
+def three_copies_have_room(p: Problem) -> bool:
+    """Whether three loops leave registers and stay close to the multiprocessor.
+
+    No softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
+    """
+    if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
+        return False
+    return not p.biased and not p.new and not (p.modified and p.window_left >= 0)
+
+
+def three_copies_end_sooner(p: Problem) -> bool:
+    """Whether blocks of 192 rows are so many that none is cut, and fill rounds as well as those of 128."""
+    if not p.modified and p.window_left < 0 and p.max_seqlen_k < MIN_KEYS_WORTH_CODE_COPIES:
+        return False
+    group = p.heads // p.kv_heads
+    of_two, of_three = (cost.blocks_at_most(p, n * (64 // group)) for n in (2, 3))
+    if one_block_may_see_most_keys(p) or not cost.whole_blocks_suffice(p, of_three, known=False):
+        return False
+    return not blocks_see_as_many_keys(p) or _rounds_by_rows(p, 3, of_three) <= _rounds_by_rows(p, 2, of_two)
+
+
+KINDS_OF_TWO_LISTS = (
+    BlockKind(
+        "two warpgroups beside columns",
+        1,
+        128,
+        lambda p: columns_of_list(p) > 0 and dim_of(p) == 128,
+        "few rows are columns of products, whose keys and dims are for two warpgroups of one code",
+        "1 x 2048 + 63 decodes 312 -> 298 us, chunk of 216 + 40 85 -> 71",
+    ),
+    BlockKind(
+        "two copies, one of which has few rows",
+        2,
+        64,
+        lambda p: True,
+        "a warpgroup by itself has all few rows",
+        "4 x 512 + 124 decodes of one list 641 -> 607 us",
+    ),
+)
+KINDS = (
+    BlockKind(
+        "four warpgroups",
+        1,
+        256,
+        lambda p: four_warpgroups_have_room(p) and four_warpgroups_end_sooner(p),
+        "four warps for each scheduler, all in one loop of 8 KB; only up to 64 dims leave registers for results",
+        "64 dims, prefills 9 to 20%: b4 x 4096 636 -> 578 us",
+    ),
+    BlockKind(
+        "two copies",
+        2,
+        64,
+        lambda p: _queries_are_long(p) and cap_takes_exponentials(p),
+        "a softcap by exponentials fills the loop: warpgroups apart run it best",
+        "exact softcap, b4 x 4096 5% less than by one code",
+    ),
+    BlockKind(
+        "three copies",
+        3,
+        64,
+        lambda p: (
+            _queries_are_long(p)
+            and three_copies_have_room(p)
+            and three_copies_end_sooner(p)
+            and not blocks_of_half_tiles(p)
+        ),
+        "three softmaxes hide each other's products; fetching three loops does not count",
+        "b1 x 16384 3061 -> 2941 us, in a window 576 -> 514, with ALiBi 1064 -> 1014",
+    ),
+    BlockKind(
+        "two warpgroups",
+        1,
+        128,
+        lambda p: True,
+        "one code for both: little to fetch, and a consumer alone may begin the next item ahead",
+        "b1 x 1024 36 -> 32.1 us, b8 x 1024 159 -> 151",
+    ),
+)

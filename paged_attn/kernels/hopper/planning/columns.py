@@ -1,0 +1,131 @@
+"""Few rows as the columns of products: how many rows may be, and of which caches these are the only ones."""
+
+from typing import Annotated
+
+from ....records.plan import UNBOUNDED
+from ....records.problem import Problem
+from ....records.rounding import next_power_of_2
+from .conversion import TRANSPOSE, conversion
+from .cost import seqs_tried
+from .shapes import VALUES_PER_CORE_ROW, dim_of, is_decode, rows_of
+from .table import Threshold
+
+MAX_ROWS = 64  # of a block that is not of columns, and of columns at most
+MAX_COLUMNS: Annotated[
+    int,
+    Threshold(
+        "rows of one token over 16 bits",
+        "a product has 64 rows but any 8 columns: 8 exponentials of a thread instead of 64",
+        "decode b1 x 512 10.1 -> 9.2 us; 12 heads on a KV head as 16 columns +1 to +7%",
+    ),
+] = 8
+MAX_DRAFT_COLUMNS: Annotated[
+    int,
+    Threshold(
+        "rows of several tokens over 16 bits",
+        "tiles of several tokens are masked, which columns do for fewer scores",
+        "8/1 1 x 32768 of 2 tokens 19.5 -> 17.8 us, 128 x 1024 of 4 142 -> 138; 32 columns -4 to +11%",
+    ),
+] = 16
+MAX_REGISTER_COLUMNS: Annotated[
+    int,
+    Threshold(
+        "rows over fp8 or x-packed keys",
+        "such keys pass through registers as left operands, so all rows have to be columns; a sequence of more rows "
+        "has two blocks, a group of more heads one of 64",
+        "16 x 8192 of 8 tokens over e4m3 104.5 -> 88.8 us, 1 x 32768 46.8 -> 39.9, x-packed 57.7 -> 44.5",
+    ),
+] = 32
+MAX_BLOCKS_SHARE: Annotated[
+    float,
+    Threshold(
+        "of the multiprocessors that sequences x KV heads fill",
+        "of 33 to 64 rows: two blocks of columns keep idle multiprocessors busy, where one block of rows converts or "
+        "reads keys once for all of them",
+        "16 tokens over e4m3 (blocks, two of columns): 16 x 8192 117, 177 us; 1 x 32768 92, 57; 4 x 8192 51, 52",
+    ),
+] = 1 / 2
+MAX_BLOCKS_SHARE_OF_FAST_ROWS: Annotated[
+    float,
+    Threshold(
+        "of the same",
+        "for fp8 products, which convert no keys, and for heads beyond 128 dims, whose columns take longer",
+        "all e4m3 (blocks, two of columns): 4 x 2048 25.5, 22.8 us; 8 x 1024 18.9, 22.9",
+    ),
+] = 1 / 4
+MIN_KEYS_WORTH_FP8_PRODUCTS: Annotated[
+    int,
+    Threshold(
+        "keys of all sequences and KV heads",
+        "over as many, blocks of fp8 products are cut and done sooner however few they are",
+        "16 tokens of all e4m3 (blocks, two of columns): 1 x 32768 40.8, 55.6 us; 1 x 8192 27.8, 25.6",
+    ),
+] = 1 << 17
+
+
+def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
+    """Columns of a block of so many rows, of one token or several; 0: they are rows."""
+    if p.cache.itemsize == 1:
+        most = MAX_ROWS
+    elif p.packed:
+        most = MAX_REGISTER_COLUMNS
+    else:
+        most = MAX_DRAFT_COLUMNS if several else MAX_COLUMNS
+    return max(8, next_power_of_2(rows)) if rows <= most else 0
+
+
+def columns_beside(p: Problem) -> int:
+    """Of few rows beside blocks, whose warpgroup has no registers for more; 0: there is no such warpgroup."""
+    if dim_of(p) > 128:
+        return 0
+    return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else MAX_DRAFT_COLUMNS
+
+
+def columns_of_list(p: Problem) -> int:
+    """Of blocks of few rows in a list of their own; 0: they are rows."""
+    return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else 0
+
+
+def fp8_rows_are_columns(p: Problem) -> bool:
+    """Whether even shares have all rows over an fp8 cache, as columns."""
+    rows = rows_of(p, UNBOUNDED)
+    return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
+
+
+def packed_rows_are_columns(p: Problem) -> bool:
+    """Whether all rows would be columns of products with tiles of an x-packed cache."""
+    rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
+    if dim_of(p) > 128:
+        return rows <= MAX_COLUMNS
+    return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
+
+
+def two_blocks_of_columns(p: Problem) -> bool:
+    """Whether two blocks of columns serve a sequence of 33 to 64 rows, or there are no other blocks for it."""
+    if p.packed:
+        if p.cache.itemsize == 1:
+            return True
+        if p.heads // p.kv_heads > MAX_REGISTER_COLUMNS:
+            return False
+        if not packed_tiles_are_operands(p):
+            return True
+    blocks, by_fp8 = seqs_tried(p) * p.kv_heads, conversion(p) == TRANSPOSE
+    if by_fp8 and blocks * p.max_seqlen_k >= MIN_KEYS_WORTH_FP8_PRODUCTS:
+        return False
+    share = MAX_BLOCKS_SHARE_OF_FAST_ROWS if by_fp8 or dim_of(p) > 128 else MAX_BLOCKS_SHARE
+    return blocks <= share * p.device.multiprocessors
+
+
+def packed_tiles_are_operands(p: Problem) -> bool:
+    """Whether tiles of an x-packed cache can be multiplied by blocks as they lie."""
+    return p.cache.itemsize == 2 and p.page_size % VALUES_PER_CORE_ROW == 0 and p.ragged and not is_decode(p)
+
+
+def packed_has_a_kernel(p: Problem) -> bool:
+    """Whether an x-packed cache is read here."""
+    return not p.batch_invariant and ((packed_rows_are_columns(p) and not p.new) or packed_tiles_are_operands(p))
+
+
+def decodes_have_shares(p: Problem) -> bool:
+    """Whether decodes have a kernel for a launch of their own: over x-packed caches only where they are columns."""
+    return not p.packed or (packed_rows_are_columns(p._replace(only="decode")) and not p.new)

@@ -1,0 +1,74 @@
+"""The launches of regimes: which sequences each serves, and in which order; and how few queries are few there."""
+
+from ....records.plan import UNBOUNDED, Launch
+from ....records.problem import Problem
+from ...portable.plan import drafts_apart, few_apart
+from .block_items import blocks_beside_launch, blocks_launch
+from .columns import MAX_COLUMNS, columns_beside
+from .even_shares import shares_beside_launch, shares_launch
+from .parts import parts_of
+
+
+def shortest_of(p: Problem) -> int:
+    """Query tokens of the shortest sequence that is asked for."""
+    return 0 if p.only is None else 2
+
+
+def drafts_of_parts(p: Problem) -> int:
+    """Query tokens up to which the portable kernel's blocks, of a token each, read keys sooner than a block a part.
+
+    In its blocks a sequence should take twice as long for a token as in blocks of a part for it.
+    """
+    return parts_of(p, True) // 2
+
+
+def tokens_of_columns(p: Problem) -> int:
+    """Query tokens up to which rows are columns of a launch of their own."""
+    return max(1, MAX_COLUMNS * p.kv_heads // p.heads)
+
+
+def tokens_of_portable(p: Problem) -> int:
+    """Query tokens up to which the portable kernel has few beside blocks."""
+    return few_apart(p, shortest_of(p)).longest
+
+
+def shares(p: Problem) -> tuple[Launch, ...]:
+    """Even shares of all sequences."""
+    return (shares_launch(p, shortest_of(p), UNBOUNDED),)
+
+
+def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
+    """Items of all sequences."""
+    return (blocks_launch(p, shortest_of(p), two_lists),)
+
+
+def shares_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
+    """Even shares of sequences of up to so many tokens, and items of the others as these end."""
+    return _overlapped(shares_launch(p, shortest_of(p), longest, leads=True), blocks_launch(p, longest + 1, False))
+
+
+def portable_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
+    """The same, of the portable kernel."""
+    return _overlapped(few_apart(p, shortest_of(p)), blocks_launch(p, longest + 1, False))
+
+
+def portable_then_blocks_then_drafts(p: Problem) -> tuple[Launch, ...]:
+    """Decodes and, last, drafts by the portable kernel."""
+    longest = drafts_of_parts(p)
+    return (*portable_then_blocks(p, longest), drafts_apart(p, longest))
+
+
+def blocks_beside_shares(p: Problem) -> tuple[Launch, ...]:
+    """One launch: few rows by a warpgroup beside blocks."""
+    longest = columns_beside(p) * p.kv_heads // p.heads
+    blocks = blocks_beside_launch(p, longest + 1)
+    return (blocks._replace(beside=shares_beside_launch(p, shortest_of(p), longest)),)
+
+
+def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
+    """Two launches of different sequences: programs of the second begin wherever some of the first have ended.
+
+    Few rows come first: memory serves some of their programs later than others, and blocks fill what that leaves.
+    """
+    first = first._replace(shape=first.shape._replace(LEADS=True))
+    return first, second._replace(pipe=second.pipe._replace(FOLLOWS=True))

@@ -1,0 +1,245 @@
+"""The table of regimes: what a call is by rows, tokens, keys, bytes and heads, and which launches it gets for that.
+
+The first row whose condition holds has the call.  Numbers in the conditions are thresholds of the modules that are
+asked; `docs/regimes.md` shows both, and `explain` names the row.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ....records.plan import UNBOUNDED, Launch
+from ....records.problem import Problem
+from . import few_keys, invariant, mixed, order
+from .columns import MAX_ROWS, decodes_have_shares, fp8_rows_are_columns, packed_rows_are_columns
+from .conversion import NONE, conversion
+from .even_shares import shares_launch
+from .parts import MAX_HEADS, all_blocks_are_parts, parts_save_a_launch
+from .shapes import is_decode, is_even, others_are_decodes, rows_of
+from .soon_done import shares_have_more_rows
+
+
+class Regime(NamedTuple):
+    """A row of the table."""
+
+    name: str
+    calls: str  # that it is for, beyond those of the rows before
+    kernels: str  # kernel, tile, warps, who cuts keys
+    reason: str
+    decided: str  # the line of a suite or of benchmarks/NOTES.md, shortened: case, figures
+    when: Callable[[Problem], bool]
+    launches: Callable[[Problem], tuple[Launch, ...]]
+
+
+def regime_of(p: Problem) -> Regime:
+    """The row that has a call."""
+    return next(row for row in REGIMES if row.when(p))
+
+
+def launches(p: Problem) -> tuple[Launch, ...]:
+    """Of the row that has the call."""
+    return regime_of(p).launches(p)
+
+
+# ---- the table ----------------------------------------------------------------------------------
+
+REGIMES = (
+    Regime(
+        "invariant decodes",
+        "`batch_invariant`; sequences of one token, or of rows for one block of 64",
+        "shares or blocks kernel, 64 rows x 128 keys, 4 warps; keys cut at multiples of 1024",
+        "a decode's few rows take a product of 64 as a prefill's do, which memory leaves time for",
+        "invariant: 64 x 32768 1.01x of the default mode, 1 x 32768 1.14x",
+        lambda p: p.batch_invariant and (is_decode(p) or invariant.queries_fit_one_block(p)),
+        lambda p: (
+            (invariant.launch_of_one_block(p, 1, 1),)
+            if is_decode(p)
+            else (invariant.launch_of_one_block(p, order.shortest_of(p), UNBOUNDED),)
+        ),
+    ),
+    Regime(
+        "invariant blocks",
+        "`batch_invariant`; all sequences have as many tokens",
+        "blocks or shares kernel, 128 rows x 128 keys, 8 warps; cut as above where blocks are few",
+        "one tile for all: nothing that a result depends on follows from the batch",
+        "invariant: prefill b4 x 4096 1.25x of the default mode",
+        lambda p: p.batch_invariant and is_even(p),
+        lambda p: (invariant.launch_of_blocks(p, order.shortest_of(p)),),
+    ),
+    Regime(
+        "invariant blocks and few rows",
+        "`batch_invariant`; others",
+        "the two above in two launches",
+        "few rows would leave rows of blocks empty",
+        "invariant: 1 x 2048 + 63 decodes at 4096 1.07x of the default mode",
+        lambda p: p.batch_invariant,
+        lambda p: invariant.launches_of_both(p, order.shortest_of(p)),
+    ),
+    Regime(
+        "decodes",
+        "one token a sequence",
+        "shares kernel, rows as columns or 64 rows, x 64 or 128 keys, 4 warps; an even share of all keys a program",
+        "a decode waits for memory alone, whatever the lengths: all programs read as much",
+        "decode: b64 x 4096 248 us, 99% of a stream of bytes; ragged: one of 131072 beside 63 of 512 165 us",
+        is_decode,
+        lambda p: (shares_launch(p, 1, 1),),
+    ),
+    Regime(
+        "large groups",
+        "more than 64 heads on a KV head; all sequences are long, or as long",
+        "blocks kernel, 128 rows of a part of a group, 8 warps; cut where all would be done sooner",
+        "a consumer has no rows for a whole group; parts of a power of two fill blocks",
+        "71/1 of 64 dims: 1 x 16384 14900 -> 4920 us",
+        lambda p: p.heads > MAX_HEADS * p.kv_heads and all_blocks_are_parts(p),
+        order.blocks,
+    ),
+    Regime(
+        "large groups beside decodes",
+        "more than 64 heads on a KV head; all but one have a token, or parts are few",
+        "portable kernel, 128 rows, 8 warps, then the blocks above",
+        "parts would read each key of a decode once for every part",
+        "models: Falcon 7B 1024 at 4096 + 31 at 2048 438 -> 172 us",
+        lambda p: p.heads > MAX_HEADS * p.kv_heads and (order.drafts_of_parts(p) < 2 or others_are_decodes(p)),
+        lambda p: order.portable_then_blocks(p, 1),
+    ),
+    Regime(
+        "large groups beside drafts",
+        "more than 64 heads on a KV head; others",
+        "the same, and a third launch of the portable kernel for drafts up to half as many tokens as there are parts",
+        "in blocks of a token a draft takes twice as long for it as in blocks of a part",
+        "71/1, 300 tokens at 2000 + 31 drafts of 4: 377 -> 86 us",
+        lambda p: p.heads > MAX_HEADS * p.kv_heads,
+        order.portable_then_blocks_then_drafts,
+    ),
+    Regime(
+        "parts beside decodes",
+        "groups that leave 16 rows of a block empty, and scores that make up for a launch",
+        "shares kernel for decodes, then blocks of parts of a group",
+        "parts of long queries fill their blocks; decodes would read keys once a part, and have a launch of their own",
+        "models: StarCoder 1024 at 4096 + 31 at 2048 175 -> 151 us",
+        lambda p: parts_save_a_launch(p) and decodes_have_shares(p),
+        lambda p: order.shares_then_blocks(p, 1),
+    ),
+    Regime(
+        "x-packed drafts",
+        "x-packed cache without new keys; up to 32 rows, up to 64 where blocks are few, up to 8 beyond 128 dims",
+        "shares kernel, rows as columns",
+        "x-packed keys pass through registers, as left operands of columns",
+        "features: speculate b16 x 8192, q_len 8, x-packed 135 -> 130 us",
+        lambda p: p.packed and packed_rows_are_columns(p) and not p.new,
+        order.shares,
+    ),
+    Regime(
+        "fp8 drafts",
+        "fp8 cache; up to 32 rows, up to 64 where blocks are few",
+        "shares kernel, rows as columns, two programs a multiprocessor",
+        "keys are widened on their way into registers: no converter, which is slower than memory",
+        "fp8: speculate b16 x 8192, q_len 8, e4m3 cache 104.5 -> 88.8 us",
+        lambda p: not p.packed and p.cache.itemsize == 1 and fp8_rows_are_columns(p),
+        order.shares,
+    ),
+    Regime(
+        "drafts",
+        "16 bits; up to 64 rows",
+        "shares kernel, up to 16 rows as columns, else 64 rows, 4 warps",
+        "a block has all rows of a sequence, so keys are read once; memory decides as for one token",
+        "spec: 16 x 8192 of 8 tokens 127 us, of one 125",
+        lambda p: not p.packed and p.cache.itemsize == 2 and rows_of(p, UNBOUNDED) <= MAX_ROWS,
+        order.shares,
+    ),
+    Regime(
+        "soon done",
+        "16 bits; as many tokens each, up to 32 sequences of up to 512 rows, up to 32 tiles of 64 keys a program",
+        "shares kernel, 64 rows, 4 warps; shares of 4 tiles or more",
+        "how much code a launch fetches counts, and how few rows of how few pieces a program joins",
+        "single: 64 of 1 x 8192 (31.8 tiles); 3 x 64 x 2048 34.9 -> 30.0 us",
+        lambda p: not p.packed and p.cache.itemsize == 2 and shares_have_more_rows(p),
+        order.shares,
+    ),
+    Regime(
+        "blocks",
+        "all sequences have as many tokens, or up to 64 rows",
+        "blocks kernel, the kind of block by `block_kinds`; cut where all would be done sooner",
+        "products decide: items late from a counter keep a sequence's keys in L2 while it lasts",
+        "prefill: b4 x 4096 741 us, 741 TFLOP/s",
+        lambda p: is_even(p) or rows_of(p, UNBOUNDED) <= MAX_ROWS,
+        order.blocks,
+    ),
+    Regime(
+        "blocks beside few keys",
+        "decodes of up to 256 keys, or in a window of 176, two for each multiprocessor or more",
+        "portable kernel, 16 rows, then blocks",
+        "portable programs hide each other's waits; an item of few rows waits for queries, keys and stores in turn",
+        "window: 1 x 2048 + 63 decodes at 4096, window 128, 63.2 -> 50.6 us",
+        lambda p: (
+            few_keys.portable_hides_waits_beside_blocks(p) and order.tokens_of_portable(p) >= order.shortest_of(p)
+        ),
+        lambda p: order.portable_then_blocks(p, order.tokens_of_portable(p)),
+    ),
+    Regime(
+        "long queries",
+        "128 tokens a sequence or more, by keys that are sure to meet them",
+        "blocks kernel, decodes as blocks, too",
+        "products take longer than reading, so few rows cost nothing as blocks",
+        "prefill: 16 prefills, 16..4096 443 -> 421 us, of 64 dims 362 -> 267",
+        mixed.products_outlast_reading,
+        order.blocks,
+    ),
+    Regime(
+        "little to read",
+        "less than 128 MB of keys and values; one KV head, or too few long queries to hide even that",
+        "the same",
+        "reading takes no time that a kernel of few rows would save",
+        "models: Llama 3.1 70B / 8 1024 at 4096 + 31 at 2048",
+        mixed.reading_takes_no_time,
+        order.blocks,
+    ),
+    Regime(
+        "few rows beside blocks",
+        "16 bits, up to 128 dims, up to 16 rows a token; 36 scores or more of long queries for each key of a decode",
+        "mixed kernel, 128 rows, 8 warps, and 4 warps for few rows as columns; both cut keys, each its own way",
+        "prefills wait for the tensor cores, decodes for memory: both at once in every program",
+        "mixed: 1 x 2048 + 63 decodes at 4096 293 -> 270 us, 4 x 512 at 8k + 124 551 -> 473",
+        mixed.products_hide_reading,
+        order.blocks_beside_shares,
+    ),
+    Regime(
+        "few rows as blocks",
+        "new keys beside an x-packed cache; 16 bits beyond 128 dims, or more than 8 heads on a KV head",
+        "blocks kernel, decodes as blocks, too",
+        "few rows have no columns there",
+        "two launches of 256 dims: 512 at 8192 + 31 of 1000 0.87x, 512 at 4000 + 127 of 1000 1.27x",
+        mixed.few_rows_have_no_columns,
+        order.blocks,
+    ),
+    Regime(
+        "few rows before blocks",
+        "fp8 or x-packed caches; or up to a decode and KV head for each multiprocessor",
+        "shares kernel, up to 8 rows, then blocks as these end",
+        "few rows do without a converter; a list would cut each so that all programs have some",
+        "fp8: 1 x 2048 + 63 decodes at 4096, e4m3 cache 302 -> 204 us; 8/1 17 tokens + 63 of 4096 72.5 -> 59.8",
+        lambda p: (
+            mixed.decodes_read_faster_alone(p)
+            and order.tokens_of_columns(p) >= order.shortest_of(p)
+            and decodes_have_shares(p)
+        ),
+        lambda p: order.shares_then_blocks(p, order.tokens_of_columns(p)),
+    ),
+    Regime(
+        "two lists",
+        "others of 16 bits",
+        "blocks kernel, items of long and of few queries from two counters",
+        "memory alone decides: long items hide under short ones, and few rows have shared memory enough",
+        "mixed: 1 x 64 at 4096 + 63 decodes at 4096 250 us, 260 beside blocks",
+        lambda p: conversion(p) == NONE and not p.packed,
+        lambda p: order.blocks(p, two_lists=True),
+    ),
+    Regime(
+        "one list",
+        "others",
+        "blocks kernel, decodes as blocks, too",
+        "of drafts alone beside long queries neither columns nor a list have enough rows",
+        "not measured",
+        lambda p: True,
+        order.blocks,
+    ),
+)
