@@ -22,7 +22,7 @@ BAD = float("nan")
 
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, window: tuple[int, int] = (-1, -1), softcap: float = 0.0,
-    slopes: Tensor | None = None, sinks: Tensor | None = None, scale: float | None = None,
+    chunk: int = 0, slopes: Tensor | None = None, sinks: Tensor | None = None, scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """One sequence [n, heads, d] over [m, kv_heads, d]: (out, lse [heads, n]), the last query beside the last key."""
     n, m, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
@@ -37,6 +37,8 @@ def attention(
     hidden = (apart > right) if right >= 0 else torch.zeros(n, m, dtype=torch.bool)
     if window[0] >= 0:
         hidden = hidden | (apart < -window[0])
+    if chunk:
+        hidden = hidden | (torch.arange(m)[None] // chunk != (torch.arange(n)[:, None] + m - n) // chunk)
     scores = scores.masked_fill(hidden, -torch.inf)
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand(-1, n, 1)], 2)
@@ -175,6 +177,30 @@ def test_features_of_all_versions_together(batch: Batch) -> None:
     wanted, wanted_lse = batch.wanted(**options)
     close(out, wanted)
     close(lse, wanted_lse)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_chunk_hides_the_keys_of_others(batch: Batch, causal: bool) -> None:
+    """Queries of 9, 17 and 3 keys meet chunks of 5 in their midst and at their edges."""
+    b, options = batch, dict(causal=causal, attention_chunk=5)
+    wanted = b.wanted(causal=causal, chunk=5)[0]
+    close(flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, b.cu_q, b.cu_k, b.max_q, b.max_k, **options), wanted)
+    single = Batch((1, 1), (9, 17))
+    out = flash_attn.flash_attn_with_kvcache(
+        single.q[:, None], single.k_cache, single.v_cache, cache_seqlens=single.used, page_table=single.table, **options
+    )
+    close(out[:, 0], single.wanted(causal=causal, chunk=5)[0])
+
+
+def test_values_may_be_of_another_width() -> None:
+    b = Batch((5, 2), (9, 17))
+    wide = torch.randn(b.k.shape[0], 2, 24)
+    one = attention(b.q[5:], b.k[9:], wide[9:], causal=True)[0]
+    out = flash_attn.flash_attn_varlen_func(b.q, b.k, wide, b.cu_q, b.cu_k, b.max_q, b.max_k, causal=True)
+    close(out[5:], one)
+    q, k, v = b.q[5:][None], b.k[9:][None], wide[9:][None]
+    close(flash_attn.flash_attn_with_kvcache(q, k, v, causal=True)[0], one)
+    close(flash_attn.flash_attn_func(q, k, v, causal=True)[0], one)
 
 
 def test_lse_comes_as_each_version_returns_it(batch: Batch) -> None:
@@ -381,7 +407,7 @@ def test_fp8_takes_descales_of_every_shape() -> None:
 REFUSED = [
     ({"dropout_p": 0.1}, ValueError, "has no dropout_p: it must be 0 or left out, got 0.1"),
     ({"cp_world_size": 2}, ValueError, "has no cp_world_size: it must be 1 or left out, got 2"),
-    ({"attention_chunk": 64}, ValueError, "has no attention_chunk: it must be 0"),
+    ({"attention_chunk": -64}, ValueError, "chunk must be None or an int >= 1"),
     ({"qv": torch.ones(9, 4, 16)}, ValueError, "has no qv: it must be None or left out, got a Tensor"),
     ({"q_v": torch.ones(9, 4, 16)}, ValueError, "has no qv"),
     ({"seqused_q": torch.ones(3)}, ValueError, "has no seqused_q"),

@@ -21,7 +21,7 @@ def attend(
     causal, window = bool(given.get("causal", False)), window_of(given)
     out = given.get("out")
     if out is None and q.dtype in FP8:  # as FlashAttention-3 stores it
-        out = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+        out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16, device=q.device)
     cache = (k.unsqueeze(1), v.unsqueeze(1)) if new else (k, v)
     result = paged_attn.paged_attention(
         q, *cache, page_table, seq_lens, cu_seqlens_q,
@@ -32,6 +32,7 @@ def attend(
         softmax_scale=given.get("softmax_scale"),
         causal=causal,
         window_size=window,
+        chunk=given.get("attention_chunk") or None,
         softcap=given.get("softcap", 0.0),
         alibi_slopes=slopes_of(given, max_seqlen_q == 1 or causal or window[1] == 0),
         sinks=given.get("sinks"),

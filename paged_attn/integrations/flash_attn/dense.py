@@ -24,7 +24,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     """
     given, version = bind("flash_attn_func", args, keywords)
     q, k, v = dense(q), dense(k), dense(v)
-    batch, len_q, heads, head_dim = q.shape
+    batch, len_q, heads, _ = q.shape
     len_k = k.shape[1]
     lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
     starts = torch.arange(0, (batch + 1) * len_q, max(len_q, 1), dtype=torch.int32, device=q.device)[: batch + 1]
@@ -37,7 +37,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     out, lse = attend(
         q.flatten(0, 1), *keys, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=len_k, new=new, lse=wanted
     )  # fmt: skip
-    out = out.view(batch, len_q, heads, head_dim)
+    out = out.view(batch, len_q, heads, v.shape[-1])
     if lse is not None:
         lse = lse.view(batch, len_q, heads).transpose(1, 2).contiguous()
     if version == "FA4":

@@ -33,7 +33,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: 
         k, v: [seqs, len_new, kv_heads, head_dim], or [total_new, kv_heads, head_dim] with cu_seqlens_k_new; written
             to the cache behind its keys, at cache_seqlens[s] and on, then seen as the others are.
         rotary_cos, rotary_sin: [max_len, rotary_dim / 2]; turn k and q, which stand at cache_seqlens (or
-            rotary_seqlens) and on; all of q at cache_seqlens itself where neither causal nor window_size is given.
+            rotary_seqlens) and on; all of q at cache_seqlens itself without causal, window_size and attention_chunk.
             rotary_interleaved: True by default.
         cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: it is full.  -1: padding.
         cache_batch_idx: [seqs] int32; rows of the cache or, if there is one, of the table.
@@ -69,7 +69,7 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: 
     wanted = bool(given.get("return_lse", False))
     out, lse = attend(tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, lse=wanted)
     if q.ndim == 4:
-        out = out.view(q.shape)
+        out = out.view(*q.shape[:3], v_cache.shape[-1])
     if lse is None:
         return out
     if q.ndim == 4:
@@ -117,7 +117,7 @@ def _append(
         interleaved = bool(given.get("rotary_interleaved", True))
         k = rotate(k, start[new.seq] + new.place, cos, sin, interleaved)
         at = _tokens(starts, seqs, q if starts is not None else q.view(seqs, len_q or 0, *q.shape[1:]))
-        local = bool(given.get("causal", False)) or window_of(given) != (-1, -1)
+        local = bool(given.get("causal", False) or given.get("attention_chunk")) or window_of(given) != (-1, -1)
         q = rotate(q, start[at.seq] + at.place if local else start[at.seq], cos, sin, interleaved)
     paged_attn.write_kv(
         k, v, k_cache, v_cache, _slots(new, cached, table, k_cache.shape[1]),
@@ -160,6 +160,8 @@ def _without_left(
     """A cache [rows, max_len, ...] as pages of one token, of which those left of cache_leftpad are left out."""
     if given.get("page_table") is not None:
         raise ValueError("cache_leftpad must be None beside a page table")
+    if given.get("attention_chunk"):
+        raise ValueError("cache_leftpad must be None beside attention_chunk: from where chunks count is not defined")
     left, length = int32(given["cache_leftpad"]), k_cache.shape[1]
     tokens = table * length + left[:, None] + torch.arange(length, dtype=torch.int32, device=table.device)
     k, v = (x.flatten(0, 1).unsqueeze(1) for x in (k_cache, v_cache))

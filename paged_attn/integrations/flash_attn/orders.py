@@ -91,7 +91,7 @@ REFUSED: dict[str, Any] = dict.fromkeys(
      "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims", "dynamic_causal",
      "mm_prefix_range", "rswa_prefix_lens", "rswa_window", "k_scale_cache", "v_scale_cache", "q_scales")
 ) | {
-    "dropout_p": 0, "attention_chunk": 0, "cp_world_size": 1, "use_alibi_sqrt": False, "kv_quant_mode": 0,
+    "dropout_p": 0, "cp_world_size": 1, "use_alibi_sqrt": False, "kv_quant_mode": 0,
     "shuffled_kv_cache": False, "skip_reduce": False,
 }  # fmt: skip
 

@@ -34,11 +34,12 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32, or fp8 with out or a bfloat16 result.
         k, v: with a table [pages, page_size, kv_heads, head_dim]; without [total_k, kv_heads, head_dim], sequence s in
             rows cu_seqlens_k[s] ... cu_seqlens_k[s + 1] - 1, or [seqs, max_len, kv_heads, head_dim] with seqused_k.
-            dtype of q, or fp8.
+            dtype of q, or fp8.  The last axis of v, and of results, may be of another size.
         cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table | page_table: [seqs, max_pages] int32 | int64; entries past the last key may hold anything.
+        attention_chunk: positions of a chunk, of which alone a query sees keys; 0: no chunks.
         softmax_scale, causal (False), window_size, softcap, alibi_slopes [heads], s_aux | learnable_sink | sinks
             [heads], out: as in paged_attention.  window_size may hold None: no limit.
         q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads] expanded along seqs; used for fp8.
@@ -52,7 +53,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         in FlashAttention-4's order always (out, lse or None).  Rows that see no key: zeros and minus infinity, as in
         FlashAttention-3 (FlashAttention-2 gives plus infinity).
     Raises: TypeError naming an unknown keyword; ValueError naming what is refused: dropout_p > 0, qv, seqused_q,
-        attention_chunk, cp_world_size > 1, score_mod, mask_mod, slopes or descales that differ between sequences, ...
+        cp_world_size > 1, score_mod, mask_mod, slopes or descales that differ between sequences, ...
     Source: Dao 2023; Shah et al. 2024.
     """
     given, version = bind("flash_attn_varlen_func", args, keywords)
