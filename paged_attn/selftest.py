@@ -34,6 +34,7 @@ class Case:
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 48
+    ragged: bool = False  # page table
     own_keys: bool = False  # pass the call's keys as k_new, v_new and keep them out of the cache
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -45,6 +46,7 @@ CASES = [
     Case("prefill, keys outside the cache", [9, 5], [25, 5], layout="x-packed", own_keys=True),
     Case("mixed batch", [1, 20, 7], [33, 20, 30], layout="HND"),
     Case("window and sinks", [1, 12], [40, 30], options=dict(window_size=(9, -1), sinks=True)),
+    Case("ragged page table, pages of 1", [1, 12], [20, 30], page_size=1, ragged=True),
     Case("softcap and ALiBi", [1, 12], [20, 30], options=dict(softcap=2.0, alibi_slopes=True)),
     Case("float16", [1, 12], [20, 30], dtype=torch.float16),
     Case("bfloat16", [1, 12], [20, 30], dtype=torch.bfloat16),
@@ -114,7 +116,11 @@ def error_of(case: Case, generator: torch.Generator, device: torch.device) -> fl
         )
     offsets = [sum(case.query_lens[:i]) for i in range(len(case.query_lens) + 1)]
     q = normal(tokens, case.heads, case.head_dim)
-    batch = (int32(table), int32(case.seq_lens), int32(offsets))
+    ragged = (
+        int32([sum(counts[:i]) for i in range(len(counts) + 1)]),
+        int32([x for row in table for x in row if x < NO_PAGE]),
+    )
+    batch = (ragged if case.ragged else int32(table), int32(case.seq_lens), int32(offsets))
     out = paged_attn.paged_attention(q, ours.k, ours.v, *batch, **options)
     wanted = reference.paged_attention(q, theirs.k, theirs.v, *batch, **options)
     assert isinstance(out, Tensor)

@@ -106,6 +106,9 @@ ATTENTION = {
     "decode split head_dim 512": DECODE | dict(query_lens=(1,), seq_lens=LONG, head_dim=512, heads=16, kv_heads=4),
     "prefill 192 and 128": PREFILL | dict(head_dim=192, value_dim=128),
     "prefill head_dim 512": PREFILL | dict(head_dim=512, heads=16, kv_heads=4),
+    "decode ragged table": DECODE | dict(table="ragged", page_size=12, bounds=True),
+    "decode split ragged table": DECODE | dict(query_lens=(1,), seq_lens=LONG, table="ragged"),
+    "prefill ragged table": PREFILL | dict(table="ragged"),
 }
 
 

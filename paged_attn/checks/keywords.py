@@ -17,6 +17,7 @@ SHAPES = "nothing, for the shapes of the tensors say it"
 PLANNER = "nothing, for the planner decides"
 LENGTHS = "seq_lens, lengths in which the call's own keys count"
 TABLE = "page_table, [seqs, max_pages], a row for each sequence"
+RAGGED = "page_table = (indptr, indices)"
 BIAS = "qq_bias among the call's own tokens, else causal and window_size"
 ATTENTION = {
     "query": "q",
@@ -24,11 +25,13 @@ ATTENTION = {
     **dict.fromkeys(("k", "key", "keys", "key_states", "key_cache"), "k_cache, or k_new for the call's own keys"),
     **dict.fromkeys(("v", "value", "values", "value_states", "value_cache"), "v_cache, or v_new for the call's own"),
     **dict.fromkeys(("kv_cache", "paged_kv_cache", "kv"), "k_cache and v_cache, which may be views of one tensor"),
-    **dict.fromkeys(("block_table", "block_tables", "page_tables", "kv_page_indices", "paged_kv_indices"), TABLE),
+    **dict.fromkeys(("block_table", "block_tables", "page_tables"), TABLE),
+    **dict.fromkeys(("kv_indptr", "paged_kv_indptr", "kv_page_indptr"), RAGGED),
+    **dict.fromkeys(("kv_indices", "paged_kv_indices", "kv_page_indices"), RAGGED),
     **dict.fromkeys(
         ("cache_seqlens", "seqused_k", "context_lens", "kv_lens", "seqlens_k", "actual_seq_lens_kv"), LENGTHS
     ),
-    **dict.fromkeys(("cu_seqlens_k", "cu_seq_lens_k", "kv_indptr", "paged_kv_indptr"), "seq_lens, not their sums"),
+    **dict.fromkeys(("cu_seqlens_k", "cu_seq_lens_k"), "seq_lens, not their sums"),
     **dict.fromkeys(("cu_seqlens", "cu_seq_lens_q", "query_start_loc", "qo_indptr", "cu_query_lens"), "cu_seqlens_q"),
     **dict.fromkeys(("max_seqlen", "max_query_len", "max_length_q", "max_q_len"), "max_seqlen_q"),
     **dict.fromkeys(("max_seq_len", "max_context_len", "max_length_k", "max_kv_len"), "max_seqlen_k"),

@@ -32,7 +32,9 @@ def refused(function: Callable[..., Any], **given: Any) -> str:
         ("block_table", "page_table"), ("block_tables", "page_table"), ("scale", "softmax_scale"),
         ("sm_scale", "softmax_scale"), ("sliding_window", "window_size = (sliding_window - 1, -1)"),
         ("cache_seqlens", "seq_lens"), ("seqused_k", "seq_lens"), ("logits_soft_cap", "softcap"),
-        ("cu_seqlens", "cu_seqlens_q"), ("cu_seqlens_k", "not their sums"), ("num_splits", "the planner decides"),
+        ("cu_seqlens", "cu_seqlens_q"), ("cu_seqlens_k", "not their sums"),
+        ("paged_kv_indptr", "page_table = (indptr, indices)"), ("kv_indices", "page_table = (indptr, indices)"),
+        ("num_splits", "the planner decides"),
         ("s_aux", "sinks"), ("k_descale", "k_scale"), ("block_size", "shapes"), ("custom_mask", "qq_bias"),
     ],
 )  # fmt: skip

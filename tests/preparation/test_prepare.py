@@ -53,6 +53,7 @@ MODELS = {
     "96 heads on two, fp8": LLAMA | dict(heads=96, kv_heads=2, cache_dtype=E4M3),
     "values of another width": LLAMA | dict(heads=16, kv_heads=16, head_dim=192, value_dim=128, new=True),
     "head_dim 512": LLAMA | dict(heads=16, kv_heads=4, head_dim=512, value_dim=512),
+    "ragged page table": LLAMA | dict(page_indices=torch.int64),
     "a user's function": LLAMA | dict(score_mod=Named("tests.score_mods", "relative", (torch.float32, 37))),
 }
 HANGS = 3600  # seconds after which a process is taken for one that never ends, on however loaded a machine
