@@ -59,6 +59,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     q = torch.zeros(BATCH, 32, 128, dtype=torch.bfloat16, device=device)
     k, v = torch.zeros(2, 256, 16, 8, 128, dtype=torch.bfloat16, device=device)
     batch = (q, k, v, int32(BATCH, KEYS // 16), int32(BATCH, value=1))  # one key each: the device keeps up
+    table = torch.arange(BATCH + 1, dtype=torch.int32, device=device) * (KEYS // 16), batch[3].flatten()
     starts, out = torch.arange(BATCH + 1, dtype=torch.int32, device=device), torch.empty_like(q)
     new_k, new_v = torch.zeros(2, BATCH, 8, 128, dtype=torch.bfloat16, device=device)
     slots, bounds = torch.arange(BATCH, device=device), {"max_seqlen_q": 1, "max_seqlen_k": KEYS}
@@ -71,6 +72,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
         "eager decode": lambda: attend(*batch, out=out),
         "eager decode, bounds": lambda: attend(*batch, out=out, **bounds),
         "eager decode, allocates out": lambda: attend(*batch),
+        "eager decode, ragged table": lambda: attend(*batch[:3], table, batch[4], out=out),
         "eager ragged": lambda: attend(*batch, starts, out=out),
         "eager ragged, bounds": lambda: attend(*batch, starts, out=out, **bounds),
         "launch decode": lambda: launches.again(addresses),

@@ -23,7 +23,7 @@ LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its in
 MOST_CAPS = 2.0**96
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
 
-
+RAGGED = ("a ragged page table",)
 RETURN_LSE = Options._fields.index("return_lse")
 
 
@@ -72,8 +72,12 @@ def _form(
         options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(chunk),
         type(softcap), type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    a, b, c, d, e, f, g, h, i, j, k, more = others
-    if not (a is b is c is d is e is f is g is h is i is j is k is more is None):
+    page_starts, a, b, c, d, e, f, g, h, i, j, more = others
+    if page_starts is not None:
+        form += RAGGED
+        tensors += (page_starts,)
+    if not (a is b is c is d is e is f is g is h is i is j is more is None):
+        others = others[1:]
         if more is not None:
             if not isinstance(more, (tuple, list)):  # it will be refused
                 return [], tensors
