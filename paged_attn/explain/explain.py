@@ -10,7 +10,7 @@ import torch
 from ..kernels.cuts import CutSummary
 from ..kernels.words import some
 from ..launching.scratch import Need
-from ..planning.dialects import DIALECTS, Dialect, dialect
+from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
 from ..planning.plan import plan
 from ..records.layout import is_fp8
 from ..records.plan import UNBOUNDED, Launch
@@ -25,6 +25,7 @@ def explain(question: Question) -> Iterator[tuple[str, str]]:
     yield "call", _call(question)
     yield "device", f"{question.device.arch}, {question.device.multiprocessors} multiprocessors"
     yield "kernels", _dialect(problem, launches)
+    yield "regime", ": ".join(chosen(problem).regime(problem))
     states = 0
     for number, launch in enumerate(launches, 1):
         yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)

@@ -36,6 +36,9 @@ class Dialect(Protocol):
     def launches(self, problem: Problem) -> tuple[Launch, ...]:
         """The launches of a call that it covers; of these some may be another dialect's."""
 
+    def regime(self, problem: Problem) -> tuple[str, str]:
+        """What its planner takes such a call for, by name, and why it has these launches."""
+
     def read(self) -> None:
         """Import its kernels."""
 

@@ -67,6 +67,16 @@ def test_a_plain_decode_on_an_h200_goes_to_hoppers_kernels() -> None:
     assert "237 us, bound by memory" in lines["at best"]
 
 
+def test_the_row_of_the_planner_that_decided_is_told() -> None:
+    assert told(batch=64)["regime"].startswith("decodes: a decode waits for memory alone")
+    mixed = told(queries="1x2048,63x1", keys="1x2048,63x4096")
+    assert mixed["regime"].startswith("few rows beside blocks: prefills wait for the tensor cores, decodes for memory")
+    assert told(queries="2048", keys="2048", page_size=12)["regime"].startswith("blocks: ")
+    assert told(page_size=12)["regime"].startswith("one block a sequence: ")
+    told_as_json = json.loads(printed("--batch 64 --device sm90:132 --json"))
+    assert told_as_json["regime"] == told(batch=64)["regime"]
+
+
 def test_what_tiles_of_an_x_packed_cache_are_is_told() -> None:
     assert "of an x-packed cache, products from registers" in printed("--layout x-packed --device sm90:132")
     assert "of x-packed fp8, products of float16" in printed("--layout x-packed --kv-dtype fp8 --device sm90:132")
@@ -332,7 +342,19 @@ def test_the_command_tells_a_line_per_fact() -> None:
     output = printed("--batch 64 --device sm90")
     names = [line[:12].strip() for line in output.splitlines()]
     assert names == [
-        *("call", "device", "kernels", "launch", "tiles", "work", "pieces", "scratch", "memory", "operations"),
+        *(
+            "call",
+            "device",
+            "kernels",
+            "regime",
+            "launch",
+            "tiles",
+            "work",
+            "pieces",
+            "scratch",
+            "memory",
+            "operations",
+        ),
         "at best",
     ]
     assert "64 x 1 query at 4096 keys; 32 heads on 8 of 128, bfloat16, pages of 16 (NHD)" in output

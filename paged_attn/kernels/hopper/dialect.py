@@ -8,10 +8,10 @@ from ...records.plan import Launch
 from ..arguments import numbers_of
 from . import available
 from .planning.cuts import cut
-from .planning.plan import launches, need_of, uncovered
+from .planning.plan import launches, need_of, regime, uncovered
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
-__all__ = ["cut", "heads_of", "kernel_of", "launches", "need_of", "tiles_of", "uncovered", "warps_of"]
+__all__ = ["cut", "heads_of", "kernel_of", "launches", "need_of", "regime", "tiles_of", "uncovered", "warps_of"]
 
 TITLE = "Hopper's"
 

@@ -13,7 +13,7 @@ from .few_keys import all_rows_are_few
 from .parts import blocks_are_parts
 from .regimes import launches, regime_of
 
-__all__ = ["covers", "launches", "need_of", "regime_of", "uncovered"]
+__all__ = ["covers", "launches", "need_of", "regime", "uncovered"]
 
 COUNTERS_PER_LAUNCH = 4  # before those of pieces: items taken, programs done
 
@@ -65,6 +65,12 @@ def uncovered(p: Problem) -> list[str]:
 def covers(p: Problem) -> bool:
     """Whether these kernels take a call; the rest is left to the portable ones."""
     return not uncovered(p)
+
+
+def regime(p: Problem) -> tuple[str, str]:
+    """Name and reason of the row of the table that has a call."""
+    row = regime_of(p)
+    return row.name, row.reason
 
 
 def need_of(launch: Launch) -> Need:
