@@ -13,65 +13,130 @@ from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SHAPES = "nothing, for the shapes of the tensors say it"
-PLANNER = "nothing, for the planner decides"
-LENGTHS = "seq_lens, lengths in which the call's own keys count"
-TABLE = "page_table, [seqs, max_pages], a row for each sequence"
-RAGGED = "page_table = (indptr, indices)"
-BIAS = "qq_bias among the call's own tokens, else causal and window_size"
-ATTENTION = {
-    "query": "q",
-    "query_states": "q",
-    **dict.fromkeys(("k", "key", "keys", "key_states", "key_cache"), "k_cache, or k_new for the call's own keys"),
-    **dict.fromkeys(("v", "value", "values", "value_states", "value_cache"), "v_cache, or v_new for the call's own"),
-    **dict.fromkeys(("kv_cache", "paged_kv_cache", "kv"), "k_cache and v_cache, which may be views of one tensor"),
-    **dict.fromkeys(("block_table", "block_tables", "page_tables"), TABLE),
-    **dict.fromkeys(("kv_indptr", "paged_kv_indptr", "kv_page_indptr"), RAGGED),
-    **dict.fromkeys(("kv_indices", "paged_kv_indices", "kv_page_indices"), RAGGED),
-    **dict.fromkeys(
-        ("cache_seqlens", "seqused_k", "context_lens", "kv_lens", "seqlens_k", "actual_seq_lens_kv"), LENGTHS
+
+def _named(*rows: tuple[str, str]) -> dict[str, str]:
+    """Rows of names, with what all of them are here, by name."""
+    return {name: hint for names, hint in rows for name in names.split()}
+
+
+# Each of these names is in docs/glossary.md, which says whose it is: tests/docs/test_glossary.py holds both together.
+ATTENTION = _named(
+    ("query query_states q_extend", "q"),
+    ("k key key_states key_cache k_buffer k_extend", "k_cache, or k_new for the call's own keys"),
+    ("v value value_states value_cache v_buffer v_extend", "v_cache, or v_new for the call's own"),
+    ("kv kv_cache kv_pages paged_kv_cache cache", "k_cache and v_cache, which may be views of one tensor"),
+    (
+        "block_table block_tables block_table_tensor page_indices req_pool_indices cache_batch_idx",
+        "page_table, [seqs, max_pages], a row for each sequence",
     ),
-    **dict.fromkeys(("cu_seqlens_k", "cu_seq_lens_k"), "seq_lens, not their sums"),
-    **dict.fromkeys(("cu_seqlens", "cu_seq_lens_q", "query_start_loc", "qo_indptr", "cu_query_lens"), "cu_seqlens_q"),
-    **dict.fromkeys(("max_seqlen", "max_query_len", "max_length_q", "max_q_len"), "max_seqlen_q"),
-    **dict.fromkeys(("max_seq_len", "max_context_len", "max_length_k", "max_kv_len"), "max_seqlen_k"),
-    **dict.fromkeys(("scale", "sm_scale", "scaling"), "softmax_scale"),
-    "is_causal": "causal",
-    "sliding_window": "window_size = (sliding_window - 1, -1)",
-    **dict.fromkeys(("window_left", "window_size_left"), "window_size = (left, right), -1 = all"),
-    **dict.fromkeys(("window_right", "window_size_right"), "window_size = (left, right), -1 = all"),
-    **dict.fromkeys(("attention_chunk", "attention_chunk_size"), "chunk, None = off"),
-    **dict.fromkeys(
-        ("logits_soft_cap", "logits_softcap", "logit_cap", "soft_cap", "attn_logit_softcapping"), "softcap"
+    (
+        "indptr kv_indptr paged_kv_indptr window_kv_indptr indices kv_indices paged_kv_indices kv_page_indices "
+        "window_kv_indices read_index",
+        "page_table = (indptr, indices)",
     ),
-    **dict.fromkeys(("s_aux", "sink", "learnable_sink", "attention_sinks"), "sinks"),
-    "q_descale": "q_scale",
-    "k_descale": "k_scale",
-    "v_descale": "v_scale",
-    **dict.fromkeys(("attn_bias", "attn_mask", "attention_mask", "custom_mask", "mask"), BIAS),
-    **dict.fromkeys(("position_ids", "positions"), "query_positions"),
-    **dict.fromkeys(("output", "o"), "out"),
-    **dict.fromkeys(("output_scale", "o_scale"), "out_scale"),
-    **dict.fromkeys(("return_softmax_lse", "return_attn_probs", "return_softmax"), "return_lse"),
-    **dict.fromkeys(("layout", "kv_cache_layout"), "kv_layout"),
-    **dict.fromkeys(("page_size", "block_size", "num_heads", "num_kv_heads", "head_dim", "enable_gqa"), SHAPES),
-    "kv_cache_dtype": "nothing, for the dtype of k_cache says it",
-    **dict.fromkeys(("num_splits", "num_kv_splits", "split_kv", "scheduler_metadata", "workspace_buffer"), PLANNER),
-    **dict.fromkeys(("dropout_p", "dropout"), "nothing, for inference drops nothing"),
-}
-WRITE = {
-    "key": "k",
-    "value": "v",
-    "key_cache": "k_cache",
-    "value_cache": "v_cache",
-    **dict.fromkeys(("slots", "slot_map"), "slot_mapping"),
-    **dict.fromkeys(("page_table", "block_table"), "slot_mapping, page * page_size + slot of each token"),
-    **dict.fromkeys(("k_descale", "key_scale"), "k_scale"),
-    **dict.fromkeys(("v_descale", "value_scale"), "v_scale"),
-    **dict.fromkeys(("layout", "kv_cache_layout"), "kv_layout"),
-    "kv_cache_dtype": "nothing, for the dtype of k_cache says it",
-}
-MERGE = {"v": "outs", "s": "lses", "outputs": "outs", "output": "outs", "lse": "lses"}
+    (
+        "cache_seqlens seqused_k context_lens cache_seqlens_int32 extend_prefix_lens prefix_lens actual_seq_lens_kv "
+        "kv_len kv_lens kv_len_arr seqlen_k",
+        "seq_lens, lengths in which the call's own keys count",
+    ),
+    (
+        "last_page_len paged_kv_last_page_len kv_last_page_lens",
+        "seq_lens, (pages - 1) * page_size + last_page_len",
+    ),
+    ("cu_seqlens_k cu_seq_lens_k cu_seq_k cum_seq_lens_kv", "seq_lens, not their sums"),
+    ("cu_seqlens cu_seq_q cu_seq_lens_q cum_seq_lens_q cu_q_lens query_start_loc qo_indptr", "cu_seqlens_q"),
+    (
+        "seq_lens_q actual_seq_lens_q seqused_q extend_seq_lens extend_start_loc q_len_per_req",
+        "cu_seqlens_q, sums of lengths from 0 to the number of tokens",
+    ),
+    ("num_actual_tokens", "nothing, for cu_seqlens_q ends with it"),
+    (
+        "max_seqlen max_query_len max_length_q max_q_len max_q max_seq_len_q max_extend_len max_len_extend "
+        "max_token_per_sequence",
+        "max_seqlen_q",
+    ),
+    ("max_seq_len max_length_k max_kv_len max_k max_seq_len_k max_sequence_kv", "max_seqlen_k"),
+    ("scale sm_scale scaling", "softmax_scale"),
+    ("bmm1_scale", "softmax_scale, with q_scale and k_scale apart"),
+    ("bmm2_scale", "v_scale, with out_scale apart"),
+    ("is_causal", "causal, aligned to each sequence's last key"),
+    ("sliding_window per_layer_sliding_window", "window_size = (sliding_window - 1, -1)"),
+    ("sliding_window_size", "window_size = (sliding_window_size, -1)"),
+    ("window_left window_right window_size_left window_size_right", "window_size = (left, right), -1 = all"),
+    ("logits_soft_cap logit_cap soft_cap attn_logit_softcapping", "softcap"),
+    ("s_aux learnable_sink attention_sinks sink_ptr", "sinks"),
+    ("q_descale", "q_scale"),
+    ("k_descale", "k_scale"),
+    ("v_descale", "v_scale"),
+    ("k_scale_cache v_scale_cache kv_cache_sf", "nothing, for k_scale and v_scale are of heads, not of tokens"),
+    (
+        "attn_mask attn_bias attention_mask custom_mask packed_custom_mask mask",
+        "qq_bias among the call's own tokens, else causal, window_size or score_mod",
+    ),
+    ("position_bias", "score_mod, which may load it"),
+    ("attention_chunk attention_chunk_size", "chunk, None = off"),
+    ("mask_mod block_mask", "score_mod, in which minus infinity hides a key"),
+    ("aux_tensors", "score_mod_args"),
+    ("positions position_ids", "query_positions, which only trees of drafts need"),
+    ("pos_encoding_mode", "alibi_slopes for ALIBI; else nothing, for queries and keys come rotated"),
+    (
+        "rotary_cos rotary_sin rotary_interleaved rotary_seqlens rope_scale rope_theta",
+        "nothing, for queries and keys come rotated",
+    ),
+    ("output o o_extend", "out"),
+    ("out_dtype o_data_type", "out, whose dtype is that of the results"),
+    ("output_scale o_scale", "out_scale"),
+    ("return_softmax_lse return_attn_probs return_aux return_lse_base_on_e lse", "return_lse"),
+    ("kv_cache_layout", "kv_layout"),
+    ("slot_mapping out_cache_loc write_index save_kv_cache", "nothing, for write_kv writes the cache"),
+    (
+        "page_size block_size batch_size num_reqs num_seqs num_heads num_kv_heads num_qo_heads head_size head_dim "
+        "head_dim_qk head_dim_vo enable_gqa",
+        "nothing, for the shapes of the tensors say it",
+    ),
+    ("kv_cache_dtype kv_data_type q_data_type", "nothing, for the dtypes of the tensors say it"),
+    ("num_splits", "nothing, for the planner decides; batch_invariant for num_splits=1"),
+    ("fixed_split_size disable_split_kv", "batch_invariant"),
+    (
+        "num_kv_splits max_kv_splits max_num_splits attn_logits attn_lse seq_threshold_3D num_par_softmax_segments "
+        "softmax_segm_output softmax_segm_max softmax_segm_expsum scheduler_metadata pack_gqa sm_margin fa_version "
+        "workspace_buffer float_workspace_buffer use_cuda_graph use_tensor_cores enable_pdl backend kernel_options "
+        "non_blocking jit_args use_fp16_qk_reduction",
+        "nothing, for the planner decides",
+    ),
+    ("dropout dropout_p", "nothing, for inference drops nothing"),
+    ("deterministic", "nothing, for it is of the backward pass"),
+    ("cu_seqlens_k_new", "nothing, for the call's own keys lie as its queries do"),
+    ("cache_leftpad", "nothing, for a sequence begins in the first slot of its first page"),
+    ("qv q_v", "q, [qv, q] side by side, over keys that are [v, k] side by side"),
+    ("q_nope q_pe", "q, [q_nope, q_pe] side by side"),
+    ("ckv_cache kpe_cache", "k_cache, [ckv, kpe] side by side, of which v_cache is the view of the first dims"),
+    (
+        "block_sparse_tensors gather_kv_indices dynamic_causal mm_prefix_range rswa_prefix_lens rswa_window "
+        "chunk_lookback use_alibi_sqrt kv_quant_mode cp_world_size",
+        "nothing, for this is not done here",
+    ),
+)
+WRITE = _named(
+    ("key key_states append_key cache_k", "k"),
+    ("value value_states append_value cache_v", "v"),
+    ("key_cache", "k_cache"),
+    ("value_cache", "v_cache"),
+    ("kv_cache paged_kv_cache", "k_cache and v_cache, which may be views of one tensor"),
+    ("out_cache_loc loc loc_info write_index", "slot_mapping"),
+    (
+        "page_table block_table cache_seqlens positions batch_indices kv_indices kv_indptr kv_last_page_len",
+        "slot_mapping, page * page_size + slot of each token",
+    ),
+    ("kv_cache_dtype", "nothing, for the dtype of k_cache says it"),
+)
+MERGE = _named(
+    ("v v_a v_b v_other prefix_output suffix_output out_partial", "outs, [n, tokens, heads, head_dim]"),
+    ("s s_a s_b s_other prefix_lse suffix_lse lse_partial", "lses, [n, tokens, heads], natural logarithms"),
+    ("mask prefill_tokens_with_context", "nothing, for minus infinity in lses marks a set without keys"),
+    ("out output output_lse return_lse", "nothing, for both results are returned"),
+    ("out_dtype output_scale", "nothing, for the result has the dtype of outs"),
+)
 OTHERS = {"paged_attention": ATTENTION, "write_kv": WRITE, "merge_states": MERGE}
 
 

@@ -36,6 +36,9 @@ def refused(function: Callable[..., Any], **given: Any) -> str:
         ("paged_kv_indptr", "page_table = (indptr, indices)"), ("kv_indices", "page_table = (indptr, indices)"),
         ("num_splits", "the planner decides"),
         ("s_aux", "sinks"), ("k_descale", "k_scale"), ("block_size", "shapes"), ("custom_mask", "qq_bias"),
+        ("sliding_window_size", "window_size = (sliding_window_size, -1)"), ("num_splits", "batch_invariant"),
+        ("paged_kv_last_page_len", "(pages - 1) * page_size + last_page_len"), ("cu_seq_q", "cu_seqlens_q"),
+        ("kv_indices", "page_table = (indptr, indices)"), ("is_causal", "last key"), ("q_nope", "side by side"), ("attention_chunk", "chunk"), ("mask_mod", "score_mod"),
     ],
 )  # fmt: skip
 def test_a_name_of_another_library_is_told_ours(name: str, words: str) -> None:
@@ -64,9 +67,9 @@ def test_the_other_functions_tell_theirs() -> None:
         "write_kv() has no argument 'key' (here: k), 'value' (here: v), 'key_cache' (here: k_cache), 'value_cache' "
         "(here: v_cache)"
     )
-    assert (
-        refused(paged_attn.merge_states, v=k, s=k)
-        == "merge_states() has no argument 'v' (here: outs), 's' (here: lses)"
+    assert refused(paged_attn.merge_states, v=k, s=k) == (
+        "merge_states() has no argument 'v' (here: outs, [n, tokens, heads, head_dim]), 's' (here: lses, [n, tokens, "
+        "heads], natural logarithms)"
     )
 
 
