@@ -101,7 +101,8 @@ ATTENTION = _named(
         "num_kv_splits max_kv_splits max_num_splits attn_logits attn_lse seq_threshold_3D num_par_softmax_segments "
         "softmax_segm_output softmax_segm_max softmax_segm_expsum scheduler_metadata pack_gqa sm_margin fa_version "
         "workspace_buffer float_workspace_buffer use_cuda_graph use_tensor_cores enable_pdl backend kernel_options "
-        "non_blocking jit_args use_fp16_qk_reduction",
+        "non_blocking jit_args use_fp16_qk_reduction min_seqlen_k seqlen_k_per_split disable_scheduler_metadata "
+        "use_td",
         "nothing, for the planner decides",
     ),
     ("dropout dropout_p", "nothing, for inference drops nothing"),
@@ -113,7 +114,8 @@ ATTENTION = _named(
     ("ckv_cache kpe_cache", "k_cache, [ckv, kpe] side by side, of which v_cache is the view of the first dims"),
     (
         "block_sparse_tensors gather_kv_indices dynamic_causal mm_prefix_range rswa_prefix_lens rswa_window "
-        "chunk_lookback use_alibi_sqrt kv_quant_mode cp_world_size",
+        "mm_prefix_clamp_sliding_window chunk_lookback use_alibi_sqrt kv_quant_mode gather_kv_valid_length "
+        "cp_world_size cp_rank cp_tot_seqused_k",
         "nothing, for this is not done here",
     ),
 )

@@ -38,7 +38,8 @@ def refused(function: Callable[..., Any], **given: Any) -> str:
         ("s_aux", "sinks"), ("k_descale", "k_scale"), ("block_size", "shapes"), ("custom_mask", "qq_bias"),
         ("sliding_window_size", "window_size = (sliding_window_size, -1)"), ("num_splits", "batch_invariant"),
         ("paged_kv_last_page_len", "(pages - 1) * page_size + last_page_len"), ("cu_seq_q", "cu_seqlens_q"),
-        ("kv_indices", "page_table = (indptr, indices)"), ("is_causal", "last key"), ("q_nope", "side by side"), ("attention_chunk", "chunk"), ("mask_mod", "score_mod"),
+        ("is_causal", "last key"),
+        ("q_nope", "side by side"), ("attention_chunk", "chunk"), ("mask_mod", "score_mod"),
     ],
 )  # fmt: skip
 def test_a_name_of_another_library_is_told_ours(name: str, words: str) -> None:

@@ -41,7 +41,7 @@ ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
             "softmax_scale", "causal", *REST2, "block_table", "return_softmax_lse", "out", "scheduler_metadata",
             "q_descale", "k_descale", "v_descale", "num_splits", "output_scale", "fa_version", "s_aux",
             "cp_world_size", "cp_rank", "cp_tot_seqused_k", "mask_mod", "block_sparse_tensors", "aux_tensors",
-            "aux_tensor_leading_dims", "dynamic_causal", "gather_kv_indices",
+            "aux_tensor_leading_dims", "dynamic_causal", "gather_kv_indices", "gather_kv_valid_length",
         ),
         "FA3": (*LENGTHS, "seqused_q", "seqused_k", "softmax_scale", "causal", *REST3),
         "FA4": (
@@ -61,13 +61,14 @@ ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
             "page_table", "cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens", "q_descale",
             "k_descale", "v_descale", "softmax_scale", "causal", "window_size", "attention_chunk", "softcap",
             "rotary_interleaved", "scheduler_metadata", "num_splits", "pack_gqa", "sm_margin", "return_softmax_lse",
-            "sinks", "score_mod", "aux_tensors", "ver",
+            "sinks", "score_mod", "aux_tensors", "ver", "cp_world_size", "cp_rank", "cp_tot_seqused_k",
         ),
     },
     "unified_attention": {
         "vLLM": (
             *UNIFIED, *SEGMENTS, "alibi_slopes", "output_scale", "qq_bias", "sinks", "mm_prefix_range",
-            "use_alibi_sqrt", "kv_quant_mode", "k_scale_cache", "v_scale_cache", "rswa_prefix_lens", "rswa_window",
+            "rswa_prefix_lens", "rswa_window", "use_alibi_sqrt", "kv_quant_mode", "k_scale_cache", "v_scale_cache",
+            "chunk_lookback", "use_td", "mm_prefix_clamp_sliding_window",
         ),
         "AITER": (
             *UNIFIED, "q_scales", "alibi_slopes", "output_scale", "qq_bias", "sinks", "shuffled_kv_cache",
@@ -83,16 +84,18 @@ ALIASES = {
 # they steer how a result is computed, not what it is
 IGNORED = {
     "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic", "fa_version", "ver", "min_seqlen_k",
-    "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", *SEGMENTS,
+    "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", "use_td",
+    "mm_prefix_clamp_sliding_window", *SEGMENTS,
 }  # fmt: skip
 # what each may be beside None
 REFUSED: dict[str, Any] = dict.fromkeys(
-    ("qv", "seqused_q", "gather_kv_indices", "score_mod", "score_mod_bwd", "mask_mod", "block_sparse_tensors",
-     "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims", "dynamic_causal",
-     "mm_prefix_range", "rswa_prefix_lens", "rswa_window", "k_scale_cache", "v_scale_cache", "q_scales")
+    ("qv", "seqused_q", "gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
+     "block_sparse_tensors", "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims",
+     "dynamic_causal", "mm_prefix_range", "rswa_prefix_lens", "rswa_window", "k_scale_cache", "v_scale_cache",
+     "q_scales")
 ) | {
     "dropout_p": 0, "cp_world_size": 1, "use_alibi_sqrt": False, "kv_quant_mode": 0,
-    "shuffled_kv_cache": False, "skip_reduce": False,
+    "shuffled_kv_cache": False, "skip_reduce": False, "chunk_lookback": -1,
 }  # fmt: skip
 
 _VECTOR, _FLAG, _LENGTH, _TABLE = {"-", "i1"}, {"bool"}, {"-", "int", "int0", "i0"}, {"-", "i2"}

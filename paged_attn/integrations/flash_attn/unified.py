@@ -23,8 +23,8 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         output_scale: float or [1] float32, for an fp8 out.
 
     Returns: out.
-    Raises: as flash_attn_varlen_func; refused are also mm_prefix_range, rswa_window, use_alibi_sqrt, quantisation by
-        token and head, shuffled_kv_cache and skip_reduce.
+    Raises: as flash_attn_varlen_func; refused are also mm_prefix_range, rswa_window, use_alibi_sqrt, chunk_lookback,
+        quantisation by token and head, shuffled_kv_cache and skip_reduce.
     Source: vLLM's triton_unified_attention, AITER's unified_attention (their arguments).
     """
     given, _ = bind("unified_attention", args, keywords)
