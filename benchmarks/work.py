@@ -10,7 +10,8 @@ def traffic(case: Case) -> int:
     """Bytes that must move: every visible key and value once, queries in, results out."""
     lengths = zip(case.query_lens, case.seq_lens, strict=True)
     keys = sum(visible_keys(query_len, seq_len, case.window_size[0]) for query_len, seq_len in lengths)
-    row = case.heads * case.head_dim * (case.dtype.itemsize + case.dtype_of_out.itemsize)
+    gate = case.dtype.itemsize if case.gate else 0
+    row = case.heads * case.head_dim * (case.dtype.itemsize + gate + case.dtype_of_out.itemsize)
     return keys * 2 * case.kv_heads * case.head_dim * case.dtype_of_cache.itemsize + case.tokens * row
 
 

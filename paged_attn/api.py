@@ -50,6 +50,7 @@ def paged_attention(
     q_scale: ScaleLike = None,
     k_scale: ScaleLike = None,
     v_scale: ScaleLike = None,
+    gate: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_scale: ScaleLike = None,
     return_lse: bool = False,
@@ -124,6 +125,10 @@ def paged_attention(
         score_mod_args: what it is given behind these: contiguous tensors, of which it gets pointers, floats and ints.
         q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
             [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
+        gate: [tokens, heads, value_dim] float32 | dtype of q; last axis contiguous.  Results are multiplied by
+            1 / (1 + exp(-gate)) before they are rounded to out's type, where keys are split once all are joined; the
+            log-sum-exp stays as it is.  A result of 0 stays 0 whatever its gate holds, so rows that see no key, and
+            padding, may have any.  Parts that merge_states is to join are taken without it.
         out: [tokens, heads, value_dim]; written and returned; its dtype decides what the result is stored as.  It may
             be q itself.  Otherwise it shares no memory with any argument, nor two elements of it a place, which the
             first call of such shapes and strides makes sure of; later ones do not look at addresses.
@@ -174,14 +179,14 @@ def paged_attention(
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
             k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, window_size=window_size, chunk=chunk,
             softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, query_positions=query_positions,
-            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out=out, out_scale=out_scale, return_lse=return_lse,
-            only=only, batch_invariant=batch_invariant, check=check,
+            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate, out=out, out_scale=out_scale,
+            return_lse=return_lse, only=only, batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
             page_starts, k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale,
-            out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
+            gate, out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, chunk, softcap, score_mod,

@@ -93,6 +93,7 @@ ARGUMENTS = (
     Argument("q_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("k_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("v_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
+    Argument("gate", TENSOR, None, "Tensor?", (), (), ("gate",), ("gate",)),
     Argument("out", RESULT, None, "Tensor(a!)", (), (), ("out_dtype",), ()),
     Argument("out_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("return_lse", OPTION, False, None, ("boolean",), ("lse",), ("return_lse",), ("lse",)),

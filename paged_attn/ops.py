@@ -36,15 +36,15 @@ def _attention(
     kv_layout: Any = "NHD", max_seqlen_q: Any = None, max_seqlen_k: Any = None, page_starts: Any = None,
     k_new: Any = None, v_new: Any = None, softmax_scale: Any = None, causal: Any = True, window_size: Any = (-1, -1),
     chunk: Any = None, softcap: Any = 0.0, alibi_slopes: Any = None, sinks: Any = None, qq_bias: Any = None,
-    query_positions: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, out_scale: Any = None,
-    only: Any = None, batch_invariant: Any = False, check: Any = None, return_lse: bool = False,
+    query_positions: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, gate: Any = None,
+    out_scale: Any = None, only: Any = None, batch_invariant: Any = False, check: Any = None, return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in its schema."""
     result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
             page_starts, k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale,
-            out_scale, None,
+            gate, out_scale, None,
         ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, tuple(window_size), chunk, softcap, None,

@@ -43,6 +43,7 @@ def paged_attention(
     q_scale: Scale = None,
     k_scale: Scale = None,
     v_scale: Scale = None,
+    gate: Tensor | None = None,
     out: Tensor | None = None,
     out_scale: Scale = None,
     return_lse: bool = False,
@@ -127,6 +128,8 @@ def paged_attention(
             scores = scores.masked_fill(~visible, -torch.inf)
             result[rows], lse[rows] = _attend(scores, v, sinks)
 
+    if gate is not None:
+        result = torch.where(result == 0, 0.0, result * torch.sigmoid(gate.double()))
     result = result / _per_kv_head(out_scale, 1, q)
     if out is not None:
         out[written] = _narrow(result[written], out.dtype)

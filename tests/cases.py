@@ -97,6 +97,7 @@ class Case:
     tree: bool = False  # about half of qq_bias is -inf, as in tree decoding
     positions: str = ""  # of queries: "slots" | "tree", depths in random trees unknown to qq_bias; "": none
     score_mod: str = ""  # one of tests.score_mods.MODS
+    gate: bool = False
     scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | one of SCALES
     out_scale: float = 0.02  # used where out is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
@@ -208,6 +209,8 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["qq_bias"] = bias
     if case.positions:
         inputs["query_positions"] = _positions(case).to(device)
+    if case.gate:
+        inputs["gate"] = _gate(case, small, rng)
     if case.score_mod:
         mod = _mod(case)
         inputs.update(score_mod=mod.triton, score_mod_args=mod.args(case.heads, device))
@@ -294,7 +297,8 @@ def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:
         given = given | {"v_new": given["k_new"][..., : given["v_cache"].shape[3]]}
     values = {name: given[name] for name in dims if given.get(name) is not None}
     doubled = {name: torch.cat([bits(v), bits(_magnitude(v))], dims[name]).view(v.dtype) for name, v in values.items()}
-    return given | doubled
+    gate = given.get("gate")
+    return given | doubled | ({} if gate is None else {"gate": torch.cat([gate, gate], 2)})
 
 
 def _sums_of_magnitudes(given: dict[str, Any]) -> Tensor:
@@ -431,6 +435,15 @@ def _positions(case: Case) -> Tensor:
             positions[token : token + queries] = [context + depth for depth in depths]
         token += queries
     return torch.tensor(positions, dtype=torch.int32)
+
+
+def _gate(case: Case, dtype: torch.dtype, rng: torch.Generator) -> Tensor:
+    """[tokens, heads, value_dim] of any size; poison in padding, and where a sequence is empty."""
+    heads = case.heads * (1 + case.strided)
+    gate = 3 * _random((case.tokens, heads, case.value_width), dtype, rng)[:, : case.heads]
+    seen = [n > 0 for n, queries in zip(case.seq_lens, case.query_lens) for _ in range(queries)]
+    gate[~torch.tensor(seen + [False] * case.padding, dtype=torch.bool)] = torch.nan
+    return gate
 
 
 def _new(case: Case, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:

@@ -76,6 +76,7 @@ OPTIONS: dict[str, Draw] = {
     "batch_invariant": lambda rng, f: not f["new"] and sometimes(rng, 0.1),
     "decode_form": maybe(0.2),
     "positions": one_of("", "", "", "", "slots", "tree"),
+    "gate": maybe(0.1),
     "table": one_of("", "", "", "", "ragged", "gaps", "views"),
 }
 # Anything that is legal.

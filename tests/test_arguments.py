@@ -290,6 +290,7 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "q_scale": (2.0,),
     "k_scale": (2.0,),
     "v_scale": (2.0,),
+    "gate": (half(4, 4, 64),),
     "out": (half(4, 4, 64),),
     "out_scale": (2.0,),
     "return_lse": (True,),
@@ -341,13 +342,14 @@ def test_a_model_has_what_the_table_says_and_prepare_fills_it(monkeypatch: pytes
 PLAIN = dict(
     heads=4, kv_heads=2, head_dim=64, page_size=16, dtype=torch.float16, cache_dtype=torch.float16,
     out_dtype=torch.float16, kv_layout="NHD", new=False, causal=True, window_size=(-1, -1), softcap=0.0, alibi=False,
-    sinks=None, qq_bias=0, query_positions=False, scales="number", return_lse=False,
+    sinks=None, gate=None, qq_bias=0, query_positions=False, scales="number", return_lse=False,
 )  # fmt: skip
 UNLIKE: dict[str, Any] = dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
     out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
     alibi=True, sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head", return_lse=True,
-    integers=torch.int64, page_indices=torch.int64, score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
+    gate=torch.float32, integers=torch.int64, page_indices=torch.int64,
+    score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
 )  # fmt: skip
 
 
@@ -396,7 +398,7 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 
 VALUES: dict[str, Any] = dict(
     causal=False, window=(5, -1), chunk=7, softcap=3.0, alibi=True, sinks=True, qq_bias=4, query_positions=True,
-    new=True, lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4, head_dim=64, page_size=32,
+    gate=True, new=True, lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4, head_dim=64, page_size=32,
     value_dim=48, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9,
     max_keys=99,
     score_mod="tests.score_mods:relative", score_mod_args="float32,37",

@@ -17,6 +17,7 @@ FEATURES = (
     "x-packed",
     "log-sum-exps",
     "score_mod",
+    "gate",
 )
 
 
@@ -38,6 +39,7 @@ def features(case: Case) -> set[str]:
         "x-packed": case.layout == "x",
         "log-sum-exps": case.lse,
         "score_mod": bool(case.score_mod),
+        "gate": case.gate,
     }
     return {name for name in FEATURES if asked[name]}
 

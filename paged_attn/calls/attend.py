@@ -72,11 +72,11 @@ def _form(
         options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(chunk),
         type(softcap), type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    page_starts, a, b, c, d, e, f, g, h, i, j, more = others
+    page_starts, a, b, c, d, e, f, g, h, i, gate, j, more = others
     if page_starts is not None:
         form += RAGGED
         tensors += (page_starts,)
-    if not (a is b is c is d is e is f is g is h is i is j is more is None):
+    if not (a is b is c is d is e is f is g is h is i is gate is j is more is None):
         others = others[1:]
         if more is not None:
             if not isinstance(more, (tuple, list)):  # it will be refused
@@ -174,5 +174,5 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         page_table=x.page_table,
         page_starts=layout.page_starts(x.page_table, x.page_starts),
         mods=mods,
-        scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale),
+        scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale, x.gate),
     )

@@ -78,6 +78,7 @@ def check_attention(
     q_scale: float | Tensor | None,
     k_scale: float | Tensor | None,
     v_scale: float | Tensor | None,
+    gate: Tensor | None,
     out: Tensor | None,
     out_scale: float | Tensor | None,
     **options: Any,
@@ -117,6 +118,8 @@ def check_attention(
         door.tensor("qq_bias", qq_bias, ("n", "n"), BIAS_FOR[q.dtype])
     if query_positions is not None:
         door.tensor("query_positions", query_positions, ("tokens",), INTEGER)
+    if gate is not None:
+        door.tensor("gate", gate, ("tokens", "heads", "value_dim"), BIAS_FOR[q.dtype])
     more: dict[str, Tensor] = {}
     score_mod = options["score_mod"]
     if score_mod is not None or score_mod_args is not None:
@@ -132,7 +135,7 @@ def check_attention(
         apart(
             "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
             cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks,
-            qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, out_scale=out_scale,
+            qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate, out_scale=out_scale,
             **more, **{STARTS: page_starts},
         )  # fmt: skip
     door.scale("q_scale", q_scale, "q", q.dtype)

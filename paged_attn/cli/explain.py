@@ -17,6 +17,7 @@ from paged_attn.cli.output import print_json, print_rows
 @click.option("--keys", default="4096", show_default=True, help="Keys of each, the call's own with them: 64x4096.")
 @options.of_model
 @click.option("--sinks", is_flag=True, help="sinks are given.")
+@click.option("--gate", is_flag=True, help="gate is given.")
 @click.option("--batch-invariant", is_flag=True)
 @click.option("--max-queries", type=positive, help="max_seqlen_q.  [the longest]")
 @click.option("--max-keys", type=positive, help="max_seqlen_k, or what the page table holds.  [the longest]")

@@ -16,6 +16,7 @@ from paged_attn.launching import gpus
 @options.of_model
 @click.option("--out-dtype", type=options.Dtype(HALF + FP8), help="Of results.  [as --dtype; of fp8 bfloat16]")
 @click.option("--sinks", type=options.Dtype(HALF), help="Of sinks, if there are any.")
+@click.option("--gate", type=options.Dtype(HALF), help="Of the gate of results, if there is one.")
 @click.option("--scales", type=click.Choice(["number", "tensor", "per_head"]), default="number", show_default=True)
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
 @click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Of a ragged page table.  [it is dense]")
@@ -36,7 +37,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     from paged_attn.preparation.named import named_by
 
     dtype = torch_dtype(given.pop("dtype"))
-    names = {name: given.pop(name) for name in ("kv_dtype", "out_dtype", "sinks")}
+    names = {name: given.pop(name) for name in ("kv_dtype", "out_dtype", "sinks", "gate")}
     types = {name: None if value is None else torch_dtype(value) for name, value in names.items()}
     cache = types["kv_dtype"] or dtype
     if cache not in CACHE_FOR[dtype]:
@@ -55,6 +56,7 @@ def prepare(as_json: bool, **given: Any) -> None:
         cache_dtype=cache,
         out_dtype=types["out_dtype"] or (torch.bfloat16 if dtype.itemsize == 1 else dtype),
         sinks=types["sinks"],
+        gate=types["gate"],
         kv_layout="x" if layout == "x-packed" else layout,
         score_mod=score_mod and score_mod.function,
         score_mod_args=score_mod.score_mod_args() if score_mod else (),

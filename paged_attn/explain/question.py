@@ -69,6 +69,7 @@ def memory(question: Question) -> dict[str, int]:
     key = model.kv_heads * (model.head_dim + model.value_width)
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
+    gate = {"gate": tokens * model.heads * model.value_width * model.gate.itemsize} if model.gate is not None else {}
     return {
         "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
         "queries": tokens * model.heads * model.head_dim * model.dtype.itemsize,
@@ -76,6 +77,7 @@ def memory(question: Question) -> dict[str, int]:
         "page ids": 4 * sum(page_ids(q, k, model.page_size, left, chunk) for q, k in lengths),
         "lengths": 4 * (len(lengths) + (len(lengths) + 1 if question.ragged else 0)),
         **lse,
+        **gate,
     }
 
 
@@ -137,6 +139,7 @@ def question_of(
     layout: str,
     window: tuple[int, int],
     sinks: bool,
+    gate: bool,
     score_mod: str | None,
     score_mod_args: str,
     new: bool,
@@ -183,6 +186,7 @@ def question_of(
         new=new,
         window_size=window,
         sinks=torch.float32 if sinks else None,
+        gate=(torch.bfloat16 if is_fp8(dtype) else dtype) if gate else None,
         scales="number",
         return_lse=lse,
         score_mod=named_by(score_mod, score_mod_args),

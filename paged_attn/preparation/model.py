@@ -37,6 +37,7 @@ class Model(NamedTuple):
     sinks: torch.dtype | None
     qq_bias: int
     query_positions: bool
+    gate: torch.dtype | None
     scales: str
     return_lse: bool
     integers: torch.dtype = torch.int32
@@ -148,6 +149,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         call["qq_bias"] = torch.empty(model.qq_bias, model.qq_bias, dtype=model.dtype)
     if model.query_positions:
         call["query_positions"] = torch.empty(batch.tokens, dtype=model.integers)
+    if model.gate is not None:
+        call["gate"] = torch.empty(batch.tokens, model.heads, model.value_width, dtype=model.gate)
     if model.score_mod is not None:
         call["score_mod"], call["score_mod_args"] = model.score_mod.function, model.score_mod.score_mod_args()
     scale = {"number": 1.0, "tensor": torch.empty(1), "per_head": torch.empty(kv_heads)}[model.scales]

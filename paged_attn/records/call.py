@@ -26,10 +26,13 @@ class Call(NamedTuple):
     scales: Scales
 
 
-def scales(softmax: float, query: Any = None, key: Any = None, value: Any = None, out: Any = None) -> Scales:
+def scales(
+    softmax: float, query: Any = None, key: Any = None, value: Any = None, out: Any = None, gate: Any = None
+) -> Scales:
     """Scales as kernels take them: absent is 1; what a tensor has before its last axis is the same for all."""
     given = (query, key, value, out)
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
-    return Scales(softmax, *numbers, *tensors, *strides)
+    of_gate = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
+    return Scales(softmax, *numbers, *tensors, *strides, *of_gate)

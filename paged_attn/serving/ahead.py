@@ -43,6 +43,7 @@ def model_of(sizes: Sizes) -> Model:
         softcap=0.0,
         alibi=False,
         sinks=None,
+        gate=None,
         qq_bias=0,
         query_positions=False,
         scales="number",

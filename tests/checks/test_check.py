@@ -27,6 +27,7 @@ from tests.cases import E4M3, E5M2, Case, build
 from tests.checks.test_check_batch import BATCH
 
 NAN, INF = float("nan"), float("inf")
+ROWS = "[tokens, heads, value_dim] with tokens = 5, heads = 6, value_dim = 32"
 SCALES = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads] with kv_heads = 2, seqs = 3"
 
 # (call, change, error, text)
@@ -103,6 +104,29 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ("fp8", tensor("q_scale", (2,), torch.float64), TypeError, "q_scale must be float32, got float64"),
     ("fp8", tensor("k_scale", (2,), torch.float16), TypeError, "k_scale must be float32, got float16"),
     ("fp8", tensor("v_scale", (1,), torch.bfloat16), TypeError, "v_scale must be float32, got bfloat16"),
+    # gate
+    ("plain", value(gate=[]), TypeError, "gate must be a tensor of float32 | bfloat16, got list"),
+    ("plain", tensor("gate", (5, 6, 32), torch.float16), TypeError, "gate must be float32 | bfloat16, got float16"),
+    (
+        "fp8",
+        tensor("gate", (5, 6, 32), E4M3),
+        TypeError,
+        "gate must be float16 | bfloat16 | float32, got float8_e4m3fn",
+    ),
+    ("plain", tensor("gate", (5, 192)), ValueError, f"gate must be {ROWS}, got [5, 192]"),
+    (
+        "plain",
+        tensor("gate", (5, 1, 32)),
+        ValueError,
+        "gate must be [tokens, heads, value_dim] with heads = 6, got [5, 1, 32]",
+    ),
+    (
+        "plain",
+        lambda c: {"gate": like(c["q"], 5, 6, 64)[..., ::2]},
+        ValueError,
+        "gate must be contiguous along value_dim, got strides [384, 64, 2]",
+    ),
+    ("plain", lambda c: {"gate": c["out"]}, ValueError, "out must share no memory with gate"),
     # out, out_scale, return_lse, only, batch_invariant, check
     ("plain", value(out=[]), TypeError, f"out must be a tensor of {QUERY}, got list"),
     ("plain", to("out", torch.float64), TypeError, f"out must be {QUERY}, got float64"),
@@ -164,7 +188,7 @@ def test_attention_refuses(call: str, change: Change, error: type[Exception], te
 
 def test_every_argument_of_attention_is_refused_somewhere() -> None:
     arguments = build(PLAIN).keys() | {"k_new", "v_new", "qq_bias", "q_scale", "max_seqlen_q", "max_seqlen_k", "check"}
-    arguments |= {"query_positions"}
+    arguments |= {"query_positions", "gate"}
     named = " ".join(text for *_, text in BATCH + OPTIONS)
     assert [name for name in arguments if name not in named] == []
 
@@ -174,7 +198,7 @@ def test_every_argument_of_attention_is_refused_somewhere() -> None:
     "name",
     [
         *("k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", "k_new", "v_new", "alibi_slopes", "sinks"),
-        *("qq_bias", "query_positions", "q_scale", "k_scale", "v_scale", "out", "out_scale"),
+        *("qq_bias", "query_positions", "q_scale", "k_scale", "v_scale", "gate", "out", "out_scale"),
     ],
 )
 def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None:
@@ -182,6 +206,7 @@ def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None
     inputs = build(case, device)
     inputs |= {"out": inputs["out"].to(E4M3), "out_scale": inputs["k_scale"].clone()}
     inputs["query_positions"] = torch.arange(4, dtype=torch.int32, device=device)
+    inputs["gate"] = torch.zeros(4, 6, 32, device=device)
     inputs[name] = torch.empty_like(inputs[name], device="meta")
     refuses(paged_attn.paged_attention, inputs, ValueError, f"{name} must be on {inputs['q'].device} like q, got meta")
 
@@ -224,6 +249,8 @@ LEGAL: dict[str, tuple[str, Change]] = {
         lambda c: {"k_cache": c["k_cache"].to(E5M2), "v_cache": c["v_cache"].to(E5M2)},
     ),
     "half sinks beside fp8 queries": ("fp8", tensor("sinks", (6,), torch.float16)),
+    "a float32 gate beside half queries": ("plain", tensor("gate", (5, 6, 32), torch.float32)),
+    "one gate for all heads": ("plain", lambda c: {"gate": like(c["q"], 5, 1, 32).expand(5, 6, 32)}),
     "a layout that a packed cache ignores": ("packed", value(kv_layout="HND")),
 }
 

@@ -27,7 +27,7 @@ def call(layout: str, heads: int, kv_heads: int, page_size: int, keys: int, seqs
         page_table=torch.arange(seqs * pages, dtype=torch.int32).view(seqs, pages),
         seq_lens=torch.full((seqs,), keys, dtype=torch.int32), max_seqlen_k=keys, causal=True, softmax_scale=None,
         window_size=(-1, -1), softcap=0.0, max_seqlen_q=None, return_lse=False, only=None, batch_invariant=False,
-        out=None, sinks=None,
+        out=None, sinks=None, gate=None,
     ) | options  # fmt: skip
 
 

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = dict(
     batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, value_dim=None, page_size=16,
     dtype=torch.bfloat16, kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False,
-    sinks=False, qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False, max_queries=None,
-    max_keys=None, device="sm90:132", score_mod=None, score_mod_args="",
+    sinks=False, gate=False, qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False,
+    max_queries=None, max_keys=None, device="sm90:132", score_mod=None, score_mod_args="",
 )  # fmt: skip
 
 
@@ -365,7 +365,7 @@ def test_the_command_tells_a_line_per_fact() -> None:
     [
         "--queries 1x2048,63x1 --keys 1x2048,63x4096",
         "--queries 1x2048,63x1 --keys 1x2048,63x4096 --device sm80",
-        "--queries 300 --not-causal --window 20 30 --softcap 30 --alibi --sinks --qq-bias 8 --layout HND",
+        "--queries 300 --not-causal --window 20 30 --softcap 30 --alibi --sinks --gate --qq-bias 8 --layout HND",
         "--layout x-packed --dtype fp8 --new --page-size 544 --head-dim 80",
         "--dtype float32 --batch 3 --batch-invariant --device gfx942",
         "--queries 8 --max-queries 64 --max-keys 131072 --device sm89:142",

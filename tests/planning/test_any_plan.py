@@ -32,6 +32,7 @@ def any_model(rng: random.Random) -> Model:
         kv_layout=sizes.pop("layout"),
         causal=True,
         sinks=None,
+        gate=None,
         qq_bias=rng.choice([0, 0, 0, 0, 32]),
         query_positions=rng.random() < 0.2,
         scales="number",

@@ -32,7 +32,7 @@ H200 = Device("sm90", 132)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 LLAMA: dict[str, Any] = dict(
     heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=BF16, cache_dtype=BF16, out_dtype=BF16, kv_layout="NHD",
-    new=False, causal=True, window_size=(-1, -1), softcap=0.0, alibi=False, sinks=None, qq_bias=0,
+    new=False, causal=True, window_size=(-1, -1), softcap=0.0, alibi=False, sinks=None, gate=None, qq_bias=0,
     query_positions=False, scales="number", return_lse=False,
 )  # fmt: skip
 MODELS = {

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .numerics import apart, decode, encode, normalize, opaque, quotient, scale_of
+from .numerics import LOG2E, apart, decode, encode, normalize, opaque, quotient, scale_of
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 
@@ -12,15 +12,21 @@ MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # times a stride of rows that are 
 
 @triton.jit
 def addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
+    """Addresses [R, D] in Rows, and which of them exist."""
+    return places(rows, dim, tensor.ptr, tensor.stride_token, tensor.stride_head, tensor.WIDE, HEAD_DIM, S)
+
+
+@triton.jit
+def places(rows, dim, ptr, stride_token, stride_head, WIDE: tl.constexpr, HEAD_DIM: tl.constexpr, S: tl.constexpr):
     """Addresses [R, D] and which of them exist: of PAIRED heads a row has one half of the dims."""
     head = rows.kv_head * S.GROUP
-    if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or tensor.WIDE is not None:
+    if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or WIDE is not None:
         head = tl.cast(head, tl.int64)
-    block = tensor.ptr + rows.token * tensor.stride_token + head * tensor.stride_head
-    if tensor.WIDE is not None:
-        row = rows.index.to(tl.int64) * tensor.stride_token + rows.member.to(tl.int64) * tensor.stride_head
+    block = ptr + rows.token * stride_token + head * stride_head
+    if WIDE is not None:
+        row = rows.index.to(tl.int64) * stride_token + rows.member.to(tl.int64) * stride_head
     else:
-        row = rows.index * tensor.stride_token + rows.member * tensor.stride_head
+        row = rows.index * stride_token + rows.member * stride_head
     if S.PAIRED:
         of_row = dim[None, :] - (rows.member // (S.GROUP // 2) * HEAD_DIM)[:, None]
         return block + row[:, None] + of_row, rows.valid[:, None] & (of_row >= 0) & (of_row < HEAD_DIM)
@@ -67,6 +73,19 @@ def store_lse(lse, rows, state, S: tl.constexpr):
 
 
 @triton.jit
+def gated(x, rows, dim, scales, S: tl.constexpr):
+    """Results [R, D] times the logistic function of their gate; 0, as of rows that saw nothing, whatever that holds."""
+    if scales.gate_ptr is not None:
+        WIDE: tl.constexpr = True  # its strides may be of any size
+        ptr, inside = places(
+            rows, dim, scales.gate_ptr, scales.gate_stride_token, scales.gate_stride_head, WIDE, S.VALUE_DIM, S
+        )
+        gate = tl.load(ptr, mask=inside, other=0.0).to(tl.float32)
+        x = tl.where(x == 0, x, x / (1 + tl.exp2(gate * -LOG2E)))
+    return x
+
+
+@triton.jit
 def store_results(out, rows, dim, x, scales, S: tl.constexpr):
     """Results [R, D] of finished rows."""
     ptr, inside = addresses(rows, dim, out, S.VALUE_DIM, S)
@@ -76,7 +95,7 @@ def store_results(out, rows, dim, x, scales, S: tl.constexpr):
 @triton.jit
 def store_rows(out, lse, rows, dim, state, scales, S: tl.constexpr):
     """Finished rows."""
-    store_results(out, rows, dim, finish(state.acc, state.sum[:, None]), scales, S)
+    store_results(out, rows, dim, gated(finish(state.acc, state.sum[:, None]), rows, dim, scales, S), scales, S)
     if lse is not None:
         store_lse(lse, rows, state, S)
 

@@ -107,6 +107,9 @@ class Scales(NamedTuple):
     key_stride: Any = None
     value_stride: Any = None
     out_stride: Any = None
+    gate_ptr: Any = None  # [tokens, heads, head_dim]: results are multiplied by its logistic function
+    gate_stride_token: Any = None
+    gate_stride_head: Any = None
 
 
 class Scratch(NamedTuple):

@@ -1,7 +1,7 @@
 """How a block's rows leave: as results, or as the state of a piece."""
 
 from ...common.merge import tell_cut
-from ...common.output import rows_from, store_lse, store_results, store_rows
+from ...common.output import gated, rows_from, store_lse, store_results, store_rows
 from ...common.records import State
 from ...common.schedule import row_tile
 from ...common.softmax import finish, merge, start
@@ -54,6 +54,8 @@ def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.co
     # wider rows would spill
     if IN_ROWS and S.DIM <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
+        dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, state.acc.type.layout))
+        x = gated(x, rows, dim, results.scales, S)  # before it is rounded
         store_shuffled(out, rows, count, x, results.scales, S, P)
         if results.lse is not None:
             store_lse(results.lse, rows, state, S)
