@@ -37,7 +37,7 @@ def paged_attention(
     k_new: torch.Tensor | None = None,
     v_new: torch.Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = True,
+    causal: bool | torch.Tensor = True,
     window_size: tuple[int, int] = (-1, -1),
     chunk: int | None = None,
     softcap: float = 0.0,
@@ -97,6 +97,7 @@ def paged_attention(
             k_scale is a float32 number, and so are scores: where some of them, with ALiBi and biases, are finite and
             beyond 2^30 in magnitude, results may be no numbers.
         causal: a query sees no key after its own position.  False: every query sees all seq_len keys.
+            Or bool [seqs]: which sequences are causal.
         window_size: (left, right) keys visible before and after a query's own position; -1 = all.  A model's "sliding
             window W" is left = W - 1.
         chunk: a query at position p sees only keys of its own chunk of so many positions, from p // chunk * chunk on
@@ -166,9 +167,11 @@ def paged_attention(
     """
     if others:
         refuse(paged_attention, others)
-    page_starts = None
+    page_starts = causal_seqs = None
     if isinstance(page_table, (tuple, list)):
         page_table, page_starts = table_parts(page_table)
+    if causal is not True and causal is not False and isinstance(causal, torch.Tensor):
+        causal, causal_seqs = False, causal
     if torch.compiler.is_compiling():
         if score_mod is not None:
             raise ValueError(
@@ -177,16 +180,17 @@ def paged_attention(
         return traced.paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
-            k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, window_size=window_size, chunk=chunk,
-            softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, query_positions=query_positions,
-            q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate, out=out, out_scale=out_scale,
-            return_lse=return_lse, only=only, batch_invariant=batch_invariant, check=check,
+            k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, causal_seqs=causal_seqs,
+            window_size=window_size, chunk=chunk, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            qq_bias=qq_bias, query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+            gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only, batch_invariant=batch_invariant,
+            check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
-            page_starts, k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale,
-            gate, out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
+            page_starts, k_new, v_new, causal_seqs, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale,
+            v_scale, gate, out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, chunk, softcap, score_mod,

@@ -14,7 +14,7 @@ REQUIRED: Any = object()
 TINY = 2.0**-126  # the smallest normal float32: no score is another for a scale below it
 # What an argument is.
 TENSOR = "tensor"
-PART = "part"  # a tensor, or None, that callers give as a part of another argument
+PART = "part"  # a tensor, or None, that callers give in another argument: WITHIN
 SCALE = "scale"  # a tensor, or a number on the host
 SEVERAL = "several"  # tensors and numbers in a row
 RESULT = "result"  # a tensor that the call makes if it is None
@@ -76,7 +76,8 @@ ARGUMENTS = (
     Argument(
         "softmax_scale", OPTION, None, "float?", ("number", "a finite number or None"), ("positive",), ALWAYS_SO, ()
     ),
-    Argument("causal", OPTION, True, "bool", ("boolean",), (), ("causal",), ("causal",)),
+    Argument("causal", OPTION, True, "bool", ("boolean", "True, False or a bool tensor"), (), ("causal",), ("causal",)),
+    Argument("causal_seqs", PART, None, "Tensor?", (), (), ("causal_seqs",), ("causal_seqs",)),
     Argument(
         "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",)
     ),
@@ -105,6 +106,7 @@ ARGUMENTS = (
 )  # fmt: skip
 
 BY_NAME = {x.name: x for x in ARGUMENTS}
+WITHIN = {"page_starts": "page_table", "causal_seqs": "causal"}  # the arguments that callers give each PART in
 PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # what callers may give without its name
 
 
@@ -156,6 +158,8 @@ def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
     """A call by its keywords; what it does not name has its default."""
     values = {x.name: x.default for x in ARGUMENTS if x.default is not REQUIRED} | given
     values["page_table"], values["page_starts"] = table_parts(values["page_table"])
+    if hasattr(values["causal"], "dtype"):
+        values["causal"], values["causal_seqs"] = False, values["causal"]
     tensors = Tensors(**{name: values.pop(name) for name in Tensors._fields})
     for name in of_kind(CHECK):
         values.pop(name)

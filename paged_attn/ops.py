@@ -2,6 +2,7 @@
 
 `attention(...)` writes out and returns nothing, `attention_lse(...)` also returns the log-sum-exp; `write_kv(...)`;
 `merge_states(outs, lses)`.  They take the arguments of the functions, with `out` always given and scales in tensors.
+`causal_seqs` is what is given as `causal` where that is a tensor; `causal` is then False.
 
 Where torch looks into it, `write_kv` is two operators, each of which changes one cache.  Of one that changes two views
 of one buffer torch.compile would copy a view, for it allows each operator one change of a buffer in place.
@@ -34,17 +35,18 @@ _library = torch.library.Library("paged_attn", "DEF")
 def _attention(
     q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     kv_layout: Any = "NHD", max_seqlen_q: Any = None, max_seqlen_k: Any = None, page_starts: Any = None,
-    k_new: Any = None, v_new: Any = None, softmax_scale: Any = None, causal: Any = True, window_size: Any = (-1, -1),
-    chunk: Any = None, softcap: Any = 0.0, alibi_slopes: Any = None, sinks: Any = None, qq_bias: Any = None,
-    query_positions: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None, gate: Any = None,
-    out_scale: Any = None, only: Any = None, batch_invariant: Any = False, check: Any = None, return_lse: bool = False,
+    k_new: Any = None, v_new: Any = None, softmax_scale: Any = None, causal: Any = True, causal_seqs: Any = None,
+    window_size: Any = (-1, -1), chunk: Any = None, softcap: Any = 0.0, alibi_slopes: Any = None, sinks: Any = None,
+    qq_bias: Any = None, query_positions: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    gate: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False, check: Any = None,
+    return_lse: bool = False,
 ) -> Any:  # fmt: skip
     """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in its schema."""
     result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
-            page_starts, k_new, v_new, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale, v_scale,
-            gate, out_scale, None,
+            page_starts, k_new, v_new, causal_seqs, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale,
+            v_scale, gate, out_scale, None,
         ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, tuple(window_size), chunk, softcap, None,

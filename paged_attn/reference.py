@@ -30,7 +30,7 @@ def paged_attention(
     k_new: Tensor | None = None,
     v_new: Tensor | None = None,
     softmax_scale: float | None = None,
-    causal: bool = True,
+    causal: bool | Tensor = True,
     window_size: tuple[int, int] = (-1, -1),
     chunk: int | None = None,
     softcap: float = 0.0,
@@ -117,7 +117,7 @@ def paged_attention(
                 head = torch.arange(num_heads, device=q.device)[:, None, None]
                 scores = score_mod(scores, *asked, head, *score_mod_args).to(scores.dtype)
             visible = torch.ones_like(distance, dtype=torch.bool)
-            if causal:
+            if causal if isinstance(causal, bool) else causal[seq]:
                 visible &= key[None, :] <= query[block, None]
             if left >= 0:
                 visible &= distance >= -left

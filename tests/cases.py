@@ -87,6 +87,7 @@ class Case:
     pages: int = 0  # at least so many pages in the cache, the live ones last; 0: a few free pages, mixed in
     new: bool = False  # the call's own keys and values come from k_new, v_new, and the cache does not hold them
     causal: bool = True
+    causal_by_seq: bool = False  # causal is a tensor: every other sequence is as `causal` says, from the first on
     window_size: tuple[int, int] = (-1, -1)
     chunk: int | None = None
     softmax_scale: float | None = None
@@ -184,6 +185,9 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
 
     inputs["kv_layout"] = "HND" if case.layout == "HND" else "NHD"
     inputs.update(causal=case.causal, window_size=case.window_size, chunk=case.chunk)
+    if case.causal_by_seq:
+        every_other = [case.causal == (seq % 2 == 0) for seq in range(len(case.query_lens))]
+        inputs["causal"] = torch.tensor(every_other, dtype=torch.bool, device=device)
     inputs.update(softcap=case.softcap, return_lse=case.lse)
     for name, scale in scales.items():
         of_all = name == "out_scale" or not isinstance(scale, Tensor)

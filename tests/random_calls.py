@@ -65,6 +65,7 @@ OPTIONS: dict[str, Draw] = {
     "kv_heads": one_of(1, 2, 3, 4),
     "heads": lambda rng, f: f["kv_heads"] * rng.choice([n for n in GROUPS if n * f["kv_heads"] <= f["most_heads"]]),
     "causal": lambda rng, f: not sometimes(rng, 0.1),
+    "causal_by_seq": maybe(0.1),
     "sinks": maybe(0.2),
     "lse": maybe(0.4),
     "strided": maybe(0.1),

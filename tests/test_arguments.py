@@ -25,6 +25,7 @@ from paged_attn.arguments import (
     REQUIRED,
     RESULT,
     SCALE,
+    WITHIN,
     Argument,
     Options,
     Tensors,
@@ -157,7 +158,17 @@ def test_the_call_gives_every_argument_its_place(monkeypatch: pytest.MonkeyPatch
     marked: dict[str, Any] = {name: Marked(name) for name in NAMES}
     marked["page_table"] = Marked("page_starts"), Marked("page_table")
     args, _ = caught(api, "attend", monkeypatch, lambda: api.paged_attention(**marked))
-    assert_a_call_arrives("api.paged_attention", args, {})
+    assert_a_call_arrives("api.paged_attention", args, {"causal_seqs": None})
+
+
+def test_the_call_gives_a_tensor_as_causal_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: dict[str, Any] = {name: Marked(name) for name in NAMES}
+    marked["causal"] = torch.ones(4, dtype=torch.bool)
+    args, _ = caught(api, "attend", monkeypatch, lambda: api.paged_attention(**marked))
+    given, options = dict(zip(Tensors._fields[6:], args[7])), dict(zip(Options._fields, args[8]))
+    assert given["causal_seqs"] is marked["causal"]
+    assert options["causal"] is False
+    assert bound(dict.fromkeys(PLACES) | {"causal": marked["causal"]})[0].causal_seqs is marked["causal"]
 
 
 def test_the_operator_gives_every_argument_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,10 +185,14 @@ def test_tracing_is_given_and_gives_every_argument(monkeypatch: pytest.MonkeyPat
     del of_caller["page_starts"]
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     absent = [x.name for x in ARGUMENTS if x.schema is None and x.name != "return_lse"]
+    of_caller.pop("causal_seqs")
     _, given = caught(traced, "paged_attention", monkeypatch, lambda: api.paged_attention(**of_caller))
+    assert given["causal_seqs"] is None
+    marked["causal_seqs"] = None
     lacks("traced.paged_attention, as api.py calls it,", given, {*BY_NAME} - {*absent})
     for name, value in given.items():
-        assert value is marked[name], f"api.py gives {value!r} for {name}"
+        assert value is marked.get(name), f"api.py gives {value!r} for {name}"
+    given["causal_seqs"] = Marked("causal_seqs")
     monkeypatch.undo()
     monkeypatch.setattr(traced, "check_options", lambda **given: lacks("check_options", given, set(options)))
     monkeypatch.setattr(traced, "boolean", lambda *_: None)
@@ -192,9 +207,9 @@ def test_tracing_is_given_and_gives_every_argument(monkeypatch: pytest.MonkeyPat
 
 def given_as(argument: Argument, value: Any) -> dict[str, Any]:
     """How callers give a value of an argument: indptr with indices."""
-    return (
-        {"page_table": (value, torch.zeros(12, dtype=torch.int32))} if argument.kind == PART else {argument.name: value}
-    )
+    if argument.name == "page_starts":
+        return {"page_table": (value, torch.zeros(12, dtype=torch.int32))}
+    return {WITHIN.get(argument.name, argument.name): value}
 
 
 @every
@@ -218,7 +233,9 @@ def test_the_form_of_a_call_has_every_argument(argument: Argument) -> None:
     ):  # words and functions, which equal no number
         values = values[-2:]
     values[-1] = torch.ones(2) if argument.kind not in (OPTION, "several") else values[-1]
-    if argument.kind == PART:  # as of the others that come with every such call, what is no tensor has no signature
+    if argument.name == "causal_seqs":
+        values = [False, values[-1]]  # what is no tensor is the option
+    elif argument.kind == PART:  # as of the others that come with every such call, what is no tensor has no signature
         values = [None, values[-1]]
     forms = [form(value) for value in values]
     assert all(one != other for i, one in enumerate(forms) for other in forms[:i]), argument.name
@@ -278,6 +295,7 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "v_new": (half(4, 2, 65)[..., 1:],),
     "softmax_scale": (-0.5, 0.0, 0.5),
     "causal": (False,),
+    "causal_seqs": (torch.ones(4, dtype=torch.bool),),
     "window_size": ((5, -1), (-1, 5)),
     "chunk": (5,),
     "softcap": (3.0,),
@@ -347,8 +365,8 @@ PLAIN = dict(
 UNLIKE: dict[str, Any] = dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
     out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
-    alibi=True, sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head", return_lse=True,
-    gate=torch.float32, integers=torch.int64, page_indices=torch.int64,
+    causal_seqs=True, alibi=True, sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head",
+    return_lse=True, gate=torch.float32, integers=torch.int64, page_indices=torch.int64,
     score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
 )  # fmt: skip
 
@@ -371,7 +389,7 @@ def test_calls_of_a_model_pass_on_what_it_says(argument: Argument) -> None:
         assert field in UNLIKE, f"tests/test_arguments.py has no other value of {field}"
         value = not plain[field] if isinstance(plain.get(field), bool) else UNLIKE[field]
         after = described(call_of(Model(**plain | {field: value}), Lengths(True, 2, 6, 3, 40)))
-        name = "page_table" if argument.kind == PART else argument.name
+        name = WITHIN.get(argument.name, argument.name)
         assert before.get(name) != after.get(name), f"call_of forgets {field} for {argument.name}"
 
 
@@ -397,8 +415,9 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 
 
 VALUES: dict[str, Any] = dict(
-    causal=False, window=(5, -1), chunk=7, softcap=3.0, alibi=True, sinks=True, qq_bias=4, query_positions=True,
-    gate=True, new=True, lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4, head_dim=64, page_size=32,
+    causal=False, window=(5, -1), chunk=7, causal_seqs=True, softcap=3.0, alibi=True, sinks=True, qq_bias=4,
+    query_positions=True, gate=True, new=True, lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4,
+    head_dim=64, page_size=32,
     value_dim=48, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9,
     max_keys=99,
     score_mod="tests.score_mods:relative", score_mod_args="float32,37",
@@ -425,9 +444,9 @@ def test_a_question_holds_what_each_option_says(monkeypatch: pytest.MonkeyPatch)
 FIELDS = {
     "q": "dtype", "k_cache": "layout", "v_cache": "shared_buffer", "page_table": "page_size", "seq_lens": "seq_lens",
     "cu_seqlens_q": "decode_form", "kv_layout": "layout", "max_seqlen_q": "bounds", "max_seqlen_k": "bounds",
-    "k_new": "new", "v_new": "new", "alibi_slopes": "alibi", "query_positions": "positions",
-    "page_starts": "table", "score_mod_args": "score_mod", "q_scale": "scales", "k_scale": "scales",
-    "v_scale": "scales", "out": "own_out", "out_scale": "out_dtype", "return_lse": "lse",
+    "k_new": "new", "v_new": "new", "alibi_slopes": "alibi", "causal_seqs": "causal_by_seq",
+    "query_positions": "positions", "page_starts": "table", "score_mod_args": "score_mod", "q_scale": "scales",
+    "k_scale": "scales", "v_scale": "scales", "out": "own_out", "out_scale": "out_dtype", "return_lse": "lse",
 }  # fmt: skip
 
 

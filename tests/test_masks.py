@@ -37,6 +37,9 @@ MASKS: dict[str, dict[str, Any]] = {
     "chunk longer than all": dict(chunk=1000),
     "chunk, not causal": dict(chunk=43, causal=False),
     "chunk, window": dict(chunk=43, window_size=(20, -1)),
+    "causal or not": dict(causal_by_seq=True),
+    "not causal or causal, chunk": dict(causal_by_seq=True, causal=False, chunk=43),
+    "causal or not, window": dict(causal_by_seq=True, window_size=(20, 6)),
     "chunk, window both ways": dict(chunk=43, window_size=(20, 6), causal=False),
 }
 
@@ -78,7 +81,7 @@ def test_a_mask_shows_a_query_the_same_in_any_batch_and_any_chunks_of_prefill(ma
     from tests.test_batch_invariance import same, whole
 
     fields = MASKS[mask]
-    if not fields.get("causal", True):
+    if not fields.get("causal", True) or fields.get("causal_by_seq"):
         pytest.skip("what a query sees depends on the chunk of prefill that it is in")
     case = Case(mask, (37, 64, 9), (87, 64, 66), batch_invariant=True, sinks=True, **fields)
     inputs = build(case, device)
@@ -92,6 +95,36 @@ def test_every_combination_is_of_these_lengths() -> None:
     assert max(LENGTHS["seq_lens"]) > 2 * 32
     assert {0, 1} < {*LENGTHS["query_lens"]}
     assert any(queries > keys for queries, keys in zip(LENGTHS["query_lens"], LENGTHS["seq_lens"]))
+
+
+# ---- causal or not, by sequence ----------------------------------------------------------------------------------
+
+
+def test_a_sequence_is_causal_or_not(device: str) -> None:
+    """As two calls, bit for bit; a window bounds what one that is not causal sees behind itself."""
+    for window in ((-1, -1), (9, 2)):
+        case = Case("by sequence", (5, 5, 1), (35, 20, 7), window_size=window, lse=False, own_out=True)
+        inputs = build(case, device)
+        which = torch.tensor([True, False, False], device=device)
+        out = paged_attn.paged_attention(**inputs | {"causal": which}, check=True)
+        for causal, rows in ((True, slice(0, 5)), (False, slice(5, 11))):
+            assert torch.equal(out[rows], paged_attn.paged_attention(**inputs | {"causal": causal})[rows])
+
+
+def test_the_same_call_takes_other_sequences_as_causal(device: str) -> None:
+    case = Case("again", (5, 5), (35, 20), lse=False)
+    inputs = build(case, device)
+    for which in ((True, False), (False, True), (True, True), (False, False)):
+        given = inputs | {"causal": torch.tensor(which, device=device)}
+        compare(case, paged_attn.paged_attention(**given), None, given)
+    compare(case, paged_attn.paged_attention(**inputs), None, inputs)
+
+
+def test_the_operator_has_a_name_of_its_own_for_them(device: str) -> None:
+    case = Case("operator", (5, 5), (35, 20), causal_by_seq=True, lse=False)
+    inputs = {name: x for name, x in build(case, device).items() if name != "return_lse"}
+    torch.ops.paged_attn.attention(**inputs | {"causal": False, "causal_seqs": inputs["causal"]})
+    compare(case, inputs["out"], None, inputs)
 
 
 # ---- chunks ------------------------------------------------------------------------------------------------------

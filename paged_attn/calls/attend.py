@@ -72,11 +72,11 @@ def _form(
         options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(chunk),
         type(softcap), type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    page_starts, a, b, c, d, e, f, g, h, i, gate, j, more = others
+    page_starts, a, b, c, d, e, f, g, h, i, j, gate, k, more = others
     if page_starts is not None:
         form += RAGGED
         tensors += (page_starts,)
-    if not (a is b is c is d is e is f is g is h is i is gate is j is more is None):
+    if not (a is b is c is d is e is f is g is h is i is j is gate is k is more is None):
         others = others[1:]
         if more is not None:
             if not isinstance(more, (tuple, list)):  # it will be refused
@@ -148,10 +148,13 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     cap = max(float(options.softcap), LEAST_CAP)
     if options.softcap > 0:  # farther above it scores are at the cap, and a ratio that is infinite would make 0 NaN
         scale = min(max(scale, -MOST_CAPS * cap), MOST_CAPS * cap)
+    slots_right = None if apart else right
+    if x.causal_seqs is not None and slots_right is None:
+        slots_right = FAR
     mods = Modifiers(
         left=left,
         # a causal query sees nothing to its right, however wide its window
-        right=0 if options.causal else None if apart else right,
+        right=0 if options.causal else slots_right,
         softcap=cap if options.softcap > 0 else None,
         alibi_slopes=x.alibi_slopes,
         qq_bias=x.qq_bias,
@@ -161,6 +164,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         query_positions=x.query_positions,
         position_right=right if apart else None,
         chunk=chunk,
+        causal=x.causal_seqs,
         score_mod_args=None if options.score_mod is None else x.score_mod_args,
     )
     return Call(

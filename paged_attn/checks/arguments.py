@@ -16,6 +16,7 @@ from ..launching.locks import FIRST
 from ..records.latent import MAX_DIM, lies_in
 from .axes import (
     BIAS_FOR,
+    BOOL,
     CACHE_FOR,
     FLOAT,
     FLOAT32,
@@ -70,6 +71,7 @@ def check_attention(
     page_starts: Tensor | None,
     k_new: Tensor | None,
     v_new: Tensor | None,
+    causal_seqs: Tensor | None,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     qq_bias: Tensor | None,
@@ -110,6 +112,8 @@ def check_attention(
         door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes)
         if not latent:
             door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
+    if causal_seqs is not None:
+        door.tensor("causal", causal_seqs, ("seqs",), BOOL)
     if alibi_slopes is not None:
         door.tensor("alibi_slopes", alibi_slopes, ("heads",), FLOAT32)
     if sinks is not None:
@@ -134,9 +138,9 @@ def check_attention(
             apart("out", out, q=q)
         apart(
             "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, alibi_slopes=alibi_slopes, sinks=sinks,
-            qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate, out_scale=out_scale,
-            **more, **{STARTS: page_starts},
+            cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, causal=causal_seqs, alibi_slopes=alibi_slopes,
+            sinks=sinks, qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate,
+            out_scale=out_scale, **more, **{STARTS: page_starts},
         )  # fmt: skip
     door.scale("q_scale", q_scale, "q", q.dtype)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)

@@ -19,6 +19,7 @@ FLOAT = (*HALF, torch.float32)
 QUERY = (*FLOAT, *FP8)
 FLOAT32 = (torch.float32,)
 INTEGER = (torch.int32, torch.int64)
+BOOL = (torch.bool,)
 SAME = {dtype: (dtype,) for dtype in QUERY}
 # by q's dtype: what the cache may be, and what sinks and qq_bias may be
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}

@@ -72,6 +72,7 @@ MODEL = (
         help='Keys seen before and behind a query\'s own, -1 = all.  A "sliding window W" is W-1 -1.',
     ),
     click.option("--causal/--not-causal", default=True, show_default=True),
+    click.option("--causal-seqs", is_flag=True, help="causal is a tensor; here all are as --causal says."),
     click.option("--chunk", type=positive, help="Chunked attention: positions of a chunk."),
     click.option("--softcap", type=click.FloatRange(0), default=0.0),
     click.option("--alibi", is_flag=True, help="alibi_slopes are given."),

@@ -45,6 +45,7 @@ class Model(NamedTuple):
     score_mod: Named | None = None
     value_dim: int | None = None  # where it is not head_dim
     chunk: int | None = None
+    causal_seqs: bool = False
 
     @property
     def value_width(self) -> int:
@@ -141,6 +142,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         call["cu_seqlens_q"] = torch.empty(batch.seqs + 1, dtype=model.integers)
     if model.new:
         call["k_new"], call["v_new"] = new_rows(model, batch.tokens)
+    if model.causal_seqs:
+        call["causal"] = torch.empty(batch.seqs, dtype=torch.bool)
     if model.alibi:
         call["alibi_slopes"] = torch.empty(model.heads)
     if model.sinks is not None:

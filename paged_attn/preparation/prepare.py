@@ -45,6 +45,7 @@ def prepare(
     kv_layout: str = "NHD",
     new: bool = False,
     causal: bool = True,
+    causal_seqs: bool = False,
     window_size: tuple[int, int] = (-1, -1),
     chunk: int | None = None,
     softcap: float = 0.0,
@@ -79,6 +80,7 @@ def prepare(
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         new: calls pass k_new and v_new.
         causal, window_size, chunk, softcap, return_lse: as in paged_attention.
+        causal_seqs: calls pass a tensor as causal.
         alibi: calls pass alibi_slopes.
         sinks: dtype of the sinks; None: none.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.

@@ -35,8 +35,10 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     # softmax_scale, causal, window_size, softcap
     ("plain", value(softmax_scale=NAN), ValueError, "softmax_scale must be a finite number or None, got nan"),
     ("plain", value(softmax_scale="0.1"), TypeError, "softmax_scale must be a finite number or None, got str"),
-    ("plain", value(causal=None), TypeError, "causal must be True or False, got None"),
-    ("plain", value(causal=1), TypeError, "causal must be True or False, got int"),
+    ("plain", value(causal=None), TypeError, "causal must be True, False or a bool tensor, got None"),
+    ("plain", value(causal=1), TypeError, "causal must be True, False or a bool tensor, got int"),
+    ("plain", tensor("causal", (3,), torch.int32), TypeError, "causal must be bool, got int32"),
+    ("plain", tensor("causal", (5,), torch.bool), ValueError, "causal must be [seqs] with seqs = 3, got [5]"),
     ("plain", value(window_size=4), TypeError, "window_size must be (left, right), two ints >= -1, got int"),
     ("plain", value(window_size=(4,)), ValueError, "window_size must be (left, right), two ints >= -1, got (4,)"),
     ("plain", value(window_size=(-2, 0)), ValueError, "window_size[0] must be an int >= -1 and < 2^31, got -2"),
@@ -198,7 +200,7 @@ def test_every_argument_of_attention_is_refused_somewhere() -> None:
     "name",
     [
         *("k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", "k_new", "v_new", "alibi_slopes", "sinks"),
-        *("qq_bias", "query_positions", "q_scale", "k_scale", "v_scale", "gate", "out", "out_scale"),
+        *("causal", "qq_bias", "query_positions", "q_scale", "k_scale", "v_scale", "gate", "out", "out_scale"),
     ],
 )
 def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None:
@@ -207,6 +209,7 @@ def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None
     inputs |= {"out": inputs["out"].to(E4M3), "out_scale": inputs["k_scale"].clone()}
     inputs["query_positions"] = torch.arange(4, dtype=torch.int32, device=device)
     inputs["gate"] = torch.zeros(4, 6, 32, device=device)
+    inputs["causal"] = torch.ones(2, dtype=torch.bool, device=device)
     inputs[name] = torch.empty_like(inputs[name], device="meta")
     refuses(paged_attn.paged_attention, inputs, ValueError, f"{name} must be on {inputs['q'].device} like q, got meta")
 

@@ -85,6 +85,7 @@ class Modifiers(NamedTuple):
     score_mod_args: Any = None  # what Shape.SCORE_MOD is given behind (score, query_pos, key_pos, head)
     query_positions: Any = None  # int [tokens], also of the call's own keys; None = slots
     position_right: Any = None  # with them `right` counts slots, and this positions, of the call's own keys
+    causal: Any = None  # bool [seqs]: of which sequences `right`, which comes with it, is 0
     chunk: Any = None  # keys of a query's own chunk of so many positions only; comes with a `left` that is less
 
 

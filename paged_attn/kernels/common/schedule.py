@@ -340,6 +340,15 @@ def first_key_of(pos, mods):
 
 
 @triton.jit
+def right_of(seq, mods):
+    """How many slots behind its own a query of a sequence sees, where there is a bound."""
+    if mods.causal is None:
+        return mods.right
+    else:
+        return tl.where(tl.load(mods.causal + seq).to(tl.int32) > 0, 0, mods.right)
+
+
+@triton.jit
 def within_chunk(end, pos, mods):
     """`end`, but no later than that of a position's chunk; where positions are no slots, `cut_own` looks for it."""
     if mods.chunk is not None and mods.query_positions is None:
@@ -367,7 +376,7 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
     if mods.left is not None:
         first_key = first_key_of(pos, mods)
     if mods.right is not None:
-        last_key = tl.minimum(slot + mods.right, last_key)
+        last_key = tl.minimum(slot + right_of(block.seq, mods), last_key)
     if mods.chunk is not None:
         last_key = within_chunk(last_key + 1, pos, mods) - 1
     if BLIND:
@@ -400,8 +409,9 @@ def visible_range(block, mods, TOKENS: tl.constexpr):
             lo = first_key_of(context_len, mods)
         full_lo = first_key_of(last_pos, mods)
     if mods.right is not None:
-        hi = tl.minimum(last_pos + mods.right + 1, hi)
-        full_hi = tl.minimum(first_pos + mods.right + 1, full_hi)
+        right = right_of(block.seq, mods)
+        hi = tl.minimum(last_pos + right + 1, hi)
+        full_hi = tl.minimum(first_pos + right + 1, full_hi)
     hi = within_chunk(hi, last_pos, mods)
     full_hi = within_chunk(full_hi, first_pos, mods)
     return Span(lo, hi, full_lo, full_hi)

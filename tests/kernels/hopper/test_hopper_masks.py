@@ -23,6 +23,7 @@ ALL: dict[str, Any] = dict(softcap=20.0, alibi=True, sinks=True)
 MASKS: dict[str, dict[str, Any]] = {
     "chunk": dict(chunk=192),
     "chunk, window": dict(chunk=150, window_size=(100, -1)),
+    "causal or not": dict(causal_by_seq=True),
     "chunk, not causal": dict(chunk=150, causal=False),
 }
 CASES: dict[str, dict[str, Any]] = {
@@ -46,7 +47,13 @@ CASES: dict[str, dict[str, Any]] = {
     "long, head_dim 64, sinks": LONG | dict(head_dim=64, sinks=True),
     "long, group 3, alibi": LONG | dict(heads=24, alibi=True),
 }
-QUICK = {("chunk", "mixed, all"), ("chunk", "decodes"), ("chunk, not causal", "long, softcap")}
+QUICK = {
+    ("chunk", "mixed, all"),
+    ("causal or not", "drafts, all"),
+    ("causal or not", "mixed"),
+    ("chunk", "decodes"),
+    ("chunk, not causal", "long, softcap"),
+}
 NAMES = [
     pytest.param(mask, name, marks=[pytest.mark.quick] * ((mask, name) in QUICK)) for mask in MASKS for name in CASES
 ]
