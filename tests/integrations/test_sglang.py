@@ -220,6 +220,30 @@ def test_layers_with_a_pool_of_their_own_read_it_by_its_slots() -> None:
     torch.testing.assert_close(out, wanted(of, made, q, window_size=(7, 0)), **CLOSE)
 
 
+def parts(of: tables.Tables) -> tuple[torch.Tensor, ...]:
+    """Of a page table."""
+    return of.page_table if isinstance(of.page_table, tuple) else (of.page_table,)
+
+
+def test_pages_of_one_token_are_one_list_as_sglangs_own_backends_make_it() -> None:
+    of = runner()
+    for lengths in (DECODE, EXTEND):
+        made = batch(of, lengths)
+        indptr, indices = parts(tables.tables_of(made, Backend(of).slots))
+        rows = of.req_to_token_pool.req_to_token[made.req_pool_indices]
+        keys = [n for _, n in lengths]
+        assert indptr.tolist() == [0, *torch.tensor(keys).cumsum(0).tolist()]
+        assert indices[: sum(keys)].tolist() == [x for row, n in zip(rows, keys) for x in row[:n].tolist()]
+        assert len(indices) == 3 * CONTEXT, "as many as any batch of three may have: a bucket is larger"
+
+
+def test_lists_of_successive_steps_are_of_few_lengths() -> None:
+    slots = tables.Slots(torch.zeros(2, 4096), 1, None)
+    sums = [SimpleNamespace(batch_size=3, seq_lens_sum=n) for n in range(3, 6144, 3)]
+    assert {slots.keys(x, 4096) for x in sums} == {3072, 6144}
+    assert slots.keys(SimpleNamespace(batch_size=3, seq_lens_sum=None), 4096) == 12288
+
+
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_graphs_read_tables_at_addresses_that_stay(page_size: int) -> None:
     of = runner(page_size)
@@ -236,7 +260,8 @@ def test_graphs_read_tables_at_addresses_that_stay(page_size: int) -> None:
     replayed = backend.forward_metadata
     assert captured is not None
     assert replayed is not None
-    assert captured.page_table.data_ptr() == replayed.page_table.data_ptr()
+    for one, other in zip(parts(captured), parts(replayed), strict=True):
+        assert one.data_ptr() == other.data_ptr()
     assert captured.seq_lens.data_ptr() == replayed.seq_lens.data_ptr()
     assert captured.max_seqlen_k == CONTEXT, "what a replay may hold"
     backend.forward_metadata = captured  # its kernels would read what lies there now

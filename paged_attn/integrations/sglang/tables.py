@@ -1,7 +1,8 @@
 """What a batch tells all layers: where each sequence's keys are, how many, and how many of its tokens are new.
 
-SGLang keeps a row of token slots for each request.  Where its pages have several tokens, slots of a page are
-consecutive, and the first of each page names it.
+SGLang keeps a row of token slots for each request.  Where its pages have one token, all rows of a batch are one list:
+SGLang's kv_indptr and kv_indices, made by SGLang's own kernel.  Where they have several, slots of a page are
+consecutive, and the first of each page names it, in a table of a row for each sequence.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from torch import Tensor
 
 # A bound on keys is rounded up to it, so that calls of successive steps are of few kinds.
 BUCKET = 1024
+# Keys that a program of SGLang's kernel copies, about.
+KEYS_OF_A_PROGRAM = 8192
+
+PageTable = Tensor | tuple[Tensor, Tensor]
 
 
 class Tables(NamedTuple):
     """Arguments of paged_attention; `window_table`: of slots in the pool of sliding layers, if these have their own."""
 
-    page_table: Tensor
+    page_table: PageTable
     window_table: Tensor | None
     window_slots: Tensor | None  # of the new tokens
     seq_lens: Tensor
@@ -40,9 +45,26 @@ class Slots(NamedTuple):
         return min(-(-longest // BUCKET) * BUCKET, self.rows.shape[1])
 
     def pages(self, requests: Tensor, bound: int) -> Tensor:
-        """[seqs, pages] of the first `bound` keys."""
-        firsts = self.rows[:, : bound : self.page_size].index_select(0, requests)
-        return firsts if self.page_size == 1 else firsts // self.page_size
+        """[seqs, pages] of the first `bound` keys, of pages of several tokens."""
+        return self.rows[:, : bound : self.page_size].index_select(0, requests) // self.page_size
+
+    def keys(self, batch: Any, bound: int) -> int:
+        """Of all sequences, a bucket for each rounded up; what the host does not know may be `bound` of each."""
+        known = None if batch.seq_lens_sum is None else int(batch.seq_lens_sum)
+        most, bucket = batch.batch_size * bound, batch.batch_size * BUCKET
+        return most if known is None else min(most, -(-known // bucket) * bucket)
+
+    def ragged(self, requests: Tensor, lens: Tensor, bound: int, indptr: Tensor, indices: Tensor) -> None:
+        """SGLang's kv_indptr and kv_indices, into the first of these; lengths of at most `bound` keys."""
+        from sglang.kernels.ops.attention.kv_indices import create_flashinfer_kv_indices_triton as copy_rows
+
+        seqs = len(lens)
+        torch.cumsum(lens, 0, dtype=indptr.dtype, out=indptr[1 : seqs + 1])
+        if seqs:
+            grid = seqs, -(-bound // KEYS_OF_A_PROGRAM)
+            copy_rows[grid](
+                self.rows, requests, lens, indptr, None, indices, self.rows.stride(0), TOKEN_BLOCK_PARALLEL=True
+            )
 
     def window(self, requests: Tensor, bound: int) -> Tensor | None:
         """[seqs, bound] slots in the pool of sliding layers; of keys before every window they may be anything."""
@@ -73,7 +95,7 @@ def tables_of(batch: Any, slots: Slots) -> Tables:
         starts = torch.nn.functional.pad(batch.extend_seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
         longest = max(batch.extend_seq_lens_cpu)
     return Tables(
-        slots.pages(requests, bound),
+        _page_table(batch, slots, bound),
         slots.window(requests, bound),
         slots.window_slots(batch),
         batch.seq_lens,
@@ -81,6 +103,17 @@ def tables_of(batch: Any, slots: Slots) -> Tables:
         longest,
         bound,
     )
+
+
+def _page_table(batch: Any, slots: Slots, bound: int) -> PageTable:
+    """Of an eager step."""
+    requests, lens = batch.req_pool_indices, batch.seq_lens
+    if slots.page_size > 1:
+        return slots.pages(requests, bound)
+    made = dict(dtype=torch.int32, device=slots.rows.device)
+    indptr, indices = torch.zeros(len(lens) + 1, **made), torch.empty(slots.keys(batch, bound), **made)
+    slots.ragged(requests, lens, bound, indptr, indices)
+    return indptr, indices
 
 
 class Captured:
@@ -91,6 +124,7 @@ class Captured:
         wide = slots.window_pool is not None
         self.slots = slots
         self.pages = torch.zeros(most, -(-keys // slots.page_size), dtype=torch.int32, device=device)
+        self.starts = torch.zeros(most + 1, dtype=torch.int32, device=device)  # of rows one behind the other in pages
         self.window = torch.zeros(most, keys, dtype=torch.int32, device=device) if wide else None
         self.window_slots = torch.zeros(most, dtype=torch.int64, device=device) if wide else None
         self.lens = torch.zeros(most, dtype=torch.int32, device=device)
@@ -102,13 +136,19 @@ class Captured:
             raise NotImplementedError(f"paged_attn has graphs of SGLang's decodes only, not of {name}")
         seqs, bound = batch.batch_size, self.slots.bound(batch)
         requests = batch.req_pool_indices[:seqs]
-        found = self.slots.pages(requests, bound)
-        self.pages[:seqs, : found.shape[1]].copy_(found)
-        self.lens[:seqs].copy_(batch.seq_lens[:seqs])
+        lens = batch.seq_lens[:seqs]
+        self.lens[:seqs].copy_(lens)
+        table: PageTable = self.pages[:seqs]
+        if self.slots.page_size > 1:
+            found = self.slots.pages(requests, bound)
+            self.pages[:seqs, : found.shape[1]].copy_(found)
+        else:
+            table = self.starts[: seqs + 1], self.pages.flatten()
+            self.slots.ragged(requests, lens, bound, *table)
         window = slots = None
         if self.window is not None and self.window_slots is not None:
             self.window[:seqs, :bound].copy_(self.slots.window(requests, bound))  # type: ignore[arg-type]
             if (new := self.slots.window_slots(batch)) is not None:
                 self.window_slots[: len(new)].copy_(new)
             window, slots = self.window[:seqs], self.window_slots[:seqs]
-        return Tables(self.pages[:seqs], window, slots, self.lens[:seqs], None, 1, self.slots.rows.shape[1])
+        return Tables(table, window, slots, self.lens[:seqs], None, 1, self.slots.rows.shape[1])
