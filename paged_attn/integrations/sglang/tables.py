@@ -110,8 +110,8 @@ def _page_table(batch: Any, slots: Slots, bound: int) -> PageTable:
     requests, lens = batch.req_pool_indices, batch.seq_lens
     if slots.page_size > 1:
         return slots.pages(requests, bound)
-    made = dict(dtype=torch.int32, device=slots.rows.device)
-    indptr, indices = torch.zeros(len(lens) + 1, **made), torch.empty(slots.keys(batch, bound), **made)
+    indptr = torch.zeros(len(lens) + 1, dtype=torch.int32, device=lens.device)
+    indices = torch.empty(slots.keys(batch, bound), dtype=torch.int32, device=lens.device)
     slots.ragged(requests, lens, bound, indptr, indices)
     return indptr, indices
 
