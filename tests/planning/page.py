@@ -10,26 +10,28 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from paged_attn.kernels import portable
 from paged_attn.kernels.hopper import planning
 from paged_attn.kernels.hopper.planning import block_kinds, regimes
-from paged_attn.kernels.hopper.planning.table import Threshold
+from paged_attn.kernels.portable import regimes as portable_regimes
+from paged_attn.records.regime import Regime, Threshold
 
 PAGE = Path(__file__).parents[2] / "docs" / "regimes.md"
 INTRODUCTION = """# Regimes
 
-What decides which launches a call gets on Hopper, made of the planner's own tables (`kernels/hopper/planning/`) by
-`python -m tests.planning.page`. A plan follows from what the host knows: shapes, dtypes, bounds and the device. A
-call's regime is the first row that has it, and `paged-attn explain` names it. The last column is the benchmark line
-that decided, of a suite (`suite: case`) or of `benchmarks/NOTES.md`, shortened; times are of one H200 each.
-`tests/planning/choices.txt` has the choices for all cases of all suites.
+What decides which launches a call gets, made of the planners' own tables (`kernels/hopper/planning/regimes.py`,
+`kernels/portable/regimes.py`) by `python -m tests.planning.page`. A plan follows from what the host knows: shapes,
+dtypes, bounds and the device. A call's regime is the first row that has it, and `paged-attn explain` names it. The last
+column is the benchmark line that decided, of a suite (`suite: case`) or of `benchmarks/NOTES.md`, shortened; times are
+of one H200 each. `tests/planning/choices.txt` has the choices for all cases of all suites.
 """
-BLOCKS = """## Kinds of blocks
+BLOCKS = """## Kinds of blocks on Hopper
 
 Of the blocks kernel, again the first row that has a call; of two lists the first two, of other blocks the rest.
 """
 THRESHOLDS = """## Thresholds
 
-The numbers in those conditions, by the module of `kernels/hopper/planning/` that asks. To change one: change it, run
+The numbers in those conditions, by the module that asks. To change one: change it, run
 the cases that its last column names (`python -m benchmarks.beside`, two checkouts on one card), and write the table of
 choices anew.
 """
@@ -37,14 +39,18 @@ choices anew.
 
 def page() -> str:
     """The whole page."""
-    rows = [(str(n), x.name, x.calls, x.kernels, x.reason, x.decided) for n, x in enumerate(regimes.REGIMES, 1)]
     kinds = [
         (x.name, f"{x.consumers} x {x.rows}", x.reason, x.decided)
         for x in (*block_kinds.KINDS_OF_TWO_LISTS, *block_kinds.KINDS)
     ]
-    parts = [INTRODUCTION, "## Which launches a call gets\n"]
-    parts.append(_table(("", "regime", "calls", "launches", "reason", "decided by"), rows))
-    parts += [BLOCKS, _table(("kind", "consumers x rows", "reason", "decided by"), kinds), THRESHOLDS]
+    parts = [INTRODUCTION, "## On Hopper\n", _rows(regimes.REGIMES)]
+    parts += [
+        "## By the portable kernels\n",
+        _rows(portable_regimes.REGIMES),
+        BLOCKS,
+        _table(("kind", "consumers x rows", "reason", "decided by"), kinds),
+        THRESHOLDS,
+    ]
     numbers = [
         (f"`{module}.{name}`", f"{_number(value)} {row.unit}", row.reason, row.decided)
         for module, name, value, row in thresholds()
@@ -54,12 +60,22 @@ def page() -> str:
 
 def thresholds() -> Iterator[tuple[str, str, Any, Threshold]]:
     """(module, name, value, what it says of itself)."""
-    for found in pkgutil.iter_modules(planning.__path__):
-        module = importlib.import_module(f"{planning.__name__}.{found.name}")
+    modules = [
+        (x.name, f"{folder.__name__}.{x.name}")
+        for folder in (planning, portable)
+        for x in pkgutil.iter_modules(folder.__path__)
+    ]
+    for short, full in modules:
+        module = importlib.import_module(full)
         for name, annotation in inspect.get_annotations(module).items():
             for said in typing.get_args(annotation)[1:]:
                 if isinstance(said, Threshold):
-                    yield found.name, name, getattr(module, name), said
+                    yield short, name, getattr(module, name), said
+
+
+def _rows(table: Sequence[Regime]) -> str:
+    rows = [(str(n), x.name, x.calls, x.kernels, x.reason, x.decided) for n, x in enumerate(table, 1)]
+    return _table(("", "regime", "calls", "launches", "reason", "decided by"), rows)
 
 
 def _number(value: Any) -> str:

@@ -12,12 +12,13 @@ from benchmarks.suites import SUITES
 from paged_attn.kernels.hopper import planning
 from paged_attn.kernels.hopper.planning import block_kinds, regimes
 from paged_attn.kernels.hopper.planning.plan import covers
+from paged_attn.kernels.portable import regimes as portable_regimes
 from paged_attn.planning.dialects import DIALECTS, dialect
 from tests.planning.page import PAGE, page, thresholds
 from tests.planning.problems import problem_of_case, suites
 from tests.planning.test_any_plan import any_calls
 
-FOLDER = Path(planning.__file__).parent
+FOLDERS = Path(planning.__file__).parent, Path(portable_regimes.__file__).parent
 
 
 def test_the_page_of_regimes_is_made_of_the_tables() -> None:
@@ -39,13 +40,13 @@ def test_large_groups_beside_drafts_have_a_row() -> None:
 
 
 def test_names_of_rows_are_one_row_s() -> None:
-    for table in (regimes.REGIMES, (*block_kinds.KINDS_OF_TWO_LISTS, *block_kinds.KINDS)):
+    for table in (regimes.REGIMES, portable_regimes.REGIMES, (*block_kinds.KINDS_OF_TWO_LISTS, *block_kinds.KINDS)):
         names = [row.name for row in table]
         assert len(set(names)) == len(names)
 
 
 def test_the_last_row_takes_what_is_left() -> None:
-    for table in (regimes.REGIMES, block_kinds.KINDS_OF_TWO_LISTS, block_kinds.KINDS):
+    for table in (regimes.REGIMES, portable_regimes.REGIMES, block_kinds.KINDS_OF_TWO_LISTS, block_kinds.KINDS):
         assert table[-1].when(None)  # type: ignore[arg-type]  # whatever it is
 
 
@@ -56,7 +57,11 @@ def test_every_number_has_a_unit_a_reason_and_what_decided() -> None:
         assert all(said), f"{module}.{name}"
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    sorted(x for folder in FOLDERS for x in folder.glob("*.py")),
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
 def test_no_number_decides_without_saying_why(path: Path) -> None:
     """Names of least and most are thresholds, or say in a comment what they are the size of."""
     told = {name for module, name, _, _ in thresholds() if module == path.stem}

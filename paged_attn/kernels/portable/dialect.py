@@ -7,8 +7,7 @@ from ...records.plan import Launch
 from ...records.problem import Problem
 from .arguments import attention, need_of
 from .cuts import cut
-from .plan import launches
-from .regimes import regime
+from .regimes import launches, regime
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
 __all__ = ["cut", "heads_of", "kernel_of", "launches", "need_of", "regime", "tiles_of", "warps_of"]

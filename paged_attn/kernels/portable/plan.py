@@ -1,12 +1,14 @@
 """Launches of the portable kernels, from shapes, dtypes and the device only."""
 
 import math
+from typing import Annotated
 
 import torch
 import triton
 
 from ...records.plan import UNBOUNDED, Config, Launch, Merge
 from ...records.problem import Problem
+from ...records.regime import Threshold
 from ...records.rounding import cdiv, next_power_of_2
 from ..common.records import Shape
 from ..common.score_mod import of_this_dialect
@@ -14,7 +16,6 @@ from .tuning import (
     MAX_SCRATCH_BYTES,
     decode_config,
     fit,
-    head_blocks,
     invariant_config,
     of_rows,
     padded_dims,
@@ -23,39 +24,57 @@ from .tuning import (
     split_config,
 )
 
-# Up to this many rows a block of a whole sequence's queries reads the keys once, at the memory's speed.
-MAX_ROWS_OF_ONE_BLOCK = 64
-# A step of joining, 8 pieces of some rows, waits for memory once, about 0.7 us; a launch of its own costs 3-5 us.
-PIECES_AT_ONCE = 8
-MIN_JOIN_STEPS_WORTH_A_LAUNCH = 6
+MAX_ROWS_OF_ONE_BLOCK: Annotated[
+    int,
+    Threshold(
+        "rows of a sequence and KV head",
+        "a block of a whole sequence's queries reads the keys once, at the memory's speed",
+        "b16 x 8192 of one token 133 us, of 8 tokens (32 rows) 159",
+    ),
+] = 64
+PIECES_AT_ONCE = 8  # that a step of joining loads, of some rows
+MIN_JOIN_STEPS_WORTH_A_LAUNCH: Annotated[
+    int,
+    Threshold(
+        "steps of joining",
+        "each waits for memory once, about 0.7 us; a launch of its own costs 3 to 5",
+        "joined by the last piece: b1 x 512 13.9 -> 10.5 us, b1 x 8192 21.3 -> 18",
+    ),
+] = 6
 # Elements of a state that a program of the merge joins: four for each thread of 8 warps.
 ELEMENTS_PER_MERGE_PROGRAM = 1024
 
 
-def launches(p: Problem) -> tuple[Launch, ...]:
-    """Sequences of few queries (decode, speculation) in one launch, the others in another, unless one cannot occur."""
-    blocks = head_blocks(p)
-    p = p._replace(kv_heads=p.kv_heads * blocks)
-    return tuple(x._replace(config=x.config._replace(head_blocks=blocks)) for x in _launches(p))
+def one_block(p: Problem, shortest: int, longest: int) -> tuple[Launch, ...]:
+    """A block for each sequence, of a decode's rows."""
+    return (_few(p, _few_config(p), shortest, longest),)
 
 
-def _launches(p: Problem) -> tuple[Launch, ...]:
-    group = p.heads // p.kv_heads
-    few = _few_config(p)
-    few_tokens = _few_tokens(p, few)
-    if p.only == "decode" or not p.ragged:
-        return (_few(p, few, 1, 1),)
-    # float32 operands leave no registers for more rows
+def one_block_of_all_rows(p: Problem, shortest: int) -> tuple[Launch, ...]:
+    """A block for each sequence, of as many rows as the longest query has."""
+    config, group = _few_config(p), p.heads // p.kv_heads
+    rows = max(config.rows, next_power_of_2(p.max_seqlen_q * group))
+    return (_few(p, config._replace(rows=rows), shortest, UNBOUNDED),)
+
+
+def blocks(p: Problem, shortest: int) -> tuple[Launch, ...]:
+    """As many blocks for each sequence as its queries fill."""
+    return (_many(p, shortest),)
+
+
+def blocks_and_few(p: Problem) -> tuple[Launch, ...]:
+    """Blocks of long queries, and a block for each other sequence."""
+    config = _few_config(p)
+    tokens = _few_tokens(p, config)
+    return (_many(p, tokens + 1), _few(p, config, 0, tokens))
+
+
+def rows_fit_one_block(p: Problem) -> bool:
+    """Whether a block may have all rows of a sequence; float32 operands leave registers for as many as a decode's."""
+    config = _few_config(p)
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
-    few_rows = MAX_ROWS_OF_ONE_BLOCK if widens else few.rows
-    if p.max_seqlen_q <= max(few_tokens, few_rows // group):
-        rows = max(few.rows, next_power_of_2(p.max_seqlen_q * group))
-        return (_few(p, few._replace(rows=rows), 0 if p.only is None else 2, UNBOUNDED),)
-    if p.only == "prefill":
-        return (_many(p, 2),)
-    if p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q:
-        return (_many(p, 0),)
-    return (_many(p, few_tokens + 1), _few(p, few, 0, few_tokens))
+    most = MAX_ROWS_OF_ONE_BLOCK if widens else config.rows
+    return p.max_seqlen_q <= max(_few_tokens(p, config), most // (p.heads // p.kv_heads))
 
 
 def few_apart(p: Problem, shortest: int) -> Launch:

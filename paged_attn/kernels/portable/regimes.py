@@ -1,19 +1,66 @@
-"""What the portable planner takes a call for, by the launches that it makes of it."""
+"""The table of regimes of the portable kernels: what a call is, and which launches it gets for that."""
 
+from ...records.plan import Launch
 from ...records.problem import Problem
-from .plan import launches
-
-REASONS = {
-    "one block a sequence": "a block has all rows of a sequence, so its keys are read once, at the memory's speed",
-    "blocks": "sequences have more rows than a block, or no others are asked for",
-    "blocks and few queries": "few rows would leave rows of blocks empty, so they have a launch of their own",
-}
+from ...records.regime import Regime, row_of
+from .plan import blocks, blocks_and_few, one_block, one_block_of_all_rows, rows_fit_one_block
+from .tuning import head_blocks
 
 
 def regime(p: Problem) -> tuple[str, str]:
-    """Name and reason."""
-    found = launches(p)
-    name = "blocks and few queries" if len(found) > 1 else "one block a sequence"
-    if len(found) == 1 and not found[0].shape.ONE_BLOCK:
-        name = "blocks"
-    return name, REASONS[name]
+    """Name and reason of the row that has a call."""
+    row = row_of(REGIMES, _in_blocks_of_heads(p))
+    return row.name, row.reason
+
+
+def launches(p: Problem) -> tuple[Launch, ...]:
+    """Of the row that has the call."""
+    heads = head_blocks(p)
+    p = _in_blocks_of_heads(p)
+    found = row_of(REGIMES, p).launches(p)
+    return tuple(x._replace(config=x.config._replace(head_blocks=heads)) for x in found)
+
+
+def _in_blocks_of_heads(p: Problem) -> Problem:
+    """As if each block of a group's heads had a KV head for itself."""
+    return p._replace(kv_heads=p.kv_heads * head_blocks(p))
+
+
+REGIMES = (
+    Regime(
+        "decodes",
+        "one token a sequence",
+        "16 rows x 64 or 32 keys, 4 warps; even shares of all keys, or a program a block where these fill the device",
+        "a decode waits for memory alone, so small tiles and several programs a multiprocessor",
+        "decode b64 x 4096 247 us, b256 984 (SDPA cuDNN, contiguous, 248, 968)",
+        lambda p: p.only == "decode" or not p.ragged,
+        lambda p: one_block(p, 1, 1),
+    ),
+    Regime(
+        "one block a sequence",
+        "up to 64 rows of any sequence, of float32 and `batch_invariant` as many as a decode's block has",
+        "as many rows, up to 8 warps",
+        "a block has all rows of a sequence, so its keys are read once, at the memory's speed",
+        "b16 x 8192 of 8 tokens 159 us, of one 133",
+        rows_fit_one_block,
+        lambda p: one_block_of_all_rows(p, 0 if p.only is None else 2),
+    ),
+    Regime(
+        "blocks",
+        "as many tokens each, or sequences of several only",
+        "128 rows x 64 or 128 keys, 8 warps; keys are cut where blocks leave multiprocessors idle",
+        "products decide, so tiles are as large as registers allow",
+        "prefill b4 x 4096 391 -> 435 TFLOP/s by 128 x 128 and 8 warps, page 128 403 -> 471",
+        lambda p: p.only == "prefill" or p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q,
+        lambda p: blocks(p, 0 if p.only is None else 2),
+    ),
+    Regime(
+        "blocks and few queries",
+        "others",
+        "the two in a launch each: up to 16 rows a sequence in blocks of a decode's",
+        "few rows would leave rows of blocks empty, so they have a launch of their own",
+        "1 x 2048 + 63 decodes at 4096 380 us, by Hopper's kernels 315 then",
+        lambda p: True,
+        blocks_and_few,
+    ),
+)

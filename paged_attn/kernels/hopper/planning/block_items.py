@@ -6,6 +6,7 @@ from typing import Annotated
 from ....records.layout import MANTISSA
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
 from ..args import Pipe
 from . import cost
@@ -16,7 +17,6 @@ from .conversion import NONE, TRANSPOSE, WIDEN_VALUES, conversion
 from .parts import parts_of
 from .shapes import dim_of, launch_of, loaders_of, merged, shape_of
 from .softcap import has_tanh, terms_of
-from .table import Threshold
 
 PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
 MIN_TILES_PER_PIECE: Annotated[

@@ -5,13 +5,13 @@ from fractions import Fraction
 from typing import Annotated, NamedTuple
 
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from . import cost
 from .block_tiles import blocks_of_half_tiles
 from .columns import columns_of_list
 from .conversion import NONE, conversion
 from .shapes import dim_of, is_even
 from .softcap import has_tanh, terms_of
-from .table import Threshold
 
 MIN_TOKENS_WORTH_CODE_COPIES: Annotated[
     int,

@@ -3,10 +3,10 @@
 from typing import Annotated, NamedTuple
 
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from .conversion import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, conversion
 from .shapes import dim_of
 from .softcap import TERMS_AS_TANH, terms_of
-from .table import Threshold
 
 
 class RingSizes(NamedTuple):

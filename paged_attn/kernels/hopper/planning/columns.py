@@ -4,11 +4,11 @@ from typing import Annotated
 
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from ....records.rounding import next_power_of_2
 from .conversion import TRANSPOSE, conversion
 from .cost import seqs_tried
 from .shapes import VALUES_PER_CORE_ROW, dim_of, is_decode, rows_of
-from .table import Threshold
 
 MAX_ROWS = 64  # of a block that is not of columns, and of columns at most
 MAX_COLUMNS: Annotated[

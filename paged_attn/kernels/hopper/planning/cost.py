@@ -6,9 +6,9 @@ Of lengths the host knows bounds.  Sequences count by powers of two where `prepa
 from typing import Annotated
 
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
 from .shapes import is_even
-from .table import Threshold
 
 MAX_TIME_OF_WHOLE_BLOCKS: Annotated[
     float,

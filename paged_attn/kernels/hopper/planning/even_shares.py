@@ -6,6 +6,7 @@ from typing import Annotated, NamedTuple
 from ....records.layout import MANTISSA
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from ....records.rounding import cdiv
 from ..args import Pipe
 from . import cost
@@ -14,7 +15,6 @@ from .columns import MAX_COLUMNS, MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside
 from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_of
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
-from .table import Threshold
 
 MIN_TILES_PER_SHARE: Annotated[
     int,

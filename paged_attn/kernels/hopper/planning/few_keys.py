@@ -4,10 +4,10 @@ from typing import Annotated
 
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from ...portable.plan import MAX_ROWS_OF_ONE_BLOCK
 from . import cost, mixed
 from .shapes import rows_of
-from .table import Threshold
 
 KEYS_BESIDE_A_WINDOW = 16 + 64  # seen by a block of 16 rows, and of a tile with which its keys need not begin
 MAX_PORTABLE_KEYS: Annotated[

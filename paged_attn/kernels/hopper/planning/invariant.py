@@ -9,13 +9,13 @@ from typing import Annotated
 
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
 from ...portable.plan import affordable, most_pieces
 from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe
 from . import cost
 from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of
-from .table import Threshold
 
 ROWS_PER_CONSUMER = 64
 MAX_TIME_WITHOUT_PIECES: Annotated[

@@ -3,11 +3,11 @@
 from typing import Annotated
 
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from . import cost
 from .columns import columns_beside, columns_of_list
 from .conversion import NONE, conversion
 from .shapes import dim_of
-from .table import Threshold
 
 MIN_TOKENS_PER_LONG_SEQ: Annotated[
     int,

@@ -3,9 +3,9 @@
 from typing import Annotated
 
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from .cost import long_scores
 from .shapes import is_even
-from .table import Threshold
 
 ROWS_OF_A_BLOCK, MAX_HEADS = 128, 64  # heads of a group that a consumer has rows for
 MIN_FRACTION_OF_ROWS: Annotated[

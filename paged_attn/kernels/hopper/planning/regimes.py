@@ -4,11 +4,9 @@ The first row whose condition holds has the call.  Numbers in the conditions are
 asked; `docs/regimes.md` shows both, and `explain` names the row.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
-
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
+from ....records.regime import Regime, row_of
 from . import few_keys, invariant, mixed, order
 from .columns import MAX_ROWS, decodes_have_shares, fp8_rows_are_columns, packed_rows_are_columns
 from .conversion import NONE, conversion
@@ -18,21 +16,9 @@ from .shapes import is_decode, is_even, others_are_decodes, rows_of
 from .soon_done import shares_have_more_rows
 
 
-class Regime(NamedTuple):
-    """A row of the table."""
-
-    name: str
-    calls: str  # that it is for, beyond those of the rows before
-    kernels: str  # kernel, tile, warps, who cuts keys
-    reason: str
-    decided: str  # the line of a suite or of benchmarks/NOTES.md, shortened: case, figures
-    when: Callable[[Problem], bool]
-    launches: Callable[[Problem], tuple[Launch, ...]]
-
-
 def regime_of(p: Problem) -> Regime:
     """The row that has a call."""
-    return next(row for row in REGIMES if row.when(p))
+    return row_of(REGIMES, p)
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:

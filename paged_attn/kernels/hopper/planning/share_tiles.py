@@ -3,10 +3,10 @@
 from typing import Annotated, NamedTuple
 
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from . import cost
 from .columns import MAX_COLUMNS
 from .shapes import dim_of
-from .table import Threshold
 
 MAX_BYTES_OF_HALF_TILES: Annotated[
     int,

@@ -5,9 +5,9 @@ from typing import Annotated
 import torch
 
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from .conversion import NONE, conversion
 from .shapes import dim_of
-from .table import Threshold
 
 TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/caps.py`, as coarse as tanh's instruction; as exponentials
 _SMALL = (

@@ -4,10 +4,10 @@ from typing import Annotated
 
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
+from ....records.regime import Threshold
 from ....records.rounding import cdiv
 from .columns import MAX_ROWS
 from .shapes import MAX_SEQS_OF_ONE_WARP, is_even, rows_of
-from .table import Threshold
 
 TILE = 64  # keys, for counting
 MAX_ROWS_OF_EVEN_SHARES: Annotated[
