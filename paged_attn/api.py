@@ -126,6 +126,9 @@ def paged_attention(
         score_mod_args: what it is given behind these: contiguous tensors, of which it gets pointers, floats and ints.
         q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
             [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
+            q_scale may also be of each token, > 0, and then beside any queries: a temperature by position, as Llama 4
+            has it.  [tokens, 1] or, of fp8 queries, whose descale it holds too, [tokens, kv_heads]; of others [tokens].
+            Padding may hold anything.
         gate: [tokens, heads, value_dim] float32 | dtype of q; last axis contiguous.  Results are multiplied by
             1 / (1 + exp(-gate)) before they are rounded to out's type, where keys are split once all are joined; the
             log-sum-exp stays as it is.  A result of 0 stays 0 whatever its gate holds, so rows that see no key, and

@@ -91,7 +91,9 @@ ARGUMENTS = (
     Argument("query_positions", TENSOR, None, "Tensor?", (), (), ("query_positions",), ("query_positions",)),
     Argument("score_mod", OPTION, None, None, (), ("score_mod",), ("score_mod",), ("score_mod",)),
     Argument("score_mod_args", SEVERAL, (), None, (), ("score_mod",), ("score_mod",), ("score_mod_args",)),
-    Argument("q_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
+    Argument(
+        "q_scale", SCALE, None, "Tensor?", (), ("token_scales",), ("scales", "token_scales"), ("token_scales",)
+    ),
     Argument("k_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("v_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("gate", TENSOR, None, "Tensor?", (), (), ("gate",), ("gate",)),

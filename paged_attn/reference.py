@@ -65,7 +65,7 @@ def paged_attention(
     num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
     value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    score_scale = scale * _per_kv_head(q_scale, num_kv_heads, q)
+    score_scale = scale * _per_token(q_scale, num_kv_heads, q)  # [tokens, G]
     left, right = window_size
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
@@ -104,7 +104,7 @@ def paged_attention(
         for row in range(0, query_len, 1024):  # rows are independent; a block bounds the memory of long prompts
             rows = slice(start + row, min(start + row + 1024, end))
             block = slice(row, row + rows.stop - rows.start)
-            scores = _scores(q[rows].double(), k, score_scale)  # [H, T, N]
+            scores = _scores(q[rows].double(), k, score_scale[rows])  # [H, T, N]
             if softcap:
                 scores = softcap * torch.tanh(scores / softcap)
             distance = key_pos[None, :] - query_pos[block, None]  # [T, N]
@@ -192,6 +192,20 @@ def _per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
     return value.expand(num_kv_heads)
 
 
+def _per_token(q_scale: Scale, num_kv_heads: int, q: Tensor) -> Tensor:
+    """float64 [tokens, kv_heads] of a scale of fp8 queries as others are, or of [tokens], [tokens, 1 or kv_heads].
+
+    [kv_heads] belongs to fp8 queries and [tokens] to others.
+    """
+    tokens = len(q)
+    if isinstance(q_scale, Tensor):
+        if q_scale.ndim == 1 and q.dtype.itemsize > 1:
+            q_scale = q_scale[:, None]
+        if q_scale.ndim == 2 and len(q_scale) == tokens:
+            return q_scale.double().expand(tokens, num_kv_heads)
+    return _per_kv_head(q_scale, num_kv_heads, q).expand(tokens, num_kv_heads)
+
+
 def _narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Cast to the nearest number of dtype; fp8 types saturate."""
     if dtype.itemsize == 1:
@@ -223,8 +237,8 @@ def _gather(
 
 
 def _scores(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
-    """scale * <q, k> as [H, T, N], each KV head serving a group of H // G heads."""
-    grouped = q.unflatten(1, (k.shape[1], -1)) * scale[:, None, None]
+    """scale [T, G] * <q, k> as [H, T, N], each KV head serving a group of H // G heads."""
+    grouped = q.unflatten(1, (k.shape[1], -1)) * scale[:, :, None, None]
     return torch.einsum("tgid,ngd->gitn", grouped, k).flatten(0, 1)
 
 

@@ -99,6 +99,7 @@ class Case:
     positions: str = ""  # of queries: "slots" | "tree", depths in random trees unknown to qq_bias; "": none
     score_mod: str = ""  # one of tests.score_mods.MODS
     gate: bool = False
+    token_scales: bool = False  # q_scale is one of each token, of fp8 queries that are scaled by head of each head
     scales: str = "none"  # of fp8 tensors: "none" (1.0) | "float" | one of SCALES
     out_scale: float = 0.02  # used where out is fp8
     padding: int = 0  # tokens past cu_seqlens_q[-1]
@@ -213,6 +214,8 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["qq_bias"] = bias
     if case.positions:
         inputs["query_positions"] = _positions(case).to(device)
+    if case.token_scales:
+        inputs["q_scale"] = _token_scales(case, inputs.get("q_scale", 1.0), rng)
     if case.gate:
         inputs["gate"] = _gate(case, small, rng)
     if case.score_mod:
@@ -439,6 +442,18 @@ def _positions(case: Case) -> Tensor:
             positions[token : token + queries] = [context + depth for depth in depths]
         token += queries
     return torch.tensor(positions, dtype=torch.int32)
+
+
+def _token_scales(case: Case, scale: Any, rng: torch.Generator) -> Tensor:
+    """A temperature of each token, times the scale of fp8 queries; poison in padding, and where a sequence is empty."""
+    of_token = 0.5 + torch.rand((case.tokens, 1), generator=rng, device=rng.device)
+    seen = [n > 0 for n, queries in zip(case.seq_lens, case.query_lens) for _ in range(queries)]
+    of_token[~torch.tensor(seen + [False] * case.padding, dtype=torch.bool)] = torch.nan
+    if not is_fp8(case.dtype):
+        return of_token if case.strided else of_token.flatten()
+    if not isinstance(scale, Tensor):
+        return of_token * scale
+    return of_token * scale.reshape(-1)[: case.kv_heads]  # of all heads one, or one each
 
 
 def _gate(case: Case, dtype: torch.dtype, rng: torch.Generator) -> Tensor:

@@ -78,6 +78,7 @@ OPTIONS: dict[str, Draw] = {
     "decode_form": maybe(0.2),
     "positions": one_of("", "", "", "", "slots", "tree"),
     "gate": maybe(0.1),
+    "token_scales": maybe(0.1),
     "table": one_of("", "", "", "", "ragged", "gaps", "views"),
 }
 # Anything that is legal.

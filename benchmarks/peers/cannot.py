@@ -18,6 +18,7 @@ FEATURES = (
     "log-sum-exps",
     "score_mod",
     "gate",
+    "scales of tokens",
 )
 
 
@@ -40,6 +41,7 @@ def features(case: Case) -> set[str]:
         "log-sum-exps": case.lse,
         "score_mod": bool(case.score_mod),
         "gate": case.gate,
+        "scales of tokens": case.token_scales,
     }
     return {name for name in FEATURES if asked[name]}
 

@@ -14,7 +14,7 @@ from ..launching.template import arguments_for
 from ..planning.plan import plan
 from ..planning.steps import steps_of
 from ..records import layout
-from ..records.call import Call, scales
+from ..records.call import Call, scales, scales_tokens
 from ..records.posed import problem_of
 from . import checked, memo
 from .untraced import untraced
@@ -97,6 +97,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
             max_seqlen_q=options.max_seqlen_q, max_seqlen_k=options.max_seqlen_k, k_new=given.k_new,
             window_size=options.window_size, chunk=options.chunk, only=options.only,
             query_positions=given.query_positions,
+            token_scales=given.q_scale if scales_tokens(given.q_scale, given.q) else None,
         )  # fmt: skip
     value_dim = None if axes.value_dim == axes.head_dim else axes.value_dim
     out = _empty_like(given.q, value_dim) if given.out is None else given.out
@@ -178,5 +179,5 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         page_table=x.page_table,
         page_starts=layout.page_starts(x.page_table, x.page_starts),
         mods=mods,
-        scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale, x.gate),
+        scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale, x.gate, scales_tokens(x.q_scale, x.q)),
     )

@@ -39,6 +39,7 @@ from .axes import (
 from .contents import check_attention_contents, check_write_contents
 from .overlap import same_elements
 from .page_table import STARTS, admit_page_table
+from .query_scale import check_query_scale
 from .swapped import looks_swapped, warn
 
 __all__ = [
@@ -142,7 +143,7 @@ def check_attention(
             sinks=sinks, qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate,
             out_scale=out_scale, **more, **{STARTS: page_starts},
         )  # fmt: skip
-    door.scale("q_scale", q_scale, "q", q.dtype)
+    check_query_scale(door, q_scale, q)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
     door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
     door.scale("out_scale", out_scale, "out", (q if out is None else out).dtype, axis=None)

@@ -168,8 +168,10 @@ class Door:
             where = "where v_cache is k_cache[..., :value_dim]"
             raise ValueError(f"{axis} must be between 1 and {MAX_DIM}, or {MAX_LATENT_DIM} {where}, got {size}")
 
-    def scale(self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads") -> None:
-        """A scale belongs to an fp8 tensor, always, and to no other."""
+    def scale(
+        self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads", more: str = ""
+    ) -> None:
+        """A scale belongs to an fp8 tensor, always, and to no other; more: words for what else it might have been."""
         if value is None:
             if dtype in FP8:
                 raise ValueError(f"{name} is required, for {of} is {names((dtype,))}")
@@ -179,9 +181,9 @@ class Door:
             scale_number(name, value)
         else:
             self.place(name, value, FLOAT32)
-            self._scale_shape(name, value, axis)
+            self._scale_shape(name, value, axis, more)
 
-    def _scale_shape(self, name: str, value: Tensor, axis: str | None) -> None:
+    def _scale_shape(self, name: str, value: Tensor, axis: str | None, by_token: str) -> None:
         """One number, or one for each KV head; the same for all sequences."""
         *others, last = value.shape or (1,)
         if value.numel() == 1 and len(others) <= 1:
@@ -193,6 +195,7 @@ class Door:
         if others != [self.sizes.get("seqs")] or last != self.sizes[axis]:
             known = [f"{x} = {self.sizes[x]}" for x in (axis, "seqs") if x in self.sizes]
             more = f", [1, {axis}] or [seqs, {axis}]" if "seqs" in self.sizes else f" or [1, {axis}]"
+            more += by_token
             raise ValueError(f"{name} must be [], [1], [{axis}]{more} with {', '.join(known)}, got {list(value.shape)}")
         if value.stride(0) != 0 and others[0] > 1:
             same = "the same for all sequences, [1, kv_heads] expanded to [seqs, kv_heads]"

@@ -24,6 +24,7 @@ def check_attention_contents(
     chunk: int | None,
     only: str | None,
     query_positions: Tensor | None = None,
+    token_scales: Tensor | None = None,
 ) -> None:
     """What only the device knows, read back; empty sequences, and those that `only` leaves out, may hold anything."""
     length = seq_lens.cpu().long()
@@ -43,6 +44,8 @@ def check_attention_contents(
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
 
     context = length - query
+    if token_scales is not None:
+        _check_token_scales(token_scales.cpu(), query, live)
     if query_positions is not None:
         _check_positions(query_positions.cpu().long(), context, query, live)
 
@@ -92,6 +95,17 @@ def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) 
     for i in first_true(live[seq] & ((pos < least) | (pos > least + index))):
         which = f"query_positions[{i}] = {pos[i]} (sequence {seq[i]}, query {index[i]})"
         raise ValueError(f"{which} must be at least {least[i]} and at most {least[i] + index[i]}")
+
+
+def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
+    """Each of a token of a live sequence is finite and above 0: another would hide keys, or show what is hidden."""
+    tokens = int(query.sum())
+    seq = torch.arange(len(query)).repeat_interleave(query)
+    scale = scale.reshape(len(scale), -1)[:tokens]
+    wrong = (~(scale > 0) | scale.isinf()) & live[seq][:, None]
+    for i in first_true(wrong.any(1)):
+        value = scale[i][wrong[i]][0]
+        raise ValueError(f"q_scale[{i}] = {value} (sequence {seq[i]}), but scales must be finite and > 0")
 
 
 def _query_lens(axes: Axes, cu_seqlens_q: Tensor | None) -> Tensor:

@@ -78,6 +78,7 @@ MODEL = (
     click.option("--alibi", is_flag=True, help="alibi_slopes are given."),
     click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias."),
     click.option("--query-positions", is_flag=True, help="query_positions are given."),
+    click.option("--token-scales", is_flag=True, help="q_scale is one of each token."),
     click.option("--score-mod", help="A user's function: package.module:function."),
     click.option("--score-mod-args", default="", help="Its arguments: float32,37 is a tensor and a number."),
     click.option("--new", is_flag=True, help="k_new and v_new are given."),

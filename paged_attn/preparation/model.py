@@ -44,6 +44,7 @@ class Model(NamedTuple):
     page_indices: torch.dtype | None = None
     score_mod: Named | None = None
     value_dim: int | None = None  # where it is not head_dim
+    token_scales: bool = False  # q_scale is one of each token
     chunk: int | None = None
     causal_seqs: bool = False
 
@@ -111,6 +112,8 @@ def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> 
         max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
         max_seqlen_k=batch.max_seqlen_k,
         ragged=batch.ragged,
+        # of one token that is fp8 it is one number
+        token_scales=model.token_scales and (batch.tokens > 1 or not layout.is_fp8(model.dtype)),
     )
 
 
@@ -160,6 +163,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
     for name, dtype in dict(q=model.dtype, k=model.cache_dtype, v=model.cache_dtype, out=model.out_dtype).items():
         if layout.is_fp8(dtype):
             call[f"{name}_scale"] = torch.empty(1) if name == "out" and model.scales != "number" else scale
+    if model.token_scales:
+        call["q_scale"] = torch.empty(batch.tokens, 1)
     return call
 
 

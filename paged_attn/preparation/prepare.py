@@ -53,6 +53,7 @@ def prepare(
     sinks: torch.dtype | None = None,
     qq_bias: int = 0,
     query_positions: bool = False,
+    token_scales: bool = False,
     gate: torch.dtype | None = None,
     score_mod: Any = None,
     score_mod_args: Sequence[Any] = (),
@@ -85,6 +86,7 @@ def prepare(
         sinks: dtype of the sinks; None: none.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
         query_positions: calls pass query_positions.
+        token_scales: calls pass a q_scale of each token.
         gate: dtype of the gate; None: none.
         score_mod, score_mod_args: as in paged_attention; the function of a module, which other processes import.  Of
             tensors only dtypes count.

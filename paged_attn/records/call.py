@@ -6,6 +6,7 @@ import torch
 
 from ..kernels.common.records import KeyValues, Modifiers, PageStarts, Rows, Scales, Scratch
 from ..launching.launch import COUNTERS, STATES
+from .layout import is_fp8
 
 ROOM = Scratch(STATES, COUNTERS)  # which a launch has of its stream
 
@@ -27,12 +28,35 @@ class Call(NamedTuple):
 
 
 def scales(
-    softmax: float, query: Any = None, key: Any = None, value: Any = None, out: Any = None, gate: Any = None
+    softmax: float,
+    query: Any = None,
+    key: Any = None,
+    value: Any = None,
+    out: Any = None,
+    gate: Any = None,
+    by_token: bool = False,
 ) -> Scales:
-    """Scales as kernels take them: absent is 1; what a tensor has before its last axis is the same for all."""
+    """Scales as kernels take them: absent is 1; what a tensor has before its last axis is the same for all.
+
+    by_token: but the query's.
+    """
+    of_tokens = (None, None, None)
+    if by_token:
+        of_tokens = (query, query.stride(0), query.stride(1) if query.ndim == 2 and query.shape[1] > 1 else 0)
+        query = None
     given = (query, key, value, out)
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
     of_gate = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
-    return Scales(softmax, *numbers, *tensors, *strides, *of_gate)
+    return Scales(softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens)
+
+
+def scales_tokens(q_scale: Any, q: Any) -> bool:
+    """Whether each token has its own.
+
+    fp8 queries may also be scaled by KV head: theirs are of [tokens, 1] or [tokens, kv_heads], and no row expanded.
+    """
+    if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
+        return False
+    return not is_fp8(q.dtype) or (q_scale.ndim == 2 and q_scale.shape[0] > 1 and q_scale.stride(0) != 0)

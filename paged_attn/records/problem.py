@@ -45,6 +45,7 @@ class Problem(NamedTuple):
     device: Device
     score_mod: ScoreMod | None = None
     value_dim: int | None = None  # dims of values and results where these are not head_dim
+    token_scales: bool = False  # scores are scaled by token
     latent: bool = False  # values are the first dims of keys, in the same memory
 
     @property
@@ -70,7 +71,7 @@ class Problem(NamedTuple):
     @property
     def modified(self) -> bool:
         """Whether scores meet more than a positive scale and a mask."""
-        return not self.positive or self.softcap > 0 or self.alibi or self.biased
+        return not self.positive or self.softcap > 0 or self.alibi or self.biased or self.token_scales
 
     def keys_seen(self, beside: int) -> int:
         """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""

@@ -30,6 +30,9 @@ NAN, INF = float("nan"), float("inf")
 ROWS = "[tokens, heads, value_dim] with tokens = 5, heads = 6, value_dim = 32"
 SCALES = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads] with kv_heads = 2, seqs = 3"
 
+BY_TOKEN = SCALES.replace(" with", ", by token [tokens, 1] or [tokens, kv_heads] with")
+OF_TOKENS = "None, [tokens] or [tokens, 1] with tokens = 5 beside bfloat16 queries"
+
 # (call, change, error, text)
 OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     # softmax_scale, causal, window_size, softcap
@@ -93,7 +96,12 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ("fp8", value(v_scale=1e39), ValueError, f"v_scale must be {SCALE}, got 1e+39"),
     ("fp8", value(q_scale="1"), TypeError, f"q_scale must be {SCALE}, got str"),
     ("fp8", value(k_scale=True), TypeError, f"k_scale must be {SCALE}, got bool"),
-    ("fp8", tensor("q_scale", (6,)), ValueError, f"q_scale must be {SCALES}, got [6]"),
+    ("fp8", tensor("q_scale", (6,)), ValueError, f"q_scale must be {BY_TOKEN}, got [6]"),
+    ("fp8", tensor("q_scale", (5,)), ValueError, f"q_scale must be {BY_TOKEN}, got [5]"),
+    ("fp8", tensor("q_scale", (5, 3)), ValueError, f"q_scale must be {BY_TOKEN}, got [5, 3]"),
+    ("plain", tensor("q_scale", (2,)), ValueError, f"q_scale must be {OF_TOKENS}, got [2]"),
+    ("plain", tensor("q_scale", (5, 2)), ValueError, f"q_scale must be {OF_TOKENS}, got [5, 2]"),
+    ("plain", tensor("q_scale", (5,), torch.bfloat16), TypeError, "q_scale must be float32, got bfloat16"),
     ("fp8", tensor("k_scale", (2, 1)), ValueError, f"k_scale must be {SCALES}, got [2, 1]"),
     ("fp8", tensor("k_scale", (5, 2)), ValueError, f"k_scale must be {SCALES}, got [5, 2]"),
     ("fp8", tensor("v_scale", (1, 1, 1)), ValueError, f"v_scale must be {SCALES}, got [1, 1, 1]"),
@@ -252,6 +260,10 @@ LEGAL: dict[str, tuple[str, Change]] = {
         lambda c: {"k_cache": c["k_cache"].to(E5M2), "v_cache": c["v_cache"].to(E5M2)},
     ),
     "half sinks beside fp8 queries": ("fp8", tensor("sinks", (6,), torch.float16)),
+    "scales of tokens": ("plain", tensor("q_scale", (5,))),
+    "scales of tokens in a column": ("plain", tensor("q_scale", (5, 1))),
+    "scales of fp8 tokens": ("fp8", tensor("q_scale", (5, 1))),
+    "scales of fp8 tokens and heads": ("fp8", tensor("q_scale", (5, 2))),
     "a float32 gate beside half queries": ("plain", tensor("gate", (5, 6, 32), torch.float32)),
     "one gate for all heads": ("plain", lambda c: {"gate": like(c["q"], 5, 1, 32).expand(5, 6, 32)}),
     "a layout that a packed cache ignores": ("packed", value(kv_layout="HND")),

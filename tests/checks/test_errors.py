@@ -151,6 +151,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     warned_of,
     lambda folder: paged_attn.merge_states(v=MEMORY, s=MEMORY),
     checked("plain", query_positions=torch.full((5,), 1 << 20, dtype=torch.int32)),
+    checked("plain", q_scale=torch.zeros(5)),
     of("fp8", k_scale=lambda c: torch.ones(3, 2)),
     checked("plain", seq_lens=torch.tensor([1 << 40, 3, 33])),
     written(8),

@@ -111,6 +111,9 @@ class Scales(NamedTuple):
     gate_ptr: Any = None  # [tokens, heads, head_dim]: results are multiplied by its logistic function
     gate_stride_token: Any = None
     gate_stride_head: Any = None
+    token_ptr: Any = None  # float32: what scores of a token, and KV head, are multiplied by besides
+    token_stride: Any = None
+    token_stride_head: Any = None
 
 
 class Scratch(NamedTuple):
@@ -171,6 +174,7 @@ class Shape(NamedTuple):
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait until this one has ended
     FAR_CAP: bool = False  # the softcap is so large that exponentials alone would not do (`scores.softcap`)
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
+    BY_ROW: bool = False  # Hopper's scores have a scale for each row: NORMALIZED, or that of its token
     SCORE_MOD: Any = None  # a user's function, `score_mod.of_this_dialect`
     REST: int | None = None  # values are the first dims of keys, and read once: dims behind them rounded up, 0 = none
 

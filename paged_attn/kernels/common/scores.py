@@ -32,6 +32,17 @@ def softcap(scores, cap, FAR: tl.constexpr):
 
 
 @triton.jit
+def scale_by_token(scale, scales, rows, kv_head):
+    """The scale of scores, one for all or [R], times that of each row's token [R], if there is one."""
+    if scales.token_ptr is None:
+        return scale
+    else:
+        token = rows.token + rows.index
+        ptr = scales.token_ptr + token * scales.token_stride + kv_head * scales.token_stride_head
+        return scale * tl.load(ptr, mask=rows.valid, other=1.0)
+
+
+@triton.jit
 def load_slopes(rows, mods, S: tl.constexpr):
     """ALiBi's slope of every row [R]."""
     return tl.load(mods.alibi_slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)

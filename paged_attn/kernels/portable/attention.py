@@ -6,7 +6,7 @@ import triton.language as tl
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
-from ..common.records import Batch, KeyValues, Source, State
+from ..common.records import Batch, KeyValues, Query, Source, State
 from ..common.schedule import (
     block_of,
     find_block,
@@ -21,7 +21,7 @@ from ..common.schedule import (
     visible_range,
     work,
 )
-from ..common.scores import cut_own, mask, modify
+from ..common.scores import cut_own, mask, modify, scale_by_token
 from ..common.softmax import merge, start, update
 from .cache import load_box, load_ids, load_kv, locate
 from .latent import load_latent, load_queries
@@ -100,6 +100,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     row_max, row_sum = start(mods.sinks, rows, first, S)
     state = State(apart(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
 
+    q = Query(q.parts, scale_by_token(q.unit, scales, rows, rows.kv_head))
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)

@@ -5,6 +5,7 @@ Alone with the tensor cores, it would leave them idle for the letter, the first 
 
 from ...common.records import State
 from ...common.schedule import row_tile, visible_range
+from ...common.scores import scale_by_token
 from ...common.softmax import start
 from ..args import Turn, Turns, is_shared
 from ..layouts import product_layout
@@ -39,7 +40,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
     acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
     state = State(acc, row_max, row_sum)
     if item.begin < item.end:
-        scale = score_scale(scales, kv_head, P)
+        scale = scale_by_token(score_scale(scales, kv_head, P), scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, S.BLOCK_Q)
         q = rows_of(rings.queries, turns.query, 0, S, P)
         turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)

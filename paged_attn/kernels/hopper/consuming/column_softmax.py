@@ -33,7 +33,7 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     if S.SCALE_FIRST:
         unit = LOG2E
-        scores = modify(times(scores, scale, S.NORMALIZED), rows, key, first, mods, S)
+        scores = modify(times(scores, scale, S.BY_ROW), rows, key, first, mods, S)
     if has_edges(rows, span, tile, S):
         scores = mask(scores, rows, key, first, end_in(tile, span.hi, rows.context_len, S), mods)
     return cut_own(scores, rows, key, first, mods, S), unit

@@ -12,6 +12,7 @@ import triton
 
 from ...common.records import State
 from ...common.schedule import row_tile, visible_range
+from ...common.scores import scale_by_token
 from ...common.softmax import start
 from ..args import Turns, is_shared
 from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
@@ -201,6 +202,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     if item.begin < item.end:
         scale = score_scale(scales, kv_head, P)
         scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
+        scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, TOKENS)
         q = rows_of(queries, done, 0, S, P).parts[0].slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)

@@ -5,6 +5,7 @@ Of several consumers, one's products run under another's softmax.
 
 from ...common.records import Block, State
 from ...common.schedule import row_tile, visible_range
+from ...common.scores import scale_by_token
 from ...common.softmax import start
 from ..args import Turns
 from ..layouts import product_layout, results_layout
@@ -46,6 +47,7 @@ def attend_item(
         scale = score_scale(scales, kv_head, P)
         LAYOUT: gl.constexpr = row_max.type.layout
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
+        scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, TOKENS)
         first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # other consumers' keys live too
         q = rows_of(queries, turns.query, NUMBER, S, P)

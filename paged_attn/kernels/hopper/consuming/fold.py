@@ -6,6 +6,7 @@ them, by `join.join_states` where several have kept theirs.
 
 from ...common.records import State
 from ...common.schedule import visible_range
+from ...common.scores import scale_by_token
 from ...common.softmax import merge, start
 from ..args import Item
 from ..layouts import bank_layout, product_layout
@@ -65,6 +66,7 @@ def attend_pieces(
     scale = score_scale(scales, kv_head, P)
     if begin < end:
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
+    scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
     q = rows_of(queries, turns.query, NUMBER, S, P)
     span = visible_range(block, mods, P.ROWS // S.GROUP)
     first_key = visible_range(item.block, mods, S.BLOCK_Q).lo  # other consumers' keys live too

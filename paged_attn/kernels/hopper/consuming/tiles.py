@@ -187,17 +187,17 @@ def judge(
     elif S.SCALE_FIRST:
         unit, factor, offset = LOG2E, scale, None
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
-        BY_ROW: gl.constexpr = S.NORMALIZED and mods.softcap is None
+        BY_ROW: gl.constexpr = S.BY_ROW and mods.softcap is None
         if mods.softcap is not None:
             # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
             if S.FAR_CAP:
-                scores = softcap(times(scores, scale, S.NORMALIZED), mods.softcap, True)
+                scores = softcap(times(scores, scale, S.BY_ROW), mods.softcap, True)
                 factor = mods.softcap * 0.0 + 1.0
             elif P.TANH:
-                scores = tanh(times(scores, scale / mods.softcap, S.NORMALIZED))
+                scores = tanh(times(scores, scale / mods.softcap, S.BY_ROW))
                 factor = mods.softcap
             else:
-                scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.NORMALIZED))
+                scores = logistic(times(scores, scale * (-2 * LOG2E / mods.softcap), S.BY_ROW))
                 factor, shift = 2 * mods.softcap, -mods.softcap * LOG2E
         if RELATIVE:
             factor, slopes, offset = factor * LOG2E, slopes * LOG2E, -base_of(row_max)

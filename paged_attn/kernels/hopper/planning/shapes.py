@@ -80,6 +80,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
+        BY_ROW=p.token_scales or (p.query == torch.bfloat16 and p.compute == torch.float16),
         FAR_CAP=p.far_cap,
         SCORE_MOD=of_this_dialect(p.score_mod),
         APART=p.new,

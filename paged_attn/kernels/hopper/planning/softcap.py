@@ -34,7 +34,7 @@ def terms_of(p: Problem) -> int:
     Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
     registers that four warpgroups do not have.
     """
-    if p.alibi or p.biased or not p.positive or p.far_cap or conversion(p) != NONE or dim_of(p) > 128:
+    if p.alibi or p.biased or p.token_scales or not p.positive or p.far_cap or conversion(p) != NONE or dim_of(p) > 128:
         return 0
     if has_tanh(p):
         return TERMS_AS_TANH if p.softcap >= MIN_CAP_OF_TANH else 0

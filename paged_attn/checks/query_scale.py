@@ -1,0 +1,27 @@
+"""What q_scale may be: a descale of fp8 queries, as other scales are, or a number for each token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from ..records.call import scales_tokens
+from .axes import FLOAT32, FP8, Door, names
+
+
+def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
+    """One number, one for each KV head, or by token; of queries that are not fp8 by token alone."""
+    name = "q_scale"
+    if not isinstance(value, Tensor):
+        door.scale(name, value, "q", q.dtype)
+        return
+    door.place(name, value, FLOAT32)
+    shape, sizes = list(value.shape), door.sizes
+    tokens, kv_heads = sizes["tokens"], sizes["kv_heads"]
+    if q.dtype not in FP8:
+        if shape not in ([tokens], [tokens, 1]):
+            wanted = f"None, [tokens] or [tokens, 1] with tokens = {tokens} beside {names((q.dtype,))} queries"
+            raise ValueError(f"{name} must be {wanted}, got {shape}")
+    elif not scales_tokens(value, q) or shape not in ([tokens, 1], [tokens, kv_heads]):
+        door.scale(name, value, "q", q.dtype, more=", by token [tokens, 1] or [tokens, kv_heads]")
