@@ -416,7 +416,8 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 
 VALUES: dict[str, Any] = dict(
     causal=False, window=(5, -1), chunk=7, causal_seqs=True, softcap=3.0, alibi=True, sinks=True, qq_bias=4,
-    query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True, heads=16, kv_heads=4,
+    query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
+    heads=16, kv_heads=4,
     head_dim=64, page_size=32,
     value_dim=48, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9,
     max_keys=99,
