@@ -16,7 +16,7 @@ def inputs_of(case: Case, device: str) -> dict[str, Any]:
     The tests' NaN and page 2^31 - 1 are legal, but some peers let them into the result.
     """
     inputs = build(case, device)
-    inputs["out"] = torch.empty_like(inputs["q"], dtype=case.dtype_of_out)
+    inputs["out"] = inputs["q"].new_empty((*inputs["q"].shape[:2], case.value_width), dtype=case.dtype_of_out)
     inputs["page_table"] = inputs["page_table"].where(inputs["page_table"] != BAD_PAGE, 0)
     for name in ("k_cache", "v_cache"):
         _clear(inputs[name])

@@ -10,9 +10,10 @@ def traffic(case: Case) -> int:
     """Bytes that must move: every visible key and value once, queries in, results out."""
     lengths = zip(case.query_lens, case.seq_lens, strict=True)
     keys = sum(visible_keys(query_len, seq_len, case.window_size[0]) for query_len, seq_len in lengths)
-    gate = case.dtype.itemsize if case.gate else 0
-    row = case.heads * case.head_dim * (case.dtype.itemsize + gate + case.dtype_of_out.itemsize)
-    return keys * 2 * case.kv_heads * case.head_dim * case.dtype_of_cache.itemsize + case.tokens * row
+    gate = case.value_width * case.dtype.itemsize if case.gate else 0
+    row = case.head_dim * case.dtype.itemsize + case.value_width * case.dtype_of_out.itemsize + gate
+    key = case.head_dim + case.value_width * (not case.latent)
+    return keys * case.kv_heads * key * case.dtype_of_cache.itemsize + case.tokens * case.heads * row
 
 
 def operations(case: Case) -> int:
@@ -23,4 +24,4 @@ def operations(case: Case) -> int:
     left, right = case.window_size
     lengths = zip(case.query_lens, case.seq_lens, strict=True)
     pairs = sum(visible_pairs(q, k, left, 0 if case.causal else right) for q, k in lengths)
-    return 4 * case.head_dim * case.heads * pairs
+    return 2 * (case.head_dim + case.value_width) * case.heads * pairs

@@ -53,8 +53,10 @@ ARGUMENTS = (
         ("kv_heads", "page_size", "cache_dtype"), ("kv_heads", "page_size", "kv_dtype"),
     ),
     Argument(
-        "v_cache", TENSOR, REQUIRED, "Tensor", (), ("pairable", "boxable", "rows_per_page", "adjacent", "value_dim"),
-        ("kv_heads", "page_size", "cache_dtype", "value_dim"), ("kv_heads", "page_size", "kv_dtype", "value_dim"),
+        "v_cache", TENSOR, REQUIRED, "Tensor", (),
+        ("pairable", "boxable", "rows_per_page", "adjacent", "value_dim", "latent"),
+        ("kv_heads", "page_size", "cache_dtype", "value_dim", "latent"),
+        ("kv_heads", "page_size", "kv_dtype", "value_dim", "latent"),
     ),
     Argument(
         "page_table", TENSOR, REQUIRED, "Tensor", (), ("max_seqlen_k",), ("integers", "page_indices"), ("max_keys",)
@@ -72,7 +74,7 @@ ARGUMENTS = (
         "k_new", TENSOR, None, "Tensor?", (), ("new", "new_box", "compute", "pairable", "max_seqlen_k"),
         ("new",), ("new",),
     ),
-    Argument("v_new", TENSOR, None, "Tensor?", (), ("new_box",), ("new",), ("new",)),
+    Argument("v_new", TENSOR, None, "Tensor?", (), ("new_box", "latent"), ("new", "latent"), ("new", "latent")),
     Argument(
         "softmax_scale", OPTION, None, "float?", ("number", "a finite number or None"), ("positive",), ALWAYS_SO, ()
     ),

@@ -280,10 +280,11 @@ CALL: dict[str, Any] = dict(
     page_table=torch.zeros(4, 3, dtype=torch.int32), seq_lens=torch.zeros(4, dtype=torch.int32),
     k_new=half(4, 2, 64), v_new=half(4, 2, 64), score_mod=relative, score_mod_args=(half(4), 3),
 )  # fmt: skip
+KEYS: torch.Tensor = CALL["k_cache"]
 OTHER: dict[str, tuple[Any, ...]] = {
     "q": (half(5, 8, 64), half(4, 4, 32), half(4, 4, 128)[..., :64], CALL["q"].float(), half(4, 4, 65)[..., 1:]),
     "k_cache": (half(6, 16, 1, 64), half(6, 8, 2, 65)[..., 1:], CALL["v_cache"].to(torch.float8_e4m3fn)),
-    "v_cache": (half(6, 8, 2, 65)[..., 1:], half(6, 8, 2, 128)[..., :64], half(6, 8, 2, 32)),
+    "v_cache": (half(6, 8, 2, 65)[..., 1:], half(6, 8, 2, 128)[..., :64], half(6, 8, 2, 32), KEYS[..., :32]),
     "page_table": (torch.zeros(4, 5, dtype=torch.int32),),
     "page_starts": (torch.zeros(5, dtype=torch.int32),),
     "seq_lens": (torch.zeros(3, dtype=torch.int32),),
@@ -329,7 +330,14 @@ def test_the_planner_is_told_of_an_argument_what_the_table_says(argument: Argume
     for value in OTHER[argument.name]:
         after = told(**given_as(argument, value))
         changed |= {name for name in Problem._fields if getattr(before, name) != getattr(after, name)}
-    if argument.name in ("q", "k_cache", "v_cache", "kv_layout", "k_new"):  # each has facts that only some values show
+    if argument.name in (
+        "q",
+        "k_cache",
+        "v_cache",
+        "kv_layout",
+        "k_new",
+        "v_new",
+    ):  # each has facts that only some values show
         assert changed <= {*argument.plan}, argument.name
         assert changed
     else:
@@ -367,13 +375,13 @@ UNLIKE: dict[str, Any] = dict(
     out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
     causal_seqs=True, alibi=True, sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head",
     return_lse=True, gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
-    score_mod=preparing.named(relative, (half(4), 3)), value_dim=48,
+    score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True,
 )  # fmt: skip
 
 
 def described(call: dict[str, Any]) -> dict[str, Any]:
     """Of tensors what a kernel is made for."""
-    as_facts = lambda x: (x.dtype, x.shape) if isinstance(x, torch.Tensor) else x  # noqa: E731
+    as_facts = lambda x: (x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x  # noqa: E731
     return {name: [*map(as_facts, x)] if isinstance(x, tuple) else as_facts(x) for name, x in call.items()}
 
 
@@ -388,6 +396,9 @@ def test_calls_of_a_model_pass_on_what_it_says(argument: Argument) -> None:
     for field in argument.model:
         assert field in UNLIKE, f"tests/test_arguments.py has no other value of {field}"
         value = not plain[field] if isinstance(plain.get(field), bool) else UNLIKE[field]
+        if field == "latent":  # keys and values of equal widths lie alike
+            plain |= dict(new=True, value_dim=48)
+            before = described(call_of(Model(**plain), Lengths(True, 2, 6, 3, 40)))
         after = described(call_of(Model(**plain | {field: value}), Lengths(True, 2, 6, 3, 40)))
         name = WITHIN.get(argument.name, argument.name)
         assert before.get(name) != after.get(name), f"call_of forgets {field} for {argument.name}"
@@ -417,10 +428,8 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 VALUES: dict[str, Any] = dict(
     causal=False, window=(5, -1), chunk=7, causal_seqs=True, softcap=3.0, alibi=True, sinks=True, qq_bias=4,
     query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
-    heads=16, kv_heads=4,
-    head_dim=64, page_size=32,
-    value_dim=48, dtype=torch.float16, kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9,
-    max_keys=99,
+    heads=16, kv_heads=4, head_dim=64, page_size=32, value_dim=48, latent=True, dtype=torch.float16,
+    kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,
     score_mod="tests.score_mods:relative", score_mod_args="float32,37",
 )  # fmt: skip
 

@@ -19,6 +19,9 @@ FEATURES = (
     "score_mod",
     "gate",
     "scales of tokens",
+    "wide heads",
+    "values of another width",
+    "latent",
 )
 
 
@@ -42,6 +45,9 @@ def features(case: Case) -> set[str]:
         "score_mod": bool(case.score_mod),
         "gate": case.gate,
         "scales of tokens": case.token_scales,
+        "wide heads": case.head_dim > 256,
+        "values of another width": case.value_width != case.head_dim,
+        "latent": case.latent,
     }
     return {name for name in FEATURES if asked[name]}
 

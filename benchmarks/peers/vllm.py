@@ -20,7 +20,7 @@ MOST_QUERIES = 8  # tokens of a sequence up to which it splits, since there is a
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
     function = _function()
-    allow(case, "window", "softcap", "alibi", "sinks", "tree")
+    allow(case, "window", "softcap", "alibi", "sinks", "tree", "wide heads")
     if case.layout != "NHD":
         raise Cannot("NHD only")
     q, out, device = inputs["q"].contiguous(), torch.empty_like(inputs["q"]), inputs["q"].device

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ..arguments import BY_NAME
+from ..latent import MAX_DIM, lies_in
 from ..launching.locks import FIRST
-from ..records.latent import MAX_DIM, lies_in
 from .axes import (
     BIAS_FOR,
     BOOL,

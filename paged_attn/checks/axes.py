@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import TINY
-from ..records.latent import MAX_DIM, MAX_LATENT_DIM, lies_in
+from ..latent import MAX_DIM, MAX_LATENT_DIM, lies_in
 from .overlap import overlap, overlaps_itself
 from .plain import plain
 from .swapped import LAYOUTS, OTHER, reading, shares_out

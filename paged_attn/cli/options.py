@@ -58,8 +58,9 @@ def device(help: str) -> Decorated:
 MODEL = (
     click.option("--heads", type=positive, default=32, show_default=True, help="Query heads."),
     click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads."),
-    click.option("--head-dim", type=click.IntRange(1, 512), default=128, show_default=True),
+    click.option("--head-dim", type=click.IntRange(1, 576), default=128, show_default=True),
     click.option("--value-dim", type=click.IntRange(1, 512), help="Of values and results.  [as --head-dim]"),
+    click.option("--latent", is_flag=True, help="Values are the first dims of keys: v_cache is k_cache[..., :N]."),
     click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page."),
     click.option("--dtype", type=Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of q."),
     click.option("--kv-dtype", type=Dtype(HALF + FP8), help="Of the cache.  [as --dtype]"),

@@ -59,6 +59,7 @@ def _call(question: Question) -> str:
     batch += f" + {len(counts) - 4} other kinds" if len(counts) > 4 else ""
     cache = "" if model.cache_dtype == model.dtype else f" over {_name(model.cache_dtype)}"
     width = "" if model.value_width == model.head_dim else f" and values of {model.value_width}"
+    width = f" whose first {model.value_width} are values" if model.latent else width
     sizes = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}{width}, {_name(model.dtype)}{cache}"
     layout = "x-packed" if model.kv_layout == "x" else model.kv_layout
     bounds = f"max_seqlen_q {question.max_seqlen_q}, max_seqlen_k {question.max_seqlen_k}"
@@ -140,7 +141,7 @@ def _least(question: Question, moved: int, useful: int) -> str:
 def _multiplied(launch: Launch, done: CutSummary) -> int:
     """Operations of the tiles that the blocks visit, dead rows, keys and padded dims with them."""
     shape = launch.shape
-    dims = shape.DIM + shape.VALUE_PADDED
+    dims = shape.DIM + (shape.REST or 0) + shape.VALUE_PADDED
     return 2 * done.tiles * shape.TILE * shape.ROWS * dims * shape.KV_HEADS
 
 

@@ -10,6 +10,7 @@ import torch
 from ..checks.axes import CACHE_FOR
 from ..kernels.arguments import merge_grid
 from ..kernels.cuts import CutSummary, KnownBatch
+from ..latent import MAX_DIM
 from ..launching import gpus
 from ..launching.backend import INTERPRET, Device, device_of
 from ..launching.scratch import Need
@@ -66,7 +67,7 @@ def memory(question: Question) -> dict[str, int]:
     left, chunk = model.window_size[0], model.chunk
     lengths = list(zip(question.query_lens, question.seq_lens))
     tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, left, chunk) for q, k in lengths)
-    key = model.kv_heads * (model.head_dim + model.value_width)
+    key = model.kv_heads * (model.head_dim + model.value_width * (not model.latent))
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
     gate = {"gate": tokens * model.heads * model.value_width * model.gate.itemsize} if model.gate is not None else {}
@@ -170,6 +171,11 @@ def question_of(
         (heads % kv_heads > 0, f"heads must be a multiple of kv_heads = {kv_heads}, got {heads}"),
         (kv_dtype not in CACHE_FOR[dtype], f"a cache beside {dtype} must be one of {CACHE_FOR[dtype]}, got {kv_dtype}"),
         (layout == "x-packed" and head_dim % x > 0, f"x-packed {kv_dtype} wants a head_dim divisible by {x}"),
+        (head_dim > MAX_DIM and not options["latent"], f"head_dim must be between 1 and {MAX_DIM}, got {head_dim}"),
+        (
+            options["latent"] and (layout == "x-packed" or (value_dim or head_dim) > head_dim),
+            "values of a latent cache are the first dims of its keys, which are not x-packed",
+        ),
         (batch_invariant and new, "batch_invariant is not to be had with keys outside the cache"),
     ):
         if wrong:

@@ -47,6 +47,7 @@ class Model(NamedTuple):
     token_scales: bool = False  # q_scale is one of each token
     chunk: int | None = None
     causal_seqs: bool = False
+    latent: bool = False  # values are the first dims of keys
 
     @property
     def value_width(self) -> int:
@@ -185,13 +186,13 @@ def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
         slots = (page, kv_heads) if model.kv_layout == "NHD" else (kv_heads, page)
         shapes = ((*slots, dim), (*slots, value_dim))
     k, v = (torch.empty(pages, *shape, dtype=model.cache_dtype) for shape in shapes)
-    return k, v
+    return k, k[..., :value_dim] if model.latent else v
 
 
-def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values outside the cache, not filled."""
+def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Keys and values outside the cache, not filled; no values that are the first dims of these keys."""
     k, v = (torch.empty(tokens, model.kv_heads, n, dtype=new_dtype(model)) for n in (model.head_dim, model.value_width))
-    return k, v
+    return k, None if model.latent else v
 
 
 def new_dtype(model: Model) -> torch.dtype:

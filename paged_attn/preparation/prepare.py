@@ -38,6 +38,7 @@ def prepare(
     kv_heads: int,
     head_dim: int,
     value_dim: int | None = None,
+    latent: bool = False,
     page_size: int = 16,
     dtype: torch.dtype = torch.bfloat16,
     cache_dtype: torch.dtype | None = None,
@@ -77,6 +78,7 @@ def prepare(
     Args:
         heads, kv_heads, head_dim, page_size, dtype: of queries and caches.
         value_dim: dims of values and results; head_dim if None.
+        latent: calls pass k_cache[..., :value_dim] for v_cache, and no v_new, and write_kv gets no v.
         cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         new: calls pass k_new and v_new.
@@ -118,6 +120,8 @@ def compile_for(
     processes: int | None = None,
 ) -> Summary:
     """Compile every kernel that these batches of a model need, as prepare() does."""
+    if model.latent and (model.kv_layout == "x" or model.value_width > model.head_dim):
+        raise ValueError("latent: values are the first dims of keys, which are not x-packed, and as wide or wider")
     local = not isinstance(device, Device)
     if backend.INTERPRET and local:
         return Summary(0, 0, 0.0)
@@ -188,10 +192,12 @@ def _compile(model: Model, batch: Lengths) -> dict[str, bool]:
     paged_attention(**call)
     if not layout.is_fp8(new_dtype(model)):
         k, v = new_rows(model, 1)
-        scales = (call.get("k_scale"), call.get("v_scale"))
+        scales = (call.get("k_scale"), None if model.latent else call.get("v_scale"))
         slots = torch.empty(1, dtype=torch.int64)
-        for part in (None, "keys", "values"):  # the halves are those of compiled graphs
-            write(k, v, call["k_cache"], call["v_cache"], slots, *scales, call["kv_layout"], False, part)
+        caches = call["k_cache"], None if model.latent else call["v_cache"]
+        parts = ("keys",) if model.latent else (None, "keys", "values")  # the halves are those of compiled graphs
+        for part in parts:
+            write(k, v, *caches, slots, *scales, call["kv_layout"], False, part)
     found = dict(_seen)
     _seen.clear()
     return found

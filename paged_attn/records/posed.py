@@ -7,8 +7,9 @@ from torch import Tensor
 
 from ..arguments import TINY, Options, Tensors
 from ..kernels.common.score_mod import score_mod_of
+from ..latent import lies_in
 from ..launching.backend import Device
-from . import latent, layout
+from . import layout
 from .call import scales_tokens
 from .plan import UNBOUNDED
 from .problem import Problem
@@ -59,7 +60,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         score_mod=score_mod_of(options.score_mod, given.score_mod_args),
         value_dim=None if value_dim == head_dim else value_dim,
         token_scales=scales_tokens(given.q_scale, q),
-        latent=latent.lies_in(v_cache, k_cache) and given.v_new is None,
+        latent=lies_in(v_cache, k_cache) and given.v_new is None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from benchmarks import traces
 from benchmarks.inputs import inputs_of, tree
@@ -55,12 +56,35 @@ def test_a_sequence_without_queries_moves_nothing() -> None:
 
 
 def test_suites_are_those_of_the_readme_and_names_are_unique() -> None:
-    names = "decode, features, prefill, mixed, ragged, spec, single, fp8, window, models, layouts, invariant"
+    names = "decode, features, prefill, mixed, ragged, spec, single, fp8, window, models, layouts, invariant, "
+    names += "wide, mla"
     assert ", ".join(SUITES) == names
     for suite, cases in SUITES.items():
         assert len({case.name for case in cases}) == len(cases), suite
         for case in cases:
             assert all(q <= k for q, k in zip(case.query_lens, case.seq_lens, strict=True)), case.name
+
+
+def test_wide_and_latent_cases_run_when_they_are_small() -> None:
+    """Of few heads and few tokens; results are as wide as values."""
+    for case in (*SUITES["wide"], *SUITES["mla"]):
+        lengths = {tuple(zip(case.query_lens, case.seq_lens, strict=True))[i] for i in (0, -1)}
+        query_lens, seq_lens = zip(*((min(q, 3), min(k, 40)) for q, k in lengths))
+        small = replace(
+            case, query_lens=query_lens, seq_lens=seq_lens, decode_form=False, heads=case.heads // case.kv_heads,
+            kv_heads=1, dtype=torch.float16,
+        )  # fmt: skip
+        inputs = inputs_of(small, "cpu")
+        out = PEERS[OURS](small, inputs)()
+        assert out.shape == (sum(query_lens), small.heads, case.value_width), case.name
+        assert out.isfinite().all(), case.name
+
+
+def test_a_latent_key_is_read_once() -> None:
+    """100 keys of 576 dims; products of 576 and of 512."""
+    case = uniform("", 1, 1, 100, heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True)
+    assert traffic(case) == 100 * 576 * 2 + 16 * (576 + 512) * 2
+    assert operations(case) == 2 * (576 + 512) * 16 * 100
 
 
 def test_speculation_goes_from_1_to_64_queries_and_has_a_tree_of_32() -> None:

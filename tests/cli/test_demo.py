@@ -128,7 +128,7 @@ def test_demo_says_what_is_wrong_with_its_options(tmp_path: Path) -> None:
         ("--layout x-packed --head-dim 18", "divisible by 4, got 18"),
         ("--scale 0", "0.0 is not in the range"),
         ("--heads 3 --kv-heads 2", "--heads must be a multiple of --kv-heads = 2, got 3"),
-        ("--head-dim 300", "300 is not in the range"),
+        ("--head-dim 600", "600 is not in the range"),
         ("--kv-dtype float8", "'float8' is not one of 'e4m3', 'e5m2'"),
         ("--output /dev/null/demo.png", "no folder that can be written to"),
     ):

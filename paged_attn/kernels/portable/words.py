@@ -13,11 +13,14 @@ def tiles_of(launch: Launch) -> str:
     """How a program holds its tiles."""
     config = launch.config
     notes = [f"{config.stages} stages"] + ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
+    notes += ["keys that are their values read once"] * (launch.shape.REST is not None)
     return f"{launch.shape.ROWS} rows {size_of(launch)}, " + ", ".join(notes + pieces_of(launch))
 
 
 def heads_of(launch: Launch) -> str:
     """What has blocks of its own."""
+    if launch.config.head_blocks > 1:
+        return f"{launch.shape.KV_HEADS} parts of {launch.shape.GROUP} heads, on one KV head"
     return f"{launch.shape.KV_HEADS} KV heads"
 
 
