@@ -16,6 +16,7 @@ DECODE = dict(
 PREFILL = dict(query_lens=(2048,), seq_lens=(2048,), heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 FEATURES = dict(window_size=(1023, -1), softcap=30.0, alibi=True, sinks=True)
 INVARIANT = dict(batch_invariant=True)
+LATENT: dict[str, Any] = dict(heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True, page_size=64)
 ATTENTION = {
     "decode": DECODE,
     "decode split": DECODE | dict(query_lens=(1,), seq_lens=LONG),
@@ -109,6 +110,25 @@ ATTENTION = {
     "decode ragged table": DECODE | dict(table="ragged", page_size=12, bounds=True),
     "decode split ragged table": DECODE | dict(query_lens=(1,), seq_lens=LONG, table="ragged"),
     "prefill ragged table": PREFILL | dict(table="ragged"),
+    "decode latent": DECODE | LATENT,
+    "decode latent 32 heads": DECODE | LATENT | dict(heads=32),
+    "decode latent 128 heads": DECODE | LATENT | dict(heads=128),
+    "decode latent e4m3": DECODE | LATENT | dict(cache_dtype=E4M3),
+    "decode latent 128 heads e4m3": DECODE | LATENT | dict(heads=128, cache_dtype=E4M3),
+    "decode latent 512": DECODE | LATENT | dict(head_dim=512),
+    "decode latent 320": DECODE | LATENT | dict(head_dim=320, value_dim=256),
+    "decode split latent": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG),
+    "decode split latent 128 heads": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG, heads=128),
+    "decode split latent e4m3": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=E4M3),
+    "speculate split latent": DECODE | LATENT | dict(query_lens=(4,), seq_lens=LONG, decode_form=False, bounds=True),
+    "decode split latent 32 heads": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG, heads=32),
+    "decode split latent 128 heads e4m3": DECODE
+    | LATENT
+    | dict(query_lens=(1,), seq_lens=LONG, heads=128, cache_dtype=E4M3),
+    "decode latent invariant": DECODE | LATENT | INVARIANT | dict(query_lens=(1,), seq_lens=LONG),
+    "prefill latent": PREFILL | LATENT,
+    "prefill latent 128 heads": PREFILL | LATENT | dict(heads=128),
+    "prefill latent e4m3": PREFILL | LATENT | dict(cache_dtype=E4M3),
 }
 
 

@@ -101,6 +101,11 @@ def _pairs(kv: KV) -> KV:
     return KV(ptr, page, slot, head, run, kv.RUN // 2, kv.FP8, _align(ptr, page, slot, head, run), tl.constexpr(2))
 
 
+def of_known_steps(keys: KeyValues) -> KeyValues:
+    """Slots so far apart at compile time: addresses of a tile's rows differ by constants, and hold one register."""
+    return KeyValues(*(kv._replace(stride_slot=tl.constexpr(kv.stride_slot)) for kv in keys))
+
+
 def of_one_head(keys: KeyValues) -> KeyValues:
     """Each KV head is the first."""
     return KeyValues(*(kv._replace(stride_head=0) for kv in keys))

@@ -18,6 +18,8 @@ def attention(launch: Launch, call: Call) -> Step:
         options["maxnreg"] = config.registers
     cache = layout.pairs(call.cache, shape.HEAD_DIM, shape.VALUE_DIM) if config.pairs else call.cache
     new = call.new
+    if shape.REST is not None:
+        cache = layout.of_known_steps(cache)
     if config.head_blocks > 1:  # of one KV head, wherever kernels take it to be
         cache, new = layout.of_one_head(cache), new and layout.of_one_head(new)
     need = need_of(launch) if shape.SPLIT else None

@@ -29,7 +29,7 @@ def load_latent(kv, page, slot, kv_head, live, S: tl.constexpr):
     k = turned(v)
     if S.REST > 0:
         rest = load_kv(kv, page, slot, kv_head, None, S.HEAD_DIM - S.VALUE_DIM, S.REST, S, S.VALUE_DIM)
-        k = k + turned(unpack(rest, kv, S))
+        k = turned(unpack(rest, kv, S)) + k
     return k, v
 
 
@@ -61,4 +61,4 @@ def load_queries(query, rows, PARTS: tl.constexpr, S: tl.constexpr):
             rest = decode(rest, query.FP8, S.COMPUTE, S.NATIVE_FP8)
             if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
                 x, rest = opaque(x), opaque(rest)  # as in load_query
-        return Query(apart(x, PARTS) + apart(rest, PARTS), unit)
+        return Query(apart(rest, PARTS) + apart(x, PARTS), unit)

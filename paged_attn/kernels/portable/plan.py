@@ -14,9 +14,11 @@ from ..common.records import Shape
 from ..common.score_mod import of_this_dialect
 from .tuning import (
     MAX_SCRATCH_BYTES,
+    WIDE,
     decode_config,
     fit,
     invariant_config,
+    most_rows,
     of_rows,
     padded_dims,
     pair_config,
@@ -74,6 +76,8 @@ def rows_fit_one_block(p: Problem) -> bool:
     config = _few_config(p)
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     most = MAX_ROWS_OF_ONE_BLOCK if widens else config.rows
+    if p.latent and p.widest > WIDE:
+        most = min(most, most_rows(p))
     return p.max_seqlen_q <= max(_few_tokens(p, config), most // (p.heads // p.kv_heads))
 
 
@@ -114,7 +118,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     group = p.heads // p.kv_heads
     rows = max(config.rows, next_power_of_2(group))
     block_q = rows // group
-    config = of_rows(config, rows)
+    config = of_rows(p, config, rows)
     config = fit(p, config if p.batch_invariant else pair_config(p, config))
     tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
     dim, value_padded, rest = padded_dims(p)

@@ -26,7 +26,7 @@ MAX_SCRATCH_BYTES = 1 << 28
 # Dims of a head beyond which a state takes twice the registers that those of 256 do: it is shared out among twice the
 # threads, and blocks have fewer rows.
 WIDE = 256
-MOST_ROWS, MOST_INVARIANT_ROWS = 64, 32
+WIDE_ROWS, FEW_WIDE_ROWS = 64, 32
 
 # Shared memory that one program may use, bytes
 _SHARED = {
@@ -46,11 +46,26 @@ def decode_config(p: Problem) -> Config:
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
         return Config(rows=16, tile=32, stages=3, warps=8 if p.widest > WIDE else 4, peel=True, resident=2)
+    if p.latent and p.widest > WIDE:
+        return latent_config(p, 16)
     if p.widest > WIDE:
         return Config(rows=16, tile=32, stages=3, warps=8, peel=False, resident=2)
     if p.qq_bias or p.compute == torch.float32 or p.widest > 128:
         return Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2)
     return Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4)
+
+
+def latent_config(p: Problem, rows: int) -> Config:
+    """Queries are read from shared memory for each tile, by every warp of few rows: so warps are few, too.
+
+    64 rows are those of a warp group's product, of which a tile of 64 keys is the narrowest that is worth it.
+    """
+    if p.compute == torch.float32:
+        return Config(rows=rows, tile=32, stages=2, warps=8, peel=False, resident=1)
+    if rows > FEW_WIDE_ROWS:
+        return Config(rows=rows, tile=64, stages=2, warps=8, peel=False, resident=1)
+    warps = 4 if rows <= 16 or p.cache.itemsize > 1 else 8
+    return Config(rows=rows, tile=32, stages=3, warps=warps, peel=False, resident=2)
 
 
 def prefill_config(p: Problem) -> Config:
@@ -64,7 +79,9 @@ def prefill_config(p: Problem) -> Config:
     if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
         return config._replace(rows=64, tile=32, peel=False)
     if p.widest > WIDE:
-        return config._replace(rows=MOST_ROWS, tile=32)
+        if p.latent and p.cache.itemsize > 1:
+            return config._replace(rows=WIDE_ROWS, tile=64, stages=2)
+        return config._replace(rows=most_rows(p), tile=32)
     if p.widest > 128:
         return config._replace(tile=32)
     if p.qq_bias:
@@ -74,8 +91,10 @@ def prefill_config(p: Problem) -> Config:
     return config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable)
 
 
-def of_rows(config: Config, rows: int) -> Config:
+def of_rows(p: Problem, config: Config, rows: int) -> Config:
     """The same for blocks of so many rows: more than 64, which a group of as many heads has, need eight warps."""
+    if p.latent and p.widest > WIDE and p.device.arch != "interpreter" and not (config.peel or config.piece):
+        return latent_config(p, rows)
     if rows <= 64 or config.warps >= 8:
         return config._replace(rows=rows)
     return config._replace(rows=rows, warps=8, resident=1)
@@ -118,7 +137,7 @@ def invariant_config(p: Problem) -> Config:
     if p.widest > 128:
         config = config._replace(warps=8)
     if p.widest > WIDE:  # registers hold two states, of a piece and of those before it
-        config = config._replace(rows=min(config.rows, MOST_INVARIANT_ROWS))
+        config = config._replace(rows=min(config.rows, FEW_WIDE_ROWS))
     return config._replace(least=KEYS_PER_PIECE // config.tile)
 
 
@@ -134,10 +153,21 @@ def padded_dims(p: Problem) -> tuple[int, int, int | None]:
 def head_blocks(p: Problem) -> int:
     """Parts of the heads on a latent cache's KV head, of up to 64: registers hold no more rows of 512 dims."""
     group = p.heads // p.kv_heads
-    most = MOST_INVARIANT_ROWS if p.batch_invariant else MOST_ROWS
-    if p.kv_heads > 1 or group <= most or p.widest <= WIDE or not p.latent:
+    if p.kv_heads > 1 or group <= most_rows(p) or p.widest <= WIDE or not p.latent:
         return 1
-    return next(parts for parts in range(2, group + 1) if group % parts == 0 and group // parts <= most)
+    return next(parts for parts in range(2, group + 1) if group % parts == 0 and group // parts <= most_rows(p))
+
+
+def most_rows(p: Problem) -> int:
+    """Of wide heads.
+
+    Two states of an invariant call leave registers for half as many, and so do latent keys that are decoded, or that
+    no product reads from shared memory.
+    """
+    if p.latent and p.compute == torch.float32:
+        return 16
+    few = p.batch_invariant or (p.latent and (p.cache.itemsize == 1 or p.device.capability not in (90, 100)))
+    return FEW_WIDE_ROWS if few else WIDE_ROWS
 
 
 def fit(p: Problem, config: Config) -> Config:
