@@ -34,6 +34,17 @@ CALLS: dict[str, Case] = {
     "fp8 new": Case(
         "fp8 new", (1, 3), (20, 3), heads=6, kv_heads=2, dtype=E5M2, cache_dtype=E4M3, scales="float", new=True
     ),
+    "latent": Case(
+        "latent",
+        (1, 3, 1),
+        (20, 3, 33),
+        heads=6,
+        head_dim=576,
+        value_dim=512,
+        dtype=torch.float16,
+        latent=True,
+        new=True,
+    ),
     "decode": Case("decode", (1, 1, 1), (20, 3, 33), heads=6, kv_heads=2, page_size=8, decode_form=True),
 }
 

@@ -165,8 +165,10 @@ class Door:
         if axis == "value_dim" or not MAX_DIM < size <= MAX_LATENT_DIM:
             raise ValueError(f"{axis} must be between 1 and {MAX_DIM}, got {size}")
         if not lies_in(v_cache, k_cache):
-            where = "where v_cache is k_cache[..., :value_dim]"
-            raise ValueError(f"{axis} must be between 1 and {MAX_DIM}, or {MAX_LATENT_DIM} {where}, got {size}")
+            raise ValueError(
+                f"{axis} must be between 1 and {MAX_DIM}, or {MAX_LATENT_DIM} where v_cache is "
+                f"k_cache[..., :value_dim], got {size}"
+            )
 
     def scale(
         self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads", more: str = ""

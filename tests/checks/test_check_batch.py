@@ -66,12 +66,12 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
     (
         "plain",
         lambda c: {
-            "q": like(c["q"], 5, 6, 513),
-            "k_cache": like(c["q"], 12, 8, 2, 513),
-            "v_cache": like(c["q"], 12, 8, 2, 513),
+            "q": like(c["q"], 5, 6, 577),
+            "k_cache": like(c["q"], 12, 8, 2, 577),
+            "v_cache": like(c["q"], 12, 8, 2, 577),
         },
         ValueError,
-        "head_dim must be between 1 and 512, got 513",
+        "head_dim must be between 1 and 512, got 577",
     ),
     ("plain", shaped("v_cache", 12, 8, 2, 513), ValueError, "value_dim must be between 1 and 512, got 513"),
     ("plain", shaped("v_cache", 12, 8, 2, 0), ValueError, "value_dim must be between 1 and 512, got 0"),
@@ -246,6 +246,24 @@ BATCH: list[tuple[str, Change, type[Exception], str]] = [
     # k_new, v_new
     ("new", value(v_new=None), ValueError, "k_new and v_new must be given together, got k_new without v_new"),
     ("new", value(k_new=None), ValueError, "k_new and v_new must be given together, got v_new without k_new"),
+    (
+        "latent",
+        lambda c: {"v_new": c["k_new"][..., :512]},
+        ValueError,
+        "v_new must be None with head_dim = 576: values lie in k_new",
+    ),
+    (
+        "latent",
+        lambda c: {"v_cache": c["v_cache"].clone(), "v_new": c["k_new"][..., :512]},
+        ValueError,
+        "head_dim must be between 1 and 512, or 576 where v_cache is k_cache[..., :value_dim], got 576",
+    ),
+    (
+        "latent",
+        lambda c: {"v_cache": c["k_cache"][..., 64:], "v_new": None},
+        ValueError,
+        "head_dim must be between 1 and 512, or 576 where v_cache is k_cache[..., :value_dim], got 576",
+    ),
     ("new", to("k_new", torch.float32), TypeError, "k_new must be float16, got float32"),
     ("new", to("v_new", torch.bfloat16), TypeError, "v_new must be float16, got bfloat16"),
     ("fp8 new", to("k_new", torch.float32), TypeError, "k_new must be float16 | bfloat16, got float32"),

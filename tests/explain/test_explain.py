@@ -28,7 +28,8 @@ from paged_attn.records import posed
 
 ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = dict(
-    batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, value_dim=None, page_size=16,
+    batch=None, queries="1", keys="4096", heads=32, kv_heads=8, head_dim=128, value_dim=None, latent=False,
+    page_size=16,
     dtype=torch.bfloat16, kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False,
     sinks=False, gate=False, qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False,
     max_queries=None, max_keys=None, device="sm90:132", score_mod=None, score_mod_args="",
@@ -438,3 +439,23 @@ def test_scratch_is_as_wide_as_values() -> None:
         (launch,) = plan.plan(ask(head_dim=head_dim, value_dim=value_dim).problem).launches
         states = launch.slots * launch.programs * launch.shape.KV_HEADS * launch.shape.LIVE * (padded + 2)
         assert question.need_of(launch).states - (launch.cuts if launch.merge else 0) == states
+
+
+def test_a_latent_cache_is_read_once_and_its_heads_are_shared_out() -> None:
+    deepseek = dict(heads=128, kv_heads=1, head_dim=576, value_dim=512, latent=True)
+    both, asked = told(**deepseek), ask(**deepseek)
+    assert "128 heads on 1 of 576 whose first 512 are values" in both["call"]
+    assert question.memory(asked)["keys and values"] == 2 * 4096 * 576
+    assert question.operations(asked) == 2 * 128 * 4096 * (576 + 512)
+    words = printed("--heads 128 --kv-heads 1 --head-dim 576 --value-dim 512 --latent --device sm90")
+    assert "keys that are their values read once" in words
+    assert "2 parts of 64 heads, on one KV head" in words
+    assert "parts of" not in printed("--heads 64 --kv-heads 1 --head-dim 576 --value-dim 512 --latent --device sm90")
+
+
+def test_a_question_about_a_latent_cache_that_cannot_be_is_refused() -> None:
+    for wrong in (dict(layout="x-packed"), dict(value_dim=80)):
+        with pytest.raises(ValueError, match="are the first dims of its keys, which are not x-packed"):
+            ask(**dict(kv_heads=1, head_dim=64, latent=True) | wrong)
+    with pytest.raises(ValueError, match="head_dim must be between 1 and 512, got 576"):
+        ask(head_dim=576)
