@@ -140,8 +140,9 @@ class Door:
         self._page(k_cache)
         if v_cache is not None and not lies_in(v_cache, k_cache):
             raise ValueError("v_cache must be None, or k_cache[..., :value_dim], with v = None")
-        if not 1 <= self.sizes["head_dim"] <= MAX_LATENT_DIM:
-            raise ValueError(f"head_dim must be between 1 and {MAX_LATENT_DIM}, got {self.sizes['head_dim']}")
+        axis = "head_dim"
+        if not 1 <= self.sizes[axis] <= MAX_LATENT_DIM:
+            raise ValueError(f"{axis} must be between 1 and {MAX_LATENT_DIM}, got {self.sizes[axis]}")
 
     def _keys(self, k_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
         choice("kv_layout", kv_layout, tuple(LAYOUTS))

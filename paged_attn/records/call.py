@@ -40,7 +40,7 @@ def scales(
 
     by_token: but the query's.
     """
-    of_tokens = (None, None, None)
+    of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
         of_tokens = (query, query.stride(0), query.stride(1) if query.ndim == 2 and query.shape[1] > 1 else 0)
         query = None
@@ -48,8 +48,8 @@ def scales(
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
-    of_gate = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
-    return Scales(softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens)
+    of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
+    return Scales._make((softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens))
 
 
 def scales_tokens(q_scale: Any, q: Any) -> bool:
