@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -21,7 +22,8 @@ H200 = Device("sm90", 132)
 def problem_of_case(case: Case, device: Device = H200) -> Problem:
     """A case as the planner meets it, with the bounds that the case gives."""
     mod = MODS[case.score_mod] if case.score_mod else None
-    model = Model(
+    absent: dict[str, Any] = {name: Model._field_defaults.get(name) for name in Model._fields}
+    told: dict[str, Any] = dict(
         heads=case.heads,
         kv_heads=case.kv_heads,
         head_dim=case.head_dim,
@@ -41,7 +43,11 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         scales="per_head" if case.scales.startswith("per_head") else "number",
         return_lse=case.lse,
         score_mod=mod and named(mod.triton, mod.args(case.heads, "cpu")),
+        value_dim=case.value_dim,
+        chunk=case.chunk,
+        gate=case.dtype if case.gate else None,
     )
+    model = Model(**absent | told)  # features that no benchmark case has are absent
     if not case.bounds:
         raise ValueError(f"{case.name}: without bounds the page table decides")
     lengths = Lengths(not case.decode_form, len(case.query_lens), case.tokens, max(case.query_lens), max(case.seq_lens))
