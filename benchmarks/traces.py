@@ -68,9 +68,9 @@ def cut(arriving: Iterable[Request], budget: int, steps: int = STEPS, samples: i
                 scheduler.submit(request)
         if scheduler.idle:
             break
-        shares, _ = scheduler.plan()
-        made.append([(share.query_len, share.seq_len) for share in shares])
-        scheduler.complete(shares)
+        parts, _ = scheduler.plan()
+        made.append([(part.query_len, part.seq_len) for part in parts])
+        scheduler.complete(parts)
     picked = sorted({int((i + 0.5) * len(made) / samples) for i in range(samples)}) if made else []
     return Cut(budget, tuple(_case(i, made[i]) for i in picked), len(made), dropped)
 

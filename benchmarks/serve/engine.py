@@ -16,7 +16,7 @@ from torch import Tensor
 import paged_attn
 from benchmarks.serve.backends import Backend, Batch
 from benchmarks.serve.model import Model
-from paged_attn.serving.scheduler import Share
+from paged_attn.serving.scheduler import StepPart
 
 GRAPHS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 BUFFERS = 3  # of host memory, in turns: a step's inputs may be on their way while those of the next are written
@@ -73,43 +73,43 @@ class Engine:
         return [row[prompt : prompt + count].tolist() for row, prompt, count in zip(rows, prompts, made)]
 
     @torch.no_grad()
-    def launch(self, shares: Sequence[Share], rows: Sequence[int], ends: Sequence[bool]) -> None:
-        """One step: share i is of request rows[i], and its last token yields a new one if ends[i]."""
-        decodes = all(share.query_len == 1 for share in shares)
-        for share, row in zip(shares, rows):
-            pages = share.sequence.pages
-            first = self.known[row] if share.decode else 0  # a prompt's pages may be others after a preemption
+    def launch(self, parts: Sequence[StepPart], rows: Sequence[int], ends: Sequence[bool]) -> None:
+        """One step: part i is of request rows[i], and its last token yields a new one if ends[i]."""
+        decodes = all(part.query_len == 1 for part in parts)
+        for part, row in zip(parts, rows):
+            pages = part.sequence.pages
+            first = self.known[row] if part.decode else 0  # a prompt's pages may be others after a preemption
             if first < len(pages):
                 self.table[row, first : len(pages)] = torch.tensor(pages[first:], dtype=torch.int32)
             self.known[row] = len(pages)
-        size = next((n for n in sorted(self.graphs) if n >= len(shares)), None) if decodes else None
+        size = next((n for n in sorted(self.graphs) if n >= len(parts)), None) if decodes else None
         if size is not None:
             graph, inputs = self.graphs[size]
-            inputs.copy_(self.inputs(shares, rows, ends, size, self.limits.columns), non_blocking=True)
+            inputs.copy_(self.inputs(parts, rows, ends, size, self.limits.columns), non_blocking=True)
             graph.replay()
             return
-        columns = max(len(share.sequence.pages) for share in shares)
-        host = self.inputs(shares, rows, ends, len(shares), columns)
+        columns = max(len(part.sequence.pages) for part in parts)
+        host = self.inputs(parts, rows, ends, len(parts), columns)
         self.run(
-            host.to(self.model.device, non_blocking=True), len(shares), columns,
-            [share.query_len for share in shares], [share.seq_len for share in shares], decodes,
+            host.to(self.model.device, non_blocking=True), len(parts), columns,
+            [part.query_len for part in parts], [part.seq_len for part in parts], decodes,
         )  # fmt: skip
 
     def inputs(
-        self, shares: Sequence[Share], rows: Sequence[int], ends: Sequence[bool], seqs: int, columns: int
+        self, parts: Sequence[StepPart], rows: Sequence[int], ends: Sequence[bool], seqs: int, columns: int
     ) -> Tensor:
-        """All integers of a step, in one piece of host memory; sequences behind the shares are empty."""
+        """All integers of a step, in one piece of host memory; sequences behind the parts are empty."""
         self.steps += 1
         host = self.staging[self.steps % BUFFERS][: sum(sizes_of(seqs, columns))]
         lens, row, target, starts, table = split(host, seqs, columns)
-        count, nobody = len(shares), self.nobody
-        lens[:count] = torch.tensor([share.seq_len for share in shares], dtype=torch.int32)
+        count, nobody = len(parts), self.nobody
+        lens[:count] = torch.tensor([part.seq_len for part in parts], dtype=torch.int32)
         lens[count:] = 0
         row[:count] = torch.tensor(rows, dtype=torch.int32)
         row[count:] = nobody
         target[:count] = torch.tensor([r if end else nobody for r, end in zip(rows, ends)], dtype=torch.int32)
         target[count:] = nobody
-        starts[: count + 1] = torch.tensor([0, *(share.query_len for share in shares)]).cumsum(0)
+        starts[: count + 1] = torch.tensor([0, *(part.query_len for part in parts)]).cumsum(0)
         starts[count + 1 :] = starts[count]
         table[:count] = self.table[torch.tensor(rows), :columns]
         return host

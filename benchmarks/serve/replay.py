@@ -91,14 +91,14 @@ def replay(engine: Engine, requests: Sequence[Request], limit: float) -> Record:
             else:
                 time.sleep(max(0.0, min(requests[submitted].arrival - clock.now(), limit)))
             continue
-        shares, _ = scheduler.plan()
-        rows = [numbers[id(share.sequence.request)] for share in shares]
-        ends = [share.seq_len == share.sequence.known for share in shares]
-        engine.launch(shares, rows, ends)
+        parts, _ = scheduler.plan()
+        rows = [numbers[id(part.sequence.request)] for part in parts]
+        ends = [part.seq_len == part.sequence.known for part in parts]
+        engine.launch(parts, rows, ends)
         running.append((clock.mark(), [row for row, end in zip(rows, ends) if end]))
-        scheduler.complete(shares)
+        scheduler.complete(parts)
         record.steps += 1
-        record.prompt_tokens += sum(share.query_len for share in shares if not share.decode)
+        record.prompt_tokens += sum(part.query_len for part in parts if not part.decode)
         while len(running) >= IN_FLIGHT:
             finish_one()
     while running:

@@ -153,7 +153,7 @@ def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
     )
     try:  # what the scheduler refuses it refuses here, where nothing is computed
         for step in sizes.planned(requests):
-            step.scheduler.complete(step.shares)
+            step.scheduler.complete(step.parts)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     return sizes

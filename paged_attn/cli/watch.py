@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from paged_attn.serving.demo import Step
+    from paged_attn.serving.demo import ServedStep
 
 
-def watched(steps: Iterator[Step], requests: int, console: Console) -> Iterator[Step]:
+def watched(steps: Iterator[ServedStep], requests: int, console: Console) -> Iterator[ServedStep]:
     """The same steps: with a live bar on a terminal, a line now and then elsewhere."""
     tokens = 0
     shown = monotonic()

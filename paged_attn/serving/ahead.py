@@ -20,10 +20,10 @@ def prepare(requests: Sequence[Request], sizes: Sizes, device: torch.device, pro
 def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
     """Each step as a batch.  What is served does not depend on what attention computes, so steps are known before."""
     for step in sizes.planned(requests):
-        queries = [share.query_len for share in step.shares]
-        keys = [share.seq_len for share in step.shares]
+        queries = [part.query_len for part in step.parts]
+        keys = [part.seq_len for part in step.parts]
         yield Lengths(True, len(queries), sum(queries), max(queries), max(keys))
-        step.scheduler.complete(step.shares)
+        step.scheduler.complete(step.parts)
 
 
 def model_of(sizes: Sizes) -> Model:

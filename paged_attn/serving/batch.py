@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paged_attn.serving.scheduler import Share
+from paged_attn.serving.scheduler import StepPart
 
 NO_PAGE = 2**31 - 1  # fills the page table past a sequence's last page: whoever follows it leaves the cache
 
@@ -26,47 +26,49 @@ class StepBatch:
     max_seqlen_k: int
 
 
-def batch_of(shares: Sequence[Share], page_size: int, device: torch.device) -> StepBatch:
-    """The batch whose sequence i is share i; its tokens follow one another in that order."""
-    width = max(len(share.sequence.pages) for share in shares)
+def batch_of(parts: Sequence[StepPart], page_size: int, device: torch.device) -> StepBatch:
+    """The batch whose sequence i is part i; its tokens follow one another in that order."""
+    width = max(len(part.sequence.pages) for part in parts)
     table, slots, offsets = [], [], [0]
-    for share in shares:
-        pages = share.sequence.pages
+    for part in parts:
+        pages = part.sequence.pages
         table.append(pages + [NO_PAGE] * (width - len(pages)))
-        slots += [pages[p // page_size] * page_size + p % page_size for p in range(share.context_len, share.seq_len)]
-        offsets.append(offsets[-1] + share.query_len)
+        slots += [pages[p // page_size] * page_size + p % page_size for p in range(part.context_len, part.seq_len)]
+        offsets.append(offsets[-1] + part.query_len)
     return StepBatch(
         page_table=torch.tensor(table, dtype=torch.int32, device=device),
-        seq_lens=torch.tensor([share.seq_len for share in shares], dtype=torch.int32, device=device),
+        seq_lens=torch.tensor([part.seq_len for part in parts], dtype=torch.int32, device=device),
         cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),
         slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
-        max_seqlen_q=max(share.query_len for share in shares),
-        max_seqlen_k=max(share.seq_len for share in shares),
+        max_seqlen_q=max(part.query_len for part in parts),
+        max_seqlen_k=max(part.seq_len for part in parts),
     )
 
 
-def sample(shares: Sequence[Share], rng: random.Random, sequences: int, tokens: int) -> tuple[list[Share], list[int]]:
-    """Pick up to `sequences` shares, a decode and a prefill among them if there are any, and of each a run of up to
-    `tokens` queries; return those runs, as shares, and the rows of the batch that they are.
+def sample(
+    parts: Sequence[StepPart], rng: random.Random, sequences: int, tokens: int
+) -> tuple[list[StepPart], list[int]]:
+    """Pick up to `sequences` parts, a decode and a prefill among them if there are any, and of each a run of up to
+    `tokens` queries; return those runs, as parts, and the rows of the batch that they are.
 
     A run inside a chunk is attention of fewer queries over fewer keys, because attention is causal.
     """
     starts, row = {}, 0
-    for share in shares:
-        starts[id(share)] = row
-        row += share.query_len
-    decodes = [share for share in shares if share.decode]
-    prefills = [share for share in shares if not share.decode]
+    for part in parts:
+        starts[id(part)] = row
+        row += part.query_len
+    decodes = [part for part in parts if part.decode]
+    prefills = [part for part in parts if not part.decode]
     picked = [rng.choice(kind) for kind in (decodes, prefills) if kind]
-    others = [share for share in shares if all(share is not p for p in picked)]
+    others = [part for part in parts if all(part is not p for p in picked)]
     picked += rng.sample(others, min(len(others), max(0, sequences - len(picked))))
 
-    runs: list[Share] = []
+    runs: list[StepPart] = []
     rows: list[int] = []
-    for share in picked:
-        length = min(tokens, share.query_len)
-        skip = rng.randint(0, share.query_len - length)
-        runs.append(replace(share, context_len=share.context_len + skip, query_len=length))
-        first = starts[id(share)] + skip
+    for part in picked:
+        length = min(tokens, part.query_len)
+        skip = rng.randint(0, part.query_len - length)
+        runs.append(replace(part, context_len=part.context_len + skip, query_len=length))
+        first = starts[id(part)] + skip
         rows += range(first, first + length)
     return runs, rows

@@ -22,7 +22,7 @@ from paged_attn import reference
 from paged_attn.serving.batch import StepBatch, batch_of, sample
 from paged_attn.serving.caches import Caches
 from paged_attn.serving.meter import Stopwatch, Work, work_of
-from paged_attn.serving.scheduler import Share
+from paged_attn.serving.scheduler import StepPart
 from paged_attn.serving.steps import Planned, planned
 from paged_attn.serving.trace import Request
 
@@ -88,10 +88,10 @@ class Sizes:
             step_seconds=self.step_seconds,
         )
 
-    def work(self, shares: list[Share]) -> Work:
+    def work(self, parts: list[StepPart]) -> Work:
         """What attention over a step costs at least, all layers together."""
         shape = (self.heads, self.kv_heads, self.head_dim, self.page_size)
-        return work_of(shares, *shape, self.dtype.itemsize, self.kv_dtype.itemsize) * self.layers
+        return work_of(parts, *shape, self.dtype.itemsize, self.kv_dtype.itemsize) * self.layers
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Step:
+class ServedStep:
     """What one step was, and how it went."""
 
     prefill_tokens: int
@@ -123,19 +123,19 @@ class Step:
     work: Work
 
 
-def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> Iterator[Step]:
+def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> Iterator[ServedStep]:
     """Serve all requests, in order of arrival; yield each step once it has been checked."""
     layers = _Layers(sizes, device)
     began = perf_counter()
     for step in sizes.planned(requests):
         layers.poison(step.preempted)
-        scheduler, shares = step.scheduler, step.shares
+        scheduler, parts = step.scheduler, step.parts
         running, waiting, pages = len(scheduler.running), len(scheduler.waiting), scheduler.pages.used
-        outcome = layers.step(shares)
-        layers.poison(scheduler.complete(shares))
-        yield Step(
-            prefill_tokens=sum(share.query_len for share in shares if not share.decode),
-            decode_tokens=sum(share.decode for share in shares),
+        outcome = layers.step(parts)
+        layers.poison(scheduler.complete(parts))
+        yield ServedStep(
+            prefill_tokens=sum(part.query_len for part in parts if not part.decode),
+            decode_tokens=sum(part.decode for part in parts),
             running=running,
             waiting=waiting,
             pages=pages,
@@ -143,7 +143,7 @@ def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> It
             preemptions=scheduler.preemptions,
             seconds=perf_counter() - began,
             outcome=outcome,
-            work=sizes.work(shares),
+            work=sizes.work(parts),
         )
         began = perf_counter()
 
@@ -164,10 +164,10 @@ class _Layers:
         for caches in (*self.caches, *self.twins):
             caches.poison(pages)
 
-    def step(self, shares: list[Share]) -> Outcome:
+    def step(self, parts: list[StepPart]) -> Outcome:
         """Run one step over all layers, and the reference over what is compared of it."""
         sizes = self.sizes
-        batch = batch_of(shares, sizes.page_size, self.device)
+        batch = batch_of(parts, sizes.page_size, self.device)
         tokens = len(batch.slot_mapping)
         checked, picked = batch, torch.arange(tokens, device=self.device)
 
@@ -183,7 +183,7 @@ class _Layers:
             attended = self._now()
             self._write(reference.write_kv, k, v, twin, batch)
             if sizes.checked_in_a_layer is not None:
-                runs, rows = sample(shares, self.choice, sizes.checked_in_a_layer, sizes.checked_tokens)
+                runs, rows = sample(parts, self.choice, sizes.checked_in_a_layer, sizes.checked_tokens)
                 checked, picked = batch_of(runs, sizes.page_size, self.device), torch.tensor(rows, device=self.device)
             wanted = self._attend(reference.paged_attention, q[picked], twin, checked).double()
             difference = out[picked].double() - wanted

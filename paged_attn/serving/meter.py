@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from paged_attn.explain.work import Ceilings, page_ids, visible_pairs
-from paged_attn.serving.scheduler import Share
+from paged_attn.serving.scheduler import StepPart
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Work:
 
 
 def work_of(
-    shares: Iterable[Share], heads: int, kv_heads: int, head_dim: int, page_size: int, q_bytes: int, kv_bytes: int
+    parts: Iterable[StepPart], heads: int, kv_heads: int, head_dim: int, page_size: int, q_bytes: int, kv_bytes: int
 ) -> Work:
     """One causal call: live keys and values, page ids, queries and outputs once; 4 flops per visible pair and dim."""
     keys = queries = ids = pairs = 0
-    for share in shares:
-        keys += share.seq_len
-        queries += share.query_len
-        ids += page_ids(share.query_len, share.seq_len, page_size)
-        pairs += visible_pairs(share.query_len, share.seq_len)
+    for part in parts:
+        keys += part.seq_len
+        queries += part.query_len
+        ids += page_ids(part.query_len, part.seq_len, page_size)
+        pairs += visible_pairs(part.query_len, part.seq_len)
     moved = 2 * keys * kv_heads * head_dim * kv_bytes + 2 * queries * heads * head_dim * q_bytes + 4 * ids
     return Work(moved, 4 * pairs * heads * head_dim)
 

@@ -10,12 +10,12 @@ from matplotlib.ticker import MaxNLocator
 from rich.table import Table
 
 from paged_attn.explain.work import Ceilings
-from paged_attn.serving.demo import Sizes, Step, Tolerance
+from paged_attn.serving.demo import ServedStep, Sizes, Tolerance
 
 BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08a2e", "#3a8f5c", "#8a8a8a"
 
 
-def table(steps: Sequence[Step], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None) -> Table:
+def table(steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None) -> Table:
     """The totals of a run; `ceilings` on a GPU, where attention is timed by events."""
     rows = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     rows.add_column(style="bold", no_wrap=True)
@@ -63,7 +63,7 @@ def table(steps: Sequence[Step], sizes: Sizes, tolerance: Tolerance, ceilings: C
     return rows
 
 
-def plot(steps: Sequence[Step], sizes: Sizes, title: str, path: Path) -> None:
+def plot(steps: Sequence[ServedStep], sizes: Sizes, title: str, path: Path) -> None:
     """Draw the use of the cache and the make-up of the batch over the steps."""
     x = range(1, len(steps) + 1)
     figure = Figure(figsize=(10, 8), layout="constrained")
@@ -102,7 +102,7 @@ def plot(steps: Sequence[Step], sizes: Sizes, title: str, path: Path) -> None:
     figure.savefig(path, dpi=130)
 
 
-def _count(steps: Sequence[Step], which: Callable[[Step], bool]) -> int:
+def _count(steps: Sequence[ServedStep], which: Callable[[ServedStep], bool]) -> int:
     return sum(map(which, steps))
 
 
@@ -110,7 +110,7 @@ def _layers(sizes: Sizes) -> str:
     return "the one layer" if sizes.layers == 1 else f"each of {sizes.layers} layers"
 
 
-def _worst(steps: Sequence[Step], error: Callable[[Step], float], tolerance: float) -> str:
+def _worst(steps: Sequence[ServedStep], error: Callable[[ServedStep], float], tolerance: float) -> str:
     """The largest error and its step, NaN before everything."""
     number, step = max(enumerate(steps, 1), key=lambda s: (error(s[1]) != error(s[1]), error(s[1])))
     worst = error(step)
@@ -118,7 +118,7 @@ def _worst(steps: Sequence[Step], error: Callable[[Step], float], tolerance: flo
     return f"{worst:.2e}   (step {number}; tolerance {tolerance:.0e}){verdict}"
 
 
-def _speed(steps: Sequence[Step], ceilings: Ceilings) -> str:
+def _speed(steps: Sequence[ServedStep], ceilings: Ceilings) -> str:
     seconds = sum(step.outcome.attention_seconds for step in steps)
     moved = sum(step.work.bytes for step in steps) / seconds
     computed = sum(step.work.flops for step in steps) / seconds

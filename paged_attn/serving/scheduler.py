@@ -39,7 +39,7 @@ class Sequence:
 
 
 @dataclass(frozen=True)
-class Share:
+class StepPart:
     """One sequence's part of a step: its next `query_len` tokens, behind `context_len` that are in the cache."""
 
     sequence: Sequence
@@ -79,21 +79,21 @@ class Scheduler:
             )
         self.waiting.append(Sequence(request, known=request.prompt))
 
-    def plan(self) -> tuple[list[Share], list[int]]:
+    def plan(self) -> tuple[list[StepPart], list[int]]:
         """The next step, decodes first, and the pages that preemption freed; nothing is cached until `complete`."""
         freed: list[int] = []
-        shares: list[Share] = []
+        parts: list[StepPart] = []
         left = self.budget
 
         for sequence in [s for s in self.running if s.decoding]:
             if sequence in self.running:  # not preempted by an older one
                 freed += self._make_room(sequence)
             if sequence in self.running:  # nor by itself
-                shares.append(Share(sequence, sequence.cached, 1, decode=True))
+                parts.append(StepPart(sequence, sequence.cached, 1, decode=True))
                 left -= 1
 
         for sequence in [s for s in self.running if not s.decoding]:
-            left -= self._prefill(sequence, left, shares)
+            left -= self._prefill(sequence, left, parts)
 
         while self.waiting and left and len(self.running) < self.max_seqs:
             needed = self._pages_for(self.waiting[0].known)
@@ -102,15 +102,15 @@ class Scheduler:
             sequence = self.waiting.popleft()
             sequence.pages = self.pages.take(needed)
             self.running.append(sequence)
-            left -= self._prefill(sequence, left, shares)
-        return shares, freed
+            left -= self._prefill(sequence, left, parts)
+        return parts, freed
 
-    def complete(self, shares: Iterable[Share]) -> list[int]:
+    def complete(self, parts: Iterable[StepPart]) -> list[int]:
         """Account for a step that ran; return the pages of the requests that it finished, now free."""
         freed: list[int] = []
-        for share in shares:
-            sequence = share.sequence
-            sequence.cached = share.seq_len
+        for part in parts:
+            sequence = part.sequence
+            sequence.cached = part.seq_len
             if sequence.cached == sequence.known:  # the step's last token yields the next one
                 sequence.known += 1
             if sequence.finished:
@@ -118,11 +118,11 @@ class Scheduler:
                 freed += self._release(sequence)
         return freed
 
-    def _prefill(self, sequence: Sequence, left: int, shares: list[Share]) -> int:
+    def _prefill(self, sequence: Sequence, left: int, parts: list[StepPart]) -> int:
         """Add the next chunk of a prompt, as far as `left` reaches; return its length."""
         chunk = min(left, sequence.known - sequence.cached)
         if chunk:
-            shares.append(Share(sequence, sequence.cached, chunk, decode=False))
+            parts.append(StepPart(sequence, sequence.cached, chunk, decode=False))
         return chunk
 
     def _make_room(self, sequence: Sequence) -> list[int]:

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler, Share
+from paged_attn.serving.scheduler import Scheduler, StepPart
 from paged_attn.serving.trace import Request
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A step that is about to run; whoever runs it calls `scheduler.complete(shares)`."""
+    """A step that is about to run; whoever runs it calls `scheduler.complete(parts)`."""
 
     scheduler: Scheduler
-    shares: list[Share]
+    parts: list[StepPart]
     preempted: list[int]  # pages that preemption freed
     submitted: int  # requests that have arrived
 
@@ -38,6 +38,6 @@ def planned(
         while submitted < len(arrivals) and arrivals[submitted].arrival <= now:
             scheduler.submit(arrivals[submitted])
             submitted += 1
-        shares, preempted = scheduler.plan()
-        yield Planned(scheduler, shares, preempted, submitted)
+        parts, preempted = scheduler.plan()
+        yield Planned(scheduler, parts, preempted, submitted)
         now += step_seconds

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from paged_attn.explain.work import Ceilings
-from paged_attn.serving.demo import Sizes, Step, Tolerance
+from paged_attn.serving.demo import ServedStep, Sizes, Tolerance
 
 
-def summary(steps: Sequence[Step], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None) -> dict[str, Any]:
+def summary(
+    steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None
+) -> dict[str, Any]:
     """Totals, worst errors, seconds and, where attention was timed by a GPU, what it moved and computed in a second."""
     attention = sum(step.outcome.attention_seconds for step in steps)
     found: dict[str, Any] = dict(

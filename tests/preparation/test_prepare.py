@@ -26,7 +26,7 @@ from paged_attn.preparation.named import Named
 from paged_attn.serving import trace
 from paged_attn.serving.batch import batch_of
 from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler, Share
+from paged_attn.serving.scheduler import Scheduler, StepPart
 
 H200 = Device("sm90", 132)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -65,7 +65,7 @@ BOUNDS = (
 )  # fmt: skip
 
 
-def steps(requests: int, seed: int = 0) -> Iterator[list[Share]]:
+def steps(requests: int, seed: int = 0) -> Iterator[list[StepPart]]:
     """Steps of a continuous-batching schedule, a few requests arriving at each."""
     scheduler = Scheduler(Pages(30_000), 16, budget=TOKENS, max_seqs=SEQS)
     waiting = iter(itertools.islice(trace.CONVERSATION.requests(seed), requests))
@@ -74,17 +74,17 @@ def steps(requests: int, seed: int = 0) -> Iterator[list[Share]]:
             scheduler.submit(request)
         if scheduler.idle:
             return
-        shares, _ = scheduler.plan()
-        yield shares
-        scheduler.complete(shares)
+        parts, _ = scheduler.plan()
+        yield parts
+        scheduler.complete(parts)
 
 
-def lengths_of(shares: list[Share]) -> list[Lengths]:
+def lengths_of(parts: list[StepPart]) -> list[Lengths]:
     """A step as calls with bounds and without, and its decodes alone."""
-    queries, keys = [x.query_len for x in shares], [x.seq_len for x in shares]
-    seqs, tokens, width = len(shares), sum(queries), -(-max(keys) // 16) * 16
+    queries, keys = [x.query_len for x in parts], [x.seq_len for x in parts]
+    seqs, tokens, width = len(parts), sum(queries), -(-max(keys) // 16) * 16
     found = [Lengths(True, seqs, tokens, max(queries), max(keys)), Lengths(True, seqs, tokens, tokens, width)]
-    decodes = [x.seq_len for x in shares if x.decode]
+    decodes = [x.seq_len for x in parts if x.decode]
     return found + ([Lengths(False, len(decodes), len(decodes), 1, max(decodes))] if decodes else [])
 
 
@@ -176,7 +176,7 @@ def test_no_shard_of_a_model_needs_a_kernel_that_was_not_prepared(sizes: tuple[A
 
 @functools.cache
 def lengths_of_a_trace() -> list[Lengths]:
-    return list(dict.fromkeys(lengths for shares in steps(requests=400) for lengths in lengths_of(shares)))
+    return list(dict.fromkeys(lengths for parts in steps(requests=400) for lengths in lengths_of(parts)))
 
 
 def test_no_step_of_a_trace_needs_a_kernel_that_was_not_prepared(ready: Ready) -> None:
@@ -308,8 +308,8 @@ def test_nothing_is_compiled_while_a_trace_is_served(
 
     monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
     k, v = torch.zeros(2, 30_000, 16, 8, 128, dtype=BF16, device=device)
-    for number, shares in enumerate(steps(requests=300)):
-        batch = batch_of(shares, 16, torch.device(device))
+    for number, parts in enumerate(steps(requests=300)):
+        batch = batch_of(parts, 16, torch.device(device))
         tokens = batch.slot_mapping.shape[0]
         q = torch.zeros(tokens, 32, 128, dtype=BF16, device=device)
         new = torch.zeros(tokens, 8, 128, dtype=BF16, device=device)
@@ -318,7 +318,7 @@ def test_nothing_is_compiled_while_a_trace_is_served(
             written(new, new, k, v, batch.slot_mapping)
         bounds = dict(max_seqlen_q=batch.max_seqlen_q, max_seqlen_k=batch.max_seqlen_k) if number % 2 else {}
         paged_attn.paged_attention(q, k, v, batch.page_table, batch.seq_lens, batch.cu_seqlens_q, **bounds)
-        decodes = sum(share.decode for share in shares)
+        decodes = sum(part.decode for part in parts)
         if decodes:
             paged_attn.paged_attention(q[:decodes], k, v, batch.page_table[:decodes], batch.seq_lens[:decodes])
     torch.cuda.synchronize()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paged_attn.serving.batch import NO_PAGE, batch_of, sample
 from paged_attn.serving.meter import work_of
 from paged_attn.serving.pages import Pages
-from paged_attn.serving.scheduler import Scheduler, Sequence, Share
+from paged_attn.serving.scheduler import Scheduler, Sequence, StepPart
 from paged_attn.serving.trace import Request
 
 
@@ -20,14 +20,14 @@ def _scheduler(pages: int = 64, page_size: int = 4, budget: int = 8, max_seqs: i
     return Scheduler(Pages(pages), page_size, budget, max_seqs)
 
 
-def _lengths(shares: list[Share]) -> list[tuple[int, int]]:
-    return [(share.context_len, share.query_len) for share in shares]
+def _lengths(parts: list[StepPart]) -> list[tuple[int, int]]:
+    return [(part.context_len, part.query_len) for part in parts]
 
 
 def _step(scheduler: Scheduler) -> list[tuple[int, int]]:
-    shares, _ = scheduler.plan()
-    scheduler.complete(shares)
-    return _lengths(shares)
+    parts, _ = scheduler.plan()
+    scheduler.complete(parts)
+    return _lengths(parts)
 
 
 def test_a_prompt_is_prefilled_in_chunks_then_decoded_token_by_token() -> None:
@@ -70,12 +70,12 @@ def test_out_of_pages_the_youngest_is_preempted_and_later_prefills_what_it_knew(
     for _ in range(2):
         scheduler.submit(Request(0.0, prompt=8, output=9))
     assert _step(scheduler) == [(0, 8), (0, 8)]
-    shares, freed = scheduler.plan()
-    assert _lengths(shares) == [(8, 1)]
+    parts, freed = scheduler.plan()
+    assert _lengths(parts) == [(8, 1)]
     assert len(freed) == 2
     assert scheduler.preemptions == 1
     assert scheduler.waiting[0].known == 9
-    scheduler.complete(shares)
+    scheduler.complete(parts)
     while scheduler.waiting:
         last = _step(scheduler)
     assert last == [(0, 9)]  # its prompt and the token that it had made
@@ -106,16 +106,16 @@ def test_any_load_is_served_whole(lengths: list[tuple[int, int]], pages: int, pa
     for _ in range(2000):
         if scheduler.idle:
             break
-        shares, _ = scheduler.plan()
-        assert 0 < sum(share.query_len for share in shares) <= budget
-        assert [share.decode for share in shares] == sorted((share.decode for share in shares), reverse=True)
+        parts, _ = scheduler.plan()
+        assert 0 < sum(part.query_len for part in parts) <= budget
+        assert [part.decode for part in parts] == sorted((part.decode for part in parts), reverse=True)
         held = [page for sequence in scheduler.running for page in sequence.pages]
         assert len(set(held)) == len(held) == scheduler.pages.used
-        for share in shares:
-            assert share.context_len == share.sequence.cached
-            assert share.seq_len <= len(share.sequence.pages) * page_size
-            assert share.query_len == 1 or not share.decode
-        scheduler.complete(shares)
+        for part in parts:
+            assert part.context_len == part.sequence.cached
+            assert part.seq_len <= len(part.sequence.pages) * page_size
+            assert part.query_len == 1 or not part.decode
+        scheduler.complete(parts)
     assert scheduler.idle
     assert scheduler.pages.used == 0
     assert [sequence.cached for sequence in sequences] == [prompt + output - 1 for prompt, output in lengths]
@@ -124,7 +124,7 @@ def test_any_load_is_served_whole(lengths: list[tuple[int, int]], pages: int, pa
 def test_a_batch_says_where_each_token_goes_and_ends_tables_in_no_page() -> None:
     first = Sequence(Request(0.0, 5, 1), known=5, pages=[7, 2])
     second = Sequence(Request(0.0, 2, 1), known=3, cached=2, pages=[4])
-    batch = batch_of([Share(second, 2, 1, True), Share(first, 1, 4, False)], 4, torch.device("cpu"))
+    batch = batch_of([StepPart(second, 2, 1, True), StepPart(first, 1, 4, False)], 4, torch.device("cpu"))
     assert batch.page_table.tolist() == [[4, NO_PAGE], [7, 2]]
     assert batch.seq_lens.tolist() == [3, 5]
     assert batch.cu_seqlens_q.tolist() == [0, 1, 5]
@@ -134,23 +134,23 @@ def test_a_batch_says_where_each_token_goes_and_ends_tables_in_no_page() -> None
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_sample_holds_both_kinds_and_names_its_rows(seed: int) -> None:
-    shares = [Share(Sequence(Request(0.0, 9, 1), 9), i, 1, True) for i in range(4)]
-    shares += [Share(Sequence(Request(0.0, 9, 1), 9), 3, 10 + i, False) for i in range(4)]
-    runs, rows = sample(shares, random.Random(seed), sequences=3, tokens=4)
+    parts = [StepPart(Sequence(Request(0.0, 9, 1), 9), i, 1, True) for i in range(4)]
+    parts += [StepPart(Sequence(Request(0.0, 9, 1), 9), 3, 10 + i, False) for i in range(4)]
+    runs, rows = sample(parts, random.Random(seed), sequences=3, tokens=4)
     assert len(runs) == 3
     assert {run.decode for run in runs} == {True, False}
     assert len(set(rows)) == len(rows) == sum(run.query_len for run in runs)
     starts = [0, 1, 2, 3, 4, 14, 25, 37]
     at = 0
     for run in runs:
-        (i,) = [i for i, share in enumerate(shares) if share.sequence is run.sequence]
+        (i,) = [i for i, part in enumerate(parts) if part.sequence is run.sequence]
         # A row's position in its sequence is the same in the run and in the batch.
-        assert rows[at] - starts[i] + shares[i].context_len == run.context_len
+        assert rows[at] - starts[i] + parts[i].context_len == run.context_len
         at += run.query_len
 
 
 def test_bytes_and_operations_are_counted_from_lengths() -> None:
-    share = Share(Sequence(Request(0.0, 9, 1), 9), context_len=6, query_len=3, decode=False)
-    work = work_of([share], heads=4, kv_heads=2, head_dim=8, page_size=4, q_bytes=2, kv_bytes=1)
+    part = StepPart(Sequence(Request(0.0, 9, 1), 9), context_len=6, query_len=3, decode=False)
+    work = work_of([part], heads=4, kv_heads=2, head_dim=8, page_size=4, q_bytes=2, kv_bytes=1)
     assert work.flops == 4 * 8 * 4 * (7 + 8 + 9)
     assert work.bytes == 2 * 9 * 2 * 8 * 1 + 2 * 3 * 4 * 8 * 2 + 3 * 4

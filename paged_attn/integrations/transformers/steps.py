@@ -27,7 +27,7 @@ class Tables(NamedTuple):
     max_seqlen_k: int
 
 
-class Step:
+class StepTables:
     """Tables by group, and which layers have used them."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ def tables_of(layer: Layer, index: int, kwargs: dict[str, Any]) -> Tables:
     lengths = kwargs["cu_seq_lens_q"]
     step = getattr(lengths, "_paged_attn_step", None)
     if step is None or index in step.layers:
-        step = lengths._paged_attn_step = Step()
+        step = lengths._paged_attn_step = StepTables()
     step.layers.add(index)
     if layer.group not in step.groups:
         derive = _of_index if kwargs.get("block_table") is None else _of_block_table
