@@ -61,6 +61,9 @@ def test_any_number_of_heads_shares_one_key(heads: int, batch: dict[str, Any]) -
         dict(heads=6, kv_heads=2),
         dict(only="decode", score_mod="softcap"),
         dict(bounds=True, check=True, head_dim=32),
+        dict(gate=True, token_scales=True, sinks=True),
+        dict(table="ragged", causal_by_seq=True),
+        dict(chunk=16, table="gaps", cache_dtype=E4M3),
     ],
     ids=str,
 )
@@ -169,3 +172,23 @@ def test_what_is_written_is_what_is_read() -> None:
         softmax_scale=scale,
     )  # fmt: skip
     torch.testing.assert_close(torch.einsum("hvr,thr->thv", up_v, out), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.float32, E4M3])
+def test_a_compiled_graph_writes_and_reads_a_latent_cache(cache_dtype: Any) -> None:
+    more: dict[str, Any] = {} if cache_dtype == torch.float32 else dict(cache_dtype=cache_dtype, scales="float")
+    case = Case("graph", **DECODE, **SMALL, **more, own_out=True)
+    inputs = {name: x for name, x in build(case).items() if name not in ("v_cache", "out")}
+    inputs["k_cache"] = inputs["k_cache"].view(torch.uint8).zero_().view(cache_dtype)
+    given = inputs.pop("k_cache"), torch.randn(4, 1, 48), torch.tensor([3, 20, -1, 7])
+    scale = {name: x for name, x in inputs.items() if name == "k_scale"}
+
+    def layer(cache: torch.Tensor, k: torch.Tensor, slots: torch.Tensor) -> Any:
+        paged_attn.write_kv(k, None, cache, None, slots, **scale)
+        return paged_attn.paged_attention(k_cache=cache, v_cache=cache[..., :32], **inputs)
+
+    eager, traced = ((given[0].clone(), *given[1:]) for _ in range(2))
+    want = layer(*eager)
+    for got, expected in zip(torch.compile(layer, fullgraph=True, backend="aot_eager")(*traced), want):
+        assert torch.equal(got, expected)
+    assert torch.equal(traced[0].view(torch.uint8), eager[0].view(torch.uint8))

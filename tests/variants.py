@@ -111,23 +111,16 @@ ATTENTION = {
     "decode split ragged table": DECODE | dict(query_lens=(1,), seq_lens=LONG, table="ragged"),
     "prefill ragged table": PREFILL | dict(table="ragged"),
     "decode latent": DECODE | LATENT,
-    "decode latent 32 heads": DECODE | LATENT | dict(heads=32),
-    "decode latent 128 heads": DECODE | LATENT | dict(heads=128),
-    "decode latent e4m3": DECODE | LATENT | dict(cache_dtype=E4M3),
-    "decode latent 128 heads e4m3": DECODE | LATENT | dict(heads=128, cache_dtype=E4M3),
     "decode latent 512": DECODE | LATENT | dict(head_dim=512),
     "decode latent 320": DECODE | LATENT | dict(head_dim=320, value_dim=256),
     "decode split latent": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG),
     "decode split latent 128 heads": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG, heads=128),
     "decode split latent e4m3": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG, cache_dtype=E4M3),
-    "speculate split latent": DECODE | LATENT | dict(query_lens=(4,), seq_lens=LONG, decode_form=False, bounds=True),
-    "decode split latent 32 heads": DECODE | LATENT | dict(query_lens=(1,), seq_lens=LONG, heads=32),
     "decode split latent 128 heads e4m3": DECODE
     | LATENT
     | dict(query_lens=(1,), seq_lens=LONG, heads=128, cache_dtype=E4M3),
     "decode latent invariant": DECODE | LATENT | INVARIANT | dict(query_lens=(1,), seq_lens=LONG),
     "prefill latent": PREFILL | LATENT,
-    "prefill latent 128 heads": PREFILL | LATENT | dict(heads=128),
     "prefill latent e4m3": PREFILL | LATENT | dict(cache_dtype=E4M3),
 }
 

@@ -30,6 +30,9 @@ NAMED_MAY_SPILL = {
     "prefill fp32 head_dim 256": 32, "prefill split": 40, "decode split e4m3 page 12": 8,
     "decode split group 71": 8,
     "prefill head_dim 512": 184,  # a state takes half of the registers; with a branch for masks products would wait
+    # 64 rows of 512 dims, and the two ways of a share to end: 22 words of these return in the loop over keys.
+    "decode split latent": 16, "decode split latent 128 heads": 432, "decode split latent 128 heads e4m3": 192,
+    "prefill latent": 128,  # in the loop over tiles that are masked
     "prefill invariant split": 312,  # 8 of them since `finish` keeps reciprocals of two rows instead of dividing
 }  # fmt: skip
 # From 3.7 on Triton has ptxas allocate registers otherwise (--regAllocOptLevel=2): bytes more than before.
@@ -43,7 +46,7 @@ INVARIANT_MAY_SPILL = {"sm80": 488, "sm90": 304, "sm100": 336, "gfx942": 108}
 INVARIANT_MAY_RELOAD = 4
 
 # Variants with a decode kernel of as many rows as a warp group's product takes, 64, or more.
-WIDE_DECODE = {"decode group 64", "decode split group 71"} | {
+WIDE_DECODE = {"decode group 64", "decode split group 71", "decode split latent 128 heads"} | {
     name for name in variants.ATTENTION if name.startswith("decode invariant")
 }
 
@@ -72,8 +75,8 @@ def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
 def _loop_complaints(facts: dict[str, Any], prefill: bool) -> Iterator[str]:
     """What the loops over keys lack on sm90."""
     product = "HGMMA" if prefill or facts["variant"] in WIDE_DECODE else "HMMA"
-    if "fp32" in facts["variant"]:
-        product = "HMMA"  # three TF32 products of few rows
+    if "fp32" in facts["variant"] or facts["variant"] == "prefill latent e4m3":
+        product = "HMMA"  # three TF32 products of few rows; rows that leave registers for keys to be decoded in
     if facts["variant"] not in MAY_SERIALISE:
         yield from facts["advice"]
     if not facts["loops"] or not facts["pipelines"]:
@@ -84,7 +87,8 @@ def _loop_complaints(facts: dict[str, Any], prefill: bool) -> Iterator[str]:
         if not loop.get("LDGSTS") and not loop.get("UTMALDG"):
             yield "has a loop without LDGSTS or UTMALDG"
     for buffers in facts["pipelines"]:
-        if not prefill and sum(tiles >= 2 for tiles, *_ in buffers) < 2:
+        wanted = 1 if "latent" in facts["variant"] else 2  # which hold their values
+        if not prefill and sum(tiles >= 2 for tiles, *_ in buffers) < wanted:
             yield f"has a loop without two K and two V tiles in flight, but {buffers}"
 
 
