@@ -55,9 +55,15 @@ static void arrive(Warp& w, const s64* o, int count, u32 lanes) {  // _, [addres
     if (count != 3) fail("an arrival of several");
     at_barriers<[](Warp& w, u32 address, int, const s64*) { arrive_at(w, address); }>(w, o, lanes, 1);
 }
-// What this thread copied by itself would have to be there first: these kernels copy nothing so.
+// What this thread copied by itself has to be there first: at once, if it has copied nothing.
 static void arrive_after_copies(Warp& w, const s64* o, int, u32 lanes) {  // [address]
-    at_barriers<[](Warp& w, u32 address, int, const s64*) { arrive_at(w, address); }>(w, o, lanes, 0);
+    at_barriers<[](Warp& w, u32 address, int i, const s64*) {
+        auto& small = w.small[size_t(i)];
+        if (small.empty()) return arrive_at(w, address);
+        w.program->barrier(address);
+        w.program->arrivals.push_back({address, std::move(small), bool(w.machine->random() & 1)});
+        small.clear();
+    }>(w, o, lanes, 0);
 }
 static void expect(Warp& w, const s64* o, int, u32 lanes) {  // _, [address], bytes
     at_barriers<[](Warp& w, u32 address, int i, const s64* o) {
@@ -70,6 +76,11 @@ static void await(Warp& w, const s64* o, int, u32 lanes) {  // p, [address], par
     for (int i = 0; i < 32; i++)
         if (lanes >> i & 1)
             done |= u32(w.program->barrier(w.at(o[1])[i] + u32(o[2])).phase != (w.at(o[3])[i] & 1)) << i;
+    // a warp that has waited may fence what was copied for it
+    for (int i = 0; i < 32; i++)
+        if (done >> i & 1 && (i == 0 || w.at(o[1])[i] != w.at(o[1])[i - 1]))
+            for (u32 number : w.program->barrier(w.at(o[1])[i] + u32(o[2])).copied[w.at(o[3])[i] & 1])
+                w.written.push_back({number, w.program->words[number].changes});
     set_bits(w.at(o[0]), done, lanes);
     w.yields = w.polls = (done & lanes) != lanes;
 }

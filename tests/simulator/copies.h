@@ -43,6 +43,38 @@ static void complete(Machine& machine, Program& program, const Copy& copy) {
     machine.events++;
 }
 
+// Of a thread: not there before the barrier that hears of it, and no tensor core may read it without a fence.
+static void copy_small(Warp& w, const s64* o, int count, u32 lanes) {  // [target], [source], 16, bytes that are read
+    if (count < 5) fail("a copy of a thread in another form");
+    for (int i = 0; i < 32; i++)
+        if (lanes >> i & 1) {
+            if (w.at(o[4])[i] != 16) fail("a copy of a thread of other than 16 bytes");
+            u32 bytes = count > 5 ? w.at(o[5])[i] : 16, target = w.at(o[0])[i] + u32(o[1]);
+            u64 source = wide(w.at(o[2]), i) + u64(o[3]);
+            if (bytes != 0 && bytes != 16) fail("a copy of a thread of a part of 16 bytes");
+            if (bytes) w.machine->check(source, 16);
+            w.program->memory(target, 16);
+            w.small[size_t(i)].push_back({target, source, bytes});
+        }
+}
+
+static void complete(Machine& machine, Program& program, const Arrival& arrival) {
+    Barrier& b = program.barrier(arrival.barrier);
+    for (const Small& copy : arrival.copies) {
+        u8* found = program.memory(copy.target, 16);
+        program.check_barriers(copy.target, 16);
+        u32 number = (copy.target - SHARED_BASE) / 16;
+        std::memset(found, 0, 16);
+        if (copy.bytes) std::memcpy(found, reinterpret_cast<void*>(copy.source), 16);
+        program.words[number].changes++, program.words[number].unfenced = true;
+        b.copied[b.phase].push_back(number);
+    }
+    if (b.pending == 0) fail("more arrive at a barrier than it expects");
+    b.pending--;
+    b.settle();
+    machine.events++;
+}
+
 static void prefetch(Warp& w, const s64* o, int, u32 lanes) {  // [address], size: nothing comes, but it has to be there
     for (int i = 0; i < 32; i++)
         if (lanes >> i & 1) {

@@ -258,6 +258,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["mbarrier.init.shared.b64"] = make_barrier, t["mbarrier.inval.shared.b64"] = end_barrier;
     t["mbarrier.arrive.shared.b64"] = arrive, t["mbarrier.arrive.expect_tx.shared.b64"] = expect;
     t["cp.async.mbarrier.arrive.noinc.shared.b64"] = arrive_after_copies;
+    t["cp.async.cg.shared.global"] = copy_small;
     t["mbarrier.try_wait.parity.shared.b64"] = await;
     t["cp.async.bulk.prefetch.L2.global"] = prefetch, t["prefetch.global.L2"] = prefetch_line;
     for (std::string rank : {"2d", "3d", "4d", "5d"})

@@ -159,8 +159,21 @@ static void take_turn(Machine& machine, Warp& w, int& at) {
     }
 }
 
+// The threads whose own copies are there now.
+static void deliver_arrivals(Machine& machine, Program& program, bool late) {
+    auto& all = program.arrivals;
+    for (size_t left = all.size(); left--;) {  // a warp's come one by one
+        auto found = all.begin() + s64(machine.random() % all.size());
+        if ((found->late && !late) || (!late && machine.random() & 1)) continue;
+        Arrival arrival = std::move(*found);
+        all.erase(found);
+        complete(machine, program, arrival);
+    }
+}
+
 // One of the copies under way, if there is one for now.
 static void deliver(Machine& machine, Program& program, bool late) {
+    deliver_arrivals(machine, program, late);
     auto& copies = program.copies;
     if (copies.empty()) return;
     auto found = copies.begin() + s64(machine.random() % copies.size());
@@ -204,7 +217,7 @@ static void run(const Launch& launch, int& at) {
         if (idle > 3) fail_for_ever(warps);
     }
     for (auto& program : programs) {
-        if (!program->copies.empty()) fail("a program ended before what it copies was there");
+        if (!program->copies.empty() || !program->arrivals.empty()) fail("a program ended before what it copies was there");
         for (size_t byte = 0; byte + 8 <= program->shared.size(); byte += 8) {
             u64 word;
             std::memcpy(&word, &program->shared[byte], 8);

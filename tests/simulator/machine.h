@@ -43,9 +43,22 @@ struct Barrier {
     u32 phase = 0;
     s32 count = 0, pending = 0;
     s64 bytes = 0;
+    std::vector<u32> copied[2];  // by threads: words of 16 bytes that whoever waits for a phase may read, by its parity
     void settle() {
-        if (pending == 0 && bytes == 0) phase ^= 1, pending = count;
+        if (pending == 0 && bytes == 0) phase ^= 1, pending = count, copied[phase].clear();
     }
+};
+
+struct Small {  // 16 bytes that a thread copies by itself, or zeros instead of some
+    u32 target;
+    u64 source;
+    u32 bytes;
+};
+
+struct Arrival {  // of a thread, when all that it has copied by itself is there
+    u32 barrier;
+    std::vector<Small> copies;
+    bool late;
 };
 
 struct Copy {  // of a box at these coordinates
@@ -112,6 +125,7 @@ struct Warp {
     std::vector<std::pair<u32, u32>> written;     // words of 16 bytes, without a fence since, and their changes then
     bool yields = false;                          // its turn
     bool polls = false, waits = false;            // for a barrier in shared memory; at one of the program
+    std::array<std::vector<Small>, 32> small;     // of each thread, which no barrier has been told of
     u32* at(s64 place) { return words.data() + place; }
 };
 
@@ -126,6 +140,7 @@ struct Program {
     std::vector<Word> words;       // of the shared memory, 16 bytes each
     std::vector<Barrier> barriers;
     std::vector<Copy> copies;       // under way
+    std::vector<Arrival> arrivals;  // likewise
     std::array<int, 16> arrived{}, expected{};  // threads at each named barrier
     std::array<std::vector<Warp*>, 16> waiting;
     std::vector<std::unique_ptr<Warp>> warps;

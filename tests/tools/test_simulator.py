@@ -171,6 +171,22 @@ def test_who_arrives_at_a_barrier_does_not_wait_there() -> None:
     np.testing.assert_array_equal(memory, np.arange(32, 64))
 
 
+COPIES = """mov.u32 %r1, %laneid; shl.b32 %r3, %r1, 4; mov.u32 %r4, global_smem; add.u32 %r4, %r4, %r3;
+mul.wide.u32 %rd2, %r1, 16; add.s64 %rd3, %rd1, %rd2; setp.lt.u32 %p3, %r1, 20; selp.b32 %r5, 16, 0, %p3;
+setp.eq.u32 %p1, %r1, 0; @%p1 mbarrier.init.shared.b64 [global_smem+512], 32; bar.sync 0;
+cp.async.cg.shared.global [%r4], [%rd3], 16, %r5; cp.async.mbarrier.arrive.noinc.shared.b64 [global_smem+512];
+$L1: mbarrier.try_wait.parity.shared.b64 %p2, [global_smem+512], 0; @!%p2 bra $L1;
+ld.shared.b32 %r6, [%r4]; st.global.b32 [%rd3+512], %r6;"""
+
+
+def test_what_threads_copy_is_there_for_who_waits_and_zeros_are_where_nothing_was_asked_for() -> None:
+    memory = np.arange(256, dtype=np.uint32)
+    launch(kernel(COPIES, threads=32), memory)
+    np.testing.assert_array_equal(memory[128::4], np.where(LANES < 20, 4 * LANES, 0))
+    with pytest.raises(RuntimeError, match="ended before what it copies was there"):
+        launch(kernel(COPIES.replace("@!%p2 bra $L1;", ""), threads=32), memory)
+
+
 # A kernel's text otherwise, and what is to be said of it.
 EDITS: dict[str, tuple[str, str, str]] = {
     "consumers do not wait for tiles": (r"@!p bra WAIT;", "", "more arrive at a barrier than it expects"),

@@ -41,6 +41,7 @@ class Pipe(NamedTuple):
     QUERY_SLOTS: int = 1  # for those of a block each, of warpgroups of one code or few: two, where one may be ahead
     BESIDE: bool = False  # few rows by a warpgroup beside blocks: mixed.py
     FOLLOWS: bool = False  # of two launches of a call the second: it waits for the first at its end, not at its begin
+    GATHER: bool = False  # tiles come row by row, not in boxes: gather.py
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
 
 
@@ -54,6 +55,12 @@ def is_shared(P):
 def is_gated(P):
     """Whether each warp of a consumer waits for tiles, and releases them, by itself (`ring.make_gates`)."""
     return P.ROWS >= 128 or P.CONSUMERS == 3 or P.BESIDE
+
+
+@triton.constexpr_function
+def fillers_of(P):
+    """Arrivals that fill a slot that loaders fill: of each warp, or of each of its threads."""
+    return P.LOADERS * (32 if P.GATHER else 1)
 
 
 @triton.constexpr_function

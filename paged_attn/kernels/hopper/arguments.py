@@ -18,7 +18,8 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
     """What the copy engine brings: keys and values, new ones, and queries, where a launch may have these as boxes."""
     shape, pipe = launch.shape, launch.pipe
     boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
-    boxes += [new_box(kv, shape, pipe) for kv in call.new or (None, None)]
+    # where tiles are gathered, what `loader.load_tile` takes them from
+    boxes += list(call.cache) if pipe.GATHER else [new_box(kv, shape, pipe) for kv in call.new or (None, None)]
     if not pipe.SHARES or pipe.BESIDE:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
     return boxes

@@ -10,7 +10,7 @@ from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch, Block
 from ..common.schedule import pages_of, visible_range
-from .args import Jobs, Results, Rings, Turn, Turns
+from .args import Jobs, Results, Rings, Turn, Turns, fillers_of
 from .consuming import pingpong
 from .consuming.ahead import consume_items_ahead
 from .consuming.column_softmax import make_flags
@@ -198,8 +198,8 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
     elif P.COLUMNS > 0:
         room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
-        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
-        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
+        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
+        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, fillers_of(P), gates, VALUES, P)
         rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
@@ -209,7 +209,7 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
         raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
-        keys = make_read_ring(stored, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+        keys = make_read_ring(stored, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
         if P.CONVERT == TRANSPOSE:
             values = make_read_ring(stored, S.DIM, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
         else:

@@ -8,7 +8,7 @@ from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch
 from ..common.schedule import find_share, pages_of, room_of, unflatten, visible_range, work
-from .args import Results, Rings, Turn, Turns
+from .args import Results, Rings, Turn, Turns, fillers_of
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
@@ -107,11 +107,11 @@ def shares_kernel(
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
     if P.PACKED:
-        keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, P.LOADERS, READERS)
-        values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
+        keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, fillers_of(P), READERS)
+        values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, fillers_of(P), READERS)
     else:
-        keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, READERS)
-        values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, P.LOADERS, READERS)
+        keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), READERS)
+        values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, fillers_of(P), READERS)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if P.COLUMNS > 0:

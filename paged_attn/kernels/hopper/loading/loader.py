@@ -2,6 +2,7 @@
 
 from ...common.schedule import gap_before, in_cache, page_at
 from ..shim import gl, gluon, load_box, mbarrier
+from .gather import gather_tile
 from .packed import boxes_of, places_of_slot
 from .ring import advance, wait_empty
 
@@ -98,8 +99,14 @@ def load_tile(
     S: gl.constexpr,
     P: gl.constexpr,
 ):
-    """One loader's part of a tile into the next slot, from the cache or from beside it."""
-    if S.APART:
+    """One loader's part of a tile into the next slot, from the cache or from beside it.
+
+    Where tiles are gathered, the cache itself stands in the place of new_box, for nothing lies beside it.
+    """
+    if P.GATHER:
+        end = block.seq_len
+        gather_tile(new_box, ring, turn, table, batch.page_starts, kv_head, tile, first_key, end, PART, S, P)
+    elif S.APART:
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
             rows = page_rows(table, batch.page_starts, tile, first_key, context_len, PART, S, P)
@@ -118,7 +125,7 @@ def load_both(
     first_key, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """A tile of keys and the same of values into the next slots of rings of as many, by one warp."""
-    if S.APART:
+    if S.APART or P.GATHER:
         load_tile(key_box, new_key_box, keys, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
         return load_tile(
             value_box, new_value_box, values, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
