@@ -240,6 +240,13 @@ LAYOUTS = tuple(
     for layout in ("NHD", "HND")
     for page in pages
 )
+# Pages of few tokens beside those of 16: tokens anywhere, and in runs of 64.
+SMALL_PAGES = tuple(
+    uniform(f"{name} NHD {page}{where}", *lengths, page_size=page, run=run // page if run else 1)
+    for name, lengths in (("32/8 64x4096", (64, 1, 4096)), ("32/8 2x2048 of 2048", (2, 2048, 2048)))
+    for page in (16, 4, 2, 1)
+    for where, run in (("", 0), (", in runs of 64", 64))
+)
 INVARIANT = tuple(
     replace(case, name=f"{case.name}, batch-invariant", batch_invariant=True)
     for case in (
@@ -295,7 +302,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "fp8": FP8_SUITE,
     "window": WINDOW,
     "models": MODEL_LAYERS,
-    "layouts": LAYOUTS,
+    "layouts": LAYOUTS + SMALL_PAGES,
     "invariant": INVARIANT,
     "wide": WIDE,
     "mla": MLA,

@@ -84,6 +84,7 @@ class Case:
     x: int | None = None  # elements of the innermost axis of a packed K cache; None: 16 bytes of them
     shared_buffer: bool = False  # K and V are views of one buffer
     latent: bool = False  # V is the first value_dim dims of K, and v_new is None
+    run: int = 1  # pages that lie side by side in the cache; then a run anywhere
     pages: int = 0  # at least so many pages in the cache, the live ones last; 0: a few free pages, mixed in
     new: bool = False  # the call's own keys and values come from k_new, v_new, and the cache does not hold them
     causal: bool = True
@@ -495,8 +496,11 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: boo
     left = (held[:, None] - columns * page)[live]  # live slots from the start of each live page
 
     num_live = len(column)
-    num_pages = max(num_live + 3, case.pages)
-    placed = torch.randperm(num_live if case.pages else num_pages, generator=torch.Generator().manual_seed(case.seed))
+    num_pages = max(num_live + 2 + case.run, case.pages)
+    places = num_live if case.pages else num_pages
+    order = torch.randperm(places // case.run, generator=torch.Generator().manual_seed(case.seed))
+    placed = (order[:, None] * case.run + torch.arange(case.run)).flatten()
+    placed = torch.cat([placed, torch.arange(len(placed), places)])
     ids = (placed + (num_pages - num_live) * bool(case.pages))[:num_live]
     table = torch.full((len(held), len(columns) * (2 if case.strided else 1)), BAD_PAGE, dtype=case.integers)
     table[:, : len(columns)][live] = ids.to(case.integers)

@@ -6,6 +6,7 @@ writes: whoever waits for a tile fences them before tensor cores read it (`ring.
 """
 
 from ...common.schedule import page_at
+from ..asm.prefetch import bring_line
 from ..shim import async_copy, gl, gluon
 from .ring import wait_empty
 
@@ -21,6 +22,14 @@ def ids_of(table, starts, pos, first, end, S: gl.constexpr):
 
 
 @gluon.jit
+def bring_ids(table, starts, begin, first, ROWS: gl.constexpr, S: gl.constexpr):
+    """Have the L2 fetch the page ids of so many positions from begin on, which come next."""
+    lane = gl.arange(0, 32, layout=gl.BlockedLayout([1], [32], [1], [0]))
+    page = (begin + lane * (ROWS // 32)) // S.PAGE
+    bring_line(page_at(table, page, starts).to(gl.int64), (begin >= 0) & (page >= first // S.PAGE))
+
+
+@gluon.jit
 def gather_tile(
     kv, ring, turn, table, starts, kv_head, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
@@ -33,6 +42,7 @@ def gather_tile(
     begin = tile * S.TILE + PART * ROWS
     head = kv.ptr + (kv_head * TOGETHER).to(gl.int64) * kv.stride_head
     ids, live = ids_of(table, starts, begin + row, first, end, S)  # before a slot is free: memory takes as long
+    bring_ids(table, starts, begin - S.TILE, first, ROWS, S)  # tiles come last one first
     wait_empty(ring, turn)
     slot = ring.slots.index(turn.stage).reshape([S.TILE, S.DIM])
     for i in gl.static_range(ROWS // STEP):
