@@ -39,6 +39,9 @@ def paged_attention(
     softmax_scale: float | None = None,
     causal: bool | torch.Tensor = True,
     window_size: tuple[int, int] = (-1, -1),
+    prefix_lens: torch.Tensor | None = None,
+    spans: torch.Tensor | None = None,
+    clip_spans: bool = False,
     chunk: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
@@ -100,6 +103,13 @@ def paged_attention(
             Or bool [seqs]: which sequences are causal.
         window_size: (left, right) keys visible before and after a query's own position; -1 = all.  A model's "sliding
             window W" is left = W - 1.
+        prefix_lens: [seqs] int32 | int64; keys of a sequence before this position are visible to all of its queries,
+            whatever causal, the window and chunk hide: a prefix in both directions, that stays behind a window.  0 or
+            less: none; more than the sequence has: all.  It counts places, as causal does.
+        spans: [seqs, R, 2] int32 | int64; up to R ranges of places in each sequence, from the first of two numbers to
+            before the second, within which queries see all keys, in both directions (tokens of an image); -1, -1: none.
+            They show what causal hides and, unless clip_spans, what the window and chunk hide.
+        clip_spans: the window and chunk bound what spans show, too.
         chunk: a query at position p sees only keys of its own chunk of so many positions, from p // chunk * chunk on
             (local layers of Llama 4); causal and the window hide more of them.  None: a sequence is one chunk.
         softcap: scores become softcap * tanh(scores / softcap); 0 = off.  Above 64 by code that is right however far
@@ -184,7 +194,8 @@ def paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
             k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, causal_seqs=causal_seqs,
-            window_size=window_size, chunk=chunk, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            window_size=window_size, prefix_lens=prefix_lens, spans=spans, clip_spans=clip_spans, chunk=chunk,
+            softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
             qq_bias=qq_bias, query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
             gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only, batch_invariant=batch_invariant,
             check=check,
@@ -192,11 +203,13 @@ def paged_attention(
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
-            page_starts, k_new, v_new, causal_seqs, alibi_slopes, sinks, qq_bias, query_positions, q_scale, k_scale,
+            page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, query_positions,
+            q_scale, k_scale,
             v_scale, gate, out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
-            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, chunk, softcap, score_mod,
+            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, clip_spans, chunk, softcap,
+            score_mod,
             return_lse, only, batch_invariant,
         ),
         check,

@@ -83,6 +83,9 @@ ARGUMENTS = (
     Argument(
         "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",)
     ),
+    Argument("prefix_lens", TENSOR, None, "Tensor?", (), ("prefix",), ("prefix_lens",), ("prefix_lens",)),
+    Argument("spans", TENSOR, None, "Tensor?", (), ("spans",), ("spans",), ("spans",)),
+    Argument("clip_spans", OPTION, False, "bool", ("boolean",), (), ("clip_spans",), ("clip_spans",)),
     Argument("chunk", OPTION, None, "int?", ("integer", 1), ("window_left",), ("chunk",), ("chunk",)),
     Argument(
         "softcap", OPTION, 0.0, "float", ("number", "a finite number >= 0", 0), ("softcap",), ("softcap",), ("softcap",)

@@ -32,6 +32,9 @@ def paged_attention(
     softmax_scale: float | None = None,
     causal: bool | Tensor = True,
     window_size: tuple[int, int] = (-1, -1),
+    prefix_lens: Tensor | None = None,
+    spans: Tensor | None = None,
+    clip_spans: bool = False,
     chunk: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
@@ -86,15 +89,21 @@ def paged_attention(
         first = 0 if left < 0 else max(0, context_len - left)
         if chunk is not None:
             first = max(first, context_len // chunk * chunk)
+        ranges = [] if spans is None else spans[seq].tolist()
+        if not clip_spans:
+            first = max(0, min([first, *[a for a, b in ranges if a <= context_len < b]]))
+        key = torch.arange(first, max(first, seq_len), device=q.device)  # places in the sequence
+        prefix = 0 if prefix_lens is None else int(prefix_lens[seq])
+        if prefix > 0:
+            key = torch.cat([torch.arange(min(prefix, first, max(seq_len, 0)), device=q.device), key])
         in_cache = seq_len if k_new is None else context_len
-        k, v = _gather(k_cache, v_cache, _row(page_table, seq), first, in_cache, kv_layout)
+        k, v = _gather(k_cache, v_cache, _row(page_table, seq), key[key < in_cache], kv_layout)
         k = k * _per_kv_head(k_scale, num_kv_heads, q)[:, None]
         v = v * _per_kv_head(v_scale, num_kv_heads, q)[:, None]
         if k_new is not None:
-            own = slice(start + max(first, context_len) - context_len, end)
+            own = start + key[key >= in_cache] - context_len
             values = k_new[..., :value_dim] if v_new is None else v_new
             k, v = torch.cat([k, k_new[own].double()]), torch.cat([v, values[own].double()])
-        key = torch.arange(first, first + len(k), device=q.device)  # places in the sequence
         query = context_len + torch.arange(query_len, device=q.device)
         key_pos, query_pos = key, query
         if query_positions is not None:
@@ -116,15 +125,24 @@ def paged_attention(
                 asked = [x.clamp(0, max(seq_len - 1, 0)) for x in (query_pos[block, None], key_pos[None])]
                 head = torch.arange(num_heads, device=q.device)[:, None, None]
                 scores = score_mod(scores, *asked, head, *score_mod_args).to(scores.dtype)
-            visible = torch.ones_like(distance, dtype=torch.bool)
-            if causal if isinstance(causal, bool) else causal[seq]:
-                visible &= key[None, :] <= query[block, None]
+            ahead = key[None, :] > query[block, None]
+            if not (causal if isinstance(causal, bool) else causal[seq]):
+                ahead = torch.zeros_like(ahead)
+            together = torch.zeros_like(ahead)
+            for a, b in ranges:
+                together |= (
+                    (a <= query[block, None]) & (query[block, None] < b) & (a <= key[None, :]) & (key[None, :] < b)
+                )
+            visible = ~ahead | together if clip_spans else ~ahead
             if left >= 0:
                 visible &= distance >= -left
             if right >= 0:
                 visible &= distance <= right
             if chunk is not None:
                 visible &= key_pos[None, :] // chunk == query_pos[block, None] // chunk
+            visible |= key[None, :] < prefix
+            if not clip_spans:
+                visible |= together
             scores = scores.masked_fill(~visible, -torch.inf)
             result[rows], lse[rows] = _attend(scores, v, sinks)
 
@@ -222,12 +240,9 @@ def _row(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
     return indices[int(indptr[seq]) : int(indptr[seq + 1])]
 
 
-def _gather(
-    k_cache: Tensor, v_cache: Tensor, pages: Tensor, first: int, end: int, kv_layout: str
-) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, D] of the positions [first, end) of one sequence; no other slot is touched."""
+def _gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
+    """Keys and values [N, G, D] of some positions [N] of one sequence; no other slot is touched."""
     page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
-    pos = torch.arange(first, max(first, end), device=k_cache.device)
     page, slot = pages[pos // page_size].long(), pos % page_size
     if k_cache.dim() == 5:  # K [pages, G, D // x, page_size, x], V [pages, G, D, page_size]
         return k_cache[page, :, :, slot].flatten(2).double(), v_cache[page, :, :, slot].double()

@@ -90,7 +90,10 @@ class Case:
     causal: bool = True
     causal_by_seq: bool = False  # causal is a tensor: every other sequence is as `causal` says, from the first on
     window_size: tuple[int, int] = (-1, -1)
+    spans: int = 0  # so many of each sequence at most (`spans_of`), and one that is none
+    clip_spans: bool = False
     chunk: int | None = None
+    prefix: int = 0  # prefix_lens are this, three times it, none, one and more than there are, in turn
     softmax_scale: float | None = None
     softcap: float = 0.0
     alibi: bool = False
@@ -137,6 +140,12 @@ class Case:
     @property
     def value_width(self) -> int:
         return self.value_dim or self.head_dim
+
+    @property
+    def prefix_lens(self) -> tuple[int, ...]:
+        if not self.prefix:
+            return (0,) * len(self.seq_lens)
+        return tuple([(self.prefix, 3 * self.prefix, 0, 1, n + 7)[i % 5] for i, n in enumerate(self.seq_lens)])
 
     @property
     def tokens(self) -> int:
@@ -190,6 +199,11 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
     if case.causal_by_seq:
         every_other = [case.causal == (seq % 2 == 0) for seq in range(len(case.query_lens))]
         inputs["causal"] = torch.tensor(every_other, dtype=torch.bool, device=device)
+    if case.spans:
+        inputs["spans"] = torch.tensor(spans_of(case), dtype=case.integers, device=device)
+        inputs["clip_spans"] = case.clip_spans
+    if case.prefix:
+        inputs["prefix_lens"] = torch.tensor(case.prefix_lens, dtype=case.integers, device=device)
     inputs.update(softcap=case.softcap, return_lse=case.lse)
     for name, scale in scales.items():
         of_all = name == "out_scale" or not isinstance(scale, Tensor)
@@ -240,6 +254,24 @@ def run(case: Case, device: str = "cpu", on: str | None = None, **changes: Any) 
     out, lse = result if inputs["return_lse"] else (result, None)
     assert case.own_out or out.data_ptr() == inputs["out"].data_ptr(), f"{case.name}: the result is not in `out`"
     return compare(case, out, lse, inputs, on=on)
+
+
+def spans_of(case: Case) -> list[list[list[int]]]:
+    """[seqs, spans + 1, 2]: one across the first query, one at the end or past it, others anywhere, and one of none.
+
+    None of them meets another, as no two images do.
+    """
+    rng = random.Random(case.seed)
+    found = []
+    for context, seq_len in zip(case.context_lens, case.seq_lens, strict=True):
+        borders = {rng.randint(0, max(0, context)), max(0, context) + rng.randint(0, 40)}
+        borders |= {rng.randint(0, max(0, seq_len)) for _ in range(2 * case.spans)}
+        at = sorted(borders | {seq_len + rng.choice([0, 9])})[: 2 * case.spans]
+        ranges = [list(pair) for pair in zip(at[::2], at[1::2])]
+        ranges += [[-1, -1]] * (case.spans + 1 - len(ranges))
+        rng.shuffle(ranges)
+        found.append(ranges)
+    return found
 
 
 def poison_scratch() -> None:
@@ -488,10 +520,14 @@ def _cache(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: boo
     first = (contexts - case.window_size[0]).clamp(min=0) if case.window_size[0] >= 0 else torch.zeros_like(held)
     if case.chunk is not None:
         first = first.maximum(contexts // case.chunk * case.chunk)
+    if case.spans and not case.clip_spans:
+        for seq, ranges in enumerate(spans_of(case)):
+            first[seq] = max(0, min([int(first[seq]), *[a for a, b in ranges if a <= case.context_lens[seq] < b]]))
     first = torch.where(query_lens == 0, held, first)  # nobody asks, so nothing need exist
     columns = torch.arange(int((held + page - 1).max()) // page + 2)  # two columns past the longest
-    live = (columns >= first[:, None] // page) & (columns * page < held[:, None])
-    live &= (first < held)[:, None]
+    live = (columns >= first[:, None] // page) & (first < held)[:, None]
+    live |= (columns * page < torch.tensor(case.prefix_lens)[:, None]) & (query_lens > 0)[:, None]
+    live &= columns * page < held[:, None]
     _, column = live.nonzero(as_tuple=True)
     left = (held[:, None] - columns * page)[live]  # live slots from the start of each live page
 

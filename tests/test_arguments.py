@@ -298,6 +298,9 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "causal": (False,),
     "causal_seqs": (torch.ones(4, dtype=torch.bool),),
     "window_size": ((5, -1), (-1, 5)),
+    "prefix_lens": (torch.ones(4, dtype=torch.int32),),
+    "spans": (torch.zeros(4, 3, 2, dtype=torch.int32),),
+    "clip_spans": (True,),
     "chunk": (5,),
     "softcap": (3.0,),
     "alibi_slopes": (torch.zeros(4),),
@@ -373,7 +376,8 @@ PLAIN = dict(
 UNLIKE: dict[str, Any] = dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
     out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
-    causal_seqs=True, alibi=True, sinks=torch.float32, qq_bias=4, query_positions=True, scales="per_head",
+    causal_seqs=True, prefix_lens=True, spans=3, clip_spans=True, alibi=True, sinks=torch.float32, qq_bias=4,
+    query_positions=True, scales="per_head",
     return_lse=True, gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
     score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True,
 )  # fmt: skip
@@ -426,7 +430,8 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 
 
 VALUES: dict[str, Any] = dict(
-    causal=False, window=(5, -1), chunk=7, causal_seqs=True, softcap=3.0, alibi=True, sinks=True, qq_bias=4,
+    causal=False, window=(5, -1), chunk=7, causal_seqs=True, prefix_lens=True, spans=3, clip_spans=True, softcap=3.0,
+    alibi=True, sinks=True, qq_bias=4,
     query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
     heads=16, kv_heads=4, head_dim=64, page_size=32, value_dim=48, latent=True, dtype=torch.float16,
     kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,
@@ -454,7 +459,7 @@ def test_a_question_holds_what_each_option_says(monkeypatch: pytest.MonkeyPatch)
 FIELDS = {
     "q": "dtype", "k_cache": "layout", "v_cache": "shared_buffer", "page_table": "page_size", "seq_lens": "seq_lens",
     "cu_seqlens_q": "decode_form", "kv_layout": "layout", "max_seqlen_q": "bounds", "max_seqlen_k": "bounds",
-    "k_new": "new", "v_new": "new", "alibi_slopes": "alibi", "causal_seqs": "causal_by_seq",
+    "k_new": "new", "v_new": "new", "alibi_slopes": "alibi", "causal_seqs": "causal_by_seq", "prefix_lens": "prefix",
     "query_positions": "positions", "page_starts": "table", "score_mod_args": "score_mod", "q_scale": "scales",
     "k_scale": "scales", "v_scale": "scales", "out": "own_out", "out_scale": "out_dtype", "return_lse": "lse",
 }  # fmt: skip

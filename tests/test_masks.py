@@ -7,12 +7,15 @@ kernels have the same masks in tests/kernels/hopper/test_hopper_masks.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 import paged_attn
+from paged_attn import reference
+from paged_attn.explain import explain
 from paged_attn.explain.question import cut as cut_of
 from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
 from paged_attn.planning import plan
@@ -40,6 +43,20 @@ MASKS: dict[str, dict[str, Any]] = {
     "causal or not": dict(causal_by_seq=True),
     "not causal or causal, chunk": dict(causal_by_seq=True, causal=False, chunk=43),
     "causal or not, window": dict(causal_by_seq=True, window_size=(20, 6)),
+    "spans": dict(spans=3),
+    "spans beyond a window": dict(spans=2, window_size=(9, -1)),
+    "spans in a window": dict(spans=2, window_size=(9, 12), clip_spans=True),
+    "spans in chunks": dict(spans=3, chunk=20, clip_spans=True),
+    "spans beyond chunks": dict(spans=3, chunk=20),
+    "spans, prefix, window": dict(spans=2, prefix=11, window_size=(9, -1)),
+    "spans, not causal, window": dict(spans=2, window_size=(9, 3), causal=False),
+    "spans, causal or not": dict(spans=2, causal_by_seq=True, window_size=(9, 3)),
+    "prefix": dict(prefix=20),
+    "prefix, window": dict(prefix=11, window_size=(9, -1)),
+    "prefix, window of one": dict(prefix=3, window_size=(0, -1)),
+    "prefix, chunk": dict(prefix=11, chunk=20),
+    "prefix, window both ways": dict(prefix=11, window_size=(9, 3), causal=False),
+    "prefix, to the right": dict(prefix=20, window_size=(-1, 3), causal=False),
     "chunk, window both ways": dict(chunk=43, window_size=(20, 6), causal=False),
 }
 
@@ -55,6 +72,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "fp8 cache": dict(dtype=FP16, cache_dtype=E4M3, scales="per_head"),
     "fp8": dict(dtype=E4M3, scales="tensor"),
     "invariant": dict(batch_invariant=True, sinks=True, alibi=True),
+    "keys that hold their values": dict(latent=True, head_dim=48, value_dim=32, sinks=True),
+    "ragged page table": dict(table="ragged", page_size=8),
     "a user's function": dict(score_mod="relative"),
 }
 
@@ -81,13 +100,19 @@ def test_a_mask_shows_a_query_the_same_in_any_batch_and_any_chunks_of_prefill(ma
     from tests.test_batch_invariance import same, whole
 
     fields = MASKS[mask]
-    if not fields.get("causal", True) or fields.get("causal_by_seq"):
+    if (
+        not fields.get("causal", True)
+        or fields.get("causal_by_seq")
+        or fields.get("prefix", 0) > 11
+        or "spans" in fields
+    ):
         pytest.skip("what a query sees depends on the chunk of prefill that it is in")
-    case = Case(mask, (37, 64, 9), (87, 64, 66), batch_invariant=True, sinks=True, **fields)
+    case = Case(mask, (37, 64, 9), (87, 110, 66), batch_invariant=True, sinks=True, **fields)
     inputs = build(case, device)
     want = call(case, inputs, whole(case))
     for chunks in chunked(case, 16):
-        same(case, call(case, inputs, chunks), chunks, want)
+        own = {"prefix_lens": inputs["prefix_lens"][[seq for seq, *_ in chunks]]} if case.prefix else {}
+        same(case, call(case, inputs, chunks, **own), chunks, want)
 
 
 def test_every_combination_is_of_these_lengths() -> None:
@@ -125,6 +150,106 @@ def test_the_operator_has_a_name_of_its_own_for_them(device: str) -> None:
     inputs = {name: x for name, x in build(case, device).items() if name != "return_lse"}
     torch.ops.paged_attn.attention(**inputs | {"causal": False, "causal_seqs": inputs["causal"]})
     compare(case, inputs["out"], None, inputs)
+
+
+# ---- prefixes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_prefix_is_visible_to_all_queries_in_both_directions() -> None:
+    """Keys 0 ... 5, three queries, a prefix of 5, of which one is a query's; a window of one key."""
+    of = lambda n: {"prefix_lens": torch.tensor([n])}  # noqa: E731
+    assert means(3, 6, **of(5)) == [0b11111, 0b11111, 0b111111]
+    assert means(3, 6, **of(2), window_size=(0, -1)) == [0b1011, 0b10011, 0b100011]
+    assert means(3, 6, **of(5), window_size=(0, -1)) == [0b11111, 0b11111, 0b111111]
+    assert means(3, 6, **of(1), chunk=4) == [0b1111, 0b10001, 0b110001]
+    assert means(3, 6, **of(99)) == [0b111111] * 3
+    assert means(3, 6, **of(-1)) == means(3, 6, **of(0)) == means(3, 6)
+
+
+def test_pages_between_a_prefix_and_a_window_may_be_anything(device: str) -> None:
+    """Pages of 8: a prefix of 9 keys and a window from key 36 on leave pages 2 and 3 out."""
+    case = Case("pages", (1, 1), (40, 40), page_size=8, window_size=(3, -1), prefix=9)
+    inputs = build(case, device)
+    assert inputs["page_table"][0, :5].eq(BAD_PAGE).tolist() == [False, False, True, True, False]
+    compare(case, *paged_attn.paged_attention(**inputs, check=True), inputs)
+    inputs["page_table"][0, 1] = BAD_PAGE
+    text = f"page_table[0, 1] = 2147483647, but the cache has {len(inputs['k_cache'])} pages"
+    refuses(paged_attn.paged_attention, inputs | {"check": True}, ValueError, text)
+
+
+def test_hopper_leaves_a_prefix_behind_a_window_to_the_portable_kernels() -> None:
+    text = "which do not take a prefix that stays visible behind a window or a chunk"
+    for options in (dict(window=(99, -1)), dict(chunk=100)):
+        assert any(text in line for _, line in explain.explain(ask(prefix_lens=True, **options)))
+    assert not any(text in line for _, line in explain.explain(ask(prefix_lens=True)))
+
+
+# ---- spans -------------------------------------------------------------------------------------------------------
+
+
+def test_queries_of_a_span_see_all_of_it() -> None:
+    """Keys 0 ... 5, of which 2 3 4 are an image; queries from 1 on."""
+    of = lambda *spans: {"spans": torch.tensor([spans])}  # noqa: E731
+    assert means(5, 6, **of((2, 5))) == [0b11, 0b11111, 0b11111, 0b11111, 0b111111]
+    assert means(5, 6, **of((2, 5)), window_size=(1, -1)) == [0b11, 0b11110, 0b11100, 0b11100, 0b110000]
+    clipped = dict(clip_spans=True)
+    assert means(5, 6, **of((2, 5)), window_size=(1, -1), **clipped) == [0b11, 0b11110, 0b11100, 0b11000, 0b110000]
+    assert means(5, 6, **of((2, 5)), window_size=(1, 1), **clipped) == [0b11, 0b1110, 0b11100, 0b11000, 0b110000]
+    assert means(5, 6, **of((2, 5)), chunk=4, **clipped) == [0b11, 0b1111, 0b1111, 0b10000, 0b110000]
+    assert means(5, 6, **of((2, 5)), chunk=4) == [0b11, 0b11111, 0b11111, 0b11100, 0b110000]
+    assert means(5, 6, **of((-1, -1), (3, 3), (5, 99))) == means(5, 6)
+    assert means(3, 6, **of((0, 4), (4, 6)), window_size=(0, -1)) == [0b1111, 0b110000, 0b110000]
+
+
+def test_pages_of_a_span_of_the_first_query_are_read_from_its_begin(device: str) -> None:
+    """Pages of 8; a window of 3 keys, and an image from key 17 on, of which some are queries."""
+    case = Case("pages", (4,), (40,), page_size=8, window_size=(2, -1))
+    wide = build(replace(case, window_size=(-1, -1)), device)
+    inputs = wide | {"window_size": (2, -1), "spans": torch.tensor([[[17, 38]]], dtype=torch.int32, device=device)}
+    inputs["page_table"][0, :2] = BAD_PAGE
+    compare(case, *paged_attn.paged_attention(**inputs, check=True), inputs)
+    inputs["page_table"][0, 2] = BAD_PAGE
+    text = f"page_table[0, 2] = 2147483647, but the cache has {len(inputs['k_cache'])} pages"
+    refuses(paged_attn.paged_attention, inputs | {"check": True}, ValueError, text)
+    clipped = inputs | {"clip_spans": True}
+    clipped["page_table"][0, 3] = BAD_PAGE
+    compare(case, *paged_attn.paged_attention(**clipped, check=True), clipped)
+
+
+@pytest.mark.parametrize("span", [[-1, 4], [5, 3], [-2, -2]], ids=str)
+def test_a_checked_call_refuses_a_span_that_is_none(span: list[int], device: str) -> None:
+    case = Case("bad", (4, 2), (40, 20), spans=1)
+    inputs = build(case, device)
+    inputs["spans"][1, 1] = torch.tensor(span)
+    text = f"spans[1, 1] = {span}, but a span begins at 0 or later and ends no earlier, or is [-1, -1]"
+    refuses(paged_attn.paged_attention, inputs | {"check": True}, ValueError, text)
+
+
+def test_spans_may_be_slices_of_wider_tensors_and_none_at_all(device: str) -> None:
+    case = Case("slices", (5, 9), (35, 9), spans=2, window_size=(4, -1))
+    inputs = build(case, device)
+    spans = torch.full((2, 6, 2), 7, dtype=torch.int32, device=device)[:, ::2]
+    spans[:] = inputs["spans"]
+    compare(case, *paged_attn.paged_attention(**inputs | {"spans": spans}), inputs)
+    none = inputs | {"spans": spans[:, :0]}
+    compare(case, *paged_attn.paged_attention(**none, check=True), none)
+
+
+# ---- windows by head ---------------------------------------------------------------------------------------------
+
+
+def test_heads_of_other_windows_are_a_call_over_a_slice_of_heads(device: str) -> None:
+    """Two KV heads of a streaming window beside two of none, each with its two heads, into slices of one result."""
+    case = Case("by head", (5, 1, 40), (35, 60, 40), heads=8, kv_heads=4, lse=False)
+    inputs = build(case, device)
+    for first, window in ((0, (9, -1)), (2, (-1, -1))):
+        heads, kv_heads = slice(2 * first, 2 * first + 4), slice(first, first + 2)
+        own = {"q": inputs["q"][:, heads], "out": inputs["out"][:, heads], "window_size": window}
+        own |= {name: inputs[name][:, :, kv_heads] for name in ("k_cache", "v_cache")}
+        paged_attn.paged_attention(**inputs | own)
+        wanted = reference.paged_attention(**inputs | own | {"out": None})
+        torch.testing.assert_close(inputs["out"][:, heads].double(), wanted, atol=2e-5, rtol=2e-5)
+    assert inputs["out"].isfinite().all()
 
 
 # ---- chunks ------------------------------------------------------------------------------------------------------

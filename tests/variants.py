@@ -122,6 +122,12 @@ ATTENTION = {
     "decode latent invariant": DECODE | LATENT | INVARIANT | dict(query_lens=(1,), seq_lens=LONG),
     "prefill latent": PREFILL | LATENT,
     "prefill latent e4m3": PREFILL | LATENT | dict(cache_dtype=E4M3),
+    "prefill masks": PREFILL | dict(chunk=1024, causal_by_seq=True),
+    "decode split prefix window": DECODE
+    | dict(query_lens=(1,), seq_lens=LONG, decode_form=False, prefix=100, window_size=(1023, -1)),
+    "prefill prefix window": PREFILL | dict(prefix=100, window_size=(1023, -1)),
+    "prefill spans window": PREFILL | dict(spans=3, window_size=(1023, -1)),
+    "decode split spans window": DECODE | dict(query_lens=(1,), seq_lens=LONG, spans=3, window_size=(1023, -1)),
 }
 
 

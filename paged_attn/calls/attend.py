@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton.language import constexpr
 
 from ..arguments import TINY, Options, Tensors
 from ..checks import arguments as checks
@@ -62,21 +63,21 @@ def _form(
 ) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
     """What decides a call but the facts of its tensors, and those that are there; every call waits for it."""
     tensors = (q, keys, values, table, lens) if starts is None else (q, keys, values, table, lens, starts)
-    _, max_q, max_k, scale, causal, window, chunk, softcap, _, lse, _, invariant = options
+    _, max_q, max_k, scale, causal, window, clip, chunk, softcap, _, lse, _, invariant = options
     try:
         left, right = window
     except (TypeError, ValueError):  # a window of another form will be refused
         return [], tensors
     form: tuple[Any, ...] = (
         # numbers of different types are equal, and some of those types are refused
-        options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(chunk),
+        options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(clip), type(chunk),
         type(softcap), type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    page_starts, a, b, c, d, e, f, g, h, i, j, gate, k, more = others
+    page_starts, a, b, c, d, e, f, g, h, i, j, k, l, gate, m, more = others
     if page_starts is not None:
         form += RAGGED
         tensors += (page_starts,)
-    if not (a is b is c is d is e is f is g is h is i is j is gate is k is more is None):
+    if not (a is b is c is d is e is f is g is h is i is j is k is l is gate is m is more is None):
         others = others[1:]
         if more is not None:
             if not isinstance(more, (tuple, list)):  # it will be refused
@@ -96,7 +97,8 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
             axes, given.page_table, given.page_starts, given.seq_lens, given.cu_seqlens_q,
             max_seqlen_q=options.max_seqlen_q, max_seqlen_k=options.max_seqlen_k, k_new=given.k_new,
             window_size=options.window_size, chunk=options.chunk, only=options.only,
-            query_positions=given.query_positions,
+            query_positions=given.query_positions, prefix_lens=given.prefix_lens, spans=given.spans,
+            clip_spans=options.clip_spans,
             token_scales=given.q_scale if scales_tokens(given.q_scale, given.q) else None,
         )  # fmt: skip
     value_dim = None if axes.value_dim == axes.head_dim else axes.value_dim
@@ -134,6 +136,14 @@ def _new(k_new: Any, v_new: Any) -> KeyValues:
     return KeyValues(layout.contiguous(k_new), layout.contiguous(k_new if v_new is None else v_new))
 
 
+def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
+    """Fields of the modifiers."""
+    if spans is None:
+        return {}
+    fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))
+    return fields | (dict(CLIP_SPANS=constexpr(True), spans_right=right) if options.clip_spans else {})
+
+
 def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     """The records of a call; an Argument stands for each tensor."""
     *given, lse = held
@@ -166,6 +176,8 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         position_right=right if apart else None,
         chunk=chunk,
         causal=x.causal_seqs,
+        prefix_lens=x.prefix_lens,
+        **_spans(x.spans, options, None if apart else right),
         score_mod_args=None if options.score_mod is None else x.score_mod_args,
     )
     return Call(

@@ -73,6 +73,8 @@ def check_attention(
     k_new: Tensor | None,
     v_new: Tensor | None,
     causal_seqs: Tensor | None,
+    prefix_lens: Tensor | None,
+    spans: Tensor | None,
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     qq_bias: Tensor | None,
@@ -115,6 +117,12 @@ def check_attention(
             door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
     if causal_seqs is not None:
         door.tensor("causal", causal_seqs, ("seqs",), BOOL)
+    if prefix_lens is not None:
+        door.tensor("prefix_lens", prefix_lens, ("seqs",), INTEGER)
+    if spans is not None:
+        door.tensor("spans", spans, ("seqs", "R", "2"), INTEGER)
+        if spans.shape[2] != 2:
+            raise ValueError(f"spans must be [seqs, R, 2], begins and ends, got {list(spans.shape)}")
     if alibi_slopes is not None:
         door.tensor("alibi_slopes", alibi_slopes, ("heads",), FLOAT32)
     if sinks is not None:
@@ -139,7 +147,8 @@ def check_attention(
             apart("out", out, q=q)
         apart(
             "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, causal=causal_seqs, alibi_slopes=alibi_slopes,
+            cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, causal=causal_seqs, prefix_lens=prefix_lens,
+            spans=spans, alibi_slopes=alibi_slopes,
             sinks=sinks, qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate,
             out_scale=out_scale, **more, **{STARTS: page_starts},
         )  # fmt: skip

@@ -25,6 +25,9 @@ def check_attention_contents(
     only: str | None,
     query_positions: Tensor | None = None,
     token_scales: Tensor | None = None,
+    prefix_lens: Tensor | None = None,
+    spans: Tensor | None = None,
+    clip_spans: bool = False,
 ) -> None:
     """What only the device knows, read back; empty sequences, and those that `only` leaves out, may hold anything."""
     length = seq_lens.cpu().long()
@@ -53,10 +56,16 @@ def check_attention_contents(
     first = (context - window_size[0]).clamp(min=0) if window_size[0] >= 0 else torch.zeros_like(context)
     if chunk is not None:
         first = first.maximum(context // chunk * chunk)
+    if spans is not None and spans.shape[1]:
+        begin = _begin_of_spans(spans.cpu().long(), context, live)
+        first = first if clip_spans else first.minimum(begin)
     end = length if k_new is None else context
-    live &= first < end
+    prefix = torch.zeros_like(end) if prefix_lens is None else prefix_lens.cpu().long().minimum(end)
+    live &= (first < end) | (prefix > 0)
     if page_starts is not None:
-        check_ragged(axes, page_table, page_starts, length, first, end, live)
+        check_ragged(axes, page_table, page_starts, length, first, end, live & (first < end))
+        if prefix_lens is not None:
+            check_ragged(axes, page_table, page_starts, length, torch.zeros_like(end), prefix, live & (prefix > 0))
         return
     for i in first_true(live & (end > axes.max_pages * axes.page_size)):
         held = f"page_table[{i}] holds max_pages = {axes.max_pages} pages of {axes.page_size}"
@@ -64,7 +73,8 @@ def check_attention_contents(
             held += f", or of {axes.kv_heads} in the other kv_layout"
         raise ValueError(f"seq_lens[{i}] = {length[i]} needs {end[i]} keys in the cache, but {held}")
     column, table = torch.arange(axes.max_pages), page_table.cpu()
-    used = live[:, None] & (column >= (first // axes.page_size)[:, None]) & (column * axes.page_size < end[:, None])
+    seen = (column >= (first // axes.page_size)[:, None]) | (column * axes.page_size < prefix[:, None])
+    used = live[:, None] & seen & (column * axes.page_size < end[:, None])
     for i in first_true((used & ((table < 0) | (table >= axes.pages))).flatten()):
         seq, col = divmod(i, axes.max_pages)
         raise ValueError(f"page_table[{seq}, {col}] = {table[seq, col]}, but the cache has {axes.pages} pages")
@@ -95,6 +105,18 @@ def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) 
     for i in first_true(live[seq] & ((pos < least) | (pos > least + index))):
         which = f"query_positions[{i}] = {pos[i]} (sequence {seq[i]}, query {index[i]})"
         raise ValueError(f"{which} must be at least {least[i]} and at most {least[i] + index[i]}")
+
+
+def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:
+    """Where spans begin that hold the first query of a sequence, or that query's place [seqs]."""
+    begin, past = spans.unbind(2)
+    wrong = live[:, None] & ((begin < 0) | (past < begin)) & ~((begin == -1) & (past == -1))
+    for i in first_true(wrong.flatten()):
+        seq, index = divmod(i, spans.shape[1])
+        which = f"spans[{seq}, {index}] = {spans[seq, index].tolist()}"
+        raise ValueError(f"{which}, but a span begins at 0 or later and ends no earlier, or is [-1, -1]")
+    holds = (begin <= context[:, None]) & (context[:, None] < past)
+    return torch.where(holds, begin, context[:, None]).amin(1).clamp(min=0)
 
 
 def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:

@@ -48,6 +48,9 @@ class Model(NamedTuple):
     chunk: int | None = None
     causal_seqs: bool = False
     latent: bool = False  # values are the first dims of keys
+    prefix_lens: bool = False
+    spans: int = 0
+    clip_spans: bool = False
 
     @property
     def value_width(self) -> int:
@@ -148,6 +151,10 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         call["k_new"], call["v_new"] = new_rows(model, batch.tokens)
     if model.causal_seqs:
         call["causal"] = torch.empty(batch.seqs, dtype=torch.bool)
+    if model.prefix_lens:
+        call["prefix_lens"] = torch.empty(batch.seqs, dtype=model.integers)
+    if model.spans:
+        call["spans"] = torch.empty(batch.seqs, model.spans, 2, dtype=model.integers)
     if model.alibi:
         call["alibi_slopes"] = torch.empty(model.heads)
     if model.sinks is not None:

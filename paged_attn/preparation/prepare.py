@@ -48,6 +48,9 @@ def prepare(
     causal: bool = True,
     causal_seqs: bool = False,
     window_size: tuple[int, int] = (-1, -1),
+    prefix_lens: bool = False,
+    spans: int = 0,
+    clip_spans: bool = False,
     chunk: int | None = None,
     softcap: float = 0.0,
     alibi: bool = False,
@@ -82,8 +85,10 @@ def prepare(
         cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         new: calls pass k_new and v_new.
-        causal, window_size, chunk, softcap, return_lse: as in paged_attention.
+        causal, window_size, clip_spans, chunk, softcap, return_lse: as in paged_attention.
         causal_seqs: calls pass a tensor as causal.
+        prefix_lens: calls pass prefix_lens.
+        spans: R of the [seqs, R, 2] spans that calls pass; 0: none.
         alibi: calls pass alibi_slopes.
         sinks: dtype of the sinks; None: none.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
@@ -94,7 +99,8 @@ def prepare(
             tensors only dtypes count.
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
             [1, kv_heads] or expanded from these).  Inside torch.compile numbers become tensors.
-        integers: dtype of page_table, seq_lens, cu_seqlens_q and query_positions, torch.int32 or torch.int64.
+        integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans and query_positions, torch.int32 or
+            torch.int64.
         page_indices: dtype of indices where page_table is (indptr, indices), whose indptr is of `integers`; None: where
             it is a tensor.
         max_seqs, max_tokens: the most sequences and query tokens of a step.

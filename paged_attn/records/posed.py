@@ -35,6 +35,8 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         page_size=page_size,
         max_seqlen_q=tokens if options.max_seqlen_q is None else min(options.max_seqlen_q, tokens),
         max_seqlen_k=room if options.max_seqlen_k is None else min(options.max_seqlen_k, room),
+        spans=given.spans is not None,
+        prefix=given.prefix_lens is not None,
         window_left=_keys_to_the_left(options),
         ragged=given.cu_seqlens_q is not None,
         positive=scale is None or scale >= TINY,

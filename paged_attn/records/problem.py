@@ -46,6 +46,8 @@ class Problem(NamedTuple):
     score_mod: ScoreMod | None = None
     value_dim: int | None = None  # dims of values and results where these are not head_dim
     token_scales: bool = False  # scores are scaled by token
+    prefix: bool = False  # keys that stay visible behind a window
+    spans: bool = False  # keys that some queries see to both sides, maybe beyond a window
     latent: bool = False  # values are the first dims of keys, in the same memory
 
     @property
@@ -73,6 +75,13 @@ class Problem(NamedTuple):
         """Whether scores meet more than a positive scale and a mask."""
         return not self.positive or self.softcap > 0 or self.alibi or self.biased or self.token_scales
 
+    @property
+    def gap(self) -> bool:
+        """Whether there may be keys between a prefix and a window that nobody sees."""
+        return self.prefix and self.window_left >= 0
+
     def keys_seen(self, beside: int) -> int:
         """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
-        return self.max_seqlen_k if self.window_left < 0 else min(self.max_seqlen_k, self.window_left + beside)
+        if self.window_left < 0 or self.prefix or self.spans:
+            return self.max_seqlen_k
+        return min(self.max_seqlen_k, self.window_left + beside)

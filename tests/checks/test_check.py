@@ -47,6 +47,27 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ("plain", value(window_size=(-2, 0)), ValueError, "window_size[0] must be an int >= -1 and < 2^31, got -2"),
     ("plain", value(window_size=(4, None)), TypeError, "window_size[1] must be an int >= -1, got None"),
     ("plain", value(window_size=(4, 0.0)), TypeError, "window_size[1] must be an int >= -1, got float"),
+    ("plain", tensor("prefix_lens", (3,)), TypeError, "prefix_lens must be int32 | int64, got float32"),
+    (
+        "plain",
+        tensor("prefix_lens", (5,), torch.int32),
+        ValueError,
+        "prefix_lens must be [seqs] with seqs = 3, got [5]",
+    ),
+    ("plain", tensor("spans", (3, 1, 2)), TypeError, "spans must be int32 | int64, got float32"),
+    (
+        "plain",
+        tensor("spans", (5, 1, 2), torch.int32),
+        ValueError,
+        "spans must be [seqs, R, 2] with seqs = 3, got [5, 1, 2]",
+    ),
+    (
+        "plain",
+        tensor("spans", (3, 1, 3), torch.int32),
+        ValueError,
+        "spans must be [seqs, R, 2], begins and ends, got [3, 1, 3]",
+    ),
+    ("plain", value(clip_spans=1), TypeError, "clip_spans must be True or False, got int"),
     ("plain", value(chunk=0), ValueError, "chunk must be None or an int >= 1 and < 2^31, got 0"),
     ("plain", value(chunk=2.0), TypeError, "chunk must be None or an int >= 1, got float"),
     ("plain", value(chunk=True), TypeError, "chunk must be None or an int >= 1, got bool"),
@@ -208,7 +229,19 @@ def test_every_argument_of_attention_is_refused_somewhere() -> None:
     "name",
     [
         *("k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", "k_new", "v_new", "alibi_slopes", "sinks"),
-        *("causal", "qq_bias", "query_positions", "q_scale", "k_scale", "v_scale", "gate", "out", "out_scale"),
+        *(
+            "causal",
+            "prefix_lens",
+            "spans",
+            "qq_bias",
+            "query_positions",
+            "q_scale",
+            "k_scale",
+            "v_scale",
+            "gate",
+            "out",
+            "out_scale",
+        ),
     ],
 )
 def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None:
@@ -216,6 +249,8 @@ def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None
     inputs = build(case, device)
     inputs |= {"out": inputs["out"].to(E4M3), "out_scale": inputs["k_scale"].clone()}
     inputs["query_positions"] = torch.arange(4, dtype=torch.int32, device=device)
+    inputs["spans"] = torch.ones(2, 1, 2, dtype=torch.int32, device=device)
+    inputs["prefix_lens"] = torch.ones(2, dtype=torch.int32, device=device)
     inputs["gate"] = torch.zeros(4, 6, 32, device=device)
     inputs["causal"] = torch.ones(2, dtype=torch.bool, device=device)
     inputs[name] = torch.empty_like(inputs[name], device="meta")

@@ -17,6 +17,8 @@ CHECKED = Case("checked", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1)
 CHECKED_NEW = Case("checked new", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1, new=True)
 CHECKED_WINDOW = Case("checked window", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1, window_size=(8, -1))
 
+CHECKED_SPANS = Case("checked spans", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1, spans=1)
+
 
 def put(name: str, index: Any, number: int) -> Change:
     def change(inputs: Inputs) -> Inputs:
@@ -66,6 +68,11 @@ CONTENTS: list[tuple[Case, Change, str]] = [
         CHECKED_NEW,
         put("seq_lens", 0, 50),
         "seq_lens[0] = 50 needs 49 keys in the cache, but page_table[0] holds max_pages = 6 pages of 8",
+    ),
+    (
+        CHECKED_SPANS,
+        put("spans", (1, 0), -2),
+        "spans[1, 0] = [-2, -2], but a span begins at 0 or later and ends no earlier, or is [-1, -1]",
     ),
     (CHECKED, put("page_table", (2, 4), BAD_PAGE), "page_table[2, 4] = 2147483647, but the cache has 12 pages"),
     (CHECKED, put("page_table", (0, 0), 12), "page_table[0, 0] = 12, but the cache has 12 pages"),

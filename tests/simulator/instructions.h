@@ -74,6 +74,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["min.u" #BITS] = each<[](U a, U b) { return std::min(a, b); }, U, U, U>;                      \
     t["max.u" #BITS] = each<[](U a, U b) { return std::max(a, b); }, U, U, U>;                      \
     t["max.relu.s" #BITS] = each<[](S a, S b) { return std::max({a, b, S(0)}); }, S, S, S>;         \
+    t["min.relu.s" #BITS] = each<[](S a, S b) { return std::max(std::min(a, b), S(0)); }, S, S, S>; \
     t["neg.s" #BITS] = each<[](U a) { return U(-a); }, U, U>;                                       \
     t["abs.s" #BITS] = each<[](S a) { return U(a < 0 ? -U(a) : U(a)); }, U, S>;                     \
     t["not.b" #BITS] = each<[](U a) { return U(~a); }, U, U>;                                       \

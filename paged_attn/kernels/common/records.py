@@ -86,6 +86,13 @@ class Modifiers(NamedTuple):
     query_positions: Any = None  # int [tokens], also of the call's own keys; None = slots
     position_right: Any = None  # with them `right` counts slots, and this positions, of the call's own keys
     causal: Any = None  # bool [seqs]: of which sequences `right`, which comes with it, is 0
+    prefix_lens: Any = None  # int [seqs]: keys before these are visible whatever hides others
+    spans: Any = None  # int [seqs, spans_count, 2]: places from the first of two to before the second see each other
+    spans_count: Any = None
+    spans_stride: Any = None
+    spans_step: Any = None
+    CLIP_SPANS: Any = None  # constexpr True: the window bounds them, too, to the right by spans_right
+    spans_right: Any = None
     chunk: Any = None  # keys of a query's own chunk of so many positions only; comes with a `left` that is less
 
 
@@ -232,6 +239,9 @@ class RowTile(NamedTuple):
     context_len: Any
     first_token: Any  # of the sequence, in the batch
     query_len: Any
+    span_begin: Any = None  # [R], of the spans that hold a row's slot; None: there are none
+    span_end: Any = None
+    prefix: Any = None  # keys before it are visible, too; None: of no sequence
 
 
 class Span(NamedTuple):
@@ -244,6 +254,8 @@ class Span(NamedTuple):
     hi: Any
     full_lo: Any
     full_hi: Any
+    prefix: Any = None  # nobody sees keys [prefix, resume); None where there is no prefix, or no bound to the left
+    resume: Any = None
 
 
 class Source(NamedTuple):
@@ -258,6 +270,7 @@ class Source(NamedTuple):
     end: Any
     scale: Any  # of the scores: softmax, query and key scales in one
     page_starts: Any = None  # of the page table
+    prefix: Any = None  # keys before it are found, too
 
 
 class Query(NamedTuple):

@@ -120,7 +120,12 @@ def work(batch, seq, inside, mods, S: tl.constexpr):
         query_len -= load_int(batch.query_starts + seq, inside)
     served = (query_len >= tl.maximum(batch.shortest, 1)) & (query_len <= batch.longest)
     context_len = seq_len - query_len
-    tiles = tiles_before(seq_len, context_len, S) - first_tile(context_len, mods, S)
+    tiles = tiles_before(seq_len, context_len, S)
+    if mods.prefix_lens is not None and mods.left is not None:
+        head, resume = line_around_gap(seq, inside, seq_len, context_len, mods, S)
+        tiles -= resume - head
+    else:
+        tiles -= first_tile(seq, inside, context_len, mods, S)
     blocks = tl.cdiv(query_len, S.BLOCK_Q)
     # a sequence that sees nothing still has its zeros to write
     return tl.where(served, blocks, 0), tl.maximum(tiles, 1)
@@ -134,12 +139,49 @@ def room_of(batch, share, seq, mods, S: tl.constexpr):
 
 
 @triton.jit
-def first_tile(context_len, mods, S: tl.constexpr):
-    """The first tile that a sequence's queries, which begin at position context_len, may see."""
+def first_tile(seq, inside, context_len, mods, S: tl.constexpr):
+    """The first tile that a sequence's queries, which begin at position context_len, may see; of one or of [N]."""
     if mods.left is None:
         return 0
     else:
-        return tile_of(first_key_of(context_len, mods), context_len, S)
+        first = first_key_of(context_len, mods)
+        if mods.spans is not None:
+            begin, _ = span_around(context_len, seq, inside, mods)
+            first = before_window(first, begin, mods)
+        return tile_of(first, context_len, S)
+
+
+# A prefix that stays visible behind a window leaves a gap, of keys that nobody sees: a sequence's line has the tiles of
+# the prefix and then, whatever lies between, those from the window of its first query on.
+
+
+@triton.jit
+def prefix_of(seq, inside, seq_len, mods):
+    """Keys of a sequence, of one or of [N], that all of its queries see."""
+    return tl.minimum(load_int(mods.prefix_lens + seq, inside), seq_len)
+
+
+@triton.jit
+def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr):
+    """(tiles of the prefix, with which a sequence's line begins, the tile with which it goes on).
+
+    Pieces of a fixed size are told by their place: their line has the gap's tiles, too, which find nothing to do.
+    """
+    prefix = prefix_of(seq, inside, seq_len, mods)
+    resume = first_tile(seq, inside, context_len, mods, S)
+    if S.PIECE is None:
+        head = tl.cdiv(tl.maximum(prefix, 0), S.TILE)
+        return head, tl.maximum(resume, head)
+    else:
+        return resume * 0, tl.where(prefix > 0, 0, resume)
+
+
+@triton.jit
+def place_on_line(unit, block, mods, S: tl.constexpr):
+    """The tile that a unit of a block's line is, where there may be a gap."""
+    context_len = block.seq_len - block.query_len
+    head, resume = line_around_gap(block.seq, None, block.seq_len, context_len, mods, S)
+    return unit + tl.where(unit < head, 0, resume - head)
 
 
 @triton.jit
@@ -340,6 +382,37 @@ def first_key_of(pos, mods):
 
 
 @triton.jit
+def span_around(slot, seq, inside, mods):
+    """[begin, end) of the spans of a sequence that hold a slot; the slot alone where none does."""
+    begin, end = slot, slot + 1
+    for i in range(mods.spans_count):
+        at = mods.spans + tl.cast(seq, tl.int64) * mods.spans_stride + i * mods.spans_step
+        first, past = load_int(at, inside), load_int(at + 1, inside)
+        holds = (first <= slot) & (slot < past)
+        begin = tl.where(holds, tl.minimum(begin, first), begin)
+        end = tl.where(holds, tl.maximum(end, past), end)
+    return begin, end
+
+
+@triton.jit
+def before_window(first, begin, mods):
+    """`first`, or where a span begins if that is before, and the window does not clip it."""
+    if mods.CLIP_SPANS is None:
+        first = tl.maximum(tl.minimum(first, begin), 0)
+    return first
+
+
+@triton.jit
+def behind_query(end, past, slot, seq_len, mods):
+    """`end`, or where a span does if that is behind, as far as the window does not clip it."""
+    if mods.spans_right is not None:
+        past = tl.minimum(past, slot + mods.spans_right + 1)
+    if mods.CLIP_SPANS is not None:
+        past = within_chunk(past, slot, mods)
+    return tl.maximum(end, tl.minimum(past, seq_len))
+
+
+@triton.jit
 def right_of(seq, mods):
     """How many slots behind its own a query of a sequence sees, where there is a bound."""
     if mods.causal is None:
@@ -379,13 +452,32 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
         last_key = tl.minimum(slot + right_of(block.seq, mods), last_key)
     if mods.chunk is not None:
         last_key = within_chunk(last_key + 1, pos, mods) - 1
+    span_begin, span_end = None, None
+    if mods.spans is not None:
+        span_begin, span_end = span_around(slot, block.seq, None, mods)
+        first_key = before_window(first_key, span_begin, mods)
+        last_key = behind_query(last_key + 1, span_end, slot, block.seq_len, mods) - 1
+    prefix = None
+    if mods.prefix_lens is not None:
+        prefix = prefix_of(block.seq, None, block.seq_len, mods)
+        if mods.left is None:
+            last_key = tl.maximum(last_key, prefix - 1)
     if BLIND:
         last_key = tl.where(valid, last_key, -1)
     token = tl.cast(block.first_token + block.first, tl.int64)
     return RowTile(
         token, kv_head, index, row % S.GROUP, slot, pos, first_key, last_key, valid, context_len, block.first_token,
-        block.query_len,
+        block.query_len, span_begin, span_end, prefix,
     )  # fmt: skip
+
+
+@triton.jit
+def first_seen(rows):
+    """The first key that each row sees [R]."""
+    if rows.prefix is None:
+        return rows.first_key
+    else:
+        return tl.where(rows.prefix > 0, 0, rows.first_key)
 
 
 @triton.jit
@@ -414,4 +506,23 @@ def visible_range(block, mods, TOKENS: tl.constexpr):
         full_hi = tl.minimum(first_pos + right + 1, full_hi)
     hi = within_chunk(hi, last_pos, mods)
     full_hi = within_chunk(full_hi, first_pos, mods)
-    return Span(lo, hi, full_lo, full_hi)
+    if mods.spans is not None:
+        begin, end = span_around(first_pos, block.seq, None, mods)
+        lo = before_window(lo, begin, mods)
+        full_hi = behind_query(full_hi, end, first_pos, block.seq_len, mods)
+        begin, end = span_around(last_pos, block.seq, None, mods)
+        full_lo = before_window(full_lo, begin, mods)
+        hi = behind_query(hi, end, last_pos, block.seq_len, mods)
+    prefix, resume = None, None
+    if mods.prefix_lens is not None:
+        prefix = prefix_of(block.seq, None, block.seq_len, mods)
+        hi = tl.maximum(hi, prefix)
+        if mods.left is None:
+            full_hi = tl.maximum(full_hi, prefix)
+            prefix = None
+        else:
+            resume = lo
+            lo = tl.where(prefix > 0, 0, lo)
+            full_hi = tl.where(prefix >= full_lo, tl.maximum(full_hi, prefix), full_hi)
+            full_lo = tl.where(prefix >= full_lo, 0, full_lo)
+    return Span(lo, hi, full_lo, full_hi, prefix, resume)

@@ -94,6 +94,7 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
     if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
             pos = position_of(tile + key, rows, mods)
+            before = scores
             if mods.left is not None:
                 scores = tl.where(pos[None, :] >= (rows.pos - mods.left)[:, None], scores, float("-inf"))
             if mods.chunk is not None:
@@ -102,6 +103,13 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
             if mods.position_right is not None:
                 seen = pos[None, :] <= (rows.pos + mods.position_right)[:, None]
                 scores = tl.where(seen, scores, float("-inf"))
+            if mods.spans is not None and mods.CLIP_SPANS is None:
+                slot = (tile + key)[None, :]
+                together = (slot >= rows.span_begin[:, None]) & (slot < rows.span_end[:, None])
+                scores = tl.where(together, before, scores)
+            if mods.prefix_lens is not None:
+                of_prefix = tile + key < rows.prefix
+                scores = tl.where(of_prefix[None, :], before, scores)
     return scores
 
 
@@ -148,4 +156,6 @@ def mask(scores, rows, key, tile, end, mods):
     visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:
         visible &= key[None, :] >= (rows.first_key - tile)[:, None]
+    if mods.prefix_lens is not None and mods.left is not None:
+        visible |= key[None, :] < tl.minimum(rows.prefix, end) - tile
     return tl.where(visible, scores, float("-inf"))

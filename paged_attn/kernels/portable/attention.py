@@ -11,9 +11,11 @@ from ..common.schedule import (
     block_of,
     find_block,
     find_share,
+    first_seen,
     first_tile,
     pages_of,
     pieces_of,
+    place_on_line,
     room_of,
     row_tile,
     share_of,
@@ -23,8 +25,17 @@ from ..common.schedule import (
 )
 from ..common.scores import cut_own, mask, modify, scale_by_token
 from ..common.softmax import merge, start, update
-from .cache import load_box, load_ids, load_kv, locate
+from .cache import lives, load_box, load_ids, load_kv, locate
 from .latent import load_latent, load_queries
+
+
+@triton.jit
+def may_hide(tile, source, span, S: tl.constexpr):
+    """Whether a tile has keys that some row does not see."""
+    hides = (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end))
+    if span.prefix is not None:
+        hides &= tile + S.TILE > tl.minimum(span.prefix, source.end)
+    return hides
 
 
 @triton.jit
@@ -33,7 +44,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
     page, slot = locate(source, ids, tile, S)
     # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
     pos = tile + tl.arange(0, S.TILE)
-    live = None if FULL else (pos >= source.first) & (pos < source.end)
+    live = None if FULL else lives(pos, source)
     if S.REST is not None:
         k, v = load_latent(kv.key, page, slot, rows.kv_head, live, S)
     else:
@@ -54,7 +65,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
     if not FULL:
         if S.PEEL:  # noqa: SIM114 (one is decided at compile time)
             scores = mask(scores, rows, key, tile, source.end, mods)
-        elif (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end)):
+        elif may_hide(tile, source, span, S):
             scores = mask(scores, rows, key, tile, source.end, mods)
     scores = cut_own(scores, rows, key, tile, mods, S)
     # all keys of a full tile count for every row, unless one of these hides some
@@ -74,11 +85,30 @@ def attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S: t
 
 
 @triton.jit
+def attend_around_gap(state, q, rows, kv, boxes, source, begin, end, span, mods, S: tl.constexpr):
+    """`attend_tiles` of the tiles of a prefix, and of those from the window on."""
+    head = begin + tl.cdiv(tl.maximum(span.prefix - begin, 0), S.TILE) * S.TILE
+    skipped = tl.maximum(begin + tl.maximum(source.first - begin, 0) // S.TILE * S.TILE - head, 0)
+    if source.first >= source.end:  # of the window there is nothing
+        end = tl.maximum(tl.minimum(span.prefix, end), begin)
+        skipped = skipped * 0
+    ids = load_ids(source, begin + tl.where(begin < head, 0, skipped), S)
+    for at in tl.range(begin, end - skipped, S.TILE, num_stages=S.STAGES):
+        tile = at + tl.where(at < head, 0, skipped)
+        ahead = load_ids(source, at + S.TILE + tl.where(at + S.TILE < head, 0, skipped), S)
+        state = step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S, False)
+        ids = ahead
+    return state
+
+
+@triton.jit
 def attend(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr):
     """Fold the keys of one source from position begin on into the state."""
     # begin was rounded down to a tile: a source without a visible key may have a dead one in that tile
     end = tl.where(source.first < source.end, source.end, begin)
-    if S.PEEL:
+    if span.prefix is not None:
+        return attend_around_gap(state, q, rows, kv, boxes, source, begin, source.end, span, mods, S)
+    elif S.PEEL:
         full = begin
         if mods.left is not None:
             full += tl.cdiv(tl.maximum(span.full_lo - begin, 0), S.TILE) * S.TILE
@@ -104,13 +134,15 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)
-    source = Source(pages_of(batch, block.seq), 0, span.lo, cache_end, cache_scale, batch.page_starts)
+    first_key = span.lo if span.prefix is None else span.resume
+    pages = pages_of(batch, block.seq)
+    source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, span.prefix)
     state = attend(state, q, rows, cache, boxes, source, begin, span, mods, S)
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head)
     state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
-        source = Source(None, block.first_token - rows.context_len, span.lo, end, scale, None)
+        source = Source(None, block.first_token - rows.context_len, first_key, end, scale, None, span.prefix)
         state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
     return State(together(state.acc), state.max, state.sum)
 
@@ -135,7 +167,7 @@ def attend_pieces(
     state = State(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), row_max, row_sum)
     for piece in range(begin, end):
         # the piece of the row's own first key has its sink, wherever the block begins
-        first = rows.first_key // S.PIECE == piece
+        first = first_seen(rows) // S.PIECE == piece
         keys = piece * S.PIECE
         part = attend_block(
             block, rows, q, keys, keys + S.PIECE, first, cache, boxes, new, batch, mods, scales, S
@@ -169,11 +201,17 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             rows = row_tile(block, kv_head, row, mods, S.BLOCK_Q, S)
             tile = (unit - before) % tiles
             count = tl.minimum(tiles - tile, share.end - unit)
-            first = first_tile(block.seq_len - block.query_len, mods, S)
+            if mods.prefix_lens is not None and mods.left is not None:
+                first = place_on_line(0, block, mods, S)
+            else:
+                first = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S)
             q = load_queries(query, rows, cache.key.PARTS, S)
             if S.PIECE is None:
                 begin = (first + tile) * S.TILE
                 end = begin + count * S.TILE
+                if mods.prefix_lens is not None and mods.left is not None:
+                    begin = place_on_line(tile, block, mods, S) * S.TILE
+                    end = (place_on_line(tile + count - 1, block, mods, S) + 1) * S.TILE
                 if S.MERGE == 0 and tile == 0:
                     past = share_of(unit + tiles - 1, share) + 1
                     tell_cut(cuts, block, kv_head, past - index, ((2 * index + 1) * S.KV_HEADS + kv_head) * S.LIVE, S)

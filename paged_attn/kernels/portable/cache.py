@@ -16,6 +16,15 @@ def chunks(tile, S: tl.constexpr):
 
 
 @triton.jit
+def lives(pos, source):
+    """Whether keys at positions [N] are there, and visible to somebody."""
+    live = pos >= source.first
+    if source.prefix is not None:
+        live |= pos < source.prefix
+    return live & (pos < source.end)
+
+
+@triton.jit
 def load_ids(source, tile, S: tl.constexpr):
     """Page ids of the tile's chunks, int32 until locate.
 
@@ -26,7 +35,10 @@ def load_ids(source, tile, S: tl.constexpr):
     else:
         column = chunks(tile, S) // S.PAGE
         # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
-        inside = (column >= source.first // S.PAGE) & (column * S.PAGE < source.end)
+        inside = column >= source.first // S.PAGE
+        if source.prefix is not None:
+            inside |= column * S.PAGE < source.prefix
+        inside &= column * S.PAGE < source.end
         return tl.load(page_at(source.pages, column, source.page_starts), mask=inside, other=0).to(tl.int32)
 
 

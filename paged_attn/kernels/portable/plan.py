@@ -152,7 +152,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         MERGE=_merge_rows(p, config, shares, slots if config.piece else shares // max(1, blocks) + 2, tokens * group),
         SCAN=128 if p.seqs <= 128 else 1024,
         ONE_SCAN=False,  # what it keeps of all lengths spills registers
-        PEEL=config.peel and (p.packed or p.window_left < 0),
+        PEEL=config.peel and (p.packed or p.window_left < 0) and not p.gap,
         SCALE_FIRST=p.modified,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
@@ -202,7 +202,7 @@ def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
 def most_pieces(p: Problem, piece: int, query_len: int) -> int:
     """Pieces that the keys of so many queries of a sequence can touch."""
     most = max(1, cdiv(p.max_seqlen_k, piece))
-    return most if p.window_left < 0 else min(most, cdiv(query_len + p.window_left, piece) + 1)
+    return most if p.window_left < 0 or p.prefix or p.spans else min(most, cdiv(query_len + p.window_left, piece) + 1)
 
 
 def affordable(shares: int, blocks: int, share_bytes: int) -> int:

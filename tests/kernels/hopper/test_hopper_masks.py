@@ -24,6 +24,11 @@ MASKS: dict[str, dict[str, Any]] = {
     "chunk": dict(chunk=192),
     "chunk, window": dict(chunk=150, window_size=(100, -1)),
     "causal or not": dict(causal_by_seq=True),
+    "prefix": dict(prefix=70),
+    "spans": dict(spans=2),
+    "spans beyond a window": dict(spans=2, window_size=(100, -1)),
+    "spans in a window": dict(spans=3, window_size=(100, 40), clip_spans=True),
+    "prefix, to the right": dict(prefix=70, window_size=(-1, 9), causal=False),
     "chunk, not causal": dict(chunk=150, causal=False),
 }
 CASES: dict[str, dict[str, Any]] = {
@@ -49,6 +54,9 @@ CASES: dict[str, dict[str, Any]] = {
 }
 QUICK = {
     ("chunk", "mixed, all"),
+    ("prefix", "mixed"),
+    ("spans beyond a window", "mixed, all"),
+    ("spans", "long, softcap"),
     ("causal or not", "drafts, all"),
     ("causal or not", "mixed"),
     ("chunk", "decodes"),

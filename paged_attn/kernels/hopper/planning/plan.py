@@ -43,6 +43,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         "more than 64 heads on a KV head but by long prefills",
     ),
     (lambda p: not all_rows_are_few(p), "few queries of few keys"),
+    (lambda p: not p.gap, "a prefix that stays visible behind a window or a chunk"),
     (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
     (
         lambda p: not p.new or p.new_box,

@@ -285,7 +285,7 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
         begin = tile_of(span.lo, context_len, S)
         past = tiles_before(span.hi, context_len, S)
         if S.SPLIT:
-            before = first_tile(context_len, mods, S)
+            before = first_tile(block.seq, None, context_len, mods, S)
             begin = gl.maximum(begin, before + from_tile)
             past = gl.minimum(past, before + to_tile)
         first = gl.where(from_tile == 0, 1, 0)
