@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.masked import images
 from tests.cases import BAD_PAGE, Case, bits, build, is_fp8
 
 
@@ -20,6 +21,10 @@ def inputs_of(case: Case, device: str) -> dict[str, Any]:
     inputs["page_table"] = inputs["page_table"].where(inputs["page_table"] != BAD_PAGE, 0)
     for name in ("k_cache", "v_cache"):
         _clear(inputs[name])
+    if case.spans:
+        inputs["spans"] = torch.tensor(images(case), dtype=case.integers, device=device)
+    if case.prefix:  # the same of all sequences
+        inputs["prefix_lens"] = torch.full_like(inputs["prefix_lens"], case.prefix)
     if case.tree:
         inputs["qq_bias"] = tree(case.qq_bias).to(device, case.dtype)
     return inputs

@@ -22,6 +22,10 @@ FEATURES = (
     "wide heads",
     "values of another width",
     "latent",
+    "chunk",
+    "causal by sequence",
+    "prefix",
+    "spans",
 )
 
 
@@ -48,6 +52,10 @@ def features(case: Case) -> set[str]:
         "wide heads": case.head_dim > 256,
         "values of another width": case.value_width != case.head_dim,
         "latent": case.latent,
+        "chunk": case.chunk is not None,
+        "causal by sequence": case.causal_by_seq,
+        "prefix": case.prefix > 0,
+        "spans": case.spans > 0,
     }
     return {name for name in FEATURES if asked[name]}
 

@@ -9,10 +9,12 @@ import torch
 
 from benchmarks import traces
 from benchmarks.inputs import inputs_of, tree
+from benchmarks.masked import keys_and_pairs
 from benchmarks.peers import OURS, PEERS
 from benchmarks.peers.cannot import Cannot
 from benchmarks.suites import SUITES, uniform
 from benchmarks.work import operations, traffic
+from paged_attn import reference
 from paged_attn.serving.trace import Request
 from tests.cases import E4M3, Case
 
@@ -52,12 +54,51 @@ def test_a_sequence_without_queries_moves_nothing() -> None:
     assert (traffic(case), operations(case)) == ((7 + 1) * 2 * 16 * 4, 4 * 16 * 7)
 
 
+def test_work_of_masks_is_counted_by_hand() -> None:
+    """3 queries behind 5 keys: chunks of 4, a prefix of 2 behind a window of one, both directions, an image of all."""
+    small = Case("", (3,), (8,), heads=1, kv_heads=1, head_dim=16)
+    for changes, keys, pairs in (
+        (dict(chunk=4), 4, 2 + 3 + 4),
+        (dict(chunk=6), 8, 6 + 1 + 2),
+        (dict(prefix=2, window_size=(0, -1)), 2 + 3, 3 * 3),
+        (dict(prefix=7), 8, 7 + 7 + 8),
+        (dict(causal_by_seq=True, causal=False), 8, 3 * 8),
+        (dict(spans=1), 8, 8 + 8 + 8),
+        (dict(spans=1, window_size=(1, -1)), 4, 4 + 3 + 3),
+        (dict(spans=1, window_size=(1, 1), clip_spans=True), 4, 3 + 3 + 2),
+    ):
+        case = replace(small, **changes)
+        assert keys_and_pairs(case) == (keys, pairs), changes
+        assert operations(case) == 4 * 16 * pairs
+        assert traffic(case) == keys * 2 * 16 * 4 + 2 * 3 * 16 * 4
+
+
+def test_masks_of_cases_are_what_their_inputs_show() -> None:
+    """Every case of the suite, small: pairs are counted in what the reference lets queries see."""
+    for case in SUITES["masks"]:
+        lengths = {
+            name: tuple(
+                [max(1, n // 128) if max(case.seq_lens) > 512 else max(1, n // 16) for n in getattr(case, name)]
+            )
+            for name in ("query_lens", "seq_lens")
+        }
+        lengths = {name: values[-3:] for name, values in lengths.items()}
+        sizes = dict(chunk=case.chunk and case.chunk // 128, prefix=case.prefix and 1 + case.prefix // 128)
+        sizes |= dict(window_size=tuple(n // 128 if n > 0 else n for n in case.window_size), lse=True)
+        small = replace(case, **lengths, **sizes, heads=2, kv_heads=1, head_dim=16, dtype=torch.float32)
+        inputs = inputs_of(small, "cpu")
+        _, lse = reference.paged_attention(**inputs | {"softmax_scale": 0.0, "out": None})
+        assert round(float(lse[:, 0].exp().sum())) == keys_and_pairs(small)[1], case.name
+        if case.name.endswith(("8192", "images", "128", "300", "causal")):
+            assert PEERS[OURS](small, inputs)().shape == inputs["out"].shape
+
+
 # Suites.
 
 
 def test_suites_are_those_of_the_readme_and_names_are_unique() -> None:
     names = "decode, features, prefill, mixed, ragged, spec, single, fp8, window, models, layouts, invariant, "
-    names += "wide, mla"
+    names += "wide, mla, masks"
     assert ", ".join(SUITES) == names
     for suite, cases in SUITES.items():
         assert len({case.name for case in cases}) == len(cases), suite

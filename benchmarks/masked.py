@@ -1,0 +1,58 @@
+"""Masks beyond a window, as cases of a benchmark have them: images, prefixes, the keys and pairs that these leave."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tests.cases import Case
+
+IMAGE = 256  # tokens of an image in Gemma 3 and PaliGemma
+
+
+def is_masked(case: Case) -> bool:
+    """Whether a case has a mask beyond a window."""
+    return case.chunk is not None or case.causal_by_seq or case.prefix > 0 or case.spans > 0
+
+
+def images(case: Case) -> list[list[list[int]]]:
+    """[seqs, spans, 2]: as many images, evenly spread over the queries of each sequence, of decodes over all keys."""
+    found = []
+    for query_len, seq_len in zip(case.query_lens, case.seq_lens, strict=True):
+        room = query_len if query_len > 1 else seq_len
+        steps = [seq_len - room + i * room // case.spans for i in range(case.spans)]
+        found.append([[at, min(at + IMAGE, at + room // case.spans)] for at in steps])
+    return found
+
+
+def reach(case: Case, seq: int) -> tuple[Tensor, Tensor]:
+    """(first key, end of keys) of each query of a sequence [query_len], but for those of a prefix."""
+    query_len, seq_len = case.query_lens[seq], case.seq_lens[seq]
+    pos = torch.arange(seq_len - query_len, seq_len)
+    left, right = case.window_size
+    causal = case.causal == (seq % 2 == 0) if case.causal_by_seq else case.causal
+    window = (pos - left if left >= 0 else torch.zeros_like(pos), pos + right + 1 if right >= 0 else pos * 0 + seq_len)
+    begin, end = window[0], pos + 1 if causal else window[1]
+    chunk = pos // (case.chunk or seq_len + 1)
+    begins, ends = chunk * (case.chunk or seq_len + 1), (chunk + 1) * (case.chunk or seq_len + 1)
+    begin, end = begin.maximum(begins), end.minimum(ends)
+    for first, past in images(case)[seq] if case.spans else ():
+        holds = (first <= pos) & (pos < past)
+        if case.clip_spans:
+            end = torch.where(holds, end.maximum(window[1].minimum(ends).clamp(max=past)), end)
+        else:
+            begin, end = begin.where(~holds, begin.clamp(max=first)), end.where(~holds, end.clamp(min=past))
+    return begin.clamp(min=0), end.clamp(max=seq_len)
+
+
+def keys_and_pairs(case: Case) -> tuple[int, int]:
+    """(keys that some query sees, pairs of a query and a key that it sees) of all sequences."""
+    keys = pairs = 0
+    for seq, query_len in enumerate(case.query_lens):
+        if query_len == 0 or case.seq_lens[seq] <= 0:
+            continue
+        begin, end = reach(case, seq)
+        prefix = min(case.prefix, case.seq_lens[seq])
+        pairs += int((end.clamp(min=prefix) - begin.clamp(min=prefix) + prefix).sum())
+        keys += max(int(end.max()), prefix) - max(int(begin.min()), prefix) + prefix
+    return keys, pairs
