@@ -35,7 +35,7 @@ ATTENTION = _named(
         "page_table = (indptr, indices)",
     ),
     (
-        "cache_seqlens seqused_k context_lens cache_seqlens_int32 extend_prefix_lens prefix_lens actual_seq_lens_kv "
+        "cache_seqlens seqused_k context_lens cache_seqlens_int32 extend_prefix_lens actual_seq_lens_kv "
         "kv_len kv_lens kv_len_arr seqlen_k",
         "seq_lens, lengths in which the call's own keys count",
     ),
@@ -75,6 +75,10 @@ ATTENTION = _named(
     ),
     ("position_bias", "score_mod, which may load it"),
     ("attention_chunk attention_chunk_size", "chunk, None = off"),
+    ("mm_prefix_range", "spans, of which the second number is one more"),
+    ("mm_prefix_clamp_sliding_window", "clip_spans"),
+    ("rswa_prefix_lens", "prefix_lens"),
+    ("rswa_window", "window_size = (rswa_window - 1, -1), beside prefix_lens"),
     ("mask_mod block_mask", "score_mod, in which minus infinity hides a key"),
     ("aux_tensors", "score_mod_args"),
     ("positions position_ids", "query_positions, which only trees of drafts need"),
@@ -113,9 +117,8 @@ ATTENTION = _named(
     ("q_nope q_pe", "q, [q_nope, q_pe] side by side"),
     ("ckv_cache kpe_cache", "k_cache, [ckv, kpe] side by side, of which v_cache is the view of the first dims"),
     (
-        "block_sparse_tensors gather_kv_indices dynamic_causal mm_prefix_range rswa_prefix_lens rswa_window "
-        "mm_prefix_clamp_sliding_window chunk_lookback use_alibi_sqrt kv_quant_mode gather_kv_valid_length "
-        "cp_world_size cp_rank cp_tot_seqused_k",
+        "block_sparse_tensors gather_kv_indices dynamic_causal chunk_lookback use_alibi_sqrt kv_quant_mode "
+        "gather_kv_valid_length cp_world_size cp_rank cp_tot_seqused_k",
         "nothing, for this is not done here",
     ),
 )

@@ -18,7 +18,9 @@ def attend(
     lse: bool = False,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """(out, lse [tokens, heads] or None) of queries [tokens, heads, head_dim]; `new`: k and v are the call's own."""
-    causal, window = bool(given.get("causal", False)), window_of(given)
+    causal, window = given.get("causal", False), window_of(given)
+    if not isinstance(causal, Tensor):
+        causal = bool(causal)
     out = given.get("out")
     if out is None and q.dtype in FP8:  # as FlashAttention-3 stores it
         out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16, device=q.device)
@@ -33,8 +35,11 @@ def attend(
         causal=causal,
         window_size=window,
         chunk=given.get("attention_chunk") or None,
+        prefix_lens=given.get("prefix_lens"),
+        spans=given.get("spans"),
+        clip_spans=given.get("clip_spans", False),
         softcap=given.get("softcap", 0.0),
-        alibi_slopes=slopes_of(given, max_seqlen_q == 1 or causal or window[1] == 0),
+        alibi_slopes=slopes_of(given, max_seqlen_q == 1 or causal is True or window[1] == 0),
         sinks=given.get("sinks"),
         qq_bias=given.get("qq_bias"),
         q_scale=scale("q_descale", given.get("q_descale"), q),

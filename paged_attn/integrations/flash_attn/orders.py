@@ -85,14 +85,13 @@ ALIASES = {
 IGNORED = {
     "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic", "fa_version", "ver", "min_seqlen_k",
     "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", "use_td",
-    "mm_prefix_clamp_sliding_window", *SEGMENTS,
+    *SEGMENTS,
 }  # fmt: skip
 # what each may be beside None
 REFUSED: dict[str, Any] = dict.fromkeys(
     ("qv", "seqused_q", "gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
      "block_sparse_tensors", "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims",
-     "dynamic_causal", "mm_prefix_range", "rswa_prefix_lens", "rswa_window", "k_scale_cache", "v_scale_cache",
-     "q_scales")
+     "dynamic_causal", "k_scale_cache", "v_scale_cache", "q_scales")
 ) | {
     "dropout_p": 0, "cp_world_size": 1, "use_alibi_sqrt": False, "kv_quant_mode": 0,
     "shuffled_kv_cache": False, "skip_reduce": False, "chunk_lookback": -1,
