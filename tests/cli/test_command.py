@@ -107,6 +107,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words = "--heads 64 --kv-heads 4 --head-dim 64 --value-dim 48 --latent --page-size 32 --dtype bf16 --kv-dtype e4m3 "
     words += "--layout x-packed "
+    words += "--token-scales --chunk 9 --causal-seqs --prefix-lens --spans 3 --clip-spans "
     words += "--window 127 -1 --not-causal --softcap 3 --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
     words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
     words += "--gate float32 --lse --scales tensor --integers int64 --page-indices int32 --max-seqs 8 --max-tokens 64 "
@@ -119,7 +120,8 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
         dict(
             heads=64, kv_heads=4, head_dim=64, value_dim=48, latent=True, page_size=32, dtype=torch.bfloat16,
             cache_dtype=torch.float8_e4m3fn,
-            out_dtype=torch.bfloat16, kv_layout="x", new=True, causal=False, window_size=(127, -1), softcap=3.0,
+            out_dtype=torch.bfloat16, kv_layout="x", new=True, chunk=9, causal_seqs=True, prefix_lens=True, spans=3,
+            clip_spans=True, token_scales=True, causal=False, window_size=(127, -1), softcap=3.0,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
             score_mod=score_mods.alibi, gate=torch.float32,
             page_indices=torch.int32, return_lse=True, max_seqs=8, max_tokens=64, max_seqlen=512,
