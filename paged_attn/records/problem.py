@@ -75,13 +75,13 @@ class Problem(NamedTuple):
         """Whether scores meet more than a positive scale and a mask."""
         return not self.positive or self.softcap > 0 or self.alibi or self.biased or self.token_scales
 
-    @property
-    def gap(self) -> bool:
-        """Whether there may be keys between a prefix and a window that nobody sees."""
-        return self.prefix and self.window_left >= 0
-
     def keys_seen(self, beside: int) -> int:
         """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
         if self.window_left < 0 or self.prefix or self.spans:
             return self.max_seqlen_k
         return min(self.max_seqlen_k, self.window_left + beside)
+
+    @property
+    def gap(self) -> bool:
+        """Whether there may be keys between a prefix and a window that nobody sees."""
+        return self.prefix and self.window_left >= 0
