@@ -45,6 +45,10 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         score_mod=mod and named(mod.triton, mod.args(case.heads, "cpu")),
         value_dim=case.value_dim,
         chunk=case.chunk,
+        causal_seqs=case.causal_by_seq,
+        prefix_lens=case.prefix > 0,
+        spans=case.spans,
+        clip_spans=case.clip_spans,
         gate=case.dtype if case.gate else None,
     )
     model = Model(**absent | told)  # features that no benchmark case has are absent
