@@ -32,7 +32,8 @@ def tiles_of(launch: Launch) -> str:
         rings += " of an x-packed cache" + ", products from registers" * pipe.SHARES
     loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"
     warps = f"{some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {loaders}"
-    parts = [rings, f"boxes of {pipe.BOX} keys", warps] + ["4 that convert"] * bool(pipe.CONVERT)
+    brought = "rows gathered one by one" if pipe.GATHER else f"boxes of {pipe.BOX} keys"
+    parts = [rings, brought, warps] + ["4 that convert"] * bool(pipe.CONVERT)
     parts += [f"up to {pipe.COLUMNS} rows as columns"] * (pipe.COLUMNS > 0 and not pipe.SHARES)
     parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH
     parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0) + pieces_of(launch)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from paged_attn.kernels.hopper import words
 from paged_attn.kernels.hopper.planning import gathering, plan
 from paged_attn.launching.backend import Device
 from tests.cases import E4M3, Case, build, problem_of
@@ -37,6 +38,7 @@ def test_pages_of_any_size_are_gathered_by_who_asks(page_size: int, monkeypatch:
         for part in launch.parts:
             assert part.dialect == "portable" or part.pipe.GATHER
             assert part.dialect == "portable" or not part.pipe.PREFETCH
+            assert part.dialect == "portable" or "rows gathered one by one" in words.tiles_of(part)
 
 
 def test_pages_of_whole_boxes_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
