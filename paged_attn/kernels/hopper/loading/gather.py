@@ -7,10 +7,10 @@ writes: whoever waits for a tile fences them before tensor cores read it (`ring.
 
 from ...common.schedule import page_at
 from ..asm.prefetch import bring_line
-from ..shim import async_copy, gl, gluon
+from ..shim import async_copy, copy_by_threads, gl, gluon
 from .ring import wait_empty
 
-STEP = gl.constexpr(16)  # rows whose ids are loaded while those before them are copied
+STEP = gl.constexpr(16)  # rows whose ids are loaded while those before them are copied; with 8 loaders spill more
 
 
 @gluon.jit
@@ -54,7 +54,5 @@ def gather_tile(
         if i + 1 < ROWS // STEP:
             ids, live = ids_of(table, starts, begin + (i + 1) * STEP + row, first, end, S)
         part = slot.slice(PART * ROWS + i * STEP, STEP, dim=0)
-        async_copy.async_copy_global_to_shared(
-            part, head + gl.expand_dims(at, 1) + gl.expand_dims(dim, 0), mask=asked
-        )  # fmt: skip
+        copy_by_threads(part, head + gl.expand_dims(at, 1) + gl.expand_dims(dim, 0), mask=asked)
     async_copy.mbarrier_arrive(ring.full.index(turn.stage), increment_count=False)

@@ -2,7 +2,7 @@
 
 import triton
 
-from ..args import Gates, Ring, Turn, fillers_of, is_gated
+from ..args import Gates, Ring, Turn, is_gated
 from ..asm.barriers import TAG, arrive_at, await_at, find_tag, init_at
 from ..shim import async_copy, fence_async_shared, gl, gluon, mbarrier, reinterpret, thread_barrier
 
@@ -41,8 +41,9 @@ DEPTH = gl.constexpr(8)  # slots of a ring at most
 def arrivals_of(P):
     """That complete the barriers of each kind, one of each warp of the consumers; 0: there are none."""
     readers, convert = P.CONSUMERS * P.ROWS // 16, int(P.CONVERT != 0)
-    keys = 1 if P.CONVERT == 1 else fillers_of(P)
-    values = 1 if convert else fillers_of(P)
+    fillers = P.LOADERS * (32 if P.GATHER else 1)  # `fillers_of`, which 3.6 cannot call from here
+    keys = 1 if P.CONVERT == 1 else fillers
+    values = 1 if convert else fillers
     queries = (1, readers) if P.QUERY_BOX else (0, 0)
     mail = (1, readers + 2 * P.LOADERS - 1 + convert)
     return keys, readers, values, readers, *((*queries, *mail) if P.ROWS >= 128 or P.BESIDE else (0, 0, 0, 0))
