@@ -67,7 +67,7 @@ def thresholds() -> Iterator[tuple[str, str, Any, Threshold]]:
     ]
     for short, full in modules:
         module = importlib.import_module(full)
-        for name, annotation in inspect.get_annotations(module).items():
+        for name, annotation in inspect.get_annotations(module, eval_str=True).items():
             for said in typing.get_args(annotation)[1:]:
                 if isinstance(said, Threshold):
                     yield short, name, getattr(module, name), said
