@@ -13,7 +13,8 @@ from ...common.softmax import base_of
 from ..asm import weights
 from ..asm.weights import any_beyond
 from ..shim import fence_async_shared, gl, gluon, thread_barrier
-from .softmax import SLACK, exp2_below, larger, times
+from .by_thread import larger
+from .softmax import SLACK, exp2_below, times
 from .tiles import has_edges
 
 MAX_SUM_PER_THREAD = gl.constexpr(weights.MAX_SUM_PER_THREAD)

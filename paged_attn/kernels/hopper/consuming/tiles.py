@@ -10,7 +10,8 @@ from ..layouts import product_layout
 from ..loading.packed import value_tile, zero_values_outside
 from ..loading.ring import advance, release_tile, tile_of, wait_tile, words_of
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
-from .softmax import as_product, beside, by_thread, times, weigh, weigh_at_once
+from .by_thread import as_product, beside, by_thread
+from .softmax import times, weigh, weigh_at_once
 
 
 @gluon.jit

@@ -1,0 +1,139 @@
+"""Products and rows as their threads hold them: of a row each of four threads has pairs of every eight numbers."""
+
+import triton.language as tl
+
+from ..layouts import threads_layout
+from ..shim import gl, gluon
+
+PROPAGATE_NAN = gl.constexpr(tl.PropagateNan.ALL)
+
+
+@gluon.jit
+def by_thread(x):
+    """A product [R, N] as [R, N / 8, 4, 2]: of a thread all eights, one of four pairs, both of it."""
+    return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def as_product(x, like):
+    """What `by_thread` returns, as a product again."""
+    return gl.convert_layout(x.reshape(like.shape), like.type.layout, assert_trivial=True)
+
+
+@gluon.jit
+def spread(x, ROWS: gl.constexpr):
+    """[R] as [R, 4]: all four threads of a row have its number."""
+    LAYOUT: gl.constexpr = threads_layout(ROWS)
+    x = gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
+    return gl.expand_dims(x, 1) + gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
+
+
+@gluon.jit
+def of_rows(row_max, sums, like):
+    """(maximum, sum) [R], placed like another, of those by thread [R, 4]; sums may be [R, N]."""
+    LAYOUT: gl.constexpr = like.type.layout
+    return gl.convert_layout(gl.max(row_max, axis=1), LAYOUT), gl.convert_layout(gl.sum(sums, axis=1), LAYOUT)
+
+
+@gluon.jit
+def beside_pairs(rows, x):
+    """[R, 4], by the threads of a row, beside [R, N, 4]."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+    return gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
+
+
+@gluon.jit
+def beside(rows, x):
+    """[R, 4], by the threads of a row, beside what `by_thread` returns."""
+    LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
+    rows = gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
+    return gl.expand_dims(rows, 3)
+
+
+@gluon.jit
+def thread_sums(weights, ROWS: gl.constexpr):
+    """[R, 4] of what `by_thread` returns: over a thread's registers; those of a row are added up once, at the end."""
+    return gl.convert_layout(gl.sum(gl.sum(weights, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def first_of_thread(x, ROWS: gl.constexpr):
+    """[R, 4] of [R, N, 4], by thread: the first that it has of each row."""
+    for _ in gl.static_range(5):  # halves: enough for tiles of 256 keys
+        if x.shape[1] > 1:
+            x, _rest = gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
+    return gl.convert_layout(x.reshape([ROWS, 4]), threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def larger(x, y):
+    """Of two numbers; NaN if one is."""
+    return gl.maximum(x, y, propagate_nan=PROPAGATE_NAN)
+
+
+@gluon.jit
+def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
+    """[R, 4], likewise; NAN: of rows that are not numbers NaN."""
+    if NAN:
+        top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
+    else:
+        top = gl.max(gl.max(scores, axis=1), axis=2)
+    return gl.convert_layout(top, threads_layout(ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def parts_of(acc, like):
+    """A product [R, DIM], seen `by_thread`, as parts [R, N, 4], each thread with its own numbers of each row."""
+    ROWS: gl.constexpr = like.shape[0]
+    N: gl.constexpr = like.shape[1]
+    LAYOUT: gl.constexpr = like.type.layout
+    x = by_thread(acc)
+    if 2 * x.shape[1] == N:
+        parts = (x.permute((0, 1, 3, 2)).reshape([ROWS, N, 4]),)
+    else:
+        parts = gl.split(x)
+    for _ in gl.static_range(2):  # halves: enough for 256 dims and tiles of 64 keys
+        if parts[0].shape[1] > N:
+            halves = ()
+            for i in gl.static_range(len(parts)):
+                x = parts[i]
+                halves = halves + gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
+            parts = halves
+    placed = ()
+    for i in gl.static_range(len(parts)):
+        placed = placed + (gl.convert_layout(parts[i], LAYOUT, assert_trivial=True),)
+    return placed
+
+
+@gluon.jit
+def whole_of(parts, like):
+    """What `parts_of` was given."""
+    if len(parts) == 1:
+        x = parts[0]
+        return as_product(x.reshape([x.shape[0], x.shape[1] // 2, 2, 4]).permute((0, 1, 3, 2)), like)
+    else:
+        for _ in gl.static_range(2):
+            if len(parts) > 2:
+                wholes = ()
+                for i in gl.static_range(len(parts) // 2):
+                    x = gl.join(parts[2 * i], parts[2 * i + 1])
+                    wholes = wholes + (x.permute((0, 3, 1, 2)).reshape([x.shape[0], 2 * x.shape[1], 4]),)
+                parts = wholes
+        return as_product(gl.join(parts[0], parts[1]), like)
+
+
+@gluon.jit
+def packed(weights):
+    """Weights [R, N] of 16 bits in words [R, N / 8, 4] of two, as `weigh_at_once` gives them."""
+    even, odd = gl.split(by_thread(weights.to(gl.int16, bitcast=True)))
+    return (even.to(gl.int32) & 0xFFFF) | (odd.to(gl.int32) << 16)
+
+
+@gluon.jit
+def unpacked(words, LAYOUT: gl.constexpr, S: gl.constexpr):
+    """What `packed` was given, of a product's layout."""
+    dtype: gl.constexpr = S.COMPUTE
+    lower = words.to(gl.int16).to(dtype, bitcast=True)
+    upper = (words >> 16).to(gl.int16).to(dtype, bitcast=True)
+    x = gl.join(lower, upper)
+    return gl.convert_layout(x.reshape([x.shape[0], 8 * x.shape[1]]), LAYOUT, assert_trivial=True)
