@@ -24,17 +24,9 @@ from .loading.loader import load_tile, load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
 from .schedule.arrival import told_in
+from .schedule.lists import first_of_many, make_lists
 from .schedule.mail import make_mail, publish, read
-from .schedule.schedule import (
-    ask,
-    begin_lists,
-    bring_lengths,
-    first_of_many,
-    item_from,
-    leave_lists,
-    make_lists,
-    settle,
-)
+from .schedule.schedule import ask, begin_lists, bring_lengths, item_from, leave_lists, settle
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys

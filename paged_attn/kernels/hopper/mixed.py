@@ -19,8 +19,9 @@ from .loading.loader import load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import KEYS, VALUES, make_gates, make_read_ring, start_with
 from .schedule.arrival import told_in
+from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read
-from .schedule.schedule import COUNTERS_PER_LAUNCH, bring_lengths, known_same, make_lists
+from .schedule.schedule import COUNTERS_PER_LAUNCH, bring_lengths
 from .schedule.walk import Walk, item_at
 from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 

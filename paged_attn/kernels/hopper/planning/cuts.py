@@ -105,7 +105,7 @@ def _size_of(block: CountedBlock, launch: Launch, chosen: PieceSizes) -> int:
 
 
 def _pieces_of(block: CountedBlock, size: int) -> int:
-    """schedule._pieces."""
+    """lists.count_pieces."""
     return max((2 * block.tiles + size) // (2 * size), 1)
 
 
