@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,13 @@ from tests.cases import Case
 from tests.score_mods import MODS
 
 H200 = Device("sm90", 132)
+# Fields of a case that a problem is made of, or that no plan depends on.
+TOLD = {
+    "name", "query_lens", "seq_lens", "heads", "kv_heads", "head_dim", "value_dim", "page_size", "dtype",
+    "cache_dtype", "out_dtype", "layout", "latent", "new", "causal", "window_size", "chunk", "softmax_scale",
+    "softcap", "alibi", "sinks", "qq_bias", "tree", "positions", "score_mod", "gate", "scales", "token_scales",
+    "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run",
+}  # fmt: skip
 
 
 def problem_of_case(case: Case, device: Device = H200) -> Problem:
@@ -50,7 +58,12 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         spans=case.spans,
         clip_spans=case.clip_spans,
         gate=case.dtype if case.gate else None,
+        latent=case.latent,
+        token_scales=case.token_scales,
     )
+    for field in dataclasses.fields(case):
+        if field.name not in TOLD and getattr(case, field.name) != field.default:
+            raise ValueError(f"{case.name}: the planner is not told of {field.name} here")
     model = Model(**absent | told)  # features that no benchmark case has are absent
     if not case.bounds:
         raise ValueError(f"{case.name}: without bounds the page table decides")
