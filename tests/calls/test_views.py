@@ -202,7 +202,7 @@ def test_pairs_of_fp8_promise_no_more_than_their_address_keeps(elements: int) ->
     inputs = build(FP8, "cpu")
     caches = [offset(inputs[name].contiguous(), elements) for name in ("k_cache", "v_cache")]
     with arguments_for(caches) as held:
-        paired = layout.pairs(layout.cache(*held, "NHD"), FP8.head_dim)
+        paired = layout.pairs(layout.cache(*held, "NHD"), FP8.head_dim, FP8.head_dim)
         for kv, tensor in zip(paired, caches):
             assert kv.PARTS.value == 2
             assert tensor.data_ptr() % (2 * kv.ALIGN.value) == 0
