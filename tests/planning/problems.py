@@ -52,6 +52,7 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         return_lse=case.lse,
         score_mod=mod and named(mod.triton, mod.args(case.heads, "cpu")),
         value_dim=case.value_dim,
+        latent=case.latent,
         chunk=case.chunk,
         causal_seqs=case.causal_by_seq,
         prefix_lens=case.prefix > 0,

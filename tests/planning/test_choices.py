@@ -29,6 +29,9 @@ def test_each_benchmark_case_is_planned_as_the_table_says() -> None:
         Case("window, bias", (3,), (20,), head_dim=64, window_size=(4, -1), qq_bias=3, alibi=True, bounds=True),
         Case("invariant", (3, 2), (20, 30), head_dim=64, batch_invariant=True, softmax_scale=-0.1, bounds=True),
         Case("chunk, width", (3, 2), (20, 30), head_dim=64, value_dim=128, chunk=16, gate=True, bounds=True),
+        Case(
+            "latent", (3, 2), (20, 30), heads=72, head_dim=96, value_dim=64, latent=True, cache_dtype=E4M3, bounds=True
+        ),
         Case("function", (3, 2), (20, 30), head_dim=64, score_mod="alibi", bounds=True),
     ],
     ids=str,

@@ -35,6 +35,7 @@ LLAMA: dict[str, Any] = dict(
     new=False, causal=True, window_size=(-1, -1), softcap=0.0, alibi=False, sinks=None, gate=None, qq_bias=0,
     query_positions=False, scales="number", return_lse=False,
 )  # fmt: skip
+LATENT: dict[str, Any] = dict(heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True)
 MODELS = {
     "llama": LLAMA,
     "window and sinks": LLAMA | dict(heads=64, head_dim=64, window_size=(127, -1), sinks=BF16),
@@ -53,6 +54,8 @@ MODELS = {
     "96 heads on two, fp8": LLAMA | dict(heads=96, kv_heads=2, cache_dtype=E4M3),
     "values of another width": LLAMA | dict(heads=16, kv_heads=16, head_dim=192, value_dim=128, new=True),
     "head_dim 512": LLAMA | dict(heads=16, kv_heads=4, head_dim=512, value_dim=512),
+    "latent": LLAMA | LATENT,
+    "128 heads, latent, fp8, new": LLAMA | LATENT | dict(heads=128, cache_dtype=E4M3, new=True),
     "ragged page table": LLAMA | dict(page_indices=torch.int64),
     "a user's function": LLAMA | dict(score_mod=Named("tests.score_mods", "relative", (torch.float32, 37))),
 }

@@ -76,10 +76,12 @@ def prefill_config(p: Problem) -> Config:
     if p.compute == torch.float32:
         config = config._replace(rows=16, tile=32, stages=2, warps=4, peel=False, resident=2)
         return config if p.widest <= 128 else config._replace(warps=8)
-    if p.cache.itemsize == 1 and p.device.capability < 89:  # decoding e4m3 by hand takes registers
+    if (
+        p.cache.itemsize == 1 and p.device.capability < 89 and not (p.latent and p.widest > WIDE)
+    ):  # decoding e4m3 by hand takes registers
         return config._replace(rows=64, tile=32, peel=False)
     if p.widest > WIDE:
-        if p.latent and p.cache.itemsize > 1:
+        if p.latent and most_rows(p) == WIDE_ROWS:
             return config._replace(rows=WIDE_ROWS, tile=64, stages=2)
         return config._replace(rows=most_rows(p), tile=32)
     if p.widest > 128:
@@ -164,9 +166,9 @@ def most_rows(p: Problem) -> int:
     Two states of an invariant call leave registers for half as many, and so do latent keys that are decoded, or that
     no product reads from shared memory.
     """
-    if p.latent and p.compute == torch.float32:
+    if p.latent and (p.compute == torch.float32 or p.device.capability < 80):
         return 16
-    few = p.batch_invariant or (p.latent and (p.cache.itemsize == 1 or p.device.capability not in (90, 100)))
+    few = p.batch_invariant or (p.latent and (p.cache.itemsize == 1 or p.device.capability != 90))
     return FEW_WIDE_ROWS if few else WIDE_ROWS
 
 
