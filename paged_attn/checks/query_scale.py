@@ -6,12 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ..records.call import scales_tokens
 from .axes import FLOAT32, FP8, Door, names
 
 
 def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
     """One number, one for each KV head, or by token; of queries that are not fp8 by token alone."""
+    from ..records.call import scales_tokens  # beside Triton's records, which importing the package leaves alone
+
     name = "q_scale"
     if not isinstance(value, Tensor):
         door.scale(name, value, "q", q.dtype)
