@@ -59,7 +59,6 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         spans=case.spans,
         clip_spans=case.clip_spans,
         gate=case.dtype if case.gate else None,
-        latent=case.latent,
         token_scales=case.token_scales,
     )
     for field in dataclasses.fields(case):
