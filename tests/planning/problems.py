@@ -21,8 +21,9 @@ H200 = Device("sm90", 132)
 # Fields of a case that a problem is made of, or that no plan depends on.
 TOLD = {
     "name", "query_lens", "seq_lens", "heads", "kv_heads", "head_dim", "value_dim", "page_size", "dtype",
-    "cache_dtype", "out_dtype", "layout", "latent", "new", "causal", "window_size", "chunk", "softmax_scale",
-    "softcap", "alibi", "sinks", "qq_bias", "tree", "positions", "score_mod", "gate", "scales", "token_scales",
+    "cache_dtype", "out_dtype", "layout", "latent", "new", "causal", "causal_by_seq", "window_size", "prefix",
+    "spans", "clip_spans", "chunk", "softmax_scale", "softcap", "alibi", "sinks", "qq_bias", "tree", "positions",
+    "score_mod", "gate", "scales", "token_scales",
     "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run",
 }  # fmt: skip
 
