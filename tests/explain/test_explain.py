@@ -73,7 +73,8 @@ def test_the_row_of_the_planner_that_decided_is_told() -> None:
     mixed = told(queries="1x2048,63x1", keys="1x2048,63x4096")
     assert mixed["regime"].startswith("few rows beside blocks: prefills wait for the tensor cores, decodes for memory")
     assert told(queries="2048", keys="2048", page_size=12)["regime"].startswith("blocks: ")
-    assert told(page_size=12)["regime"].startswith("one block a sequence: ")
+    assert told(page_size=12)["regime"].startswith("decodes: ")
+    assert told(queries="4", page_size=12)["regime"].startswith("one block a sequence: ")
     told_as_json = json.loads(printed("--batch 64 --device sm90:132 --json"))
     assert told_as_json["regime"] == told(batch=64)["regime"]
 

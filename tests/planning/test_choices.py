@@ -32,11 +32,21 @@ def test_each_benchmark_case_is_planned_as_the_table_says() -> None:
         Case(
             "latent", (3, 2), (20, 30), heads=72, head_dim=96, value_dim=64, latent=True, cache_dtype=E4M3, bounds=True
         ),
+        Case("scales of tokens", (3, 2), (20, 30), head_dim=64, token_scales=True, bounds=True),
+        Case("prefix, spans", (3, 2), (20, 30), head_dim=64, prefix=4, spans=2, window_size=(3, -1), bounds=True),
+        Case("causal by sequence", (3, 2), (20, 30), head_dim=64, causal_by_seq=True, bounds=True),
         Case("function", (3, 2), (20, 30), head_dim=64, score_mod="alibi", bounds=True),
     ],
     ids=str,
 )
-def test_a_case_without_tensors_is_planned_as_with_them(case: Case) -> None:
+def test_a_case_without_tensors_is_told_as_with_them(case: Case) -> None:
     with_tensors = problem_of(build(case), H200)
     without = problem_of_case(case)
     assert without._replace(compute=with_tensors.compute) == with_tensors  # which the interpreter decides
+
+
+def test_a_case_that_says_more_than_a_model_can_fails() -> None:
+    with pytest.raises(ValueError, match="not told of strided"):
+        problem_of_case(Case("strided", (3,), (20,), strided=True, bounds=True))
+    with pytest.raises(ValueError, match="without bounds"):
+        problem_of_case(Case("no bounds", (3,), (20,)))
