@@ -15,7 +15,7 @@ import triton
 from triton.backends.nvidia.compiler import CUDABackend
 
 from paged_attn.kernels.hopper.asm.barriers import TAG
-from paged_attn.kernels.hopper.loading.ring import KINDS
+from paged_attn.kernels.hopper.loading.gates import KINDS
 from paged_attn.launching import backend, launch, scratch
 from paged_attn.preparation import offline
 

@@ -47,13 +47,13 @@ class Pipe(NamedTuple):
 
 @triton.constexpr_function
 def is_shared(P):
-    """Whether a consumer is two or four warpgroups of one code, each waiting for itself (`ring.make_gates`)."""
+    """Whether a consumer is two or four warpgroups of one code, each waiting for itself (`gates.make_gates`)."""
     return P.ROWS >= 128
 
 
 @triton.constexpr_function
 def is_gated(P):
-    """Whether each warp of a consumer waits for tiles, and releases them, by itself (`ring.make_gates`)."""
+    """Whether each warp of a consumer waits for tiles, and releases them, by itself (`gates.make_gates`)."""
     return P.ROWS >= 128 or P.CONSUMERS == 3 or P.BESIDE
 
 

@@ -20,9 +20,10 @@ from .consuming.fold import make_bank
 from .consuming.fp8 import make_ones
 from .layouts import lanes_layout
 from .loading.convert import NONE, TRANSPOSE, WIDEN, convert_tiles
+from .loading.gates import KEYS, VALUES, make_gates, start_with
 from .loading.loader import load_tile, load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
-from .loading.ring import KEYS, VALUES, WARPGROUP, make_gates, make_read_ring, make_ring, start_with
+from .loading.ring import WARPGROUP, make_read_ring, make_ring
 from .schedule.arrival import told_in
 from .schedule.lists import first_of_many, make_lists
 from .schedule.mail import make_mail, publish, read

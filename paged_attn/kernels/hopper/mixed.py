@@ -15,9 +15,10 @@ from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .layouts import lanes_layout
+from .loading.gates import KEYS, VALUES, make_gates, start_with
 from .loading.loader import load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
-from .loading.ring import KEYS, VALUES, make_gates, make_read_ring, start_with
+from .loading.ring import make_read_ring
 from .schedule.arrival import told_in
 from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read

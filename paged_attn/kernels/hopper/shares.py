@@ -14,10 +14,11 @@ from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of
 from .layouts import lanes_layout
+from .loading.gates import start_together
 from .loading.loader import fetch_descriptors, load_both, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
-from .loading.ring import WARPGROUP, make_ring, ring_of, start_together
+from .loading.ring import WARPGROUP, make_ring, ring_of
 from .schedule.arrival import told_in
 from .schedule.walk import Walk, item_at
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier

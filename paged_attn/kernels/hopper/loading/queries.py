@@ -9,7 +9,8 @@ from ..asm.barriers import arrive_at, await_at
 from ..asm.narrowing import e4m3_in_two
 from ..asm.prefetch import bring_near
 from ..shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
-from .ring import QUERIES, address_of, as_words, gate, wait_released
+from .gates import QUERIES, gate
+from .ring import address_of, as_words, wait_released
 
 
 @triton.constexpr_function

@@ -33,7 +33,7 @@ RINGS = {
 }
 RINGS_OF_THREE_CONSUMERS = RingSizes(6, 5, 0, 64)  # of 128 dims
 RINGS_OF_FOUR_WARPGROUPS = RingSizes(8, 8, 0, 64)  # of up to 64 dims
-MAX_SLOTS = 8  # a ring has no more barriers (`ring.DEPTH`)
+MAX_SLOTS = 8  # a ring has no more barriers (`gates.DEPTH`)
 # Beside few rows, which have as many numbers of a tile, and the slots that are left.
 RINGS_BESIDE_FEW_ROWS, RINGS_OF_FEW_ROWS, ELEMENTS_OF_TILES_BESIDE = (3, 3), (3, 2), 64 * 128
 

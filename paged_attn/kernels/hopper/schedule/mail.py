@@ -3,7 +3,8 @@
 from ...common.records import Block
 from ..args import Item, Mail, is_shared
 from ..asm.barriers import arrive_at, await_at, meet
-from ..loading.ring import MAIL, gate, make_barriers
+from ..loading.gates import MAIL, gate
+from ..loading.ring import make_barriers
 from ..shim import gl, gluon, mbarrier
 
 FIELDS = gl.constexpr(16)  # the next power of two
