@@ -22,8 +22,10 @@ NARROW, BROAD = dict(head_dim=48, value_dim=20), dict(head_dim=24, value_dim=72)
 
 @pytest.mark.parametrize("head_dim, value_dim", WIDTHS)
 @pytest.mark.parametrize("layout", ["NHD", "HND", "x"])
-def test_values_have_a_width_of_their_own_in_every_layout(head_dim: int, value_dim: int, layout: str) -> None:
-    run(Case("decode", **DECODE, head_dim=head_dim, value_dim=value_dim, layout=layout))
+def test_values_have_a_width_of_their_own_in_every_layout(
+    head_dim: int, value_dim: int, layout: str, device: str
+) -> None:
+    run(Case("decode", **DECODE, head_dim=head_dim, value_dim=value_dim, layout=layout), device)
 
 
 @pytest.mark.parametrize("widths", [NARROW, BROAD], ids=["narrow", "broad"])
@@ -43,25 +45,27 @@ def test_values_have_a_width_of_their_own_in_every_layout(head_dim: int, value_d
     ],
     ids=["features", "new", "e4m3", "packed e5m2", "all fp8", "invariant", "shared", "own out", "only"],
 )
-def test_values_of_another_width_beside(widths: dict[str, Any], batch: dict[str, Any], more: dict[str, Any]) -> None:
-    run(Case("widths", **{**batch, **widths, **more}))
+def test_values_of_another_width_beside(
+    widths: dict[str, Any], batch: dict[str, Any], more: dict[str, Any], device: str
+) -> None:
+    run(Case("widths", **{**batch, **widths, **more}), device)
 
 
 @pytest.mark.parametrize("head_dim", [257, 320, 512])
 @pytest.mark.parametrize("batch", [DECODE, MIXED], ids=["decode", "mixed"])
 @pytest.mark.parametrize("more", [{}, FEATURES, dict(new=True), dict(cache_dtype=E4M3)], ids=str)
-def test_heads_have_up_to_512_dims(head_dim: int, batch: dict[str, Any], more: dict[str, Any]) -> None:
-    run(Case("wide", **{**batch, **more}, head_dim=head_dim))
+def test_heads_have_up_to_512_dims(head_dim: int, batch: dict[str, Any], more: dict[str, Any], device: str) -> None:
+    run(Case("wide", **{**batch, **more}, head_dim=head_dim), device)
 
 
-def test_states_of_wide_values_are_joined_piece_by_piece() -> None:
+def test_states_of_wide_values_are_joined_piece_by_piece(device: str) -> None:
     for widths in (dict(head_dim=512), dict(head_dim=64, value_dim=300)):
         for more in ({}, dict(batch_invariant=True), dict(query_lens=(5,), seq_lens=(4000,))):
-            run(Case("long", **{**LONG, **widths, **more}, sinks=True))
+            run(Case("long", **{**LONG, **widths, **more}, sinks=True), device)
 
 
-def test_a_result_of_the_calls_own_is_as_wide_as_values_again_and_again() -> None:
-    inputs = build(Case("twice", **DECODE, **BROAD, own_out=True))
+def test_a_result_of_the_calls_own_is_as_wide_as_values_again_and_again(device: str) -> None:
+    inputs = build(Case("twice", **DECODE, **BROAD, own_out=True), device)
     for _ in range(3):
         out, lse = paged_attn.paged_attention(**inputs)
         assert out.shape == (4, 4, 72)
@@ -69,9 +73,9 @@ def test_a_result_of_the_calls_own_is_as_wide_as_values_again_and_again() -> Non
         assert out.is_contiguous()
 
 
-def test_merged_states_are_as_wide_as_values() -> None:
+def test_merged_states_are_as_wide_as_values(device: str) -> None:
     for width in (20, 300, 512):
-        outs, lses = torch.randn(5, 3, 4, width), torch.randn(5, 3, 4)
+        outs, lses = torch.randn(5, 3, 4, width, device=device), torch.randn(5, 3, 4, device=device)
         for got, want in zip(paged_attn.merge_states(outs, lses), reference.merge_states(outs, lses)):
             torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-5)
 
@@ -79,16 +83,18 @@ def test_merged_states_are_as_wide_as_values() -> None:
 @pytest.mark.parametrize("layout", ["NHD", "HND", "x"])
 @pytest.mark.parametrize("cache_dtype", [torch.float32, E4M3])
 @pytest.mark.parametrize("widths", [NARROW, BROAD, dict(head_dim=512, value_dim=512)], ids=str)
-def test_keys_and_values_of_two_widths_are_written(widths: dict[str, Any], cache_dtype: Any, layout: str) -> None:
+def test_keys_and_values_of_two_widths_are_written(
+    widths: dict[str, Any], cache_dtype: Any, layout: str, device: str
+) -> None:
     case = Case(
         "write", query_lens=(5,), seq_lens=(5,), heads=3, kv_heads=3, layout=layout, cache_dtype=cache_dtype, **widths
     )
-    inputs = build(case)
+    inputs = build(case, device)
     caches = [inputs["k_cache"], inputs["v_cache"]]
-    k, v = torch.randn(4, 3, case.head_dim), torch.randn(4, 3, case.value_width)
+    k, v = torch.randn(4, 3, case.head_dim, device=device), torch.randn(4, 3, case.value_width, device=device)
     scales = {name: 0.5 for name in ("k_scale", "v_scale") if name in inputs}
     want = [x.clone() for x in caches]
-    slots = torch.tensor([3, -1, 20, 7])
+    slots = torch.tensor([3, -1, 20, 7], device=device)
     paged_attn.write_kv(k, v, *caches, slots, kv_layout=inputs["kv_layout"], **scales)
     reference.write_kv(k, v, *want, slots, kv_layout=inputs["kv_layout"], **scales)
     for got, expected in zip(caches, want):
@@ -96,18 +102,18 @@ def test_keys_and_values_of_two_widths_are_written(widths: dict[str, Any], cache
 
 
 @pytest.mark.parametrize("widths", [NARROW, dict(head_dim=320), dict(head_dim=40, value_dim=300)], ids=str)
-def test_a_query_has_the_same_bits_alone_and_in_a_batch_at_any_width(widths: dict[str, Any]) -> None:
-    inputs = build(Case("invariant", (1, 20, 1), (1300, 1100, 30), **widths, batch_invariant=True, lse=False))
+def test_a_query_has_the_same_bits_alone_and_in_a_batch_at_any_width(widths: dict[str, Any], device: str) -> None:
+    inputs = build(Case("invariant", (1, 20, 1), (1300, 1100, 30), **widths, batch_invariant=True, lse=False), device)
     both = paged_attn.paged_attention(**inputs)
     rows = slice(1, 21)
     alone = inputs | {name: inputs[name][rows] for name in ("q", "out")}
     alone |= {name: inputs[name][1:2] for name in ("page_table", "seq_lens")}
-    alone["cu_seqlens_q"] = torch.tensor([0, 20], dtype=torch.int32)
+    alone["cu_seqlens_q"] = torch.tensor([0, 20], dtype=torch.int32, device=device)
     want = both[rows].clone()
     assert torch.equal(paged_attn.paged_attention(**alone), want)
 
 
-def test_memory_of_another_value_width_is_no_call_that_was_made_before() -> None:
+def test_memory_of_another_value_width_is_no_call_that_was_made_before(device: str) -> None:
     for width in (24, 40, 24, 48):
-        run(Case("again", **DECODE, head_dim=48, value_dim=width))
-        run(Case("again", **DECODE, head_dim=48, value_dim=width, own_out=True))
+        run(Case("again", **DECODE, head_dim=48, value_dim=width), device)
+        run(Case("again", **DECODE, head_dim=48, value_dim=width, own_out=True), device)
