@@ -39,14 +39,20 @@ def may_hide(tile, source, span, S: tl.constexpr):
 
 
 @triton.jit
+def live_keys(source, tile, S: tl.constexpr, FULL: tl.constexpr):
+    """Which keys of a tile are there, None: all.  0 * NaN is NaN: no weight of zero removes a value that is garbage."""
+    if FULL:
+        return None
+    else:
+        return lives(tile + tl.arange(0, S.TILE), source)
+
+
+@triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold the keys of one tile into the state; FULL: every row sees all of them."""
     page, slot = locate(source, ids, tile, S)
-    # 0 * NaN is NaN: a weight of zero does not remove a value that may be garbage
-    pos = tile + tl.arange(0, S.TILE)
-    live = None if FULL else lives(pos, source)
     if S.REST is not None:
-        k, v = load_latent(kv.key, page, slot, rows.kv_head, live, S)
+        k, v = load_latent(kv.key, page, slot, rows.kv_head, live_keys(source, tile, S, FULL), S)
     else:
         if boxes is not None:
             k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S.DIM, S).T,)
@@ -55,6 +61,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
         if FULL and boxes is not None:
             v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S.VALUE_PADDED, S),)
         else:
+            live = live_keys(source, tile, S, FULL)
             v = unpack(load_kv(kv.value, page, slot, rows.kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv.value, S)
     key = tl.arange(0, S.TILE)
     scores = products(q.parts, k, S)
