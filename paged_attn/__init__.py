@@ -17,12 +17,14 @@ __all__ = [
     "prepare",
     "reference",
     "slots",
+    "tree",
     "write_kv",
 ]
 
 # Where names live that are imported when they are asked for: `prepare` brings the kernels along.
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pad_batch", "pages_needed", "positions", "slots"), ".step")
+_LATER["tree"] = ".drafts"
 _LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # in the command
 
 
@@ -34,6 +36,7 @@ def _is_command() -> bool:
 
 
 if TYPE_CHECKING:
+    from .drafts import tree
     from .preparation.prepare import prepare
     from .step import pad_batch, pages_needed, positions, slots
 if TYPE_CHECKING or not _is_command():  # which imports torch, for seconds, and registers the operators

@@ -47,6 +47,7 @@ def paged_attention(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
+    qq_mask: torch.Tensor | None = None,
     query_positions: torch.Tensor | None = None,
     score_mod: Callable[..., Any] | None = None,
     score_mod_args: Sequence[torch.Tensor | float] = NO_ARGS,
@@ -119,11 +120,16 @@ def paged_attention(
             less than 2^-24 of the largest, or of the sink, may weigh nothing.
         alibi_slopes: [heads] float32; adds slope * (key position - query position).
         sinks: [heads] float32 | dtype of q; one more key with this score and value 0.
-        qq_bias: [n, n] float32 | dtype of q; adds qq_bias[i, j] for query i and key j of this call, 0 beyond n.
-            Minus infinity hides a key: a tree of drafts is such a matrix, and query_positions are its nodes' depths.
+        qq_bias: [n, n], or of each sequence [seqs, n, n], float32 | dtype of q; adds qq_bias[i, j] for query i and key
+            j of this call, 0 beyond n.  Minus infinity hides a key.
+        qq_mask: [tokens, words] int32, up to 32 words; bit j % 32 of word j // 32 says whether a query sees key j of
+            this call.  It hides, and shows nothing that other arguments hide; keys beyond 32 * words are seen as
+            without it.  paged_attn.tree makes it of the parents of each sequence's own tree of drafts, once for all
+            layers, and query_positions of its nodes' depths.  For trees it is the faster of the two: a word for 32
+            nodes in place of a number for each pair.
         query_positions: [tokens] int32 | int64; the position of query i, and of the call's own key i, which is key
             context_len + i: at least context_len and at most context_len + i, its place in the sequence.  The window
-            and ALiBi compare these positions; causal and qq_bias go by places, as without.  A node of a tree of drafts
+            and ALiBi compare these positions; causal, qq_bias, qq_mask go by places.  A node of a tree of drafts
             stands at context_len + its depth; without, its place is its position, and a window cuts, and ALiBi counts,
             as if nodes before it were ancestors all.  In a window, every query of a sequence reads on from the first
             key that one at context_len may see: not for long prefills.  Padding may hold anything.  None: places.
@@ -195,16 +201,16 @@ def paged_attention(
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
             k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, causal_seqs=causal_seqs,
             window_size=window_size, prefix_lens=prefix_lens, spans=spans, clip_spans=clip_spans, chunk=chunk,
-            softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            qq_bias=qq_bias, query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
+            softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, qq_mask=qq_mask,
+            query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
             gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only, batch_invariant=batch_invariant,
             check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
-            page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, query_positions,
-            q_scale, k_scale,
+            page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, qq_mask,
+            query_positions, q_scale, k_scale,
             v_scale, gate, out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (

@@ -93,6 +93,7 @@ ARGUMENTS = (
     Argument("alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",)),
     Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",)),
     Argument("qq_bias", TENSOR, None, "Tensor?", (), ("qq_bias",), ("qq_bias",), ("qq_bias",)),
+    Argument("qq_mask", TENSOR, None, "Tensor?", (), (), ("qq_mask",), ("qq_mask",)),
     Argument("query_positions", TENSOR, None, "Tensor?", (), (), ("query_positions",), ("query_positions",)),
     Argument("score_mod", OPTION, None, None, (), ("score_mod",), ("score_mod",), ("score_mod",)),
     Argument("score_mod_args", SEVERAL, (), None, (), ("score_mod",), ("score_mod",), ("score_mod_args",)),

@@ -38,7 +38,8 @@ def _attention(
     k_new: Any = None, v_new: Any = None, softmax_scale: Any = None, causal: Any = True, causal_seqs: Any = None,
     window_size: Any = (-1, -1), prefix_lens: Any = None, spans: Any = None, clip_spans: Any = False,
     chunk: Any = None, softcap: Any = 0.0, alibi_slopes: Any = None, sinks: Any = None,
-    qq_bias: Any = None, query_positions: Any = None, q_scale: Any = None, k_scale: Any = None, v_scale: Any = None,
+    qq_bias: Any = None, qq_mask: Any = None, query_positions: Any = None, q_scale: Any = None, k_scale: Any = None,
+    v_scale: Any = None,
     gate: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False, check: Any = None,
     return_lse: bool = False,
 ) -> Any:  # fmt: skip
@@ -46,8 +47,8 @@ def _attention(
     result = attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
-            page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, query_positions,
-            q_scale, k_scale,
+            page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, qq_mask,
+            query_positions, q_scale, k_scale,
             v_scale, gate, out_scale, None,
         ),
         (

@@ -40,6 +40,7 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
     qq_bias: Tensor | None = None,
+    qq_mask: Tensor | None = None,
     query_positions: Tensor | None = None,
     score_mod: Callable[..., Tensor] | None = None,
     score_mod_args: Sequence[Tensor | float] = (),
@@ -120,7 +121,8 @@ def paged_attention(
             if alibi_slopes is not None:
                 scores = scores + alibi_slopes.double()[:, None, None] * distance
             if qq_bias is not None:
-                scores = scores + _bias(qq_bias, query[block] - context_len, key - context_len)
+                bias = qq_bias[seq] if qq_bias.ndim == 3 else qq_bias
+                scores = scores + _bias(bias, query[block] - context_len, key - context_len)
             if score_mod is not None:
                 asked = [x.clamp(0, max(seq_len - 1, 0)) for x in (query_pos[block, None], key_pos[None])]
                 head = torch.arange(num_heads, device=q.device)[:, None, None]
@@ -143,6 +145,8 @@ def paged_attention(
             visible |= key[None, :] < prefix
             if not clip_spans:
                 visible |= together
+            if qq_mask is not None:
+                visible &= _bits(qq_mask[rows], key - context_len)
             scores = scores.masked_fill(~visible, -torch.inf)
             result[rows], lse[rows] = _attend(scores, v, sinks)
 
@@ -263,6 +267,14 @@ def _bias(qq_bias: Tensor, query: Tensor, key: Tensor) -> Tensor:
     inside = (query[:, None] < n) & (key[None, :] >= 0) & (key[None, :] < n)
     picked = qq_bias.double()[query.clamp(0, n - 1)[:, None], key.clamp(0, n - 1)[None, :]]
     return torch.where(inside, picked, 0.0)
+
+
+def _bits(qq_mask: Tensor, key: Tensor) -> Tensor:
+    """Whether the bits of queries [T, words] show them keys [N], counted from the first of the call; others they do."""
+    inside = (key >= 0) & (key < 32 * qq_mask.shape[1])
+    at = key.clamp(0, max(0, 32 * qq_mask.shape[1] - 1))
+    words = qq_mask.long()[:, at // 32] if qq_mask.shape[1] else qq_mask.new_zeros(len(qq_mask), len(key))
+    return ~inside | (words >> (at % 32) & 1).bool()
 
 
 def _softmax(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:

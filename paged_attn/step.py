@@ -48,7 +48,7 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
 
     Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
     """
-    _admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
+    admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
     if cu_seqlens_q is None and tokens is None:
         return (seq_lens.long() - 1).clamp(min=-1)
     both("tokens", tokens, "cu_seqlens_q", cu_seqlens_q)
@@ -57,7 +57,7 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
     assert tokens is not None
     if seq_lens.shape[0] == 0:
         return seq_lens.new_full((tokens,), -1, dtype=torch.int64)
-    token, sequence, live = _sequences(cu_seqlens_q, tokens)
+    token, sequence, live = sequences_of(cu_seqlens_q, tokens)
     # The last query of a sequence is its last token.
     position = token + (seq_lens - cu_seqlens_q[1:]).long()[sequence]
     return torch.where(live, position, -1).clamp(min=-1)
@@ -80,7 +80,7 @@ def slots(page_table: Tensor, positions: Tensor, page_size: int, cu_seqlens_q: T
     """
     axis = "seqs" if cu_seqlens_q is None else "tokens"
     table = (page_table, ("seqs", "max_pages"))
-    _admit(page_table=table, positions=(positions, (axis,)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
+    admit(page_table=table, positions=(positions, (axis,)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
     integer("page_size", page_size, 1, "an int")
     seqs, max_pages = page_table.shape
     position = positions.long()
@@ -88,7 +88,7 @@ def slots(page_table: Tensor, positions: Tensor, page_size: int, cu_seqlens_q: T
     if cu_seqlens_q is None:
         sequence = torch.arange(seqs, device=position.device)
     else:
-        _, sequence, owned = _sequences(cu_seqlens_q, position.shape[0])
+        _, sequence, owned = sequences_of(cu_seqlens_q, position.shape[0])
         live = live & owned
     if seqs == 0 or max_pages == 0:
         return torch.full_like(position, -1)
@@ -137,7 +137,7 @@ def pad_batch(
         seq_lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     if not isinstance(cu_seqlens_q, (Tensor, type(None))):
         cu_seqlens_q = torch.tensor(cu_seqlens_q, dtype=torch.int32, device=device)
-    _admit(
+    admit(
         page_table=(page_table, ("seqs", "max_pages")),
         seq_lens=(seq_lens, ("seqs",)),
         cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)),
@@ -176,7 +176,7 @@ def _ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None) ->
     return torch.tensor(filled, dtype=torch.int32, device=device).reshape(len(rows), columns)
 
 
-def _sequences(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+def sequences_of(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
     """(number of each token, its sequence, whether it has one), [tokens] each."""
     last = cu_seqlens_q.shape[0] - 2
     token = torch.arange(tokens, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
@@ -185,7 +185,7 @@ def _sequences(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tenso
     return token, sequence.clamp(0, max(last, 0)), sequence <= last
 
 
-def _admit(**given: tuple[Tensor | None, tuple[str, ...]]) -> None:
+def admit(**given: tuple[Tensor | None, tuple[str, ...]]) -> None:
     """Tensors of integers, each of its axes, all on one device; inside torch.compile torch's own errors have to do."""
     if torch.compiler.is_compiling():
         return

@@ -99,6 +99,8 @@ class Case:
     alibi: bool = False
     sinks: bool = False
     qq_bias: int = 0  # n of the [n, n] matrix; 0: off
+    bias_of_seqs: bool = False  # qq_bias is a matrix of each sequence
+    qq_mask: int = 0  # words of a mask in which about half of the bits are set, beside that of a query itself
     tree: bool = False  # about half of qq_bias is -inf, as in tree decoding
     positions: str = ""  # of queries: "slots" | "tree", depths in random trees unknown to qq_bias; "": none
     score_mod: str = ""  # one of tests.score_mods.MODS
@@ -222,11 +224,13 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["sinks"] = _random((case.heads,), small, rng)
     if case.qq_bias:
         n = case.qq_bias
-        bias = _random((n, n), small, rng)
+        bias = _random((len(case.seq_lens), n, n) if case.bias_of_seqs else (n, n), small, rng)
         if case.tree:
-            pruned = torch.rand(n, n, generator=rng, device=device) < 0.5
+            pruned = torch.rand(bias.shape, generator=rng, device=device) < 0.5
             bias = bias.masked_fill(pruned & ~torch.eye(n, dtype=torch.bool, device=device), -torch.inf)
         inputs["qq_bias"] = bias
+    if case.qq_mask:
+        inputs["qq_mask"] = _bits(case, rng)
     if case.positions:
         inputs["query_positions"] = _positions(case).to(device)
     if case.token_scales:
@@ -475,6 +479,19 @@ def _positions(case: Case) -> Tensor:
             positions[token : token + queries] = [context + depth for depth in depths]
         token += queries
     return torch.tensor(positions, dtype=torch.int32)
+
+
+def _bits(case: Case, rng: torch.Generator) -> Tensor:
+    """[tokens, words] int32: about half of all, and that of a query itself where it has one."""
+    shape, least = (case.tokens, case.qq_mask), -(2**31)
+    bits = torch.randint(least, -least, shape, generator=rng, device=rng.device, dtype=torch.int32)
+    index = torch.cat([torch.arange(n) for n in (*case.query_lens, case.padding)])
+    for token, i in enumerate(index.tolist()):
+        if i < 32 * case.qq_mask:
+            bits[token, i // 32] |= least if i % 32 == 31 else 1 << i % 32
+    wider = torch.randint(least, -least, (case.tokens, case.qq_mask + 1), generator=rng, device=rng.device)
+    wider[:, : case.qq_mask] = bits
+    return wider.int()[:, : case.qq_mask] if case.strided else bits
 
 
 def _token_scales(case: Case, scale: Any, rng: torch.Generator) -> Tensor:

@@ -81,6 +81,7 @@ OPTIONS: dict[str, Draw] = {
     "decode_form": maybe(0.2),
     "positions": one_of("", "", "", "", "slots", "tree"),
     "gate": maybe(0.1),
+    "qq_mask": one_of(0, 0, 0, 0, 0, 1, 2),
     "token_scales": maybe(0.1),
     "table": one_of("", "", "", "", "ragged", "gaps", "views"),
 }
@@ -113,6 +114,7 @@ ANYTHING: dict[str, Draw] = {
     "integers": one_of(torch.int32, torch.int32, torch.int32, torch.int64),
     "qq_bias": one_of(0, 0, 0, 1, 8, 64),
     "tree": maybe(0.5),
+    "bias_of_seqs": maybe(0.5),
     "softmax_scale": one_of(None, None, None, 0.3, 0.05, -0.1, 0.0),
     "bounds": maybe(0.5),
     "only": lambda rng, f: None if f["own_out"] else rng.choice([None] * 8 + ["decode", "prefill"]),

@@ -306,6 +306,7 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "alibi_slopes": (torch.zeros(4),),
     "sinks": (torch.zeros(4),),
     "qq_bias": (half(4, 4),),
+    "qq_mask": (torch.zeros(4, 1, dtype=torch.int32),),
     "query_positions": (torch.zeros(4, dtype=torch.int32),),
     "score_mod": (None, alibi),
     "score_mod_args": ((half(4), 3.0), (half(4).float(), 3)),
@@ -377,7 +378,7 @@ UNLIKE: dict[str, Any] = dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
     out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
     causal_seqs=True, prefix_lens=True, spans=3, clip_spans=True, alibi=True, sinks=torch.float32, qq_bias=4,
-    query_positions=True, scales="per_head",
+    query_positions=True, qq_mask=2, scales="per_head",
     return_lse=True, gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
     score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True,
 )  # fmt: skip
@@ -431,7 +432,7 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 
 VALUES: dict[str, Any] = dict(
     causal=False, window=(5, -1), chunk=7, causal_seqs=True, prefix_lens=True, spans=3, clip_spans=True, softcap=3.0,
-    alibi=True, sinks=True, qq_bias=4,
+    alibi=True, sinks=True, qq_bias=4, qq_mask=2,
     query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
     heads=16, kv_heads=4, head_dim=64, page_size=32, value_dim=48, latent=True, dtype=torch.float16,
     kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,

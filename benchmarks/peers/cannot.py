@@ -26,6 +26,7 @@ FEATURES = (
     "causal by sequence",
     "prefix",
     "spans",
+    "trees by sequence",
 )
 
 
@@ -56,6 +57,7 @@ def features(case: Case) -> set[str]:
         "causal by sequence": case.causal_by_seq,
         "prefix": case.prefix > 0,
         "spans": case.spans > 0,
+        "trees by sequence": case.qq_mask > 0 or case.bias_of_seqs,
     }
     return {name for name in FEATURES if asked[name]}
 

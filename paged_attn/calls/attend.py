@@ -73,11 +73,11 @@ def _form(
         options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(clip), type(chunk),
         type(softcap), type(lse), type(invariant), starts is None, out is None,
     )  # fmt: skip
-    page_starts, a, b, c, d, e, f, g, h, i, j, k, l, gate, m, more = others
+    page_starts, a, b, c, d, e, f, g, h, mask, i, j, k, l, gate, m, more = others
     if page_starts is not None:
         form += RAGGED
         tensors += (page_starts,)
-    if not (a is b is c is d is e is f is g is h is i is j is k is l is gate is m is more is None):
+    if not (a is b is c is d is e is f is g is h is mask is i is j is k is l is gate is m is more is None):
         others = others[1:]
         if more is not None:
             if not isinstance(more, (tuple, list)):  # it will be refused
@@ -169,8 +169,8 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         softcap=cap if options.softcap > 0 else None,
         alibi_slopes=x.alibi_slopes,
         qq_bias=x.qq_bias,
-        qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(0),
-        qq_bias_size=None if x.qq_bias is None else x.qq_bias.shape[0],
+        qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(-2),
+        qq_bias_size=None if x.qq_bias is None else x.qq_bias.shape[-1],
         sinks=x.sinks,
         query_positions=x.query_positions,
         position_right=right if apart else None,
@@ -179,6 +179,10 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         prefix_lens=x.prefix_lens,
         **_spans(x.spans, options, None if apart else right),
         score_mod_args=None if options.score_mod is None else x.score_mod_args,
+        qq_bias_stride_seq=None if x.qq_bias is None or x.qq_bias.ndim < 3 else x.qq_bias.stride(0),
+        qq_mask=x.qq_mask,
+        qq_mask_stride=None if x.qq_mask is None else x.qq_mask.stride(0),
+        QQ_WORDS=layout.words_of(x.qq_mask),
     )
     return Call(
         out=layout.rows(x.out),

@@ -22,7 +22,9 @@ from .axes import (
     FLOAT32,
     FP8,
     HALF,
+    INT32,
     INTEGER,
+    MAX_WORDS,
     QUERY,
     SAME,
     Axes,
@@ -78,6 +80,7 @@ def check_attention(
     alibi_slopes: Tensor | None,
     sinks: Tensor | None,
     qq_bias: Tensor | None,
+    qq_mask: Tensor | None,
     query_positions: Tensor | None,
     score_mod_args: Any,
     q_scale: float | Tensor | None,
@@ -128,7 +131,12 @@ def check_attention(
     if sinks is not None:
         door.tensor("sinks", sinks, ("heads",), BIAS_FOR[q.dtype])
     if qq_bias is not None:
-        door.tensor("qq_bias", qq_bias, ("n", "n"), BIAS_FOR[q.dtype])
+        of_seqs = isinstance(qq_bias, Tensor) and qq_bias.ndim == 3
+        door.tensor("qq_bias", qq_bias, ("seqs", "n", "n") if of_seqs else ("n", "n"), BIAS_FOR[q.dtype])
+    if qq_mask is not None:
+        door.tensor("qq_mask", qq_mask, ("tokens", "words"), INT32)
+        if sizes["words"] > MAX_WORDS:
+            raise ValueError(f"qq_mask must have words <= {MAX_WORDS}, got {list(qq_mask.shape)}")
     if query_positions is not None:
         door.tensor("query_positions", query_positions, ("tokens",), INTEGER)
     if gate is not None:
@@ -149,7 +157,7 @@ def check_attention(
             "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
             cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, causal=causal_seqs, prefix_lens=prefix_lens,
             spans=spans, alibi_slopes=alibi_slopes,
-            sinks=sinks, qq_bias=qq_bias, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate,
+            sinks=sinks, qq_bias=qq_bias, qq_mask=qq_mask, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate,
             out_scale=out_scale, **more, **{STARTS: page_starts},
         )  # fmt: skip
     check_query_scale(door, q_scale, q)

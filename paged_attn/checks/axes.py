@@ -25,6 +25,7 @@ SAME = {dtype: (dtype,) for dtype in QUERY}
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
+INT32, MAX_WORDS = (torch.int32,), 32  # of a query's mask
 # numbers reach the kernels as int32 and float32
 INT32_MAX = torch.iinfo(torch.int32).max
 HUGE = torch.finfo(torch.float32).max
@@ -174,7 +175,7 @@ class Door:
     def scale(
         self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads", more: str = ""
     ) -> None:
-        """A scale belongs to an fp8 tensor, always, and to no other; more: words for what else it might have been."""
+        """A scale belongs to an fp8 tensor, always, and to no other."""
         if value is None:
             if dtype in FP8:
                 raise ValueError(f"{name} is required, for {of} is {names((dtype,))}")

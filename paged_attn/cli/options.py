@@ -81,6 +81,7 @@ MODEL = (
     click.option("--softcap", type=click.FloatRange(0), default=0.0),
     click.option("--alibi", is_flag=True, help="alibi_slopes are given."),
     click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias."),
+    click.option("--qq-mask", type=click.IntRange(0, 32), default=0, help="Words of 32 own keys of a qq_mask."),
     click.option("--query-positions", is_flag=True, help="query_positions are given."),
     click.option("--token-scales", is_flag=True, help="q_scale is one of each token."),
     click.option("--score-mod", help="A user's function: package.module:function."),

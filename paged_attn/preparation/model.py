@@ -44,6 +44,7 @@ class Model(NamedTuple):
     page_indices: torch.dtype | None = None
     score_mod: Named | None = None
     value_dim: int | None = None  # where it is not head_dim
+    qq_mask: int = 0  # words of a query
     token_scales: bool = False  # q_scale is one of each token
     chunk: int | None = None
     causal_seqs: bool = False
@@ -161,6 +162,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         call["sinks"] = torch.empty(model.heads, dtype=model.sinks)
     if model.qq_bias:
         call["qq_bias"] = torch.empty(model.qq_bias, model.qq_bias, dtype=model.dtype)
+    if model.qq_mask:
+        call["qq_mask"] = torch.empty(batch.tokens, model.qq_mask, dtype=torch.int32)
     if model.query_positions:
         call["query_positions"] = torch.empty(batch.tokens, dtype=model.integers)
     if model.gate is not None:

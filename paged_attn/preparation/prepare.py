@@ -56,6 +56,7 @@ def prepare(
     alibi: bool = False,
     sinks: torch.dtype | None = None,
     qq_bias: int = 0,
+    qq_mask: int = 0,
     query_positions: bool = False,
     token_scales: bool = False,
     gate: torch.dtype | None = None,
@@ -92,6 +93,7 @@ def prepare(
         alibi: calls pass alibi_slopes.
         sinks: dtype of the sinks; None: none.
         qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
+        qq_mask: words of each query of a qq_mask; 0: none.
         query_positions: calls pass query_positions.
         token_scales: calls pass a q_scale of each token.
         gate: dtype of the gate; None: none.

@@ -104,6 +104,15 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
         ValueError,
         "qq_bias must be contiguous along n, got strides [1, 3]",
     ),
+    ("plain", tensor("qq_bias", (2, 3, 3)), ValueError, "qq_bias must be [seqs, n, n] with seqs = 3, got [2, 3, 3]"),
+    ("plain", tensor("qq_mask", (5, 1), torch.int64), TypeError, "qq_mask must be int32, got int64"),
+    (
+        "plain",
+        tensor("qq_mask", (4, 1), torch.int32),
+        ValueError,
+        "qq_mask must be [tokens, words] with tokens = 5, got [4, 1]",
+    ),
+    ("plain", tensor("qq_mask", (5, 33), torch.int32), ValueError, "qq_mask must have words <= 32, got [5, 33]"),
     # q_scale, k_scale, v_scale
     ("fp8", value(q_scale=None), ValueError, "q_scale is required, for q is float8_e4m3fn"),
     ("fp8 cache", value(k_scale=None), ValueError, "k_scale is required, for k_cache is float8_e4m3fn"),
@@ -219,7 +228,7 @@ def test_attention_refuses(call: str, change: Change, error: type[Exception], te
 
 def test_every_argument_of_attention_is_refused_somewhere() -> None:
     arguments = build(PLAIN).keys() | {"k_new", "v_new", "qq_bias", "q_scale", "max_seqlen_q", "max_seqlen_k", "check"}
-    arguments |= {"query_positions", "gate"}
+    arguments |= {"query_positions", "qq_mask", "gate"}
     named = " ".join(text for *_, text in BATCH + OPTIONS)
     assert [name for name in arguments if name not in named] == []
 
@@ -234,6 +243,7 @@ def test_every_argument_of_attention_is_refused_somewhere() -> None:
             "prefix_lens",
             "spans",
             "qq_bias",
+            "qq_mask",
             "query_positions",
             "q_scale",
             "k_scale",
@@ -253,6 +263,7 @@ def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None
     inputs["prefix_lens"] = torch.ones(2, dtype=torch.int32, device=device)
     inputs["gate"] = torch.zeros(4, 6, 32, device=device)
     inputs["causal"] = torch.ones(2, dtype=torch.bool, device=device)
+    inputs["qq_mask"] = torch.zeros(4, 1, dtype=torch.int32, device=device)
     inputs[name] = torch.empty_like(inputs[name], device="meta")
     refuses(paged_attn.paged_attention, inputs, ValueError, f"{name} must be on {inputs['q'].device} like q, got meta")
 

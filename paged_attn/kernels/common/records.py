@@ -94,6 +94,10 @@ class Modifiers(NamedTuple):
     CLIP_SPANS: Any = None  # constexpr True: the window bounds them, too, to the right by spans_right
     spans_right: Any = None
     chunk: Any = None  # keys of a query's own chunk of so many positions only; comes with a `left` that is less
+    qq_bias_stride_seq: Any = None  # of a matrix of each sequence; None: of one for all
+    qq_mask: Any = None  # int32 [tokens, QQ_WORDS]: bits of the call's own keys that a query sees
+    qq_mask_stride: Any = None
+    QQ_WORDS: Any = None  # constexpr
 
 
 class Scales(NamedTuple):
@@ -242,6 +246,7 @@ class RowTile(NamedTuple):
     span_begin: Any = None  # [R], of the spans that hold a row's slot; None: there are none
     span_end: Any = None
     prefix: Any = None  # keys before it are visible, too; None: of no sequence
+    seq: Any = None
 
 
 class Span(NamedTuple):

@@ -467,7 +467,7 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
     token = tl.cast(block.first_token + block.first, tl.int64)
     return RowTile(
         token, kv_head, index, row % S.GROUP, slot, pos, first_key, last_key, valid, context_len, block.first_token,
-        block.query_len, span_begin, span_end, prefix,
+        block.query_len, span_begin, span_end, prefix, block.seq,
     )  # fmt: skip
 
 

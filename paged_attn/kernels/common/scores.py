@@ -58,13 +58,32 @@ def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
+def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
+    """Minus infinity where a query's bits hide keys of the call: a word of each row for 32 of these."""
+    if mods.qq_mask is not None:
+        WORDS: tl.constexpr = mods.QQ_WORDS
+        first = tile - rows.context_len
+        if (first + S.TILE > 0) & (first < 32 * WORDS):
+            ptr = mods.qq_mask + (rows.token + rows.index) * mods.qq_mask_stride
+            for i in tl.static_range(WORDS):
+                word = tl.load(ptr + i, mask=rows.valid, other=-1)
+                bit = first - 32 * i + key
+                hides = (word[:, None] >> (bit & 31)[None, :]) & 1 == 0
+                scores = tl.where(hides & ((bit >= 0) & (bit < 32))[None, :], float("-inf"), scores)
+    return scores
+
+
+@triton.jit
 def _add_entries(scores, rows, slot, mods):
     """Scores of the call's own keys plus their entry in the bias matrix, 0 outside of it."""
     row = rows.slot - rows.context_len
     column = slot - rows.context_len
     inside = (rows.valid & (row < mods.qq_bias_size))[:, None]
     inside &= ((column >= 0) & (column < mods.qq_bias_size))[None, :]
-    ptr = mods.qq_bias + row.to(tl.int64)[:, None] * mods.qq_bias_stride + column[None, :]
+    base = mods.qq_bias
+    if mods.qq_bias_stride_seq is not None:
+        base += tl.cast(rows.seq, tl.int64) * mods.qq_bias_stride_seq
+    ptr = base + row.to(tl.int64)[:, None] * mods.qq_bias_stride + column[None, :]
     return scores + tl.load(ptr, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -89,7 +108,8 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Minus infinity where a window by positions hides keys of the call, which their slots do not tell."""
+    """Minus infinity where bits, or a window by positions, hide keys of the call, which their slots do not tell."""
+    scores = cut_by_mask(scores, rows, key, tile, mods, S)
     CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
     if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:

@@ -76,7 +76,8 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
             scores = mask(scores, rows, key, tile, source.end, mods)
     scores = cut_own(scores, rows, key, tile, mods, S)
     # all keys of a full tile count for every row, unless one of these hides some
-    HIDES: tl.constexpr = mods.qq_bias is not None or mods.query_positions is not None or S.SCORE_MOD is not None
+    OF_PAIRS: tl.constexpr = mods.qq_bias is not None or mods.qq_mask is not None or S.SCORE_MOD is not None
+    HIDES: tl.constexpr = OF_PAIRS or mods.query_positions is not None
     return update(state, scores, unit, v, S, FULL and not HIDES)
 
 

@@ -179,7 +179,11 @@ def judge(
     # Biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less.
     # A sink may be the first maximum, and so far below all scores that their differences to it lose their bits.
     PLAIN: gl.constexpr = (
-        mods.qq_bias is None and mods.query_positions is None and mods.sinks is None and S.SCORE_MOD is None
+        mods.qq_bias is None
+        and mods.qq_mask is None
+        and mods.query_positions is None
+        and mods.sinks is None
+        and S.SCORE_MOD is None
     )
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
     unit, shift, cap_factor = scale * LOG2E, None, None
