@@ -28,6 +28,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "not causal": {"causal": False},
     "tree": {"qq_bias": 16, "tree": True, "positions": "tree", "window_size": (9, -1)},
     "a user's function": {"score_mod": "relative"},
+    "spans, a prefix": {"spans": 2, "prefix": 6},
     "new": {"new": True},
     "new, x": {"new": True, "layout": "x"},
     "hnd, page 24": {"layout": "HND", "page_size": 24},

@@ -29,6 +29,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "tree": {"qq_bias": 16, "tree": True, "positions": "tree", "window_size": (9, -1), "causal": False},
     "a user's function": {"score_mod": "relative"},
     "a scale below zero": {"softmax_scale": -0.2},
+    "spans, a prefix": {"spans": 2, "prefix": 6},
     "new": {"new": True},
     "x, page 24": {"layout": "x", "page_size": 24},
     "float16": {"dtype": FP16, "gate": True},
