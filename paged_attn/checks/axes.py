@@ -175,7 +175,7 @@ class Door:
     def scale(
         self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads", more: str = ""
     ) -> None:
-        """A scale belongs to an fp8 tensor, always, and to no other."""
+        """A scale belongs to an fp8 tensor, always, and to no other; more: words for what else it might have been."""
         if value is None:
             if dtype in FP8:
                 raise ValueError(f"{name} is required, for {of} is {names((dtype,))}")
