@@ -25,7 +25,6 @@ TOLD = {
     "spans", "clip_spans", "chunk", "softmax_scale", "softcap", "alibi", "sinks", "qq_bias", "tree", "positions",
     "score_mod", "gate", "scales", "token_scales",
     "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run",
-    "causal_by_seq", "prefix", "spans", "clip_spans",
 }  # fmt: skip
 
 
