@@ -111,6 +111,9 @@ ANYTHING: dict[str, Draw] = {
     "out_dtype": one_of(None, None, None, None, F32, BF16, FP16, E4M3, E5M2),
     "own_out": maybe(0.1),
     "shared_buffer": maybe(0.2),
+    "latent": lambda rng, f: (
+        sometimes(rng, 0.15) and f["layout"] != "x" and (f["value_dim"] or f["head_dim"]) <= f["head_dim"]
+    ),
     "integers": one_of(torch.int32, torch.int32, torch.int32, torch.int64),
     "qq_bias": one_of(0, 0, 0, 1, 8, 64),
     "tree": maybe(0.5),
