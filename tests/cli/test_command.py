@@ -110,7 +110,8 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words += "--token-scales --chunk 9 --causal-seqs --prefix-lens --spans 3 --clip-spans "
     words += "--window 127 -1 --not-causal --softcap 3 --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
     words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
-    words += "--gate float32 --lse --scales tensor --integers int64 --page-indices int32 --max-seqs 8 --max-tokens 64 "
+    words += "--gate float32 --qq-mask 2 "
+    words += "--lse --scales tensor --integers int64 --page-indices int32 --max-seqs 8 --max-tokens 64 "
     words += "--max-seqlen 512 --processes 2"
     result = CliRunner().invoke(main, ["prepare", *words.split(), "--device", "b200", "--json"])
     assert result.exit_code == 0, result.output
@@ -123,7 +124,7 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
             out_dtype=torch.bfloat16, kv_layout="x", new=True, chunk=9, causal_seqs=True, prefix_lens=True, spans=3,
             clip_spans=True, token_scales=True, causal=False, window_size=(127, -1), softcap=3.0,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
-            score_mod=score_mods.alibi, gate=torch.float32,
+            score_mod=score_mods.alibi, gate=torch.float32, qq_mask=2,
             page_indices=torch.int32, return_lse=True, max_seqs=8, max_tokens=64, max_seqlen=512,
             device=Device("sm100", 148), processes=2,
         )
