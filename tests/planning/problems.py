@@ -22,8 +22,8 @@ H200 = Device("sm90", 132)
 TOLD = {
     "name", "query_lens", "seq_lens", "heads", "kv_heads", "head_dim", "value_dim", "page_size", "dtype",
     "cache_dtype", "out_dtype", "layout", "latent", "new", "causal", "causal_by_seq", "window_size", "prefix",
-    "spans", "clip_spans", "chunk", "softmax_scale", "softcap", "alibi", "sinks", "qq_bias", "tree", "positions",
-    "score_mod", "gate", "scales", "token_scales",
+    "spans", "clip_spans", "chunk", "softmax_scale", "softcap", "alibi", "sinks", "qq_bias", "bias_of_seqs", "qq_mask",
+    "tree", "positions", "score_mod", "gate", "scales", "token_scales",
     "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run",
 }  # fmt: skip
 
@@ -48,6 +48,7 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         alibi=case.alibi,
         sinks=case.dtype if case.sinks and case.dtype.itemsize > 1 else torch.float32 if case.sinks else None,
         qq_bias=case.qq_bias,
+        qq_mask=case.qq_mask,
         query_positions=bool(case.positions),
         scales="per_head" if case.scales.startswith("per_head") else "number",
         return_lse=case.lse,
