@@ -71,6 +71,14 @@ def test_without_causality_a_window_looks_both_ways() -> None:
     torch.testing.assert_close(out, made.wanted(told, causal=False, window_size=(3, 3)), **CLOSE)
 
 
+def test_causality_may_differ_by_sequence() -> None:
+    causal = torch.arange(len(made.PREFILL)) % 2 == 0
+    out, told = made.attend(made.implementation(), made.cache(), made.PREFILL, causal=causal)
+    torch.testing.assert_close(out, made.wanted(told, causal=causal), **CLOSE)
+    out, told = made.attend(made.implementation(sliding_window=4), made.cache(), made.PREFILL, causal=causal)
+    torch.testing.assert_close(out, made.wanted(told, causal=causal, window_size=(3, 3)), **CLOSE)
+
+
 @pytest.mark.parametrize("kind", ["fp8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("scale", [0.5, [0.5, 0.25]])
 def test_fp8_caches_are_bytes_with_a_scale_for_all_heads_or_for_each(kind: str, scale: Any) -> None:
@@ -236,7 +244,6 @@ def test_context_parallelism_is_refused_by_name(name: str, what: str, monkeypatc
 @pytest.mark.parametrize(
     "others, word",
     [
-        ({"causal": torch.tensor([True, False, True])}, "causal is a tensor"),
         ({"encoder_seq_lens": torch.tensor([3, 3, 3])}, "encoder_seq_lens"),
         ({"dcp_local_seq_lens": torch.tensor([3, 3, 3])}, "decode context parallelism"),
         ({"mm_req_doc_ranges": {0: [(1, 2)]}}, "mm_prefix"),
@@ -333,7 +340,7 @@ def test_vllm_finds_no_reason_against_what_is_served(others: dict[str, Any]) -> 
         ({"use_mla": True}, "MLA"),
         ({"use_mm_prefix": True}, "partial multimodal"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type"),
-        ({"head_size": 320}, "head_size"),
+        ({"head_size": 640}, "head_size"),
         ({"block_size": 12}, "block_size"),
         ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype"),
         ({"use_pcp": True}, "PCP"),

@@ -13,7 +13,7 @@ from .impl import Impl
 from .metadata import Builder
 
 PAGE = 8  # tokens that Hopper's kernels want of a page, or a multiple
-MOST_DIMS = 256
+MOST_DIMS = 512
 
 
 class Backend(AttentionBackend):

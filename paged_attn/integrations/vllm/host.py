@@ -54,8 +54,6 @@ def refuse(batch: Any, unknown: tuple[str, ...]) -> None:
         value, default = getattr(batch, name), type(batch).__dataclass_fields__[name].default
         if value is not None and value is not default:
             raise NotImplementedError(f"paged_attn does not know {name} of vLLM's batch")
-    if not isinstance(batch.causal, bool):
-        raise NotImplementedError("paged_attn is causal for all sequences of a batch or for none: causal is a tensor")
 
 
 def _parameters(function: Callable[..., Any], known: tuple[str, ...]) -> None:

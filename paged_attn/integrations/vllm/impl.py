@@ -110,8 +110,8 @@ class Impl(AttentionImpl):
             max_seqlen_k=m.max_seq_len,
             softmax_scale=self.scale,
             causal=m.causal,
-            # without causality vLLM's windows look as far ahead as back
-            window_size=(-1, -1) if window is None else (window - 1, 0 if m.causal else window - 1),
+            # without causality, of all sequences or of some, vLLM's windows look as far ahead as back
+            window_size=(-1, -1) if window is None else (window - 1, 0 if m.causal is True else window - 1),
             softcap=self.logits_soft_cap,
             alibi_slopes=slopes,
             sinks=self.sinks,

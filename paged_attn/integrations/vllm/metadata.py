@@ -33,7 +33,7 @@ class Metadata(AttentionMetadata):
     seq_lens: Tensor
     block_table: Tensor
     slot_mapping: Tensor
-    causal: bool
+    causal: bool | Tensor  # of all sequences, or bool [seqs]
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
