@@ -182,7 +182,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         qq_bias_stride_seq=None if x.qq_bias is None or x.qq_bias.ndim < 3 else x.qq_bias.stride(0),
         qq_mask=x.qq_mask,
         qq_mask_stride=None if x.qq_mask is None else x.qq_mask.stride(0),
-        QQ_WORDS=layout.words_of(x.qq_mask),
+        qq_words=None if x.qq_mask is None else x.qq_mask.shape[1],
     )
     return Call(
         out=layout.rows(x.out),

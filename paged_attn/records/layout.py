@@ -196,8 +196,3 @@ def boxes(cache: KeyValues, shape: Shape) -> tuple[TensorDescriptor, TensorDescr
         return TensorDescriptor(kv.ptr, sizes, strides, [1, shape.TILE, 1, padded])
 
     return box(cache.key, shape.HEAD_DIM, shape.DIM), box(cache.value, shape.VALUE_DIM, shape.VALUE_PADDED)
-
-
-def words_of(qq_mask: torch.Tensor | None) -> tl.constexpr | None:
-    """Words of a row of a mask, at compile time; None: there is none."""
-    return None if qq_mask is None else tl.constexpr(qq_mask.shape[1])

@@ -95,9 +95,9 @@ class Modifiers(NamedTuple):
     spans_right: Any = None
     chunk: Any = None  # keys of a query's own chunk of so many positions only; comes with a `left` that is less
     qq_bias_stride_seq: Any = None  # of a matrix of each sequence; None: of one for all
-    qq_mask: Any = None  # int32 [tokens, QQ_WORDS]: bits of the call's own keys that a query sees
+    qq_mask: Any = None  # int32 [tokens, qq_words]: bits of the call's own keys that a query sees
     qq_mask_stride: Any = None
-    QQ_WORDS: Any = None  # constexpr
+    qq_words: Any = None
 
 
 class Scales(NamedTuple):

@@ -61,11 +61,10 @@ def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
 def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
     """Minus infinity where a query's bits hide keys of the call: a word of each row for 32 of these."""
     if mods.qq_mask is not None:
-        WORDS: tl.constexpr = mods.QQ_WORDS
         first = tile - rows.context_len
-        if (first + S.TILE > 0) & (first < 32 * WORDS):
+        if (first + S.TILE > 0) & (first < 32 * mods.qq_words):
             ptr = mods.qq_mask + (rows.token + rows.index) * mods.qq_mask_stride
-            for i in tl.static_range(WORDS):
+            for i in range(mods.qq_words):
                 word = tl.load(ptr + i, mask=rows.valid, other=-1)
                 bit = first - 32 * i + key
                 hides = (word[:, None] >> (bit & 31)[None, :]) & 1 == 0
