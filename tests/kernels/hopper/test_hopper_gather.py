@@ -54,7 +54,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("decodes, page 4, pairs of heads", "chunk, page 7, head_dim 64")
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CASES])
 def test_gathered_tiles_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
     assert_gathered(case)

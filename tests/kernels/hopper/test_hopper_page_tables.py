@@ -27,7 +27,10 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+QUICK = ("decodes, x-packed", "chunk")
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CASES])
 def test_ragged_page_tables_give_the_results_of_the_reference(name: str) -> None:
     run(sized(name, **CASES[name]), DEVICE)
 
