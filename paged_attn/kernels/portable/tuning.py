@@ -164,9 +164,10 @@ def most_rows(p: Problem) -> int:
     """Of wide heads.
 
     Two states of an invariant call leave registers for half as many, and so do latent keys that are decoded, or that
-    no product reads from shared memory.
+    no product reads from shared memory.  Keys that are decoded by hand leave them for a quarter.
     """
-    if p.latent and (p.compute == torch.float32 or p.device.capability < 80):
+    by_hand = p.cache.itemsize == 1 and p.device.capability < 89
+    if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):
         return 16
     few = p.batch_invariant or (p.latent and (p.cache.itemsize == 1 or p.device.capability != 90))
     return FEW_WIDE_ROWS if few else WIDE_ROWS
