@@ -18,31 +18,37 @@ def run_write(case: Case, device: str = "cpu") -> None:
     """The case's query tokens as new keys: each in a slot of its own, some skipped, some not a number; others stay."""
     rng = torch.Generator().manual_seed(case.seed)
     inputs = build(case, device)
-    caches = {name: inputs[name] for name in ("k_cache", "v_cache")}
-    slots = len(caches["v_cache"]) * case.page_size
+    caches = {name: inputs[name] for name in ("k_cache", "v_cache")[: 1 if case.latent else 2]}
+    slots = len(caches["k_cache"]) * case.page_size
     tokens = min(case.tokens, slots)
     mapping = torch.randperm(slots, generator=rng)[:tokens]
     mapping[torch.rand(tokens, generator=rng) < 0.2] = -1 - case.seed
     kinds = torch.bfloat16, torch.float16, torch.float32
     dtype = kinds[case.seed % 3] if is_fp8(case.dtype_of_cache) else case.dtype_of_cache
-    both = 100 * torch.randn(tokens, 2 * case.kv_heads, case.head_dim, generator=rng)
+    widths = case.head_dim, case.value_width
+    both = 100 * torch.randn(tokens, 2 * case.kv_heads, max(widths), generator=rng)
     both[torch.rand(both.shape, generator=rng) < 0.01] = torch.nan
-    new = both.to(device, dtype).split(case.kv_heads, dim=1)
+    parts = both.to(device, dtype).split(case.kv_heads, dim=1)
+    new = tuple(x[..., :width] for x, width in zip(parts, widths))
     if not case.strided:
         new = tuple(x.contiguous() for x in new)
+    if case.latent:  # values lie in keys
+        new = (new[0], None)
     given: dict[str, Any] = {"slot_mapping": mapping.to(device), "kv_layout": inputs["kv_layout"]}
-    for name in {"k_scale", "v_scale"} & inputs.keys():
+    for name in {f"{cache[0]}_scale" for cache in caches} & inputs.keys():
         expanded = case.scales == "per_head, expanded"  # over sequences, of which a write knows nothing
         given[name] = inputs[name][:1] if expanded else inputs[name]
     if case.integers == torch.int32:
         given["slot_mapping"] = given["slot_mapping"].to(torch.int32)
 
+    if case.latent:
+        given["v_cache"] = None
     before = {name: bits(cache).clone() for name, cache in caches.items()}
     exact = {name: torch.zeros_like(cache, dtype=torch.float64) for name, cache in caches.items()}
     reference.write_kv(*new, **exact, **given)
     written = {name: torch.zeros_like(cache, dtype=torch.float64) for name, cache in caches.items()}
-    plain = {name: given[name] for name in ("slot_mapping", "kv_layout")}
-    reference.write_kv(*(torch.ones_like(x) for x in new), **written, **plain)
+    plain = {name: given[name] for name in given.keys() & {"slot_mapping", "kv_layout", "v_cache"}}
+    reference.write_kv(*(None if x is None else torch.ones_like(x) for x in new), **written, **plain)
     paged_attn.write_kv(*new, **caches, **given, check=case.check or None)
     for name, cache in caches.items():
         at = written[name] != 0
