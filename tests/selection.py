@@ -33,6 +33,28 @@ def leave_to_cpus(config: pytest.Config, items: list[pytest.Item]) -> None:
     config.hook.pytest_deselected(items=left)
 
 
+# Of large matrices of cases a machine without a GPU takes one in so many: neighbours differ in one feature alone.
+ONE_IN = {
+    "test_masks.py": 3, "test_latent.py": 3, "test_widths.py": 2, "test_gate.py": 2, "test_tree.py": 2,
+    "test_token_scales.py": 2, "test_prepare.py": 2, "test_matrix.py": 2,
+}  # fmt: skip
+
+
+def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU, deselect most of `ONE_IN`'s cases, unless their file is asked for; each test keeps its first."""
+    if any(".py" in argument for argument in config.args):
+        return
+    met: dict[str, int] = {}
+    kept: list[pytest.Item] = []
+    left: list[pytest.Item] = []
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        number = met[test] = met.get(test, -1) + 1
+        (left if number % ONE_IN.get(item.path.name, 1) else kept).append(item)
+    items[:] = kept
+    config.hook.pytest_deselected(items=left)
+
+
 def balance(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Long tests begin first, as many on each worker: xdist deals out runs of the list, and takes from their ends."""
     workers = getattr(config, "workerinput", {}).get("workercount", 1)

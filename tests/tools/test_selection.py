@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,3 +57,28 @@ def test_a_test_without_a_device_is_of_the_host_and_the_first_case_of_another_is
         some, told[:] = list(items), []
         selection.leave_to_cpus(config, some)
         assert len(told) == left == len(items) - len(some)
+
+
+class _Hook:
+    def __init__(self) -> None:
+        self.left: list[Any] = []
+
+    def pytest_deselected(self, items: list[Any]) -> None:
+        self.left += items
+
+
+def test_a_cpu_takes_one_case_in_so_many_and_the_first_of_each_test() -> None:
+    def item(file: str, test: str, case: int) -> Any:
+        return SimpleNamespace(path=Path(file), nodeid=f"tests/{file}::{test}[{case}]")
+
+    names = [("test_masks.py", "a"), ("test_masks.py", "b"), ("test_step.py", "c")]
+    items = [item(file, test, case) for file, test in names for case in range(4)]
+    hook = _Hook()
+    config: Any = SimpleNamespace(args=["tests"], hook=hook)
+    kept = list(items)
+    selection.thin_out(config, kept)
+    assert [x.nodeid[-4:] for x in kept] == ["a[0]", "a[3]", "b[0]", "b[3]", "c[0]", "c[1]", "c[2]", "c[3]"]
+    assert len(hook.left) == 4
+    asked = list(items)
+    selection.thin_out(SimpleNamespace(args=["tests/test_masks.py"], hook=hook), asked)
+    assert asked == items
