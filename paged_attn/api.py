@@ -210,13 +210,12 @@ def paged_attention(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
             page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, qq_mask,
-            query_positions, q_scale, k_scale,
-            v_scale, gate, out_scale, None if score_mod_args is NO_ARGS else score_mod_args,
+            query_positions, q_scale, k_scale, v_scale, gate, out_scale,
+            None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, clip_spans, chunk, softcap,
-            score_mod,
-            return_lse, only, batch_invariant,
+            score_mod, return_lse, only, batch_invariant,
         ),
         check,
     )  # fmt: skip

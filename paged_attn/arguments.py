@@ -69,7 +69,7 @@ ARGUMENTS = (
     ),
     Argument("max_seqlen_q", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_q",), LENGTHS, ("max_queries",)),
     Argument("max_seqlen_k", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_k",), LENGTHS, ("max_keys",)),
-    Argument("page_starts", PART, None, "Tensor?", (), ("max_seqlen_k",), ("page_indices",), ()),  # of page_table
+    Argument("page_starts", PART, None, "Tensor?", (), ("max_seqlen_k",), ("page_indices",), ()),
     Argument(
         "k_new", TENSOR, None, "Tensor?", (), ("new", "new_box", "compute", "pairable", "max_seqlen_k"),
         ("new",), ("new",),

@@ -10,6 +10,7 @@ import torch
 import paged_attn
 from paged_attn import reference
 from tests.cases import E4M3, E5M2, Case, build, problem_of, run
+from tests.invariance import assert_the_same_bits_alone
 
 DECODE: dict[str, Any] = dict(query_lens=(1,) * 4, seq_lens=(1, 40, 0, 130), decode_form=True)
 DRAFTS: dict[str, Any] = dict(query_lens=(3, 8, 1), seq_lens=(40, 8, 150), padding=1)
@@ -114,14 +115,9 @@ def test_a_cache_that_is_keys_and_values_at_once_is_a_latent_one(device: str) ->
 
 
 def test_a_query_has_the_same_bits_alone_and_in_a_batch(device: str) -> None:
-    inputs = build(Case("invariant", (1, 20, 1), (1300, 1100, 30), **SMALL, batch_invariant=True, lse=False), device)
-    both = paged_attn.paged_attention(**inputs)
-    rows = slice(1, 21)
-    alone = inputs | {name: inputs[name][rows] for name in ("q", "out")}
-    alone |= {name: inputs[name][1:2] for name in ("page_table", "seq_lens")}
-    alone["cu_seqlens_q"] = torch.tensor([0, 20], dtype=torch.int32, device=device)
-    want = both[rows].clone()
-    assert torch.equal(paged_attn.paged_attention(**alone), want)
+    assert_the_same_bits_alone(
+        Case("invariant", (1, 20, 1), (1300, 1100, 30), **SMALL, batch_invariant=True, lse=False), device
+    )
 
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])

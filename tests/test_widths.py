@@ -10,6 +10,7 @@ import torch
 import paged_attn
 from paged_attn import reference
 from tests.cases import E4M3, E5M2, Case, build, run
+from tests.invariance import assert_the_same_bits_alone
 
 WIDTHS = [(192, 128), (128, 256), (64, 128), (32, 512), (512, 32), (48, 80), (16, 1)]
 DECODE: dict[str, Any] = dict(query_lens=(1,) * 4, seq_lens=(1, 40, 0, 130), heads=4, kv_heads=2, decode_form=True)
@@ -103,14 +104,9 @@ def test_keys_and_values_of_two_widths_are_written(
 
 @pytest.mark.parametrize("widths", [NARROW, dict(head_dim=320), dict(head_dim=40, value_dim=300)], ids=str)
 def test_a_query_has_the_same_bits_alone_and_in_a_batch_at_any_width(widths: dict[str, Any], device: str) -> None:
-    inputs = build(Case("invariant", (1, 20, 1), (1300, 1100, 30), **widths, batch_invariant=True, lse=False), device)
-    both = paged_attn.paged_attention(**inputs)
-    rows = slice(1, 21)
-    alone = inputs | {name: inputs[name][rows] for name in ("q", "out")}
-    alone |= {name: inputs[name][1:2] for name in ("page_table", "seq_lens")}
-    alone["cu_seqlens_q"] = torch.tensor([0, 20], dtype=torch.int32, device=device)
-    want = both[rows].clone()
-    assert torch.equal(paged_attn.paged_attention(**alone), want)
+    assert_the_same_bits_alone(
+        Case("invariant", (1, 20, 1), (1300, 1100, 30), **widths, batch_invariant=True, lse=False), device
+    )
 
 
 def test_memory_of_another_value_width_is_no_call_that_was_made_before(device: str) -> None:

@@ -88,7 +88,7 @@ def few_apart(p: Problem, shortest: int) -> Launch:
 
 
 def drafts_apart(p: Problem, longest: int) -> Launch:
-    """Sequences of two queries to so many, likewise; of groups so large that a block has one query."""
+    """Sequences of two queries to so many, beside a launch of another dialect; a block has one of their queries."""
     return _many(p, 2, longest)
 
 

@@ -34,7 +34,7 @@ def write_kv_kernel(
 ):  # fmt: skip
     """One token x some of its heads; a negative slot skips the token, a part of the cache that is None is left alone.
 
-    DEPENDENT: launched before the launch ahead of it has ended, and the next one may be launched likewise.
+    DEPENDENT: launched before the launch ahead of it has ended, and it lets the next one be launched before it ends.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()

@@ -73,7 +73,7 @@ def larger(x, y):
 
 @gluon.jit
 def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
-    """[R, 4], likewise; NAN: of rows that are not numbers NaN."""
+    """[R, 4]: of each row the largest score that each of four threads has; NAN: NaN of rows that hold one."""
     if NAN:
         top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
     else:

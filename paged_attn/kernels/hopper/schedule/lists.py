@@ -26,7 +26,7 @@ class Lists(NamedTuple):
     few: Any
     slots: Any  # states that the first list may use
     size: Any  # tiles of a piece, about
-    few_size: Any  # likewise, of few queries: their states are small
+    few_size: Any  # tiles of a piece of few queries, about; it may be small, since their states are
     uncut: Any  # blocks of a KV head before those that may be cut into such pieces; 0 of two lists
     sharers: Any  # programs that have an even share of all tiles each, and nobody asks a counter; 0: all do
     total: Any  # tiles, where there are sharers

@@ -25,8 +25,8 @@ class Cursor(NamedTuple):
 
     seq: Any
     blocks: Any  # before seq
-    units: Any  # likewise: their pieces, and blocks that are not cut
-    slots: Any  # likewise: pieces of blocks that are cut
+    units: Any  # pieces of blocks before seq, and blocks before it that are not cut
+    slots: Any  # pieces of blocks before seq that are cut
 
 
 class Taken(NamedTuple):
