@@ -239,7 +239,7 @@ def test_many_rows_are_read_whole_beside_few_in_pairs(device: str, parts: list[t
 
 def test_pairs_halve_every_stride() -> None:
     cache = torch.zeros(5, 8, 3, 64, dtype=torch.uint8).view(E4M3)
-    pair = layout.pairs(layout.cache(cache, cache, "HND"), 64).key
+    pair = layout.pairs(layout.cache(cache, cache, "HND"), 64, 64).key
     assert pair.ptr.dtype == torch.int16
     assert (pair.stride_page, pair.stride_head, pair.stride_slot, int(pair.RUN)) == (768, 96, 32, 32)
     assert int(pair.ALIGN) == 16

@@ -196,10 +196,11 @@ def test_pruned_branches_of_a_tree_are_not_seen() -> None:
 
 def test_scales_turn_stored_numbers_into_real_ones() -> None:
     q, k, v = random_qkv(3, 5)
-    k_scale, v_scale, q_scale = torch.tensor([2.0, 4.0]), torch.tensor([0.5, 0.25]), torch.tensor([8.0, 16.0])
+    # [kv_heads], but of queries [1, kv_heads]: one axis of a scale of queries that are not fp8 is their tokens
+    k_scale, v_scale, q_scale = torch.tensor([2.0, 4.0]), torch.tensor([0.5, 0.25]), torch.tensor([[8.0, 16.0]])
     scales = {"q_scale": q_scale, "k_scale": k_scale, "v_scale": v_scale}
     stored = (
-        q / q_scale.double().repeat_interleave(2)[:, None],
+        q / q_scale[0].double().repeat_interleave(2)[:, None],
         k / k_scale.double()[:, None],
         v / v_scale.double()[:, None],
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -51,6 +52,7 @@ BASES = {
     "fp8": Case("fp8", (1, 3), (20, 9), head_dim=16, dtype=FP16, cache_dtype=E4M3, scales="float", bounds=True),
     "decode": Case("decode", (1, 1), (20, 9), head_dim=16, decode_form=True, bounds=True),
 }
+DEFAULTS = {name: x.default for name, x in inspect.signature(paged_attn.paged_attention).parameters.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -180,8 +182,10 @@ def test_an_option_that_differs_even_in_type_has_another_signature(name: str) ->
 
 def described(inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
     """The form and the tensors of a call."""
-    *others, out = (inputs.get(name) for name in attend.Tensors._fields)
-    options = (inputs.get(name) for name in attend.Options._fields)
+    inputs = dict.fromkeys(attend.Tensors._fields) | DEFAULTS | inputs
+    inputs["score_mod_args"] = inputs["score_mod_args"] or None
+    *others, out = (inputs[name] for name in attend.Tensors._fields)
+    options = (inputs[name] for name in attend.Options._fields)
     return attend._form(*others[:6], out, tuple(others[6:]), tuple(options))
 
 

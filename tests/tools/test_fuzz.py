@@ -91,7 +91,8 @@ def test_every_argument_of_the_library_is_drawn() -> None:
     for _ in range(30):
         inputs = build(batch(rng, configuration(rng, INTERPRETER), INTERPRETER))
         given |= {name for name, value in inputs.items() if value is not None}
-        assert not (inputs["page_table"] == BAD_PAGE).logical_not().all(), "no tail of a table is poisoned"
+        pages = inputs["page_table"]  # or (indptr, indices)
+        assert ((pages if isinstance(pages, torch.Tensor) else pages[1]) == BAD_PAGE).any(), "nothing is poisoned"
     import inspect
 
     import paged_attn
