@@ -17,9 +17,14 @@ from .shares import shares_kernel
 def _boxes(launch: Launch, call: Any) -> list[Any]:
     """What the copy engine brings: keys and values, new ones, and queries, where a launch may have these as boxes."""
     shape, pipe = launch.shape, launch.pipe
-    boxes = [cache_box(call.cache.key, shape, pipe), cache_box(call.cache.value, shape, pipe)]
+    widths = (shape.HEAD_DIM, shape.DIM), (shape.VALUE_DIM, shape.VALUE_PADDED)
+    boxes: list[Any] = [cache_box(kv, *width, shape, pipe) for kv, width in zip(call.cache, widths)]
     # where tiles are gathered, what `loader.load_tile` takes them from
-    boxes += list(call.cache) if pipe.GATHER else [new_box(kv, shape, pipe) for kv in call.new or (None, None)]
+    boxes += (
+        list(call.cache)
+        if pipe.GATHER
+        else [new_box(kv, *width, shape, pipe) for kv, width in zip(call.new or (None, None), widths)]
+    )
     if not pipe.SHARES or pipe.BESIDE:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
     return boxes

@@ -192,22 +192,22 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
         room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
         keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
-        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, fillers_of(P), gates, VALUES, P)
+        values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), gates, VALUES, P)
         rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
         keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, 1, gates, KEYS, P)
-        values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, 1, gates, VALUES, P)
+        values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, 1, gates, VALUES, P)
         raw_keys = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
-        raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+        raw_values = make_ring(stored, S.TILE, S.VALUE_PADDED, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
         keys = make_read_ring(stored, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
         if P.CONVERT == TRANSPOSE:
-            values = make_read_ring(stored, S.DIM, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
+            values = make_read_ring(stored, S.VALUE_PADDED, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
         else:
-            values = make_read_ring(gl.float16, S.TILE, S.DIM, P.VALUE_STAGES, 1, gates, VALUES, P)
-        raw_values = make_ring(stored, S.TILE, S.DIM, P.RAW_STAGES, P.LOADERS, WARPGROUP)
+            values = make_read_ring(gl.float16, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, 1, gates, VALUES, P)
+        raw_values = make_ring(stored, S.TILE, S.VALUE_PADDED, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(keys, raw_values, queries, room, extra)
 
 
@@ -241,7 +241,7 @@ def blocks_kernel(
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
     if S.CLEAR:
-        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P)
     LAST: gl.constexpr = P.LOADERS - 1

@@ -13,6 +13,13 @@ def lanes_layout(size, rows):
 
 
 @triton.constexpr_function
+def rows_layout(together, dim, warps):
+    """[rows, dim of 16 bits] for copies: so many neighbours with each thread, 16 bytes or what becomes of them."""
+    lanes = min(32, dim // 8)
+    return gl.BlockedLayout([1, together], [32 // lanes, lanes], [warps, 1], [1, 0])
+
+
+@triton.constexpr_function
 def product_layout(columns, fp8, rows=64, most=256):
     """[rows, columns] of a consumer's product, of 16-bit or fp8 operands: scores, results; 64 rows a warpgroup.
 

@@ -104,7 +104,7 @@ def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr)
     """All that the consumer of few rows is fed from."""
     queries = make_queries(dtype, gates, S, P)
     keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
-    values = make_read_ring(dtype, S.TILE, S.DIM, P.VALUE_STAGES, fillers_of(P), gates, VALUES, P)
+    values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), gates, VALUES, P)
     return Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
 
 
@@ -113,7 +113,7 @@ def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
     """(states, counters) behind those of even shares (`plan.need_of`)."""
     COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: of blocks, and of groups of pieces
     counters = scratch.counters + COUNTERS_PER_LAUNCH + COUNTERS * gl.num_programs(0)
-    return scratch.states + slots * S.LIVE * (S.DIM + 2), counters
+    return scratch.states + slots * S.LIVE * (S.VALUE_PADDED + 2), counters
 
 
 @gluon.jit(
@@ -155,7 +155,7 @@ def mixed_kernel(
     results = Results(lse, partial_of(behind, slots * S.LIVE), told_in(behind, slots, S), scales)
     jobs = Jobs(mail, counters, batch, mods)
     if S.CLEAR:
-        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P, G)
     K: gl.constexpr = P.KEY_STAGES

@@ -102,7 +102,7 @@ def shares_kernel(
         page_starts,
     )  # fmt: skip
     if S.CLEAR:
-        dim = gl.arange(0, S.DIM, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, tokens_of(batch), dim, S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
@@ -112,7 +112,7 @@ def shares_kernel(
         values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, fillers_of(P), READERS)
     else:
         keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), READERS)
-        values = make_ring(value_box.dtype, S.TILE, S.DIM, P.VALUE_STAGES, fillers_of(P), READERS)
+        values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), READERS)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if P.COLUMNS > 0:

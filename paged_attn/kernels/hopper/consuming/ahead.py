@@ -37,7 +37,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
     count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
     rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S, BLIND=False)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
-    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
+    acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
     state = State(acc, row_max, row_sum)
     if item.begin < item.end:
         scale = scale_by_token(score_scale(scales, kv_head, P), scales, rows, kv_head // P.PARTS)

@@ -85,7 +85,7 @@ def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
     LAYOUT: gl.constexpr = product_layout(S.TILE, P.FP8_KEYS, P.ROWS)
     if weights.dtype == gl.int32:
         weights = unpacked(weights, LAYOUT, S)
-    return gl.convert_layout(weights, weights_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE))
+    return gl.convert_layout(weights, weights_layout(S.VALUE_PADDED, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE))
 
 
 @gluon.jit

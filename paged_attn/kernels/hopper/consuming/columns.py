@@ -31,7 +31,9 @@ MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # columns beside which register
 @triton.constexpr_function
 def is_early(S, P):
     """Whether keys and values are on their way into registers while others are multiplied: where both have room."""
-    return (S.DIM <= 128 if P.PACKED else P.FP8 > 0) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
+    return (
+        S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0
+    ) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
 
 
 @gluon.jit
@@ -88,11 +90,11 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
 
     A thread has four neighbouring dims of a key, two of 64 dims, and would have them eight apart.
     """
-    HALVES: gl.constexpr = S.DIM == 64  # a product has 64 rows at least, two with each thread
+    HALVES: gl.constexpr = S.VALUE_PADDED == 64  # a product has 64 rows at least, two with each thread
     dtype: gl.constexpr = gl.int16 if HALVES else gl.int32
-    WORDS: gl.constexpr = S.DIM * 8 // dtype.primitive_bitwidth
+    WORDS: gl.constexpr = S.VALUE_PADDED * 8 // dtype.primitive_bitwidth
     LAYOUT: gl.constexpr = value_words_layout(S.TILE, WORDS)
-    words = words_of(values, turn, S.TILE, S.DIM, dtype).load(LAYOUT)
+    words = words_of(values, turn, S.TILE, S.VALUE_PADDED, dtype).load(LAYOUT)
     first = tile * S.TILE
     if (first < lo) | (first + S.TILE > end):
         key = first + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
@@ -106,19 +108,19 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
         z = widen_pairs_apart(even, odd, P.FP8)  # four dims x two keys
         lower = gl.join(gl.join(z[0], z[1]), gl.join(z[2], z[3]))  # [pair of keys, word, b, h]
         upper = gl.join(gl.join(z[4], z[5]), gl.join(z[6], z[7]))
-        x = gl.join(lower, upper).reshape([S.TILE // 2, S.DIM // 128, 4, 8, 2, 2, 2])
+        x = gl.join(lower, upper).reshape([S.TILE // 2, S.VALUE_PADDED // 128, 4, 8, 2, 2, 2])
         x = x.permute((1, 6, 2, 5, 3, 0, 4))
-    return gl.convert_layout(x.reshape([S.DIM, S.TILE]), operand_layout(P.COLUMNS, False), assert_trivial=True)
+    return gl.convert_layout(x.reshape([S.VALUE_PADDED, S.TILE]), operand_layout(P.COLUMNS, False), assert_trivial=True)
 
 
 @gluon.jit
 def gather(acc, S: gl.constexpr, P: gl.constexpr):
     """Results [DIM, N] of widened values, their dims in order again; moves nothing between threads."""
-    if S.DIM == 64:
+    if S.VALUE_PADDED == 64:
         x = acc.reshape([4, 2, 8, P.COLUMNS]).permute((0, 2, 1, 3))
     else:
-        x = acc.reshape([S.DIM // 128, 2, 4, 2, 8, P.COLUMNS]).permute((0, 2, 4, 1, 3, 5))
-    return x.reshape([S.DIM, P.COLUMNS])
+        x = acc.reshape([S.VALUE_PADDED // 128, 2, 4, 2, 8, P.COLUMNS]).permute((0, 2, 4, 1, 3, 5))
+    return x.reshape([S.VALUE_PADDED, P.COLUMNS])
 
 
 @gluon.jit
@@ -130,7 +132,7 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     elif P.PACKED:
         return packed_keys(keys, turn, S, P)
     else:
-        return tile_of(keys, turn, S)
+        return tile_of(keys, turn, S.DIM, S)
 
 
 @gluon.jit
@@ -150,7 +152,7 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
         return widened_values(values, turn, tile, lo, end, S, P)
     else:
         clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S, P)
-        return tile_of(values, turn, S).permute((1, 0))
+        return tile_of(values, turn, S.VALUE_PADDED, S).permute((1, 0))
 
 
 @gluon.jit
@@ -195,7 +197,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     LAYOUT: gl.constexpr = product_layout(N, False, P.ROWS)
     queries, scales, done = rings.queries, results.scales, turns.query
     block, kv_head = item.block, item.kv_head
-    acc = gl.full([S.DIM, N], 0.0, gl.float32, LAYOUT)
+    acc = gl.full([S.VALUE_PADDED, N], 0.0, gl.float32, LAYOUT)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
     rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)

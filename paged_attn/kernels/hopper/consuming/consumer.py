@@ -41,8 +41,8 @@ def attend_item(
     queries, whole, kv_head = rings.queries, item.block, item.kv_head
     sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
     row_max, row_sum = start(sinks, rows, item.first > 0, S)
-    ACC: gl.constexpr = results_layout(S.DIM, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
-    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, ACC)
+    ACC: gl.constexpr = results_layout(S.VALUE_PADDED, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
+    acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, ACC)
     if item.end - item.begin > 0:
         scale = score_scale(scales, kv_head, P)
         LAYOUT: gl.constexpr = row_max.type.layout

@@ -31,19 +31,19 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
 @gluon.jit
 def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
     """Results of 16 bits with four neighbours in each thread, whole sectors of memory at a time; no warp waits."""
-    LAYOUT: gl.constexpr = result_layout(S.DIM, P.ROWS)
+    LAYOUT: gl.constexpr = result_layout(S.VALUE_PADDED, P.ROWS)
     dtype: gl.constexpr = out.ptr.dtype.element_ty
     # dim = 16 g + 8 j + 4 t1 + 2 t0 + b, of lane 2 t1 + t0
-    x = x.reshape([P.ROWS, S.DIM // 16, 2, 2, 2, 2]).permute((0, 1, 3, 4, 5, 2))
+    x = x.reshape([P.ROWS, S.VALUE_PADDED // 16, 2, 2, 2, 2]).permute((0, 1, 3, 4, 5, 2))
     first, second = gl.split(x)
     a, b = gl.split(first)
     c, d = gl.split(second)
     lower, upper = words_beside(a, b, c, d, dtype)
-    words = gl.join(lower, upper).permute((0, 1, 3, 2, 4)).reshape([P.ROWS, S.DIM // 2])
+    words = gl.join(lower, upper).permute((0, 1, 3, 2, 4)).reshape([P.ROWS, S.VALUE_PADDED // 2])
     low, high = words.to(gl.int16).to(dtype, bitcast=True), (words >> 16).to(gl.int16).to(dtype, bitcast=True)
-    x = gl.convert_layout(gl.join(low, high).reshape([P.ROWS, S.DIM]), LAYOUT, assert_trivial=True)
+    x = gl.convert_layout(gl.join(low, high).reshape([P.ROWS, S.VALUE_PADDED]), LAYOUT, assert_trivial=True)
     row = gl.arange(0, P.ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
+    dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT))
     store_results(out, rows_from(rows.token, rows.kv_head, row, row < count, S), dim, x, scales, S)
 
 
@@ -52,15 +52,15 @@ def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.co
     """Finished rows, those of 16 bits so that memory gets whole sectors."""
     IN_ROWS: gl.constexpr = state.acc.shape[0] == P.ROWS and P.COLUMNS < P.ROWS and not P.FP8_PRODUCTS
     # wider rows would spill
-    if IN_ROWS and S.DIM <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
+    if IN_ROWS and S.VALUE_PADDED <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
-        dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, state.acc.type.layout))
+        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout))
         x = gated(x, rows, dim, results.scales, S)  # before it is rounded
         store_shuffled(out, rows, count, x, results.scales, S, P)
         if results.lse is not None:
             store_lse(results.lse, rows, state, S)
     else:
-        dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, state.acc.type.layout))
+        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout))
         store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 

@@ -22,7 +22,7 @@ from .tiles import score_scale, value_scale
 def make_bank(S: gl.constexpr, P: gl.constexpr):
     """Room for sums of every consumer."""
     layout: gl.constexpr = bank_layout(S.PIECE is not None)
-    return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.DIM], layout)
+    return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.VALUE_PADDED], layout)
 
 
 @gluon.jit
@@ -42,7 +42,7 @@ def attend_piece(
 ):
     """(turns, state) of a consumer's rows after the tiles of one piece, if any; first [R]: sinks count here."""
     row_max, row_sum = start(mods.sinks, rows, first, S)
-    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
+    acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
     if item.begin < item.end:
         state = State(acc, row_max, row_sum)
         turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
@@ -74,7 +74,7 @@ def attend_pieces(
     last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # a block that sees nothing may have sinks
     bank = rings.room.index(NUMBER)
     row_max, row_sum = start(None, rows, False, S)
-    acc = gl.full([P.ROWS, S.DIM], 0.0, gl.float32, product_layout(S.DIM, False, P.ROWS))
+    acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
     out_rows, state = leaving(State(acc, row_max, row_sum), item, block, mods, rings.room, NUMBER, S, P)
     for i in range(last + 1 - begin_all):
         piece = last - i

@@ -35,7 +35,7 @@ def as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     even = gl.join(words.to(gl.int8), (words >> 16).to(gl.int8))
     odd = gl.join((words >> 8).to(gl.int8), (words >> 24).to(gl.int8))
     x = gl.join(even, odd).reshape([P.ROWS, S.TILE]).to(dtype, bitcast=True)
-    return gl.convert_layout(x, operand_layout(S.DIM, True, P.ROWS), assert_trivial=True)
+    return gl.convert_layout(x, operand_layout(S.VALUE_PADDED, True, P.ROWS), assert_trivial=True)
 
 
 @gluon.jit
@@ -44,8 +44,8 @@ def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     room = bank.index(NUMBER)
     room.store(acc)
     thread_barrier()
-    acc = room.load(in_order_layout(S.DIM, P.ROWS))
-    return acc.reshape([P.ROWS, 4, S.DIM // 4]).permute((0, 2, 1)).reshape([P.ROWS, S.DIM])
+    acc = room.load(in_order_layout(S.VALUE_PADDED, P.ROWS))
+    return acc.reshape([P.ROWS, 4, S.VALUE_PADDED // 4]).permute((0, 2, 1)).reshape([P.ROWS, S.VALUE_PADDED])
 
 
 @gluon.jit

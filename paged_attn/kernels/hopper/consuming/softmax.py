@@ -64,7 +64,7 @@ def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
 def scale_rows(acc, factor, S: gl.constexpr):
     """A product's rows, each times the factor [R, 4] that its threads agree about."""
     x = by_thread(acc)
-    return as_product(rescale(x, beside(factor, x), S.DIM), acc)
+    return as_product(rescale(x, beside(factor, x), S.VALUE_PADDED), acc)
 
 
 @gluon.jit

@@ -6,7 +6,7 @@ from ...common.scores import add_qq_bias, call_score_mod, cut_own, load_slopes, 
 from ...common.softmax import base_of
 from ..asm.numbers import logistic, tanh
 from ..asm.products import multiply_cores
-from ..layouts import product_layout
+from ..layouts import product_layout, rows_layout
 from ..loading.packed import value_tile, zero_values_outside
 from ..loading.ring import advance, release_tile, tile_of, wait_tile, words_of
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
@@ -37,7 +37,7 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
         at = keys.at + turn.stage * (S.TILE * S.DIM * 2)
         scores = multiply_cores(q.at, at, scores, keys.slots.dtype, S.DIM)
     else:
-        k = tile_of(keys, turn, S).permute((1, 0))
+        k = tile_of(keys, turn, S.DIM, S).permute((1, 0))
         for i in gl.static_range(len(q.parts)):
             scores = warpgroup_mma(q.parts[i], k, scores, use_acc=i > 0, is_async=True)
     return scores
@@ -48,11 +48,11 @@ def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.
     """Start acc + weights @ v of the next tile; unless use_acc without acc, whatever it holds."""
     wait_tile(values, turn, P)
     if P.FP8_PRODUCTS:
-        v = values.slots.index(turn.stage).reshape([S.DIM, S.TILE]).permute((1, 0))
+        v = values.slots.index(turn.stage).reshape([S.VALUE_PADDED, S.TILE]).permute((1, 0))
     elif P.PACKED:
         v = value_tile(values, turn, S)
     else:
-        v = tile_of(values, turn, S)
+        v = tile_of(values, turn, S.VALUE_PADDED, S)
     return warpgroup_mma(weights, v, acc, use_acc=use_acc, is_async=True)
 
 
@@ -62,12 +62,12 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
 
     As words: 16 bits at a time would be five times the machine code.
     """
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
+    LAYOUT: gl.constexpr = rows_layout(4, S.VALUE_PADDED, P.ROWS // 16)
     wait_tile(values, turn, P)
     if P.PACKED:
         zero_values_outside(values, turn, first, first_key, end_key, S, P)
     else:
-        words = words_of(values, turn, S.TILE, S.DIM * 2)
+        words = words_of(values, turn, S.TILE, S.VALUE_PADDED * 2)
         for i in gl.static_range(S.TILE // ROWS):
             pos = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
             live = (pos >= first_key) & (pos < end_key)

@@ -48,26 +48,26 @@ def _heads(shape: Shape, pipe: Pipe) -> int:
     return shape.KV_HEADS // pipe.PARTS
 
 
-def cache_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """A cache as [rows, heads, head_dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart.
+def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+    """A cache as [rows, heads, dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart.
 
-    Of PAIRED heads as half as many of twice the dims.
+    dim: of each key or value, in slots of `padded` numbers.  Of PAIRED heads as half as many of twice the dims.
     """
     if pipe.PACKED:
-        return _packed_box(kv, shape, pipe) if pipe.SHARES else _core_box(kv, shape, pipe)
+        return (_packed_box if pipe.SHARES else _core_box)(kv, dim, padded, shape, pipe)
     rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
     together = 1 + shape.PAIRED
-    sizes = [rows, _heads(shape, pipe), together * shape.HEAD_DIM]
-    return _box(kv, sizes, [kv.stride_slot, together * kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+    sizes = [rows, _heads(shape, pipe), together * dim]
+    return _box(kv, sizes, [kv.stride_slot, together * kv.stride_head, 1], (pipe.BOX, 1, padded))
 
 
-def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+def _packed_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """An x-packed cache as [pages, heads, runs, page's slots x run], a run being what lies side by side of a key.
 
     Whole pages that are one piece of memory are boxes of long rows.
     """
     run = kv.RUN.value
-    runs, row, box = shape.HEAD_DIM // run, shape.PAGE * run, [shape.DIM // run, pipe.BOX * run]
+    runs, row, box = dim // run, shape.PAGE * run, [padded // run, pipe.BOX * run]
     step = kv.stride_run
     if pipe.BOX == shape.PAGE and (step, runs) == (row, box[0]):
         runs, row, step, box = (
@@ -81,26 +81,26 @@ def _packed_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     return _box(kv, sizes, strides, (1, 1, *box))
 
 
-def _core_box(kv: KV, shape: Shape, pipe: Pipe) -> TensorDescriptor:
+def _core_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """An x-packed cache as [pages, heads, groups of keys, runs, group x run]: a product reads what such boxes leave.
 
     Of keys the last two axes are matrices of 8 x 16 bytes, of values rows of 32 bytes, one for each dim.
     """
     run = kv.RUN.value
     group = KEYS_PER_CORE_MATRIX if run > 1 else VALUES_PER_CORE_ROW
-    pages, runs = kv.ptr.shape[0], shape.HEAD_DIM // run
+    pages, runs = kv.ptr.shape[0], dim // run
     sizes = [pages, _heads(shape, pipe), shape.PAGE // group, runs, group * run]
     strides = [kv.stride_page, kv.stride_head, group * run, kv.stride_run, 1]
-    box = (1, 1, pipe.BOX // group, shape.DIM // run, group * run)
+    box = (1, 1, pipe.BOX // group, padded // run, group * run)
     return _box(kv, sizes, strides, box, swizzle=0 if run > 1 else 32)
 
 
-def new_box(kv: KV | None, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
+def new_box(kv: KV | None, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
     """Keys or values outside the cache, a token's to a row, in boxes of the same form; None: there are none."""
     if kv is None:
         return None
-    sizes = [kv.ptr.shape[0], _heads(shape, pipe), shape.HEAD_DIM]
-    return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, shape.DIM))
+    sizes = [kv.ptr.shape[0], _heads(shape, pipe), dim]
+    return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, padded))
 
 
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:

@@ -12,7 +12,7 @@ import triton
 from ..args import Turns
 from ..asm.registers import transpose_bytes
 from ..asm.widening import widen_bytes
-from ..layouts import transposing_layout
+from ..layouts import rows_layout, transposing_layout
 from ..planning import conversion
 from ..shim import fence_async_shared, gl, gluon, mbarrier
 from .ring import advance, release, wait_empty, wait_full, words_of
@@ -29,9 +29,9 @@ def widened_together(P):
 
 
 @gluon.jit
-def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, DIM: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """fp8 words [TILE, DIM / 4] as float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end)."""
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 2], [256 // S.DIM, S.DIM // 8], [4, 1], [1, 0])
+    LAYOUT: gl.constexpr = rows_layout(2, DIM, 4)
     ROWS: gl.constexpr = widened_together(P)
     for i in gl.static_range(S.TILE // ROWS):
         x = raw.slice(i * ROWS, ROWS, dim=0).load(LAYOUT)
@@ -39,7 +39,7 @@ def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr, P: gl
             key = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
             x = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), x, 0)
         lower, upper = widen_bytes(x, P.FP8)
-        pairs = gl.join(lower, upper).reshape([ROWS, S.DIM // 2])
+        pairs = gl.join(lower, upper).reshape([ROWS, DIM // 2])
         ready.slice(i * ROWS, ROWS, dim=0).store(pairs)
 
 
@@ -50,7 +50,7 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
     Dim 4 q + j becomes row j * DIM / 4 + q, so that neighbouring threads store to different banks, and keys change
     places within 16 so that a thread's scores are its part of an operand: `fp8.py` is the other side of this.
     """
-    Q: gl.constexpr = S.DIM // 4
+    Q: gl.constexpr = S.VALUE_PADDED // 4
     LAYOUT: gl.constexpr = transposing_layout(S.TILE, Q)
     x = raw.load(LAYOUT)
     if EDGE:
@@ -70,25 +70,26 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
 def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """The next tile of one ring into the next slot of the other."""
     TURNED: gl.constexpr = P.CONVERT == TRANSPOSE
+    DIM: gl.constexpr = S.VALUE_PADDED if VALUES else S.DIM
     wait_full(raw, raw_turn)
     wait_empty(ready, turn)
-    words = words_of(raw, raw_turn, S.TILE, S.DIM)
+    words = words_of(raw, raw_turn, S.TILE, DIM)
     first = tile * S.TILE
     if TURNED:
-        slot = words_of(ready, turn, S.DIM, S.TILE)
+        slot = words_of(ready, turn, DIM, S.TILE)
         if (first < lo) | (first + S.TILE > end):
             transpose(words, slot, first, lo, end, True, S)
         else:
             transpose(words, slot, first, lo, end, False, S)
     else:
-        slot = words_of(ready, turn, S.TILE, 2 * S.DIM)
+        slot = words_of(ready, turn, S.TILE, 2 * DIM)
         if VALUES:
             if (first < lo) | (first + S.TILE > end):
-                widen(words, slot, first, lo, end, True, S, P)
+                widen(words, slot, first, lo, end, True, DIM, S, P)
             else:
-                widen(words, slot, first, lo, end, False, S, P)
+                widen(words, slot, first, lo, end, False, DIM, S, P)
         else:
-            widen(words, slot, first, lo, end, False, S, P)
+            widen(words, slot, first, lo, end, False, DIM, S, P)
     release(raw.empty.index(raw_turn.stage))
     fence_async_shared()
     mbarrier.arrive(ready.full.index(turn.stage), count=1)

@@ -7,6 +7,7 @@ writes: whoever waits for a tile fences them before tensor cores read it (`ring.
 
 from ...common.schedule import page_at
 from ..asm.prefetch import bring_line
+from ..layouts import rows_layout
 from ..shim import async_copy, copy_by_threads, gl, gluon
 from .ring import wait_empty
 
@@ -35,7 +36,7 @@ def gather_tile(
 ):
     """One loader's part of a tile of the cache into the next slot; rows without a live key become zeros."""
     ROWS: gl.constexpr = S.TILE // P.LOADERS
-    LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [1, 1], [1, 0])
+    LAYOUT: gl.constexpr = rows_layout(8, S.DIM, 1)
     TOGETHER: gl.constexpr = 1 + S.PAIRED
     row = gl.arange(0, STEP, layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))

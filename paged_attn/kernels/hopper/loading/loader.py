@@ -4,7 +4,7 @@ from ...common.schedule import gap_before, in_cache, page_at
 from ..shim import gl, gluon, load_box, mbarrier
 from .gather import gather_tile
 from .packed import boxes_of, places_of_slot
-from .ring import advance, wait_empty
+from .ring import advance, bytes_of_slot, wait_empty
 
 NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any tensor: the copy engine writes zeros
 
@@ -18,7 +18,7 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
     if P.PREFETCH:
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
         arrived = queries.full.index(0)
-        mbarrier.expect(arrived, 2 * P.BOX * S.DIM * (key_box.dtype.primitive_bitwidth // 8))
+        mbarrier.expect(arrived, P.BOX * (S.DIM + S.VALUE_PADDED) * (key_box.dtype.primitive_bitwidth // 8))
         load_box(key_box, [NOWHERE, 0, 0], arrived, nothing)
         load_box(value_box, [NOWHERE, 0, 0], arrived, nothing)
 
@@ -63,7 +63,7 @@ def fill(box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, S: gl.constex
     AXES: gl.constexpr = len(box.block_shape)
     full = ring.full.index(turn.stage)
     wait_empty(ring, turn)
-    mbarrier.expect(full, PART_KEYS * S.DIM * (ring.slots.dtype.primitive_bitwidth // 8))
+    mbarrier.expect(full, bytes_of_slot(ring.slots) // P.LOADERS)
     slot = ring.slots.index(turn.stage)
     if AXES == 5:
         slot = boxes_of(slot, box, S, P)

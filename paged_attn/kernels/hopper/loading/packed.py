@@ -45,18 +45,18 @@ def boxes_of(slot, box, S: gl.constexpr, P: gl.constexpr):
 def value_tile(ring, turn, S: gl.constexpr):
     """The slot's values, rows of 16 for each dim, as a matrix [TILE, DIM] that a product can be told of."""
     slot = ring.slots.index(turn.stage)
-    boxes = reinterpret(slot, slot.dtype, [S.TILE // 16, S.DIM, 16], gl.NVMMASharedLayout(32, 16, 3))
-    return boxes.permute((1, 0, 2)).reshape([S.DIM, S.TILE]).permute((1, 0))
+    boxes = reinterpret(slot, slot.dtype, [S.TILE // 16, S.VALUE_PADDED, 16], gl.NVMMASharedLayout(32, 16, 3))
+    return boxes.permute((1, 0, 2)).reshape([S.VALUE_PADDED, S.TILE]).permute((1, 0))
 
 
 @gluon.jit
 def zero_values_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
     """Zero values of a tile, from position first on, outside [first_key, end_key), in words of two."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [P.ROWS // 16, 1], [1, 0])
-    words = as_words(values.slots.index(turn.stage), S.TILE // 16 * S.DIM, 32)
-    row = gl.arange(0, S.TILE // 16 * S.DIM, layout=gl.SliceLayout(1, LAYOUT))
+    words = as_words(values.slots.index(turn.stage), S.TILE // 16 * S.VALUE_PADDED, 32)
+    row = gl.arange(0, S.TILE // 16 * S.VALUE_PADDED, layout=gl.SliceLayout(1, LAYOUT))
     pair = gl.arange(0, 8, layout=gl.SliceLayout(0, LAYOUT))
-    pos = first + gl.expand_dims(row // S.DIM * 16, 1) + gl.expand_dims(2 * pair, 0)
+    pos = first + gl.expand_dims(row // S.VALUE_PADDED * 16, 1) + gl.expand_dims(2 * pair, 0)
     lower = gl.where((pos >= first_key) & (pos < end_key), 0xFFFF, 0)
     upper = gl.where((pos + 1 >= first_key) & (pos + 1 < end_key), 0xFFFF, 0)
     words.store(words.load(LAYOUT) & (lower | (upper << 16)))
@@ -86,8 +86,8 @@ def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
     first = tile * S.TILE
     if (first < lo) | (first + S.TILE > end):
         dtype: gl.constexpr = gl.int8 if P.FP8 > 0 else gl.int16
-        LAYOUT: gl.constexpr = packed_values_layout(S.TILE, S.DIM, P.BOX)
-        places = reinterpret(ring.slots.index(turn.stage), dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
+        LAYOUT: gl.constexpr = packed_values_layout(S.TILE, S.VALUE_PADDED, P.BOX)
+        places = reinterpret(ring.slots.index(turn.stage), dtype, [S.TILE // P.BOX, S.VALUE_PADDED, P.BOX], IN_ORDER_3)
         box = gl.arange(0, S.TILE // P.BOX, layout=gl.SliceLayout(1, gl.SliceLayout(2, LAYOUT)))
         slot = gl.arange(0, P.BOX, layout=gl.SliceLayout(0, gl.SliceLayout(0, LAYOUT)))
         key = gl.expand_dims(gl.expand_dims(first + box * P.BOX, 1), 2)
@@ -103,10 +103,14 @@ def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
     clear_outside(ring, turn, tile, lo, end, S, P)
     slot = ring.slots.index(turn.stage)
     if P.FP8 > 0:
-        places = reinterpret(slot, gl.int16, [S.TILE // P.BOX, S.DIM, P.BOX // 2], IN_ORDER_3)
-        even, odd = widen_pair_apart(places.load(packed_value_pairs_layout(S.TILE, S.DIM, P.BOX)), P.FP8)
-        x = gl.join(even, odd).permute((1, 0, 2, 3)).reshape([S.DIM, S.TILE])
+        places = reinterpret(slot, gl.int16, [S.TILE // P.BOX, S.VALUE_PADDED, P.BOX // 2], IN_ORDER_3)
+        even, odd = widen_pair_apart(places.load(packed_value_pairs_layout(S.TILE, S.VALUE_PADDED, P.BOX)), P.FP8)
+        x = gl.join(even, odd).permute((1, 0, 2, 3)).reshape([S.VALUE_PADDED, S.TILE])
     else:
-        places = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.DIM, P.BOX], IN_ORDER_3)
-        x = places.load(packed_values_layout(S.TILE, S.DIM, P.BOX)).permute((1, 0, 2)).reshape([S.DIM, S.TILE])
+        places = reinterpret(slot, slot.dtype, [S.TILE // P.BOX, S.VALUE_PADDED, P.BOX], IN_ORDER_3)
+        x = (
+            places.load(packed_values_layout(S.TILE, S.VALUE_PADDED, P.BOX))
+            .permute((1, 0, 2))
+            .reshape([S.VALUE_PADDED, S.TILE])
+        )
     return gl.convert_layout(x, operand_layout(P.COLUMNS, False), assert_trivial=True)

@@ -8,6 +8,7 @@ from ..args import Queries, QueryRows, Turn, query_parts
 from ..asm.barriers import arrive_at, await_at
 from ..asm.narrowing import e4m3_in_two
 from ..asm.prefetch import bring_near
+from ..layouts import rows_layout
 from ..shim import fence_async_shared, gl, gluon, load_box, mbarrier, thread_barrier
 from .gates import QUERIES, gate
 from .ring import address_of, as_words, wait_released
@@ -177,7 +178,7 @@ def take_queries(
         wait_queries(queries, done, NUMBER, S, P)
         return scale
     else:
-        READ: gl.constexpr = gl.BlockedLayout([1, 8], [256 // S.DIM, S.DIM // 8], [P.ROWS // 16, 1], [1, 0])
+        READ: gl.constexpr = rows_layout(8, S.DIM, P.ROWS // 16)
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
         rows = row_tile(block, kv_head, row, mods, ROWS // S.GROUP, S)
         dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))

@@ -1,5 +1,7 @@
 """Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
 
+import math
+
 import triton
 
 from ..args import Ring, Turn, is_gated
@@ -30,6 +32,12 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
         mbarrier.init(full.index(i), count=FILLERS)
         mbarrier.init(empty.index(i), count=READERS)
     return full, empty
+
+
+@triton.constexpr_function
+def bytes_of_slot(slots):
+    """Of one of these slots, whatever its axes."""
+    return math.prod(slots.shape[1:]) * slots.dtype.primitive_bitwidth // 8
 
 
 @gluon.jit
@@ -163,9 +171,9 @@ def release(barrier):
 
 
 @gluon.jit
-def tile_of(ring, turn, S: gl.constexpr):
+def tile_of(ring, turn, DIM: gl.constexpr, S: gl.constexpr):
     """The slot as a matrix [N, D]."""
-    return ring.slots.index(turn.stage).reshape([S.TILE, S.DIM])
+    return ring.slots.index(turn.stage).reshape([S.TILE, DIM])
 
 
 @gluon.jit

@@ -86,7 +86,7 @@ def need_of(launch: Launch) -> Need:
     """Scratch of a launch: its size depends on the device, for fixed pieces on bounds, too, and not on lengths."""
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
-    states = slots * shape.LIVE * (shape.DIM + 2) + launch.cuts
+    states = slots * shape.LIVE * (shape.VALUE_PADDED + 2) + launch.cuts
     blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
     firsts = slots if pipe.GROUPED else 0  # of groups of pieces
     counters = COUNTERS_PER_LAUNCH + (blocks * pipe.CONSUMERS + firsts if launch.merge is None else 0)

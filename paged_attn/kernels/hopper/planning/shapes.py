@@ -46,6 +46,11 @@ def dim_of(p: Problem) -> int:
     return max(64, next_power_of_2(p.head_dim))
 
 
+def value_dim_of(p: Problem) -> int:
+    """Dims of values, and of results, as tiles have them."""
+    return max(64, next_power_of_2(p.value_width))
+
+
 def rows_of(p: Problem, longest: int) -> int:
     """The most rows that a sequence of up to so many queries has for a KV head."""
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)
@@ -58,8 +63,8 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         KV_HEADS=p.kv_heads,
         HEAD_DIM=p.head_dim,
         DIM=dim_of(p),
-        VALUE_DIM=p.head_dim,
-        VALUE_PADDED=dim_of(p),
+        VALUE_DIM=p.value_width,
+        VALUE_PADDED=value_dim_of(p),
         PAGE=p.page_size,
         BLOCK_Q=tokens,
         ROWS=rows,

@@ -19,7 +19,7 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
     LAYOUT: gl.constexpr = state.acc.type.layout
     first_row = item.row + piece * P.SKIP + NUMBER * P.ROWS
     row = gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, LAYOUT))
+    dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT))
     valid = rows.valid
     if S.LIVE < P.ROWS:  # more queries than the host was told of have no room
         valid &= row < S.LIVE
@@ -41,22 +41,22 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     have to be kept.  Rows are heads of one token, which see the same keys: none that saw nothing holds a product of 0
     with what is no number.
     """
-    inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.DIM, 0)
-    values = parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0)
+    inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.VALUE_PADDED, 0)
+    values = parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0)
     row_max, row_sum = at * 0.0 + float("-inf"), at * 0.0
     acc = gl.expand_dims(row_sum, 1) + gl.expand_dims(dim * 0.0, 0)
     for first in range(0, pieces.count, CHUNK):
         there = first < pieces.count
-        loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.DIM),)
+        loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.VALUE_PADDED),)
         before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second may be nearer than others
         at += before
-        values += before * S.DIM
+        values += before * S.VALUE_PADDED
         for i in gl.static_range(1, CHUNK):
             there = first + i < pieces.count
-            state = load_state(parts, at, values, valid & there, inside & there, i * pieces.stride, S.DIM)
+            state = load_state(parts, at, values, valid & there, inside & there, i * pieces.stride, S.VALUE_PADDED)
             loaded = loaded + (state,)  # type: ignore[assignment]
         at += CHUNK * pieces.stride
-        values += CHUNK * pieces.stride * S.DIM
+        values += CHUNK * pieces.stride * S.VALUE_PADDED
         top = row_max
         for i in gl.static_range(CHUNK):
             top = gl.maximum(top, loaded[i][0])
@@ -88,7 +88,7 @@ def join_states(
     What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
     """
     WARPS: gl.constexpr = P.ROWS // 16
-    WIDTH: gl.constexpr = 128 if S.DIM > 128 else S.DIM
+    WIDTH: gl.constexpr = 128 if S.VALUE_PADDED > 128 else S.VALUE_PADDED
     LIVE: gl.constexpr = S.LIVE if S.LIVE < ROWS else ROWS
     AT_ONCE: gl.constexpr = rows_at_once(LIVE, WARPS, P.BRIEF and S.GROUP <= WARPS)
     CHUNK: gl.constexpr = pieces_at_once(AT_ONCE * WIDTH, WARPS, P.JOINED, P.FP8)
@@ -97,23 +97,27 @@ def join_states(
     for first in range(0, count, AT_ONCE):
         row = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, LAYOUT))
         rows = rows_from(token, kv_head, row, row < count, S)
-        for first_dim in range(0, S.DIM, WIDTH):
+        for first_dim in range(0, S.VALUE_PADDED, WIDTH):
             dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
             at = pieces.row + row
             if P.BRIEF:
                 state = join_at_once(parts, at, rows.valid, dim, pieces, CHUNK, S)
             else:
-                state = join(parts, at, rows.valid, dim, pieces.skip, pieces.stride, pieces.count, CHUNK, S.DIM)
+                state = join(
+                    parts, at, rows.valid, dim, pieces.skip, pieces.stride, pieces.count, CHUNK, S.VALUE_PADDED
+                )
             if whole:
                 store_rows(out, results.lse, rows, dim, state, results.scales, S)
             else:
-                replace_first(parts, at, rows.valid, dim, state, first_dim + WIDTH == S.DIM, S)
+                replace_first(parts, at, rows.valid, dim, state, first_dim + WIDTH == S.VALUE_PADDED, S)
 
 
 @gluon.jit
 def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
     """Some dims of a joined state in place of the first piece; last: of all dims, until which its maxima are read."""
-    gl.store(parts.acc + gl.expand_dims(at * S.DIM, 1) + gl.expand_dims(dim, 0), state.acc, gl.expand_dims(valid, 1))
+    gl.store(
+        parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0), state.acc, gl.expand_dims(valid, 1)
+    )
     thread_barrier()  # several threads read a row's maximum
     gl.store(parts.max + at, state.max, valid & last)
     gl.store(parts.sum + at, state.sum, valid & last)
@@ -127,7 +131,7 @@ def joins_in_place(S, P):
     counts for even shares.  Wider rows would spill, two lists have the other way for columns anyway, fp8 products
     have dims elsewhere, and pieces of a fixed size, of which a program has several, are folded.
     """
-    return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.DIM <= 128
+    return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.VALUE_PADDED <= 128
 
 
 @gluon.jit
@@ -161,9 +165,9 @@ def places_in_fours(x, row, valid, ROWS: gl.constexpr):
 @gluon.jit
 def keep_in_fours(parts, first_row, row, valid, state, S: gl.constexpr, P: gl.constexpr):
     """A state of P.ROWS rows in scratch, from a row on."""
-    x = in_fours(state.acc, P.ROWS, S.DIM)
+    x = in_fours(state.acc, P.ROWS, S.VALUE_PADDED)
     at, live = places_in_fours(x, row, valid, P.ROWS)
-    gl.store(parts.acc + first_row * S.DIM + at, x, live)
+    gl.store(parts.acc + first_row * S.VALUE_PADDED + at, x, live)
     gl.store(parts.max + first_row + row, state.max, valid)
     gl.store(parts.sum + first_row + row, state.sum, valid)
 
@@ -172,15 +176,15 @@ def keep_in_fours(parts, first_row, row, valid, state, S: gl.constexpr, P: gl.co
 def join_in_place(parts, item, first_row, row, valid, state, S: gl.constexpr, P: gl.constexpr):
     """The states of all pieces of a block in their order, this one's from registers and the others from scratch."""
     LAYOUT: gl.constexpr = state.acc.type.layout
-    own = in_fours(state.acc, P.ROWS, S.DIM)
+    own = in_fours(state.acc, P.ROWS, S.VALUE_PADDED)
     at, live = places_in_fours(own, row, valid, P.ROWS)
     zero = gl.full([P.ROWS], 0.0, gl.float32, row.type.layout)
-    joined = State(gl.full([P.ROWS, S.DIM], 0.0, gl.float32, LAYOUT), zero + float("-inf"), zero)
+    joined = State(gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, LAYOUT), zero + float("-inf"), zero)
     for i in range(item.pieces):
         other = item.first_row + i * P.STRIDE != item.row
         row_max = gl.load(parts.max + first_row + row, valid & other, state.max)
         row_sum = gl.load(parts.sum + first_row + row, valid & other, state.sum)
-        part = gl.load(parts.acc + first_row * S.DIM + at, live & other, own)
-        joined = merge(joined, from_fours(part, LAYOUT, P.ROWS, S.DIM), row_max, row_sum)
+        part = gl.load(parts.acc + first_row * S.VALUE_PADDED + at, live & other, own)
+        joined = merge(joined, from_fours(part, LAYOUT, P.ROWS, S.VALUE_PADDED), row_max, row_sum)
         first_row += P.STRIDE
     return joined
