@@ -15,8 +15,8 @@ import triton.language as tl
 import paged_attn
 from paged_attn import reference
 from paged_attn.explain.question import cut
+from paged_attn.kernels.common.bounds import row_tile, visible_range
 from paged_attn.kernels.common.records import Block, Modifiers
-from paged_attn.kernels.common.schedule import row_tile, visible_range
 from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run

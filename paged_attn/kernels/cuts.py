@@ -23,7 +23,7 @@ class KnownBatch(NamedTuple):
     chunk: int | None = None  # as in paged_attention
 
     def first_key(self, pos: int) -> int:
-        """The first that a query at pos sees, as schedule.py has it."""
+        """The first that a query at pos sees, as bounds.py has it."""
         begin = 0 if self.left < 0 else pos - self.left
         return max(begin, 0 if self.chunk is None else pos // self.chunk * self.chunk, 0)
 

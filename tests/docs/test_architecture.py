@@ -71,7 +71,7 @@ def test_every_host_has_a_line(index: Path) -> None:
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "hosts"], ids=name)
 def test_what_a_page_names_in_a_module_is_there(page: Path) -> None:
-    """`schedule.row_tile` and the like: a module of ours, or of the tests, and what it defines."""
+    """`bounds.row_tile` and the like: a module of ours, or of the tests, and what it defines."""
     named = set(re.findall(r"`(\w+)\.(\w+)(?:\(\))?`", page.read_text(encoding="utf-8")))
     for module, word in named:
         paths = [path for root in (PACKAGE, ROOT / "tests") for path in root.rglob(f"{module}.py")]

@@ -5,8 +5,8 @@ import triton.language as tl
 
 from .numerics import LN2, LOG2E
 from .output import rows_from, store_results, store_rows
+from .query_blocks import find_block
 from .records import Batch, Partial, RowTile, State
-from .schedule import find_block
 from .softmax import base_of, finish, merge
 
 MAX_FLOAT32 = tl.constexpr(3.4028234663852886e38)  # of float32
@@ -87,7 +87,7 @@ def cuts_of(scratch, rows, S: tl.constexpr):
 def cut_of(cuts, block, kv_head, S: tl.constexpr):
     """Where it is said of a block."""
     number = block.seq
-    if not S.ONE_BLOCK:  # as schedule.find_block counts them
+    if not S.ONE_BLOCK:  # as query_blocks.find_block counts them
         number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
     return cuts + 2 * (number * S.KV_HEADS + kv_head)
 

@@ -24,6 +24,15 @@ E5M2_PAIRS = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x341
 
 
 @triton.jit
+def load_int(ptr, mask=None):
+    """Numbers of the batch, int32 whatever the tensor holds: registers and schedules count in 32 bits."""
+    if mask is None:
+        return tl.load(ptr).to(tl.int32)
+    else:
+        return tl.load(ptr, mask=mask, other=0).to(tl.int32)
+
+
+@triton.jit
 def dot(a, b, acc, S: tl.constexpr):
     """a [R, K] @ b [K, N] + acc, accumulated in float32; float32 operands keep their precision."""
     PRECISION: tl.constexpr = S.PRECISION

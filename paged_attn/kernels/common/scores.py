@@ -6,8 +6,8 @@ Both dialects use these: key [N] counts the keys of a tile from 0, in whatever l
 import triton
 import triton.language as tl
 
+from .bounds import chunk_of
 from .numerics import LOG2E
-from .schedule import chunk_of
 
 
 @triton.jit

@@ -6,10 +6,11 @@ load, the last of which also hands out the work.  Tiles of an fp8 cache pass one
 
 import triton
 
+from ..common.bounds import visible_range
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
+from ..common.page_tables import pages_of
 from ..common.records import Batch, Block
-from ..common.schedule import pages_of, visible_range
 from .args import Jobs, Results, Rings, Turn, Turns, fillers_of
 from .consuming import pingpong
 from .consuming.ahead import consume_items_ahead

@@ -6,10 +6,12 @@ counter, and a third one few rows, each with rings and loaders of its own.
 
 import triton
 
+from ..common.bounds import visible_range
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
+from ..common.page_tables import pages_of
 from ..common.records import Batch, Scratch
-from ..common.schedule import find_share, pages_of, room_of, unflatten, visible_range, work
+from ..common.schedule import find_share, room_of, unflatten, work
 from .args import Jobs, Results, Rings, Turn, Turns, fillers_of
 from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .consuming.column_softmax import make_flags

@@ -4,10 +4,12 @@ What a program does follows from the sequences' lengths alone, as in the portabl
 line of units, here loaders and consumers walk along it each for itself: one consumer of four warps, or two.
 """
 
+from ..common.bounds import visible_range
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
+from ..common.page_tables import pages_of
 from ..common.records import Batch
-from ..common.schedule import find_share, pages_of, room_of, unflatten, visible_range, work
+from ..common.schedule import find_share, room_of, unflatten, work
 from .args import Results, Rings, Turn, Turns, fillers_of
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights

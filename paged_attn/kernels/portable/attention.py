@@ -3,26 +3,14 @@
 import triton
 import triton.language as tl
 
+from ..common.bounds import first_seen, row_tile, visible_range
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import LOG2E, apart, products, scale_of, scaled, together, unpack
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
+from ..common.page_tables import pages_of
+from ..common.query_blocks import block_of, find_block
 from ..common.records import Batch, KeyValues, Query, Source, State
-from ..common.schedule import (
-    block_of,
-    find_block,
-    find_share,
-    first_seen,
-    first_tile,
-    pages_of,
-    pieces_of,
-    place_on_line,
-    room_of,
-    row_tile,
-    share_of,
-    unflatten,
-    visible_range,
-    work,
-)
+from ..common.schedule import find_share, first_tile, pieces_of, place_on_line, room_of, share_of, unflatten, work
 from ..common.scores import cut_own, mask, modify, scale_by_token
 from ..common.softmax import merge, start, update
 from .cache import lives, load_box, load_ids, load_kv, locate

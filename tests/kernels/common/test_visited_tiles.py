@@ -1,7 +1,7 @@
 """Masks cost no more than they show: which tiles are visited, which need no mask, and where a sequence's line begins.
 
 A tile that is visited for nothing, or masked for nothing, changes no result.  So each is counted here against a mask in
-plain Python: a mask is a line of MASKS, and whatever bound of it schedule.py forgets fails by its name.
+plain Python: a mask is a line of MASKS, and whatever bound of it bounds.py forgets fails by its name.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 
 import paged_attn
+from paged_attn.kernels.common.bounds import visible_range
 from paged_attn.kernels.common.records import Block, Modifiers, Source
-from paged_attn.kernels.common.schedule import first_tile, visible_range
+from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.attention import may_hide
 from paged_attn.launching import backend
 from paged_attn.planning import plan

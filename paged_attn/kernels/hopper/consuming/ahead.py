@@ -3,8 +3,8 @@
 Alone with the tensor cores, it would leave them idle for the letter, the first product and the stores of every item.
 """
 
+from ...common.bounds import row_tile, visible_range
 from ...common.records import State
-from ...common.schedule import row_tile, visible_range
 from ...common.scores import scale_by_token
 from ...common.softmax import start
 from ..args import Turn, Turns, is_shared

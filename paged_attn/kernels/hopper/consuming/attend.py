@@ -2,8 +2,8 @@
 
 import triton
 
+from ...common.key_tiles import end_in, gap_before
 from ...common.records import State
-from ...common.schedule import end_in, gap_before
 from ..args import Item, Turns
 from ..asm.registers import pin
 from ..layouts import product_layout, weights_layout

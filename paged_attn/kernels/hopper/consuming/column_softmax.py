@@ -5,9 +5,9 @@ tile.  So weights are those by the maximum so far, and made again where one is t
 tells all warps both that weights are there and whether they will do.
 """
 
+from ...common.key_tiles import end_in, gap_before
 from ...common.numerics import LOG2E
 from ...common.records import State
-from ...common.schedule import end_in, gap_before
 from ...common.scores import cut_own, mask, modify
 from ...common.softmax import base_of
 from ..asm import weights

@@ -10,8 +10,8 @@ do fp8 ones, which are widened to float16 on their way.
 
 import triton
 
+from ...common.bounds import row_tile, visible_range
 from ...common.records import State
-from ...common.schedule import row_tile, visible_range
 from ...common.scores import scale_by_token
 from ...common.softmax import start
 from ..args import Turns, is_shared

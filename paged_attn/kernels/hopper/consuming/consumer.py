@@ -3,8 +3,8 @@
 Of several consumers, one's products run under another's softmax.
 """
 
+from ...common.bounds import row_tile, visible_range
 from ...common.records import Block, State
-from ...common.schedule import row_tile, visible_range
 from ...common.scores import scale_by_token
 from ...common.softmax import start
 from ..args import Turns

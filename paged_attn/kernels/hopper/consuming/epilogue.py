@@ -1,9 +1,9 @@
 """How a block's rows leave: as results, or as the state of a piece."""
 
+from ...common.bounds import row_tile
 from ...common.merge import tell_cut
 from ...common.output import gated, rows_from, store_lse, store_results, store_rows
 from ...common.records import State
-from ...common.schedule import row_tile
 from ...common.softmax import finish, merge, start
 from ..asm.registers import words_beside
 from ..layouts import result_layout

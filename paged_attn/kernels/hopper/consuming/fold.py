@@ -4,8 +4,8 @@ They are folded from the last piece to the first, as tiles come, by `softmax.mer
 them, by `join.join_states` where several have kept theirs.
 """
 
+from ...common.bounds import visible_range
 from ...common.records import State
-from ...common.schedule import visible_range
 from ...common.scores import scale_by_token
 from ...common.softmax import merge, start
 from ..args import Item

@@ -5,7 +5,7 @@ slot's barrier hears of each thread when all that it has sent for is there.  Unl
 writes: whoever waits for a tile fences them before tensor cores read it (`ring.wait_tile`).
 """
 
-from ...common.schedule import page_at
+from ...common.page_tables import page_at
 from ..asm.prefetch import bring_line
 from ..layouts import rows_layout
 from ..shim import async_copy, copy_by_threads, gl, gluon

@@ -1,6 +1,7 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
-from ...common.schedule import gap_before, in_cache, page_at
+from ...common.key_tiles import gap_before, in_cache
+from ...common.page_tables import page_at
 from ..shim import gl, gluon, load_box, mbarrier
 from .gather import gather_tile
 from .packed import boxes_of, places_of_slot

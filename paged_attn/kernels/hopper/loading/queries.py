@@ -2,8 +2,8 @@
 
 import triton
 
+from ...common.bounds import row_tile
 from ...common.output import load_query
-from ...common.schedule import row_tile
 from ..args import Queries, QueryRows, Turn, query_parts
 from ..asm.barriers import arrive_at, await_at
 from ..asm.narrowing import e4m3_in_two

@@ -85,7 +85,7 @@ def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
     fits = (several == 1) | (tiles == blocks * most)
     fits &= several * S.BLOCK_Q * MIN_KEYS_PER_QUERY <= most * S.TILE
     fits &= blocks * S.KV_HEADS < num_programs
-    fits &= tiles * 1.0 * S.KV_HEADS * num_programs < 2147483648.0  # schedule.share_begin
+    fits &= tiles * 1.0 * S.KV_HEADS * num_programs < 2147483648.0  # as schedule.even_share multiplies
     return tl.where(fits, number, 0)
 
 

@@ -8,7 +8,10 @@ side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
 
 from typing import Any, NamedTuple
 
-from ...common.schedule import block_of, first_tile, tile_of, tiles_before, visible_range, work
+from ...common.bounds import visible_range
+from ...common.key_tiles import tile_of, tiles_before
+from ...common.query_blocks import block_of
+from ...common.schedule import first_tile, work
 from ..args import Item
 from ..asm.prefetch import bring_line
 from ..planning import plan

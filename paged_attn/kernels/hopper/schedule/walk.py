@@ -2,7 +2,10 @@
 
 from typing import Any, NamedTuple
 
-from ...common.schedule import block_of, first_tile, pieces_of, share_of, tile_of, tiles_before, visible_range
+from ...common.bounds import visible_range
+from ...common.key_tiles import tile_of, tiles_before
+from ...common.query_blocks import block_of
+from ...common.schedule import first_tile, pieces_of, share_of
 from ..args import Item
 from ..shim import gl, gluon
 

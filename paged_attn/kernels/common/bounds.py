@@ -1,0 +1,179 @@
+"""Bounds of the keys that rows see: causal, windows, chunks, spans and prefixes, of one row and of a block's.
+
+A row sees the keys between two bounds, and neither moves back from a row to the next: those of a block are those of
+its first row and its last.  What a mask cuts out between the bounds is in scores.py.
+"""
+
+import triton
+import triton.language as tl
+
+from .numerics import load_int
+from .records import RowTile, Span
+
+
+@triton.jit
+def chunk_of(pos, mods):
+    """The number of the chunk that holds a position; before key 0, where queries of too few keys stand, below 0."""
+    return tl.where(pos < 0, pos + 1 - mods.chunk, pos) // mods.chunk
+
+
+@triton.jit
+def first_key_of(pos, mods):
+    """The first key that a query at pos sees, where there is a bound to the left."""
+    first = pos - mods.left
+    if mods.chunk is not None:
+        first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)
+    return tl.maximum(first, 0)
+
+
+@triton.jit
+def span_around(slot, seq, inside, mods):
+    """[begin, end) of the spans of a sequence that hold a slot; the slot alone where none does."""
+    begin, end = slot, slot + 1
+    for i in range(mods.spans_count):
+        at = mods.spans + tl.cast(seq, tl.int64) * mods.spans_stride + i * mods.spans_step
+        first, past = load_int(at, inside), load_int(at + 1, inside)
+        holds = (first <= slot) & (slot < past)
+        begin = tl.where(holds, tl.minimum(begin, first), begin)
+        end = tl.where(holds, tl.maximum(end, past), end)
+    return begin, end
+
+
+@triton.jit
+def before_window(first, begin, mods):
+    """`first`, or where a span begins if that is before, and the window does not clip it."""
+    if mods.CLIP_SPANS is None:
+        first = tl.maximum(tl.minimum(first, begin), 0)
+    return first
+
+
+@triton.jit
+def behind_query(end, past, slot, seq_len, mods):
+    """`end`, or where a span does if that is behind, as far as the window does not clip it."""
+    if mods.spans_right is not None:
+        past = tl.minimum(past, slot + mods.spans_right + 1)
+    if mods.CLIP_SPANS is not None:
+        past = within_chunk(past, slot, mods)
+    return tl.maximum(end, tl.minimum(past, seq_len))
+
+
+@triton.jit
+def right_of(seq, mods):
+    """How many slots behind its own a query of a sequence sees, where there is a bound."""
+    if mods.causal is None:
+        return mods.right
+    else:
+        return tl.where(tl.load(mods.causal + seq).to(tl.int32) > 0, 0, mods.right)
+
+
+@triton.jit
+def within_chunk(end, pos, mods):
+    """`end`, but no later than that of a position's chunk; where positions are no slots, `cut_own` looks for it."""
+    if mods.chunk is not None and mods.query_positions is None:
+        end = tl.minimum(end, (chunk_of(pos, mods) + 1) * mods.chunk)
+    return end
+
+
+@triton.jit
+def prefix_of(seq, inside, seq_len, mods):
+    """Keys of a sequence, of one or of [N], that all of its queries see."""
+    return tl.minimum(load_int(mods.prefix_lens + seq, inside), seq_len)
+
+
+@triton.jit
+def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
+    """Rows [R] of up to TOKENS tokens from block.first on: token-major, the group's heads side by side.
+
+    Those that are not valid see nothing or, if not BLIND, what rows behind the last would: Hopper's blocks weigh a row
+    that has seen nothing in its first tile twice in the next.
+    """
+    index = row // S.GROUP
+    valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
+    context_len = block.seq_len - block.query_len
+    slot = context_len + block.first + index
+    pos = slot
+    if mods.query_positions is not None:
+        own = tl.load(mods.query_positions + block.first_token + block.first + index, mask=valid, other=0)
+        pos = tl.where(valid, own.to(tl.int32), slot)
+    first_key = slot * 0
+    last_key = first_key + (block.seq_len - 1)
+    if mods.left is not None:
+        first_key = first_key_of(pos, mods)
+    if mods.right is not None:
+        last_key = tl.minimum(slot + right_of(block.seq, mods), last_key)
+    if mods.chunk is not None:
+        last_key = within_chunk(last_key + 1, pos, mods) - 1
+    span_begin, span_end = None, None
+    if mods.spans is not None:
+        span_begin, span_end = span_around(slot, block.seq, None, mods)
+        first_key = before_window(first_key, span_begin, mods)
+        last_key = behind_query(last_key + 1, span_end, slot, block.seq_len, mods) - 1
+    prefix = None
+    if mods.prefix_lens is not None:
+        prefix = prefix_of(block.seq, None, block.seq_len, mods)
+        if mods.left is None:
+            last_key = tl.maximum(last_key, prefix - 1)
+    if BLIND:
+        last_key = tl.where(valid, last_key, -1)
+    token = tl.cast(block.first_token + block.first, tl.int64)
+    return RowTile(
+        token, kv_head, index, row % S.GROUP, slot, pos, first_key, last_key, valid, context_len, block.first_token,
+        block.query_len, span_begin, span_end, prefix, block.seq,
+    )  # fmt: skip
+
+
+@triton.jit
+def first_seen(rows):
+    """The first key that each row sees [R]."""
+    if rows.prefix is None:
+        return rows.first_key
+    else:
+        return tl.where(rows.prefix > 0, 0, rows.first_key)
+
+
+@triton.jit
+def visible_range(block, mods, TOKENS: tl.constexpr):
+    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence.
+
+    A position of its own is at least context_len and at most its slot: what some row may see begins by the former, what
+    every row sees by the latter.
+    """
+    context_len = block.seq_len - block.query_len
+    first_pos = context_len + block.first
+    last_pos = context_len + tl.minimum(block.first + TOKENS, block.query_len) - 1
+    lo = 0
+    full_lo = 0
+    hi = block.seq_len
+    full_hi = block.seq_len
+    if mods.left is not None:
+        if mods.query_positions is None:
+            lo = first_key_of(first_pos, mods)
+        else:
+            lo = first_key_of(context_len, mods)
+        full_lo = first_key_of(last_pos, mods)
+    if mods.right is not None:
+        right = right_of(block.seq, mods)
+        hi = tl.minimum(last_pos + right + 1, hi)
+        full_hi = tl.minimum(first_pos + right + 1, full_hi)
+    hi = within_chunk(hi, last_pos, mods)
+    full_hi = within_chunk(full_hi, first_pos, mods)
+    if mods.spans is not None:
+        begin, end = span_around(first_pos, block.seq, None, mods)
+        lo = before_window(lo, begin, mods)
+        full_hi = behind_query(full_hi, end, first_pos, block.seq_len, mods)
+        begin, end = span_around(last_pos, block.seq, None, mods)
+        full_lo = before_window(full_lo, begin, mods)
+        hi = behind_query(hi, end, last_pos, block.seq_len, mods)
+    prefix, resume = None, None
+    if mods.prefix_lens is not None:
+        prefix = prefix_of(block.seq, None, block.seq_len, mods)
+        hi = tl.maximum(hi, prefix)
+        if mods.left is None:
+            full_hi = tl.maximum(full_hi, prefix)
+            prefix = None
+        else:
+            resume = lo
+            lo = tl.where(prefix > 0, 0, lo)
+            full_hi = tl.where(prefix >= full_lo, tl.maximum(full_hi, prefix), full_hi)
+            full_lo = tl.where(prefix >= full_lo, 0, full_lo)
+    return Span(lo, hi, full_lo, full_hi, prefix, resume)
