@@ -14,14 +14,17 @@ NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any tensor: the copy engine 
 def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.constexpr):
     """Have the copy engine read its descriptors while the schedule is made.
 
-    Two boxes from outside the caches fill the first consumer's queries with zeros and complete its barrier.
+    Boxes from outside the caches fill the first consumer's queries with zeros and complete its barrier: of values only
+    where they are as wide as keys, for which there is room.
     """
     if P.PREFETCH:
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
         arrived = queries.full.index(0)
-        mbarrier.expect(arrived, P.BOX * (S.DIM + S.VALUE_PADDED) * (key_box.dtype.primitive_bitwidth // 8))
+        ALIKE: gl.constexpr = S.DIM == S.VALUE_PADDED
+        mbarrier.expect(arrived, P.BOX * S.DIM * (1 + ALIKE) * (key_box.dtype.primitive_bitwidth // 8))
         load_box(key_box, [NOWHERE, 0, 0], arrived, nothing)
-        load_box(value_box, [NOWHERE, 0, 0], arrived, nothing)
+        if ALIKE:
+            load_box(value_box, [NOWHERE, 0, 0], arrived, nothing)
 
 
 @gluon.jit

@@ -30,7 +30,7 @@ def seqs_tried(p: Problem) -> int:
 
 def bytes_of_keys(p: Problem, seqs: int, keys: int) -> int:
     """Bytes of keys and values of so many sequences of so many keys each."""
-    return 2 * seqs * keys * p.kv_heads * p.head_dim * p.cache.itemsize
+    return seqs * keys * p.kv_heads * (p.head_dim + p.value_width) * p.cache.itemsize
 
 
 def long_tokens(p: Problem) -> int:

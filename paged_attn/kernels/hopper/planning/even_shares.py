@@ -12,9 +12,10 @@ from ..args import Pipe
 from . import cost
 from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_OF_FEW_ROWS
 from .columns import MAX_COLUMNS, MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside, columns_of_shares
-from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_of
+from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_of, value_dim_of, widest_of
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
+from .wide import is_wide
 
 MIN_TILES_PER_SHARE: Annotated[
     int,
@@ -73,7 +74,8 @@ class ShareLayout(NamedTuple):
     columns: int  # rows of a block that are columns of products; 0: they are rows
     rows: int  # of a block
     tile: int
-    slots: int  # of a ring
+    slots: int  # of the ring of keys
+    value_slots: int  # of that of values; 0: both take those of one in turn
     resident: int  # programs of a multiprocessor
     shares: int  # of each KV head
     blocks: int  # that a sequence may have
@@ -87,7 +89,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     """
     paired = _reads_two_heads_as_one(p, longest)
     if paired:
-        p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)
+        p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)  # values are as wide
     group, s = p.heads // p.kv_heads, _layout_of(p, longest, beside)
     programs = s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
@@ -96,7 +98,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         WHOLE=shape.ONE_SCAN and _shares_may_begin_with_sequences(p, s.shares),
         PAIRED=paired,
         HEAD_DIM=p.head_dim // (1 + paired),
-        VALUE_DIM=p.head_dim // (1 + paired),
+        VALUE_DIM=p.value_width // (1 + paired),
         ONE_BLOCK=s.blocks <= 1,
     )
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
@@ -115,7 +117,6 @@ def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
     launch = shares_launch(p._replace(adjacent=False), shortest, longest, beside=True)
     pipe = launch.pipe._replace(
         BESIDE=True,
-        VALUE_STAGES=RINGS_OF_FEW_ROWS[1],
         BOX=math.gcd(p.page_size, launch.shape.TILE),
         PREFETCH=False,
         BRIEF=False,
@@ -133,17 +134,18 @@ def _layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
     if p.cache.itemsize == 1 or p.packed:
         asked = min(asked, max(MAX_REGISTER_COLUMNS, group))
     if beside:
-        columns, tile, slots = columns_beside(p), ELEMENTS_OF_TILES_BESIDE // dim_of(p), RINGS_OF_FEW_ROWS[0]
+        columns, tile = columns_beside(p), ELEMENTS_OF_TILES_BESIDE // dim_of(p)
+        slots, value_slots = RINGS_OF_FEW_ROWS
     else:
         columns = columns_of_shares(p, asked, asked > group)
-        tile, slots = share_tiles(p, columns)
+        tile, slots, value_slots = share_tiles(p, columns)
     rows = columns or MAX_ROWS
     # fp8 leaves room for two programs, which wait in turn
     resident = 2 if p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and dim_of(p) <= 128 else 1
     shares = max(1, resident * p.device.multiprocessors // p.kv_heads)
     blocks = cdiv(min(p.max_seqlen_q, longest), rows // group)
     tiles = cdiv(p.keys_seen(p.max_seqlen_q + tile), tile)
-    return ShareLayout(columns, rows, tile, slots, resident, shares, blocks, tiles)
+    return ShareLayout(columns, rows, tile, slots, value_slots, resident, shares, blocks, tiles)
 
 
 def _tiles_per_share(p: Problem, s: ShareLayout) -> int:
@@ -156,7 +158,7 @@ def _tiles_per_share(p: Problem, s: ShareLayout) -> int:
 
 def _merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
     """Whether a launch of its own joins pieces of `rows` rows: where the last program of a block would take longer."""
-    live = min(rows, s.rows) * dim_of(p) // 128
+    live = min(rows, s.rows) * value_dim_of(p) // 128
     states = live * s.shares  # of all blocks of a KV head
     return (
         live >= MIN_ROWS_WORTH_A_MERGE
@@ -171,14 +173,15 @@ def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
     A row of queries has zeros where the other head's dims are, so products are twice as many; of more columns, or of
     rows of 64, they would be felt.
     """
-    if p.cache.itemsize != 2 or p.packed or p.new or not p.adjacent:
+    if p.cache.itemsize != 2 or p.packed or p.new or not p.adjacent or is_wide(p):
         return False
     return p.head_dim == 64 and p.kv_heads % 2 == 0 and 2 * rows_of(p, longest) <= MAX_COLUMNS
 
 
 def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
     """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
-    return s.columns == MAX_COLUMNS and keys_are_soon_read(p) and dim_of(p) >= 128
+    brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots
+    return brief and keys_are_soon_read(p) and value_dim_of(p) >= 128
 
 
 def _shares_may_begin_with_sequences(p: Problem, shares: int) -> bool:
@@ -191,7 +194,7 @@ def _shares_may_begin_with_sequences(p: Problem, shares: int) -> bool:
 
 def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
     """Of even shares."""
-    dim, box = dim_of(p), math.gcd(p.page_size, s.tile)
+    box = math.gcd(p.page_size, s.tile)
     if p.packed:
         box = min(box, MAX_BOX_ELEMENTS * p.cache.itemsize // 16)
     pieces = min(s.shares, s.tiles * p.seqs)  # that blocks of all sequences may have
@@ -202,11 +205,11 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         TANH=has_tanh(p) and s.columns == 0,
         CONSUMERS=1,
         KEY_STAGES=s.slots,
-        VALUE_STAGES=s.slots,
+        VALUE_STAGES=s.value_slots,
         COLUMNS=s.columns,
         PACKED=p.packed,
         # boxes of nothing go where queries will, and large heads leave room for few of those
-        PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= (32 if s.columns and dim > 128 else 64),
+        PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
         JOINED=16 if by_16 else 8,
@@ -216,6 +219,13 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         SKIP=p.kv_heads * s.rows,
         STRIDE=2 * p.kv_heads * s.rows,
     )
+
+
+def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
+    """Of a box that brings nothing, beyond those of queries."""
+    if widest_of(p) > 256:
+        return s.columns
+    return 32 if s.columns and dim_of(p) > 128 else 64
 
 
 def _pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:

@@ -14,6 +14,7 @@ from .even_shares import shares_launch
 from .parts import MAX_HEADS, all_blocks_are_parts, parts_save_a_launch
 from .shapes import is_decode, is_even, others_are_decodes, rows_of
 from .soon_done import shares_have_more_rows
+from .wide_shares import shares_take
 
 
 def regime_of(p: Problem) -> Regime:
@@ -59,6 +60,15 @@ REGIMES = (
         "invariant: 1 x 2048 + 63 decodes at 4096, batch-invariant 1.14x of the default mode",
         lambda p: p.batch_invariant,
         lambda p: invariant.launches_of_both(p, order.shortest_of(p)),
+    ),
+    Regime(
+        "few rows of two widths or wide heads",
+        "`PAGED_ATTN_WIDE=1`; up to 64 rows, beyond 256 dims up to 16",
+        "shares kernel, rows as columns, up to 256 dims also 64 rows; slots of both rings by their bytes",
+        "memory decides, as for others; wide tiles leave room for three, which keys and values take in turn",
+        "not measured: no GPU has run it",
+        shares_take,
+        lambda p: (shares_launch(p, 1, 1),) if is_decode(p) else order.shares(p),
     ),
     Regime(
         "decodes",

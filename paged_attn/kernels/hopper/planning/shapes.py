@@ -51,6 +51,11 @@ def value_dim_of(p: Problem) -> int:
     return max(64, next_power_of_2(p.value_width))
 
 
+def widest_of(p: Problem) -> int:
+    """The larger of both, which decides what registers leave room for."""
+    return max(dim_of(p), value_dim_of(p))
+
+
 def rows_of(p: Problem, longest: int) -> int:
     """The most rows that a sequence of up to so many queries has for a KV head."""
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)

@@ -7,6 +7,8 @@ from ....records.regime import Threshold
 from . import cost
 from .columns import MAX_COLUMNS
 from .shapes import dim_of
+from .wide import is_wide
+from .wide_shares import wide_rings
 
 MAX_BYTES_OF_HALF_TILES: Annotated[
     int,
@@ -27,10 +29,11 @@ MAX_BYTES_OF_HALF_TILES_OF_128_DIMS: Annotated[
 
 
 class ShareTiles(NamedTuple):
-    """Keys of a tile, and slots of each ring."""
+    """Keys of a tile, and slots of the rings of keys and of values."""
 
     tile: int
-    slots: int
+    keys: int
+    values: int  # 0: values take those of keys in turn
 
 
 def keys_are_soon_read(p: Problem) -> bool:
@@ -58,9 +61,13 @@ def share_tiles(p: Problem, columns: int) -> ShareTiles:
     """Of even shares with so many columns."""
     dim, fp8 = dim_of(p), p.cache.itemsize == 1
     if p.packed and fp8 and columns > MAX_COLUMNS:
-        return ShareTiles(64, 5)
+        return ShareTiles(64, 5, 5)
     half = keys_are_soon_read(p) or dim > 128 or columns_leave_few_registers(p, columns) or rows_share_lines(p, columns)
+    if is_wide(p):
+        return ShareTiles(*wide_rings(p, half))
     tile, slots = (64, 6 if fp8 else 3) if half else (128, 2)
     if dim == 64:
-        return ShareTiles(tile, 2 * slots)
-    return ShareTiles(tile, 5 if columns > 32 and dim > 128 else slots)
+        slots *= 2
+    elif columns > 32 and dim > 128:
+        slots = 5
+    return ShareTiles(tile, slots, slots)

@@ -1,0 +1,89 @@
+"""Which calls of two widths and of wide heads have shares on Hopper, by the plan alone: none that nobody asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from paged_attn.kernels.hopper import words
+from paged_attn.kernels.hopper.planning import plan, wide
+from paged_attn.launching.backend import Device
+from tests.cases import E4M3, Case, build, problem_of
+
+MIMO = Case(
+    "two widths",
+    (1,) * 4,
+    (900,) * 4,
+    heads=8,
+    kv_heads=2,
+    head_dim=192,
+    value_dim=128,
+    dtype=torch.bfloat16,
+    lse=False,
+    bounds=True,
+)
+TWO_WIDTHS, HEAD_DIM = "values of another width", "a head_dim other than 40..256 in steps of 8"
+MAX_SHARED = 232448  # bytes of shared memory of a program
+
+
+def problem(**changes: Any) -> Any:
+    """As on a GPU, where operands are of 16 bits."""
+    given = build(dataclasses.replace(MIMO, **changes), filled=False)
+    return problem_of(given, Device("sm90", 132))._replace(compute=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "widths, why", [((192, 128), [TWO_WIDTHS]), ((512, 512), [HEAD_DIM]), ((512, 128), [HEAD_DIM, TWO_WIDTHS])], ids=str
+)
+def test_two_widths_and_wide_heads_are_portable_by_default(widths: tuple[int, int], why: list[str]) -> None:
+    assert plan.uncovered(problem(head_dim=widths[0], value_dim=widths[1])) == why
+
+
+def rings(p: Any) -> set[tuple[int, int, int]]:
+    """(tile, slots of keys, of values) of a call's launches."""
+    assert plan.uncovered(p) == []
+    launches = plan.launches(p)
+    assert all(x.dialect == "hopper" and x.pipe.SHARES and words.tiles_of(x) for x in launches)
+    return {(x.shape.TILE, x.pipe.KEY_STAGES, x.pipe.VALUE_STAGES) for x in launches}
+
+
+@pytest.mark.parametrize(
+    "widths, heads, expected",
+    [((192, 128), 8, (64, 4, 4)), ((64, 256), 8, (64, 4, 4)), ((128, 64), 8, (64, 6, 6)), ((192, 128), 64, (64, 4, 4))],
+    ids=str,
+)
+def test_slots_follow_both_widths(
+    widths: tuple[int, int], heads: int, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+    assert rings(problem(head_dim=widths[0], value_dim=widths[1], heads=heads)) == {expected}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(cache_dtype=E4M3),
+        dict(batch_invariant=True),
+        dict(layout="x"),
+        dict(page_size=12),
+        dict(query_lens=(1, 100, 1, 1)),
+        dict(heads=130),
+        dict(value_dim=132),
+        dict(value_dim=32),
+        dict(head_dim=36),
+    ],
+    ids=str,
+)
+def test_what_shares_do_not_take_is_portable(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+    assert TWO_WIDTHS in plan.uncovered(problem(**changes))
+
+
+def test_other_calls_have_the_plans_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = [problem(value_dim=None, head_dim=dim, query_lens=(n,) * 4) for dim in (64, 128, 192, 256) for n in (1, 9)]
+    before = [plan.launches(p) for p in others]
+    monkeypatch.setattr(wide, "ASKED", True)
+    assert [plan.launches(p) for p in others] == before
