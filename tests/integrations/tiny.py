@@ -30,11 +30,17 @@ SIZES = {
 }
 MIXED = {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]}
 KINDS = ("llama", "qwen3", "gemma2", "gpt_oss")
+# Layers that the host's own continuous batching does not take, with any attention.
+PLAIN_KINDS = ("llama4", "deepseek_v3", "mimo_v2")
 
 
 @functools.cache
 def model(kind: str) -> Any:
-    """Llama; Qwen3 with a full and a sliding layer; Gemma 2 with softcaps; GPT-OSS with sinks.  Seeded, in float32."""
+    """Llama; Qwen3 with a full and a sliding layer; Gemma 2 with softcaps; GPT-OSS with sinks.
+
+    Of plain `generate` alone: Llama 4 with a chunked layer, and a temperature by position in the other; DeepSeek-V3;
+    MiMo-V2, whose layers have different numbers of KV heads.  Seeded, in float32.
+    """
     torch.manual_seed(0)
     if kind == "llama":
         made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
@@ -45,6 +51,21 @@ def model(kind: str) -> Any:
     elif kind == "gemma2":
         caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 30.0, "query_pre_attn_scalar": 4}
         made = transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**SIZES, **MIXED, **caps))
+    elif kind == "llama4":
+        local = {"no_rope_layers": [1, 0], "attention_chunk_size": 8, "floor_scale": 4}
+        made = transformers.Llama4ForCausalLM(
+            transformers.Llama4TextConfig(**SIZES, **local, moe_layers=[], intermediate_size_mlp=64)
+        )
+    elif kind == "deepseek_v3":
+        latent = {"kv_lora_rank": 32, "q_lora_rank": 24}
+        dims = {"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "first_k_dense_replace": 2}
+        sizes = {**SIZES, "num_key_value_heads": 4}
+        del sizes["head_dim"]
+        made = transformers.DeepseekV3ForCausalLM(transformers.DeepseekV3Config(**sizes, **latent, **dims))
+    elif kind == "mimo_v2":
+        dense = {"mlp_layer_types": ["dense", "dense"], "v_head_dim": 8}
+        made = transformers.MiMoV2FlashForCausalLM(transformers.MiMoV2FlashConfig(**SIZES, **MIXED, **dense))
+        torch.nn.init.normal_(made.model.layers[1].self_attn.sinks, 1.0, 1.0)
     else:
         experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
         made = transformers.GptOssForCausalLM(transformers.GptOssConfig(**SIZES, **MIXED, **experts))

@@ -18,6 +18,13 @@ def attend(
     layer = layer_of(cache, module.layer_idx)
     tables = tables_of(layer, module.layer_idx, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    if k.shape[1:] != layer.k_pages.shape[2:] or v.shape[1:] != layer.v_pages.shape[2:]:
+        # Rows are all as wide as config.head_dim says: too narrow, say, for expanded keys of latent attention.
+        raise ValueError(
+            f"{type(module).__name__} brings keys {list(k.shape[1:])}, values {list(v.shape[1:])} [kv_heads, dim], but "
+            f"transformers' paged cache has rows of {list(layer.k_pages.shape[2:])}, for any attention: plain generate "
+            "serves this model"
+        )
     rest: dict[str, Any] = {
         "max_seqlen_q": tables.max_seqlen_q,
         "max_seqlen_k": tables.max_seqlen_k,

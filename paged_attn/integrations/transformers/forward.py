@@ -46,11 +46,6 @@ def forward(
         given = kwargs.get(name)
         if given is not None and given is not False:
             raise ValueError(f"paged_attn does not know the argument {name} of {type(module).__name__}")
-    if value.shape[-1] != query.shape[-1]:
-        raise ValueError(
-            f"paged_attn needs values as wide as queries, got {value.shape[-1]} beside {query.shape[-1]} "
-            f"from {type(module).__name__}"
-        )
     scores = Scores(scaling, softcap or 0.0, s_aux if s_aux is not None else sinks)
     if cache is not None:
         return continuous.attend(module, query, key, value, cache, sliding_window, scores, kwargs), None
@@ -63,4 +58,5 @@ def forward(
         raise ValueError(f"paged_attn serves causal attention here, {type(module).__name__} asks for is_causal = False")
     if sliding_window is None:
         sliding_window = getattr(module, "sliding_window", None)
-    return plain.attend(query, key, value, attention_mask, sliding_window, scores), None
+    chunk = getattr(getattr(module, "config", None), "attention_chunk_size", None)
+    return plain.attend(query, key, value, attention_mask, sliding_window, scores, chunk), None

@@ -1,4 +1,4 @@
-"""What the host's masks say to plain `generate`: the first key of each sequence and the one past its last."""
+"""What the host's masks say to plain `generate`: first keys, ends of keys, places in chunks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-KNOWN = ("causal_mask_function", "sliding_window_overlay.<locals>.inner_mask")
+CHUNKED = "chunked_overlay.<locals>.inner_mask"
+KNOWN = ("causal_mask_function", "sliding_window_overlay.<locals>.inner_mask", CHUNKED)
 
 
 def mask(
@@ -24,17 +25,19 @@ def mask(
 ) -> Tensor | None:
     """None where every sequence sees all kv_length keys; else [B, 1, 1, 2] int32: first key, end of keys.
 
-    The host passes 4-D masks on as they are.  Padding is looked at on the host, once for all layers.
+    Or [B, 1, 1, 3] where chunks hide some of them: then also how far behind the begin of a chunk the first key stands.
+    Chunks count from a sequence's first token, as the host's do.  The host passes 4-D masks on as they are.  Padding
+    is looked at on the host, once for all layers.
     """
-    if mask_function is not None:
-        _check(mask_function)
+    chunk = None if mask_function is None else _chunk(mask_function)
     end = q_offset + q_length - kv_offset  # a static cache is longer than what it holds
     ends_early = isinstance(end, Tensor) or end < kv_length
     padded = attention_mask is not None and not bool(attention_mask.all())
-    if not padded and not ends_early:
+    one_chunk = chunk is None or (not isinstance(end, Tensor) and end + kv_offset <= chunk)
+    if not padded and not ends_early and one_chunk:
         return None
     device = attention_mask.device if attention_mask is not None else device
-    bounds = torch.zeros(batch_size, 1, 1, 2, dtype=torch.int32, device=device)
+    bounds = torch.zeros(batch_size, 1, 1, 2 if one_chunk else 3, dtype=torch.int32, device=device)
     bounds[..., 1] = end.clamp(max=kv_length) if isinstance(end, Tensor) else min(end, kv_length)
     if padded:
         assert attention_mask is not None
@@ -45,14 +48,23 @@ def mask(
             raise ValueError("paged_attn takes padding on the left only: attention_mask has a 0 behind a 1")
         start = (~known).sum(1, dtype=torch.int32) - kv_offset
         bounds[..., 0] = start.clamp(min=0)[:, None, None]
+        place = -start
+    else:
+        place = torch.full((batch_size,), kv_offset, dtype=torch.int32, device=device)
+    if chunk is not None and not one_chunk:
+        bounds[..., 2] = (place.clamp(min=0) % chunk)[:, None, None]
     return bounds
 
 
-def _check(function: Callable[..., Any]) -> None:
-    """Refuse what is not causal, with or without a sliding window."""
+def _chunk(function: Callable[..., Any]) -> int | None:
+    """Positions of a chunk, if it asks for chunks.  Refuses what is not causal, with or without a sliding window."""
     name = getattr(function, "__qualname__", repr(function))
     if name == "and_masks.<locals>.and_mask":
-        for part in function.__closure__[0].cell_contents:  # type: ignore[index]
-            _check(part)
-    elif name not in KNOWN:
-        raise ValueError(f"paged_attn serves causal and sliding window masks, not transformers' {name}")
+        parts = [_chunk(part) for part in function.__closure__[0].cell_contents]  # type: ignore[index]
+        return next((part for part in parts if part is not None), None)
+    if name not in KNOWN:
+        raise ValueError(f"paged_attn serves causal, sliding window and chunked masks, not transformers' {name}")
+    if name != CHUNKED:
+        return None
+    named = dict(zip(function.__code__.co_freevars, function.__closure__, strict=True))  # type: ignore[arg-type]
+    return int(named["chunk_size"].cell_contents)

@@ -22,17 +22,35 @@ class Batch(NamedTuple):
     cu_seqlens_q: Tensor
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor | None, window: int | None, scores: Any) -> Tensor:
-    """query [B, heads, n, D], key and value [B, kv_heads, T, D], bounds as masks.mask gives -> [B, n, heads, D]."""
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bounds: Tensor | None,
+    window: int | None,
+    scores: Any,
+    chunk: int | None = None,
+) -> Tensor:
+    """query [B, heads, n, D], key [B, kv_heads, T, D], value [B, kv_heads, T, E] -> [B, n, heads, E].
+
+    bounds are what masks.mask gives; chunk is that of the layer, and of no meaning where bounds tell of no chunks.
+    """
     seqs, heads, tokens, dim = query.shape
-    if bounds is not None and (bounds.dtype != torch.int32 or bounds.shape != (seqs, 1, 1, 2)):
+    if bounds is not None and (bounds.dtype != torch.int32 or bounds.shape not in ((seqs, 1, 1, 2), (seqs, 1, 1, 3))):
         raise ValueError(f"paged_attn takes no mask of its own kind, got {bounds.dtype} {list(bounds.shape)}")
+    if bounds is None or bounds.shape[3] == 2:
+        chunk = None
+    elif chunk is None:
+        raise ValueError("paged_attn was given a mask of chunks for a layer whose config has no attention_chunk_size")
     keys = key.shape[2]
-    if any(x.stride(3) != 1 or x.stride(0) % x.stride(2) for x in (key, value)) or key.stride() != value.stride():
+    rows = [_rows_of_a_sequence(x) for x in (key, value)]
+    if None in rows or rows[0] != rows[1]:
         key, value = key.contiguous(), value.contiguous()
-    page = PAGE if bounds is None and keys % PAGE == 0 and key.stride(0) % (PAGE * key.stride(2)) == 0 else 1
-    per_seq = key.stride(0) // (page * key.stride(2)) if seqs > 1 else 0
-    batch = _batch(seqs, tokens, keys, page, per_seq, bounds, query.device)
+    per_seq = _rows_of_a_sequence(key)
+    assert per_seq is not None
+    page = PAGE if bounds is None and keys % PAGE == 0 and per_seq % PAGE == 0 else 1
+    per_seq //= page
+    batch = _batch(seqs, tokens, keys, page, per_seq, bounds, chunk, query.device)
     out = paged_attention(
         query.transpose(1, 2).reshape(seqs * tokens, heads, dim),
         _pages(key, page, per_seq),
@@ -42,9 +60,17 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor | None, win
         max_seqlen_q=tokens,
         max_seqlen_k=batch.page_table.shape[1] * page,
         window_size=(-1, -1) if window is None else (window - 1, 0),
+        chunk=chunk,
         **scores._asdict(),
     )
-    return out.view(seqs, tokens, heads, dim)  # type: ignore[union-attr]
+    return out.view(seqs, tokens, heads, value.shape[3])  # type: ignore[union-attr]
+
+
+def _rows_of_a_sequence(x: Tensor) -> int | None:
+    """How many rows behind a sequence's first the next one's lies; None where that is not a number of rows."""
+    if x.stride(3) != 1 or (x.shape[0] > 1 and x.stride(0) % x.stride(2)):
+        return None
+    return x.stride(0) // x.stride(2) if x.shape[0] > 1 else 0
 
 
 def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
@@ -57,7 +83,9 @@ def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
     return x.as_strided((count, heads, page, dim), (page * x.stride(2), x.stride(1), x.stride(2), 1))
 
 
-def _batch(seqs: int, tokens: int, keys: int, page: int, per_seq: int, bounds: Tensor | None, device: Any) -> Batch:
+def _batch(
+    seqs: int, tokens: int, keys: int, page: int, per_seq: int, bounds: Tensor | None, chunk: int | None, device: Any
+) -> Batch:
     """What all layers share: kept with bounds, or, of batches without, by their sizes."""
     sizes = (seqs, tokens, keys, page, per_seq)
     if bounds is None:
@@ -66,12 +94,35 @@ def _batch(seqs: int, tokens: int, keys: int, page: int, per_seq: int, bounds: T
         return (_whole.__wrapped__ if captured else _whole)(*sizes, device)
     kept = getattr(bounds, "_paged_attn_batch", None)
     if kept is None or kept[0] != sizes:
-        first, end = bounds[:, 0, 0].unbind(1)
+        first, end, *place = bounds[:, 0, 0].unbind(1)
         whole = _whole.__wrapped__(*sizes, device)
         # Entries behind the last key may hold anything.
-        kept = (sizes, Batch(whole.page_table + first[:, None], end - first, whole.cu_seqlens_q))
+        table, lengths = whole.page_table + first[:, None], end - first
+        if place and chunk is not None:
+            table, lengths = _behind(table, place[0], chunk), lengths + place[0]
+        batch = Batch(table, lengths, whole.cu_seqlens_q)
+        kept = (sizes, batch if tokens == 1 else _without_padding(batch, (tokens - (end - first)).clamp(min=0)))
         bounds._paged_attn_batch = kept  # type: ignore[attr-defined]
     return kept[1]
+
+
+def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
+    """The table's rows, each with as many entries before it as keys of its first chunk are gone: no query sees these.
+
+    The host drops keys a whole chunk before the first query, never such as lie in its chunk.
+    """
+    columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
+    return table.gather(1, columns.clamp_(0, table.shape[1] - 1))
+
+
+def _without_padding(batch: Batch, padding: Tensor) -> Batch:
+    """Each sequence's first queries, which are padding, as a sequence of their own before it, that has no key."""
+    starts = batch.cu_seqlens_q[:-1]
+    return Batch(
+        batch.page_table.repeat_interleave(2, 0),
+        torch.stack([torch.zeros_like(batch.seq_lens), batch.seq_lens], 1).flatten(),
+        torch.cat([torch.stack([starts, starts + padding], 1).flatten(), batch.cu_seqlens_q[-1:]]),
+    )
 
 
 @functools.lru_cache(maxsize=8)

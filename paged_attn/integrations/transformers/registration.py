@@ -49,6 +49,7 @@ def register() -> str:
         (model, "_check_and_adjust_attn_implementation", _keep_name(model)),
         (initialization, *_offer_block_tables(initialization)),
         *_hand_over(paged),
+        (masking, *_allow_chunks(masking)),
     ]
     for name in NAMES:
         functions.register(name, forward)
@@ -108,6 +109,20 @@ def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., 
         return answer if implementation in NAMES else original(implementation, *args, **kwargs)
 
     return name, lazy_import
+
+
+def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
+    """Masks of chunks are refused to names with "flash" in them, of whatever length; of all masks these alone ask."""
+    name = "is_flash_attention_requested"
+    original = _attribute(masking, name)
+
+    @functools.wraps(original)
+    def is_flash_attention_requested(config: Any = None, *args: Any, **kwargs: Any) -> bool:
+        if getattr(config, "_attn_implementation", None) in NAMES:
+            return False
+        return original(config, *args, **kwargs)
+
+    return name, is_flash_attention_requested
 
 
 def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
