@@ -23,7 +23,7 @@ __all__ = [
 
 # Where names live that are imported when they are asked for: `prepare` brings the kernels along.
 _LATER = {"prepare": ".preparation.prepare"}
-_LATER |= dict.fromkeys(("pad_batch", "pages_needed", "positions", "slots"), ".step")
+_LATER |= dict.fromkeys(("pages_needed", "positions", "slots"), ".step") | {"pad_batch": ".padding"}
 _LATER["tree"] = ".drafts"
 _LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # in the command
 
@@ -37,8 +37,9 @@ def _is_command() -> bool:
 
 if TYPE_CHECKING:
     from .drafts import tree
+    from .padding import pad_batch
     from .preparation.prepare import prepare
-    from .step import pad_batch, pages_needed, positions, slots
+    from .step import pages_needed, positions, slots
 if TYPE_CHECKING or not _is_command():  # which imports torch, for seconds, and registers the operators
     from . import reference
     from .api import merge_states, paged_attention, write_kv

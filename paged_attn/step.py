@@ -1,18 +1,20 @@
-"""The integers of an engine's step, from its lengths: pages, positions, slots, and the padding of a CUDA graph.
+"""The integers of an engine's step, from its lengths: pages, positions, slots.
 
 All of it is plain torch without a host sync: a CUDA graph can hold it, and torch.compile makes few kernels of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor
 
+from .arguments import table_parts
 from .checks.axes import INTEGER, Door, both, integer
+from .checks.page_table import admit_ragged
 
+Table = Tensor | tuple[Tensor, Tensor]
 Lengths = TypeVar("Lengths", int, Tensor)
 
 
@@ -63,18 +65,18 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
     return torch.where(live, position, -1).clamp(min=-1)
 
 
-def slots(page_table: Tensor, positions: Tensor, page_size: int, cu_seqlens_q: Tensor | None = None) -> Tensor:
+def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Tensor | None = None) -> Tensor:
     """The slot_mapping of write_kv: where in the cache the token at each position of its sequence lies.
 
     Args:
-        page_table: [seqs, max_pages] int32 | int64, as in paged_attention.
+        page_table: [seqs, max_pages] int32 | int64, or (indptr [seqs + 1], indices), as in paged_attention.
         positions: [tokens] int32 | int64, as `positions` gives them; negative = padding.
         page_size: tokens in a page.
         cu_seqlens_q: [seqs + 1] int32 | int64, which tokens are whose.  None: one token per sequence, tokens = seqs.
 
     Returns:
         [tokens] int64: page * page_size + slot.  -1, which write_kv skips, for padding and for a position without a
-        page: one past the page table's last column, or of a negative entry.
+        page: one past the page table's last column, or past its row of a ragged one, or of a negative entry.
 
     Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
     """
@@ -82,7 +84,8 @@ def slots(page_table: Tensor, positions: Tensor, page_size: int, cu_seqlens_q: T
     table = (page_table, ("seqs", "max_pages"))
     admit(page_table=table, positions=(positions, (axis,)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
     integer("page_size", page_size, 1, "an int")
-    seqs, max_pages = page_table.shape
+    pages, indptr = table_parts(page_table)
+    seqs = pages.shape[0] if indptr is None else indptr.shape[0] - 1
     position = positions.long()
     live = position >= 0
     if cu_seqlens_q is None:
@@ -90,90 +93,17 @@ def slots(page_table: Tensor, positions: Tensor, page_size: int, cu_seqlens_q: T
     else:
         _, sequence, owned = sequences_of(cu_seqlens_q, position.shape[0])
         live = live & owned
-    if seqs == 0 or max_pages == 0:
+    if seqs == 0 or pages.numel() == 0:
         return torch.full_like(position, -1)
     column = position // page_size
-    live = live & (column < max_pages)
-    page = page_table[sequence, column.clamp(0, max_pages - 1)].long()
+    if indptr is None:
+        live = live & (column < pages.shape[1])
+        page = pages[sequence, column.clamp(0, pages.shape[1] - 1)].long()
+    else:
+        at = indptr[sequence] + column
+        live = live & (at < indptr[sequence + 1]) & (at < pages.shape[0])
+        page = pages[at.clamp(0, pages.shape[0] - 1)].long()
     return torch.where(live & (page >= 0), page * page_size + position % page_size, -1)
-
-
-Batch = tuple[Tensor, Tensor, "Tensor | None"]
-
-
-def pad_batch(
-    page_table: Tensor | Sequence[Sequence[int]],
-    seq_lens: Tensor | Sequence[int],
-    cu_seqlens_q: Tensor | Sequence[int] | None = None,
-    *,
-    seqs: int | None = None,
-    max_pages: int | None = None,
-    out: Batch | None = None,
-    device: torch.device | str | None = None,
-) -> Batch:
-    """A batch with empty sequences behind it, as many as a CUDA graph has: into its own tensors, or into new ones.
-
-    Empty sequences have length 0 and no query: `positions` and `slots` of theirs are -1, and attention gives zeros.
-
-    Args:
-        page_table, seq_lens, cu_seqlens_q: as in paged_attention, of n sequences; on out's device or the host.  Or
-            lists: the pages of each sequence, as many as it has, and ints.  Lists become int32.
-        seqs: sequences of the result, n or more; the number that out has, or n, if None.
-        max_pages: columns of the result's page table, as many as page_table's or more; as many as these if None.
-        out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, in which the batch is put; cu_seqlens_q is None
-            where the batch's is.  A copy from pinned host memory does not wait.
-        device: of new tensors that are made from lists, the host if None.
-
-    Returns:
-        (page_table [seqs, max_pages], seq_lens [seqs], cu_seqlens_q [seqs + 1] or None): out, if it was given.  What
-        page_table held beyond the batch's own entries stays, or is 0 where it is new.
-
-    Raises: ValueError naming the argument and both sizes where the batch is larger than its place; TypeError naming the
-        dtype wanted.
-    """
-    if not isinstance(page_table, Tensor):
-        page_table = _ragged(page_table, device)
-    if not isinstance(seq_lens, Tensor):
-        seq_lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
-    if not isinstance(cu_seqlens_q, (Tensor, type(None))):
-        cu_seqlens_q = torch.tensor(cu_seqlens_q, dtype=torch.int32, device=device)
-    admit(
-        page_table=(page_table, ("seqs", "max_pages")),
-        seq_lens=(seq_lens, ("seqs",)),
-        cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)),
-    )
-    count, columns = page_table.shape
-    if out is None:
-        for name, value, least, what in (
-            ("seqs", seqs, count, "sequences"),
-            ("max_pages", max_pages, columns, "pages of a sequence"),
-        ):
-            integer(name, value, 0)
-            if value is not None and value < least:
-                raise ValueError(f"{name} must be at least {least}, the {what} in page_table, got {value}")
-        seqs = count if seqs is None else seqs
-        table = page_table.new_zeros(seqs, columns if max_pages is None else max_pages)
-        starts = None if cu_seqlens_q is None else cu_seqlens_q.new_empty(seqs + 1)
-        out = table, seq_lens.new_empty(seqs), starts
-    table, lengths, starts = out
-    if (cu_seqlens_q is None) != (starts is None):
-        both("cu_seqlens_q", cu_seqlens_q, "out[2]", starts)
-    if table.shape[0] < count or table.shape[1] < columns:
-        raise ValueError(f"out[0] must be at least {[count, columns]} like page_table, got {list(table.shape)}")
-    table[:count, :columns].copy_(page_table, non_blocking=True)
-    lengths[:count].copy_(seq_lens, non_blocking=True)
-    lengths[count:].zero_()
-    if starts is not None and cu_seqlens_q is not None:
-        starts[: count + 1].copy_(cu_seqlens_q, non_blocking=True)
-        starts[count + 1 :].copy_(starts[count : count + 1].expand(starts.shape[0] - count - 1))
-    return out
-
-
-def _ragged(rows: Sequence[Sequence[int]], device: torch.device | str | None) -> Tensor:
-    """Rows of any lengths as one table, with zeros behind the shorter ones."""
-    columns = max((len(row) for row in rows), default=0)
-    filled = [[*row, *[0] * (columns - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.int32, device=device).reshape(len(rows), columns)
 
 
 def sequences_of(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -185,14 +115,24 @@ def sequences_of(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Ten
     return token, sequence.clamp(0, max(last, 0)), sequence <= last
 
 
-def admit(**given: tuple[Tensor | None, tuple[str, ...]]) -> None:
-    """Tensors of integers, each of its axes, all on one device; inside torch.compile torch's own errors have to do."""
+def admit(**given: tuple[Any, tuple[str, ...]]) -> None:
+    """Tensors of integers, each of its axes, all on one device, a page table of either kind among them.
+
+    Inside torch.compile torch's own errors have to do.
+    """
     if torch.compiler.is_compiling():
         return
     door = Door()
     for name, (value, axes) in given.items():
-        if name != "cu_seqlens_q":
+        if name == "page_table" and is_ragged(value):
+            admit_ragged(door, *value)
+        elif name != "cu_seqlens_q":
             door.tensor(name, value, axes, INTEGER)
         elif value is not None:
             door.sizes["seqs + 1"] = door.sizes["seqs"] + 1
             door.tensor(name, value, axes, INTEGER)
+
+
+def is_ragged(page_table: Any) -> TypeGuard[tuple[Tensor, Tensor]]:
+    """Whether it is (indptr, indices), and not rows of page ids or a tensor."""
+    return isinstance(page_table, (tuple, list)) and len(page_table) == 2 and isinstance(page_table[0], Tensor)

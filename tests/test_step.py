@@ -1,4 +1,4 @@
-"""Pages, positions, slots and padding of a step, beside the loops over host integers that they stand for."""
+"""Pages, positions and slots of a step, beside the loops over host integers that they stand for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from benchmarks import measure
 
 INTEGERS = pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
 PAGE = 4
@@ -34,6 +33,12 @@ def by_loop(table: Tensor) -> tuple[list[int], list[int]]:
     return [p for _, p in places], [rows[s][p // PAGE] * PAGE + p % PAGE for s, p in places]
 
 
+def ragged(table: Tensor) -> tuple[Tensor, Tensor]:
+    """The same pages as (indptr, indices)."""
+    indptr = (table >= 0).sum(1).cumsum(0)
+    return torch.nn.functional.pad(indptr, (1, 0)).to(table.dtype), table[table >= 0]
+
+
 @INTEGERS
 @pytest.mark.parametrize("padding", [0, 3])
 def test_positions_and_slots_are_those_of_a_loop_and_padding_has_none(
@@ -47,6 +52,7 @@ def test_positions_and_slots_are_those_of_a_loop_and_padding_has_none(
     slots = paged_attn.slots(table, places, PAGE, starts)
     assert slots.dtype == torch.int64
     assert slots.tolist() == wanted_slots + [-1] * padding
+    assert paged_attn.slots(ragged(table), places, PAGE, starts).tolist() == slots.tolist()
 
 
 @INTEGERS
@@ -57,6 +63,7 @@ def test_of_decodes_positions_are_the_last_and_empty_sequences_have_none(dtype: 
     rows = table.tolist()
     wanted = [rows[s][(n - 1) // PAGE] * PAGE + (n - 1) % PAGE if n else -1 for s, n in enumerate(SEQ_LENS)]
     assert paged_attn.slots(table, places, PAGE).tolist() == wanted
+    assert paged_attn.slots(ragged(table), places, PAGE).tolist() == wanted
 
 
 def test_a_negative_length_is_an_empty_sequence(device: str) -> None:
@@ -71,11 +78,29 @@ def test_positions_without_a_page_have_no_slot(device: str) -> None:
     places = torch.tensor([3, 4, 7, 8, 1000], device=device)
     starts = torch.tensor([0, 5], device=device)
     assert paged_attn.slots(table, places, PAGE, starts).tolist() == [31, -1, -1, -1, -1]
+    # Of a ragged table neither the next row's pages nor those behind a list that ends early.
+    places, starts = torch.tensor([3, 4, 0, 4, 8], device=device), torch.tensor([0, 2, 5], device=device)
+    for indptr in ([0, 1, 4], [5, 6, 9]):
+        table = torch.tensor([8] * indptr[0] + [7, 3, -1], device=device)
+        got = paged_attn.slots((torch.tensor(indptr, device=device), table), places, PAGE, starts)
+        assert got.tolist() == [31, -1, 12, -1, -1]
+
+
+def test_ragged_tables_may_have_any_strides(device: str) -> None:
+    indptr, indices = ragged(batch(device)[0])
+    apart = torch.stack([indptr, indptr], 1)[:, 0], torch.stack([indices, indices], 1)[:, 0]
+    places = paged_attn.positions(batch(device)[1])
+    wanted = paged_attn.slots((indptr, indices), places, PAGE)
+    assert torch.equal(paged_attn.slots(apart, places, PAGE), wanted)
+    padded = paged_attn.pad_batch(apart, batch(device)[1])
+    assert torch.equal(paged_attn.slots(padded[0], places, PAGE), wanted)
 
 
 def test_slots_of_pages_beyond_2_31_tokens_do_not_overflow(device: str) -> None:
     table = torch.tensor([[2**31 - 1]], dtype=torch.int32, device=device)
-    assert paged_attn.slots(table, torch.tensor([5], device=device), 16).tolist() == [(2**31 - 1) * 16 + 5]
+    place, indptr = torch.tensor([5], device=device), torch.tensor([0, 1], dtype=torch.int32, device=device)
+    assert paged_attn.slots(table, place, 16).tolist() == [(2**31 - 1) * 16 + 5]
+    assert paged_attn.slots((indptr, table[0]), place, 16).tolist() == [(2**31 - 1) * 16 + 5]
 
 
 @pytest.mark.parametrize("seqs, max_pages", [(0, 3), (2, 0)])
@@ -86,6 +111,7 @@ def test_no_sequences_and_no_pages_are_padding(seqs: int, max_pages: int, device
     places = paged_attn.positions(lens, starts, tokens=2)
     assert places.tolist() == [-1, -1]
     assert paged_attn.slots(table, places, 16, starts).tolist() == [-1, -1]
+    assert paged_attn.slots((starts, table.flatten()), places, 16, starts).tolist() == [-1, -1]
 
 
 @pytest.mark.parametrize("length, pages", [(-5, 0), (0, 0), (1, 1), (16, 1), (17, 2), (32, 2)])
@@ -95,96 +121,15 @@ def test_the_last_page_may_be_filled_in_part(length: int, pages: int) -> None:
     assert paged_attn.pages_needed(torch.tensor([length], dtype=torch.int32), 16).dtype == torch.int32
 
 
-def test_a_padded_batch_attends_and_writes_as_the_batch_does(device: str) -> None:
-    """Rows of padding are zeros, and no slot of theirs is written."""
-    table, lens, starts = batch(device)
-    tokens = sum(QUERY_LENS)
-    padded = paged_attn.pad_batch(table, lens, starts, seqs=9, max_pages=5)
-    assert [list(x.shape) for x in padded if x is not None] == [[9, 5], [9], [10]]
-    torch.manual_seed(0)
-    q = torch.randn(tokens + 4, 4, 32, device=device)
-    k, v = torch.randn(2, tokens + 4, 2, 32, device=device)
-    outs, caches = [], []
-    for some, rows in (((table, lens, starts), tokens), (padded, tokens + 4)):
-        k_cache, v_cache = torch.zeros(2, 100, PAGE, 2, 32, device=device)
-        places = paged_attn.positions(some[1], some[2], tokens=rows)
-        slots = paged_attn.slots(some[0], places, PAGE, some[2])
-        paged_attn.write_kv(k[:rows], v[:rows], k_cache, v_cache, slots, check=True)
-        out = paged_attn.paged_attention(q[:rows], k_cache, v_cache, *some)
-        assert isinstance(out, Tensor)
-        outs.append(out)
-        caches.append((k_cache, v_cache))
-    torch.testing.assert_close(outs[1][:tokens], outs[0])
-    assert outs[1][tokens:].abs().max() == 0
-    for one, other in zip(*caches):
-        assert torch.equal(one, other)
-
-
-def test_a_smaller_batch_overwrites_what_a_larger_one_left(device: str) -> None:
-    table, lens, starts = batch(device)
-    out = paged_attn.pad_batch(table, lens, starts, seqs=8)
-    again = paged_attn.pad_batch(table[:2, :2].contiguous(), lens[:2], starts[:3], out=out)
-    assert all(a is b for a, b in zip(again, out))
-    assert out[1].tolist() == [9, 6, 0, 0, 0, 0, 0, 0]
-    assert out[2] is not None
-    assert out[2].tolist() == [0, 1, 7, 7, 7, 7, 7, 7, 7]
-    assert torch.equal(out[0][:2, :2], table[:2, :2])
-
-
-def test_lists_become_the_tensors_of_a_batch(device: str) -> None:
-    rows = [[3, 1, 4], [], [1]]
-    table, lens, starts = paged_attn.pad_batch(rows, (40, 0, 9), [0, 6, 6, 7], seqs=4, max_pages=4, device=device)
-    assert starts is not None
-    assert {x.dtype for x in (table, lens, starts)} == {torch.int32}
-    assert {x.device.type for x in (table, lens, starts)} == {device}
-    assert table.tolist() == [[3, 1, 4, 0], [0] * 4, [1, 0, 0, 0], [0] * 4]
-    assert (lens.tolist(), starts.tolist()) == ([40, 0, 9, 0], [0, 6, 6, 7, 7])
-    again = paged_attn.pad_batch([[7]], [5], [0, 1], out=(table, lens, starts))
-    assert again[0] is table
-    assert (table[0, 0].item(), lens.tolist(), starts.tolist()) == (7, [5, 0, 0, 0], [0, 1, 1, 1, 1])
-    assert [x.tolist() for x in paged_attn.pad_batch([], [], [0], seqs=2, max_pages=1)] == [[[0], [0]], [0, 0], [0] * 3]
-
-
-def test_decodes_are_padded_without_starts(device: str) -> None:
-    table, lens, _ = batch(device)
-    padded = paged_attn.pad_batch(table, lens, seqs=8)
-    assert padded[2] is None
-    assert paged_attn.positions(padded[1]).tolist() == [n - 1 for n in SEQ_LENS] + [-1, -1]
-
-
-def test_a_batch_on_the_host_goes_into_tensors_on_the_device(device: str) -> None:
-    out = paged_attn.pad_batch(*batch(device), seqs=8)
-    got = paged_attn.pad_batch(*batch("cpu"), out=out)
-    assert got[1].device.type == device
-    assert got[1].tolist() == [*SEQ_LENS, 0, 0]
-
-
 def test_compiled_they_are_one_graph_for_all_batches(device: str) -> None:
-    def both(table: Tensor, lens: Tensor, starts: Tensor, tokens: int) -> Tensor:
+    def both(table: Any, lens: Tensor, starts: Tensor, tokens: int) -> Tensor:
         return paged_attn.slots(table, paged_attn.positions(lens, starts, tokens=tokens), PAGE, starts)
 
     compiled = torch.compile(both, fullgraph=True, dynamic=True, backend="eager")
     table, lens, starts = batch(device)
     for tokens in (13, 20):
-        assert torch.equal(compiled(table, lens, starts, tokens), both(table, lens, starts, tokens))
-
-
-@pytest.mark.gpu
-def test_a_captured_step_follows_its_lengths(device: str) -> None:
-    table, lens, starts = paged_attn.pad_batch(*batch(device), seqs=8)
-    assert starts is not None
-    got: list[Tensor] = []
-
-    def step() -> None:
-        places = paged_attn.positions(lens, starts, tokens=16)
-        got[:] = [places, paged_attn.slots(table, places, PAGE, starts)]
-
-    graph = measure.capture(step)
-    paged_attn.pad_batch(*(x[:n].contiguous() for x, n in zip(batch(device), (2, 2, 3))), out=(table, lens, starts))
-    graph.replay()
-    wanted, wanted_slots = by_loop(batch(device)[0])
-    assert got[0].tolist() == wanted[:7] + [-1] * 9
-    assert got[1].tolist() == wanted_slots[:7] + [-1] * 9
+        for pages in (table, ragged(table)):
+            assert torch.equal(compiled(pages, lens, starts, tokens), both(pages, lens, starts, tokens))
 
 
 I32 = torch.zeros(2, dtype=torch.int32)
@@ -205,21 +150,27 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: paged_attn.positions(I32, TABLE[0], tokens=-1), "tokens must be an int >= 0 and < 2^31, got -1"),
     (lambda: paged_attn.slots(I32, I32, 16), "page_table must be [seqs, max_pages], got [2]"),
     (lambda: paged_attn.slots(TABLE, TABLE[0], 16), "positions must be [seqs] with seqs = 2, got [3]"),
+    (
+        lambda: paged_attn.slots((TABLE[0], TABLE[0]), TABLE[0], 16),
+        "positions must be [seqs] with seqs = 2, got [3]",
+    ),
+    (
+        lambda: paged_attn.slots((TABLE[0, :0], TABLE[0]), I32, 16),
+        "indptr of page_table must be [seqs + 1], got [0]",
+    ),
+    (
+        lambda: paged_attn.slots((TABLE[0], TABLE[0].float()), I32, 16),
+        "indices of page_table must be int32 | int64, got float32",
+    ),
+    (
+        lambda: paged_attn.slots((TABLE[0], TABLE), I32, 16),
+        "indices of page_table must be [all pages], got [2, 3]",
+    ),
+    (
+        lambda: paged_attn.slots([[1], [2]], I32, 16),  # type: ignore[arg-type]
+        "page_table must be a tensor of int32 | int64, got list",
+    ),
     (lambda: paged_attn.slots(TABLE, I32, 0), "page_size must be an int >= 1 and < 2^31, got 0"),
-    (lambda: paged_attn.pad_batch(TABLE, TABLE[0]), "seq_lens must be [seqs] with seqs = 2, got [3]"),
-    (lambda: paged_attn.pad_batch(TABLE, I32, seqs=1), "seqs must be at least 2, the sequences in page_table, got 1"),
-    (
-        lambda: paged_attn.pad_batch(TABLE, I32, max_pages=2),
-        "max_pages must be at least 3, the pages of a sequence in page_table, got 2",
-    ),
-    (
-        lambda: paged_attn.pad_batch(TABLE, I32, out=(TABLE[:, :2], I32, None)),
-        "out[0] must be at least [2, 3] like page_table, got [2, 2]",
-    ),
-    (
-        lambda: paged_attn.pad_batch(TABLE, I32, out=(TABLE, I32, TABLE[0])),
-        "cu_seqlens_q and out[2] must be given together, got out[2] without cu_seqlens_q",
-    ),
 ]
 
 

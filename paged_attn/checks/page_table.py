@@ -22,11 +22,20 @@ def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: An
         door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
         return
     door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)
-    door.sizes["seqs + 1"] = door.sizes["seqs"] + 1
-    door.place(STARTS, page_starts, INTEGER)
-    door.bind(STARTS, page_starts, ("seqs + 1",))
-    door.place(IDS, page_table, INTEGER)
-    door.bind(IDS, page_table, ("all pages",))
+    admit_ragged(door, page_starts, page_table)
+
+
+def admit_ragged(door: Door, indptr: Any, indices: Any) -> None:
+    """Of as many rows as there are sequences, whose number they settle where nothing else has; of any strides."""
+    if "seqs" in door.sizes:
+        door.sizes["seqs + 1"] = door.sizes["seqs"] + 1
+    door.place(STARTS, indptr, INTEGER)
+    if indptr.shape == (0,):
+        raise door.wrong_shape(STARTS, indptr.shape, ("seqs + 1",))
+    door.bind(STARTS, indptr, ("seqs + 1",))
+    door.sizes["seqs"] = door.sizes["seqs + 1"] - 1
+    door.place(IDS, indices, INTEGER)
+    door.bind(IDS, indices, ("all pages",))
     door.sizes["max_pages"] = door.sizes["all pages"]
 
 

@@ -1,0 +1,148 @@
+"""A step's batch at the sizes that a CUDA graph was captured at, with empty sequences behind its own.
+
+Plain torch without a host sync, as the integers of step.py are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .checks.axes import both, integer, kind
+from .step import Table, admit, is_ragged
+
+Rows = Sequence[Sequence[int]]
+Batch = tuple[Table, Tensor, "Tensor | None"]
+
+
+def pad_batch(
+    page_table: Table | Rows,
+    seq_lens: Tensor | Sequence[int],
+    cu_seqlens_q: Tensor | Sequence[int] | None = None,
+    *,
+    seqs: int | None = None,
+    max_pages: int | None = None,
+    out: Batch | None = None,
+    device: torch.device | str | None = None,
+) -> Batch:
+    """A batch with empty sequences behind it, as many as a CUDA graph has: into its own tensors, or into new ones.
+
+    Empty sequences have length 0 and no query: `positions` and `slots` of theirs are -1, and attention gives zeros.
+
+    Args:
+        page_table, seq_lens, cu_seqlens_q: as in paged_attention, of n sequences; on out's device or the host.  Or
+            lists: the pages of each sequence, as many as it has, and ints.  Lists become int32, and the pages a table
+            of the kind that out has.
+        seqs: sequences of the result, n or more; the number that out has, or n, if None.
+        max_pages: columns of the result's page table, as many as page_table's or more; as many as these if None.  Of
+            (indptr, indices): indices, of all sequences.
+        out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, in which the batch is put; cu_seqlens_q is None
+            where the batch's is.  A copy from pinned host memory does not wait.
+        device: of new tensors that are made from lists, the host if None.
+
+    Returns:
+        (page_table [seqs, max_pages], seq_lens [seqs], cu_seqlens_q [seqs + 1] or None): out, if it was given.  What
+        page_table held beyond the batch's own entries stays, or is 0 where it is new.  Of a ragged batch page_table is
+        (indptr [seqs + 1], indices [max_pages]), and rows of empty sequences are empty.
+
+    Raises: ValueError naming the argument and both sizes where the batch is larger than its place; TypeError naming the
+        dtype or the kind of page table wanted.
+    """
+    ragged = is_ragged(page_table) if out is None or isinstance(page_table, Tensor) else is_ragged(out[0])
+    given: Table
+    if isinstance(page_table, Tensor) or is_ragged(page_table):
+        given = page_table
+    else:
+        rows = cast(Rows, page_table)
+        given = _ragged(rows, device) if ragged else _table(rows, device)
+    if not isinstance(seq_lens, Tensor):
+        seq_lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
+    if not isinstance(cu_seqlens_q, (Tensor, type(None))):
+        cu_seqlens_q = torch.tensor(cu_seqlens_q, dtype=torch.int32, device=device)
+    admit(
+        page_table=(given, ("seqs", "max_pages")),
+        seq_lens=(seq_lens, ("seqs",)),
+        cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)),
+    )
+    if out is None:
+        out = _new(given, seq_lens, cu_seqlens_q, seqs, max_pages)
+    table, lengths, starts = out
+    if (cu_seqlens_q is None) != (starts is None):
+        both("cu_seqlens_q", cu_seqlens_q, "out[2]", starts)
+    count = seq_lens.shape[0]
+    _put_table(given, table, count)
+    lengths[:count].copy_(seq_lens, non_blocking=True)
+    lengths[count:].zero_()
+    if starts is not None and cu_seqlens_q is not None:
+        _put_starts(cu_seqlens_q, starts, count)
+    return out
+
+
+def _new(
+    page_table: Table, seq_lens: Tensor, cu_seqlens_q: Tensor | None, seqs: int | None, max_pages: int | None
+) -> Batch:
+    """Tensors for so many sequences and pages; zeros where nothing will be put."""
+    count = seq_lens.shape[0]
+    dense = isinstance(page_table, Tensor)
+    columns = page_table.shape[1] if isinstance(page_table, Tensor) else page_table[1].shape[0]
+    for name, value, least, what in (
+        ("seqs", seqs, count, "sequences"),
+        ("max_pages", max_pages, columns, "pages of a sequence" if dense else "indices"),
+    ):
+        integer(name, value, 0)
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, the {what} in page_table, got {value}")
+    seqs = count if seqs is None else seqs
+    columns = columns if max_pages is None else max_pages
+    table: Table
+    if isinstance(page_table, Tensor):
+        table = page_table.new_zeros(seqs, columns)
+    else:
+        table = page_table[0].new_empty(seqs + 1), page_table[1].new_zeros(columns)
+    starts = None if cu_seqlens_q is None else cu_seqlens_q.new_empty(seqs + 1)
+    return table, seq_lens.new_empty(seqs), starts
+
+
+def _put_table(given: Table, place: Table, count: int) -> None:
+    """A table of `count` sequences into one of the same kind that is as large or larger."""
+    if isinstance(given, Tensor) != isinstance(place, Tensor):
+        kinds = [kind(x) if isinstance(x, Tensor) else "(indptr, indices)" for x in (given, place)]
+        raise TypeError(f"page_table must be of the kind of out[0], {kinds[1]}, got {kinds[0]}")
+    if isinstance(given, Tensor) and isinstance(place, Tensor):
+        columns = given.shape[1]
+        if place.shape[0] < count or place.shape[1] < columns:
+            raise ValueError(f"out[0] must be at least {[count, columns]} like page_table, got {list(place.shape)}")
+        place[:count, :columns].copy_(given, non_blocking=True)
+        return
+    for name, got, into in zip(("indptr", "indices"), given, place, strict=True):
+        if into.shape[0] < got.shape[0]:
+            wanted = f"{list(got.shape)} like those of page_table"
+            raise ValueError(f"{name} of out[0] must be at least {wanted}, got {list(into.shape)}")
+    place[1][: given[1].shape[0]].copy_(given[1], non_blocking=True)
+    _put_starts(given[0], place[0], count)
+
+
+def _put_starts(given: Tensor, place: Tensor, count: int) -> None:
+    """[count + 1] where rows begin and end into [seqs + 1]: those behind begin and end where the last one ends."""
+    place[: count + 1].copy_(given, non_blocking=True)
+    place[count + 1 :].copy_(place[count : count + 1].expand(place.shape[0] - count - 1))
+
+
+def _table(rows: Rows, device: torch.device | str | None) -> Tensor:
+    """Rows of any lengths as one table, with zeros behind the shorter ones."""
+    columns = max((len(row) for row in rows), default=0)
+    filled = [[*row, *[0] * (columns - len(row))] for row in rows]
+    return torch.tensor(filled, dtype=torch.int32, device=device).reshape(len(rows), columns)
+
+
+def _ragged(rows: Rows, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
+    """Rows of any lengths one behind the other, and where each begins."""
+    ends = [0]
+    for row in rows:
+        ends.append(ends[-1] + len(row))
+    made = (torch.tensor(x, dtype=torch.int32, device=device) for x in (ends, [page for row in rows for page in row]))
+    indptr, indices = made
+    return indptr, indices
