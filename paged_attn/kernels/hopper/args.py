@@ -58,6 +58,12 @@ def is_gated(P):
 
 
 @triton.constexpr_function
+def queries_leave_early(P):
+    """Whether a consumer that is an item ahead has one slot for queries, which the next ones wait for."""
+    return P.AHEAD and P.QUERY_SLOTS == 1
+
+
+@triton.constexpr_function
 def fillers_of(P):
     """Arrivals that fill a slot that loaders fill: of each warp, or of each of its threads."""
     return P.LOADERS * (32 if P.GATHER else 1)
@@ -69,10 +75,18 @@ def query_parts(P):
     return 2 if P.FP8_KEYS and not P.FP8_PRODUCTS else 1
 
 
+@triton.constexpr_function
+def dim_parts(dims):
+    """Parts of 64 dims, side by side, of keys and queries whose dims are no power of two, as Triton's shapes are."""
+    return dims // 64 if dims & (dims - 1) else 1
+
+
 class Ring(NamedTuple):
     """Slots of shared memory that loaders fill and consumers empty, with a barrier of each kind for every slot."""
 
-    slots: Any  # [STAGES, TILE, 1, DIM]; transposed values [STAGES, DIM, 1, TILE]; x-packed [STAGES, boxes, 1, ...]
+    # [STAGES, TILE, 1, DIM]; transposed values [STAGES, DIM, 1, TILE]; x-packed [STAGES, boxes, 1, ...]; of dims in
+    # parts [STAGES x parts, TILE, 1, 64]
+    slots: Any
     full: Any  # [STAGES, 1]
     empty: Any
     full_at: Any  # their addresses, where the consumer's warpgroups wait each for itself; otherwise never used
@@ -97,7 +111,7 @@ class Turn(NamedTuple):
 class Queries(NamedTuple):
     """A block's queries in shared memory."""
 
-    slots: Any  # [CONSUMERS x parts, R, 1, DIM], or slots that a consumer of several warpgroups takes in turn
+    slots: Any  # [CONSUMERS x parts, R, 1, DIM or 64], or as many that a consumer of several warpgroups takes in turn
     full: Any  # [CONSUMERS, 1]
     empty: Any  # as in Ring, of slots in turn; otherwise never used
     full_at: Any
@@ -108,7 +122,7 @@ class Queries(NamedTuple):
 class QueryRows(NamedTuple):
     """A consumer's queries of one block."""
 
-    parts: Any  # matrices [R, D] whose sum they are
+    parts: Any  # matrices [R, D] whose sum they are, or [R, 64] whose dims lie side by side
     at: Any  # address of the first, where it is known
 
 

@@ -11,7 +11,7 @@ from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch, Block
-from .args import Jobs, Results, Rings, Turn, Turns, fillers_of
+from .args import Jobs, Results, Rings, Turn, Turns, fillers_of, queries_leave_early
 from .consuming import pingpong
 from .consuming.ahead import consume_items_ahead
 from .consuming.column_softmax import make_flags
@@ -50,13 +50,17 @@ def load_items(
         if item.begin < item.end:
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            kv_head, end = item.kv_head // P.PARTS, item.end
+            if FIRST and queries_leave_early(P):  # keys have room sooner than queries
+                end -= 1
+                turn = load_tile(
+                    box, new_box, ring, turn, table, batch, item.block, kv_head, end, lo, PART, STAGES, S, P
+                )  # fmt: skip
             if FIRST and P.QUERY_BOX:
                 load_queries(query_box, queries, done, ring, turn, item, S, P)
                 done += 1
-            kv_head = item.kv_head // P.PARTS
             turn = load_tiles(
-                box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, item.end, lo, PART, STAGES,
-                S, P,
+                box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, end, lo, PART, STAGES, S, P
             )  # fmt: skip
         number += 1
         item = read(mail, number, 1)

@@ -69,8 +69,6 @@ def test_slots_follow_both_widths(
         dict(batch_invariant=True),
         dict(layout="x"),
         dict(page_size=12),
-        dict(query_lens=(1, 100, 1, 1)),
-        dict(heads=130),
         dict(value_dim=132),
         dict(value_dim=32),
         dict(head_dim=36),

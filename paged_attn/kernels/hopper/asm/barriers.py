@@ -47,6 +47,11 @@ _ARRIVE = gl.constexpr(
     "{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1; }"
 )
 
+_ARRIVE_IF = gl.constexpr(
+    "{ .reg .pred p, there; setp.ne.u32 there, $2, 0; elect.sync _|p, 0xffffffff; and.pred p, p, there;"
+    " @p mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, $1; }"
+)
+
 
 @gluon.jit
 def find_tag(tag, UNIT: gl.constexpr = 8):
@@ -75,9 +80,16 @@ def await_at(address, phase, there=None):
 
 
 @gluon.jit
-def arrive_at(address):
-    """mbarrier.arrive of one lane for its warp, after products that are done; what lanes read comes before `meet`."""
-    gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
+def arrive_at(address, there=None):
+    """mbarrier.arrive of one lane for its warp, after products that are done; what lanes read comes before `meet`.
+
+    there: whether to arrive, if that is not certain.
+    """
+    if there is None:
+        gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
+    else:
+        operands = [address, there.to(gl.int32)]
+        gl.inline_asm_elementwise(_ARRIVE_IF, "=r,r,r,~{memory}", operands, dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit

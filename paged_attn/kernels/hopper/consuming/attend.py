@@ -4,7 +4,7 @@ import triton
 
 from ...common.key_tiles import end_in, gap_before
 from ...common.records import State
-from ..args import Item, Turns
+from ..args import Item, Turns, queries_leave_early
 from ..asm.registers import pin
 from ..layouts import product_layout, weights_layout
 from ..loading.convert import NONE
@@ -151,6 +151,8 @@ def send_tiles(
         else:
             scores = warpgroup_mma_wait(1, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
+        if LEAVE and queries_leave_early(P):
+            leave_queries(rings.queries, turns.query, S, P, tile == begin)
         following, decay, row_max, added, acc = judge(
             scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, P.AT_ONCE, S, P
         )
@@ -168,7 +170,9 @@ def send_tiles(
                 clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
     operand = operand_of(weights, S, P)
-    if LEAVE:
+    if LEAVE and queries_leave_early(P):
+        leave_queries(rings.queries, turns.query, S, P, end - begin == 1)
+    elif LEAVE:
         leave_queries(rings.queries, turns.query, S, P)
     if P.CONVERT == NONE and mods.left is not None:
         first = tile * S.TILE - gap_before(tile, context_len, S)

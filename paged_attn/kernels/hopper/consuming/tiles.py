@@ -37,8 +37,8 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
         at = keys.at + turn.stage * (S.TILE * S.DIM * 2)
         scores = multiply_cores(q.at, at, scores, keys.slots.dtype, S.DIM)
     else:
-        k = tile_of(keys, turn, S.DIM, S).permute((1, 0))
         for i in gl.static_range(len(q.parts)):
+            k = tile_of(keys, turn, S.DIM, S, i).permute((1, 0))
             scores = warpgroup_mma(q.parts[i], k, scores, use_acc=i > 0, is_async=True)
     return scores
 

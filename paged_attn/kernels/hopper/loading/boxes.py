@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ...common.records import KV, Rows, Shape
-from ..args import Pipe
+from ..args import Pipe, dim_parts
 from ..planning.shapes import KEYS_PER_CORE_MATRIX, MAX_BOX_ELEMENTS, VALUES_PER_CORE_ROW
 from ..shim import TensorDescriptor, gl
 
@@ -48,6 +48,11 @@ def _heads(shape: Shape, pipe: Pipe) -> int:
     return shape.KV_HEADS // pipe.PARTS
 
 
+def _box_dims(padded: int) -> int:
+    """Dims that a message brings: all, or those of a part."""
+    return padded // int(dim_parts(padded))
+
+
 def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """A cache as [rows, heads, dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart.
 
@@ -58,7 +63,7 @@ def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tensor
     rows = (kv.ptr.shape[0] - 1) * pipe.ROWS_PER_PAGE + shape.PAGE
     together = 1 + shape.PAIRED
     sizes = [rows, _heads(shape, pipe), together * dim]
-    return _box(kv, sizes, [kv.stride_slot, together * kv.stride_head, 1], (pipe.BOX, 1, padded))
+    return _box(kv, sizes, [kv.stride_slot, together * kv.stride_head, 1], (pipe.BOX, 1, _box_dims(padded)))
 
 
 def _packed_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
@@ -100,12 +105,12 @@ def new_box(kv: KV | None, dim: int, padded: int, shape: Shape, pipe: Pipe) -> T
     if kv is None:
         return None
     sizes = [kv.ptr.shape[0], _heads(shape, pipe), dim]
-    return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, padded))
+    return _box(kv, sizes, [kv.stride_slot, kv.stride_head, 1], (pipe.BOX, 1, _box_dims(padded)))
 
 
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
     """Queries: a consumer's tokens x the heads of a group, as many of its rows as these fill."""
     most = pipe.COLUMNS if pipe.BESIDE else pipe.ROWS
-    box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (most, 1, shape.DIM))
+    box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (most, 1, _box_dims(shape.DIM)))
     tokens = shape.BLOCK_Q // pipe.CONSUMERS
     return PartBox(**vars(box), sizes=(tokens, shape.GROUP))

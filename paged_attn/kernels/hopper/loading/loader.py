@@ -61,14 +61,17 @@ def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def fill(box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def fill(
+    box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """Send for one loader's part of the next slot's tile."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
+    DIM_PARTS: gl.constexpr = ring.slots.shape[0] // STAGES
     AXES: gl.constexpr = len(box.block_shape)
     full = ring.full.index(turn.stage)
     wait_empty(ring, turn)
-    mbarrier.expect(full, bytes_of_slot(ring.slots) // P.LOADERS)
-    slot = ring.slots.index(turn.stage)
+    mbarrier.expect(full, DIM_PARTS * bytes_of_slot(ring.slots) // P.LOADERS)
+    slot = ring.slots.index(turn.stage if DIM_PARTS == 1 else turn.stage * DIM_PARTS)
     if AXES == 5:
         slot = boxes_of(slot, box, S, P)
     for i in gl.static_range(PART_KEYS // P.BOX):
@@ -82,8 +85,10 @@ def fill(box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, S: gl.constex
             place = first * places_of_slot(box.block_shape, P.BOX)
             load_box(box, [rows[i], kv_head, 0, place], full, slot.slice(i, 1, dim=0))
         else:
-            part = slot.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
-            load_box(box, [rows[i], kv_head, 0], full, part)
+            for j in gl.static_range(DIM_PARTS):
+                beside = slot if j == 0 else ring.slots.index(turn.stage * DIM_PARTS + j)
+                part = beside.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
+                load_box(box, [rows[i], kv_head, j * box.block_shape[2]], full, part)
 
 
 @gluon.jit
@@ -114,12 +119,12 @@ def load_tile(
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
             rows = page_rows(table, batch.page_starts, tile, first_key, context_len, PART, S, P)
-            fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
+            fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P)
         else:
-            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, S, P)
+            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, STAGES, S, P)
     else:
         rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, PART, S, P)
-        fill(box, ring, turn, rows, tile, kv_head, PART, S, P)
+        fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P)
     return advance(turn, STAGES)
 
 
@@ -136,8 +141,8 @@ def load_both(
         )
     else:
         rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
-        fill(key_box, keys, turn, rows, tile, kv_head, 0, S, P)
-        fill(value_box, values, turn, rows, tile, kv_head, 0, S, P)
+        fill(key_box, keys, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        fill(value_box, values, turn, rows, tile, kv_head, 0, STAGES, S, P)
         return advance(turn, STAGES)
 
 

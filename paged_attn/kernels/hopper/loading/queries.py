@@ -4,7 +4,7 @@ import triton
 
 from ...common.bounds import row_tile
 from ...common.output import load_query
-from ..args import Queries, QueryRows, Turn, query_parts
+from ..args import Queries, QueryRows, Turn, dim_parts, query_parts
 from ..asm.barriers import arrive_at, await_at
 from ..asm.narrowing import e4m3_in_two
 from ..asm.prefetch import bring_near
@@ -39,10 +39,12 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
-    SHAPE: gl.constexpr = [ROWS, 1, S.DIM]
+    PARTS: gl.constexpr = dim_parts(S.DIM)
+    gl.static_assert(PARTS == 1 or P.QUERY_BOX)
+    SHAPE: gl.constexpr = [ROWS, 1, S.DIM // PARTS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = take_turns(P)
-    SLOTS: gl.constexpr = P.QUERY_SLOTS if IN_TURN else P.CONSUMERS * query_parts(P)
+    SLOTS: gl.constexpr = PARTS * (P.QUERY_SLOTS if IN_TURN else P.CONSUMERS * query_parts(P))
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
@@ -63,7 +65,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
 @gluon.jit
 def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Zero what boxes do not fill, with all else: nobody reads these rows, but no numbers would be weighed twice."""
-    BYTES: gl.constexpr = S.DIM * slots.dtype.primitive_bitwidth // 8
+    BYTES: gl.constexpr = slots.shape[3] * slots.dtype.primitive_bitwidth // 8
     ROWS: gl.constexpr = most_rows(P)
     WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # those of blocks do it
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [WARPS, 1], [1, 0])
@@ -94,7 +96,10 @@ def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
 def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr):
     ROWS: gl.constexpr = most_rows(P) // S.GROUP * S.GROUP
     mbarrier.expect(queries.full.index(slot), ROWS * S.DIM * (queries.slots.dtype.primitive_bitwidth // 8))
-    load_box(box, [token, item.kv_head * S.GROUP, 0], queries.full.index(slot), queries.slots.index(slot))
+    PARTS: gl.constexpr = dim_parts(S.DIM)
+    for i in gl.static_range(PARTS):
+        part = queries.slots.index(slot if PARTS == 1 else slot * PARTS + i)
+        load_box(box, [token, item.kv_head * S.GROUP, i * (S.DIM // PARTS)], queries.full.index(slot), part)
 
 
 @gluon.jit
@@ -124,21 +129,24 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 
 
 @gluon.jit
-def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr):
-    """No more keys will be multiplied by them."""
+def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr, there=None):
+    """No more keys will be multiplied by them; there: if that is so."""
     if take_turns(P):
-        arrive_at(queries.empty_at + turn_of(done, P).stage * 8)
+        arrive_at(queries.empty_at + turn_of(done, P).stage * 8, there)
 
 
 @gluon.jit
 def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries."""
-    PARTS: gl.constexpr = query_parts(P)
+    BESIDE: gl.constexpr = dim_parts(S.DIM)
+    PARTS: gl.constexpr = query_parts(P) * BESIDE
     first = turn_of(done, P).stage if take_turns(P) else NUMBER * PARTS
+    if BESIDE > 1 and take_turns(P):
+        first *= BESIDE
     parts = ()
     for i in gl.static_range(PARTS):
         slot = queries.slots.index(first + i)
-        parts = parts + (slot.reshape([slot.shape[0] * slot.shape[1], S.DIM]),)  # type: ignore[assignment]
+        parts = parts + (slot.reshape([slot.shape[0] * slot.shape[1], slot.shape[2]]),)  # type: ignore[assignment]
     return QueryRows(parts, queries.at + first * (P.ROWS * S.DIM * 2))
 
 

@@ -4,7 +4,7 @@ import math
 
 import triton
 
-from ..args import Ring, Turn, is_gated
+from ..args import Ring, Turn, dim_parts, is_gated
 from ..asm.barriers import TAG, arrive_at, await_at, find_tag
 from ..shim import async_copy, fence_async_shared, gl, gluon, mbarrier, reinterpret, thread_barrier
 from .gates import DEPTH, KEYS, gate
@@ -43,9 +43,10 @@ def bytes_of_slot(slots):
 @gluon.jit
 def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
     """Tiles in the layout that a box arrives in."""
-    SHAPE: gl.constexpr = [ROWS, 1, COLUMNS]
+    PARTS: gl.constexpr = dim_parts(COLUMNS)
+    SHAPE: gl.constexpr = [ROWS, 1, COLUMNS // PARTS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-    return gl.allocate_shared_memory(dtype, [STAGES, ROWS, 1, COLUMNS], layout)
+    return gl.allocate_shared_memory(dtype, [STAGES * PARTS, ROWS, 1, COLUMNS // PARTS], layout)
 
 
 @gluon.jit
@@ -171,9 +172,13 @@ def release(barrier):
 
 
 @gluon.jit
-def tile_of(ring, turn, DIM: gl.constexpr, S: gl.constexpr):
-    """The slot as a matrix [N, D]."""
-    return ring.slots.index(turn.stage).reshape([S.TILE, DIM])
+def tile_of(ring, turn, DIM: gl.constexpr, S: gl.constexpr, PART: gl.constexpr = 0):
+    """The slot as a matrix [N, D], or of dims in parts one of these [N, 64]."""
+    PARTS: gl.constexpr = dim_parts(DIM)
+    if PARTS == 1:
+        return ring.slots.index(turn.stage).reshape([S.TILE, DIM])
+    else:
+        return ring.slots.index(turn.stage * PARTS + PART).reshape([S.TILE, DIM // PARTS])
 
 
 @gluon.jit

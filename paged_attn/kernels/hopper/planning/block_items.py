@@ -15,8 +15,10 @@ from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_BESIDE_FEW_ROWS, block_
 from .columns import columns_of_list
 from .conversion import NONE, TRANSPOSE, WIDEN_VALUES, conversion
 from .parts import parts_of
-from .shapes import dim_of, launch_of, loaders_of, merged, shape_of
+from .shapes import dim_of, launch_of, loaders_of, merged, shape_of, value_dim_of
 from .softcap import has_tanh, terms_of
+from .wide import is_wide
+from .wide_blocks import key_dims_of, keys_in_parts, wide_rings
 
 PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
 MIN_TILES_PER_PIECE: Annotated[
@@ -83,7 +85,8 @@ def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launc
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     tiles = cdiv(p.keys_seen(tokens), tile)
     split = tiles > MIN_TILES_PER_PIECE and _blocks_may_be_cut(p, pipe, tokens)
-    shape = shape_of(p, tile, tokens, rows, split)._replace(CLEAR=p.ragged and p.only is None)
+    shape = shape_of(p, tile, tokens, rows, split)
+    shape = shape._replace(DIM=key_dims_of(p), CLEAR=p.ragged and p.only is None)
     pipe = pipe._replace(AHEAD=_begins_next_item(p, pipe, split), IN_TURN=_sends_products_in_turn(p, pipe, split))
     items = cost.blocks_at_most(p, tokens) * p.kv_heads
     programs = min(p.device.multiprocessors, items * (tiles if split else 1))
@@ -125,7 +128,7 @@ def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
     What is kept and joined of blocks that are cut needs too many of these.
     """
     alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED and not (p.packed and p.new)
-    return alone and pipe.QUERY_BOX and not split and dim_of(p) <= 128
+    return alone and pipe.QUERY_BOX and not split and value_dim_of(p) <= 128
 
 
 def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
@@ -152,7 +155,11 @@ def _weighs_at_once(p: Problem, tile: int) -> bool:
 def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     convert, kind = conversion(p), block_kind(p, two_lists)
-    rings = block_rings(p, kind.consumers, kind.rows, two_lists)
+    query_slots = 2 if dim_of(p) <= 128 else 1  # large heads leave no room
+    if is_wide(p) or keys_in_parts(p):
+        rings = wide_rings(p, kind.consumers * kind.rows, query_slots)
+    else:
+        rings = block_rings(p, kind.consumers, kind.rows, two_lists)
     terms = 0 if two_lists else terms_of(p)
     loaders = loaders_of(p, rings.tile, p.modified and not (terms and rings.tile == 128))
     at_once = _weighs_at_once(p, rings.tile) and not two_lists
@@ -179,7 +186,7 @@ def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
         PACKED=p.packed,
         ROWS_PER_PAGE=p.rows_per_page,
         QUERY_BOX=p.query_box and convert in (NONE, TRANSPOSE),  # otherwise queries change their type on their way
-        QUERY_SLOTS=2 if dim_of(p) <= 128 else 1,  # large heads leave no room
+        QUERY_SLOTS=query_slots,
         SKIP=kind.rows * kind.consumers,
         STRIDE=kind.rows * kind.consumers,
     )

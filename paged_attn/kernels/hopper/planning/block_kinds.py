@@ -10,8 +10,9 @@ from . import cost
 from .block_tiles import blocks_of_half_tiles
 from .columns import columns_of_list
 from .conversion import NONE, conversion
-from .shapes import dim_of, is_even
+from .shapes import dim_of, is_even, widest_of
 from .softcap import has_tanh, terms_of
+from .wide import is_wide
 
 MIN_TOKENS_WORTH_CODE_COPIES: Annotated[
     int,
@@ -120,7 +121,7 @@ def _rounds_by_rows(p: Problem, warpgroups: int, blocks: int) -> int:
 
 def four_warpgroups_have_room(p: Problem) -> bool:
     """Whether four warpgroups have registers for results, and none of a converter beside them."""
-    return conversion(p) == NONE and dim_of(p) <= 64
+    return conversion(p) == NONE and widest_of(p) <= 64
 
 
 def four_warpgroups_end_sooner(p: Problem) -> bool:
@@ -139,7 +140,7 @@ def three_copies_have_room(p: Problem) -> bool:
 
     No softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
     """
-    if dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
+    if is_wide(p) or dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
         return False
     return not p.biased and not p.new and not (p.modified and p.window_left >= 0)
 

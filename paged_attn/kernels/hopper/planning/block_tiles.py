@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from .conversion import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, conversion
-from .shapes import dim_of
+from .shapes import dim_of, widest_of
 from .softcap import TERMS_AS_TANH, terms_of
 
 
@@ -56,10 +56,15 @@ def window_is_narrow(p: Problem) -> bool:
 
 def blocks_of_half_tiles(p: Problem) -> bool:
     """Whether blocks of 16 bits have tiles of 64 keys, and stay whole."""
-    if p.cache.itemsize != 2 or dim_of(p) > 128 or (p.softcap > 0 and not terms_of(p)):
+    if p.cache.itemsize != 2 or widest_of(p) > 128 or (p.softcap > 0 and not terms_of(p)):
         return False
     keys_are_few = p.max_seqlen_k <= MAX_KEYS_OF_HALF_TILES and dim_of(p) == 128 and not p.new
     return window_is_narrow(p) or keys_are_few
+
+
+def loop_has_half_tiles(p: Problem) -> bool:
+    """Whether blocks of 16 bits have tiles of 64 keys, whole or not: a softcap by more than tanh's polynomial, too."""
+    return (p.softcap > 0 and (p.window_left >= 0 or terms_of(p) != TERMS_AS_TANH)) or blocks_of_half_tiles(p)
 
 
 def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingSizes:
@@ -74,7 +79,6 @@ def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingS
         return sizes
     if convert in (WIDEN, WIDEN_VALUES) and window_is_narrow(p):
         return RingSizes(min(2 * sizes.keys, MAX_SLOTS), 2 * sizes.values, 2 * sizes.raw, 64)
-    capped = p.softcap > 0 and (p.window_left >= 0 or terms_of(p) != TERMS_AS_TANH)
-    if convert == NONE and not two_lists and (capped or blocks_of_half_tiles(p)):
+    if convert == NONE and not two_lists and loop_has_half_tiles(p):
         return RingSizes(2 * sizes.keys, 2 * sizes.values, sizes.raw, 64)
     return sizes

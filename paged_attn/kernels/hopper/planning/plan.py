@@ -14,6 +14,7 @@ from .gathering import gathered, gathers, in_boxes
 from .parts import blocks_are_parts
 from .regimes import launches as launches_of
 from .regimes import regime_of
+from .wide_blocks import blocks_take
 from .wide_shares import shares_take
 
 __all__ = ["covers", "launches", "need_of", "regime", "uncovered"]
@@ -41,7 +42,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: (p.head_dim % 8 == 0 and 32 < p.head_dim <= 256) or shares_take(p),
         "a head_dim other than 40..256 in steps of 8",
     ),
-    (lambda p: p.value_width == p.head_dim or shares_take(p), "values of another width"),
+    (lambda p: p.value_width == p.head_dim or shares_take(p) or blocks_take(p), "values of another width"),
     (
         lambda p: p.heads // p.kv_heads <= 64 or blocks_are_parts(p),
         "more than 64 heads on a KV head but by long prefills",

@@ -14,6 +14,7 @@ from .even_shares import shares_launch
 from .parts import MAX_HEADS, all_blocks_are_parts, parts_save_a_launch
 from .shapes import is_decode, is_even, others_are_decodes, rows_of
 from .soon_done import shares_have_more_rows
+from .wide import is_wide
 from .wide_shares import shares_take
 
 
@@ -105,6 +106,15 @@ REGIMES = (
         "71/1, 300 tokens at 2000 + 31 drafts of 4 377 -> 86 us",
         lambda p: p.heads > MAX_HEADS * p.kv_heads,
         order.portable_then_blocks_then_drafts,
+    ),
+    Regime(
+        "blocks of two widths",
+        "`PAGED_ATTN_WIDE=1`, values of another width than keys; more than 64 rows of some sequence",
+        "blocks kernel, 128 rows, 8 warps, decodes as blocks, too; cut where all would be done sooner",
+        "of another kernel for decodes nothing is known yet, and most of a decode's time as a block is reading",
+        "not measured: no GPU has run it",
+        is_wide,
+        order.blocks,
     ),
     Regime(
         "parts beside decodes",

@@ -7,7 +7,7 @@ import torch
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from .conversion import NONE, conversion
-from .shapes import dim_of
+from .shapes import widest_of
 
 TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/caps.py`, as coarse as tanh's instruction; as exponentials
 _SMALL = (
@@ -34,8 +34,16 @@ def terms_of(p: Problem) -> int:
     Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
     registers that four warpgroups do not have.
     """
-    if p.alibi or p.biased or p.token_scales or not p.positive or p.far_cap or conversion(p) != NONE or dim_of(p) > 128:
+    if (
+        p.alibi
+        or p.biased
+        or p.token_scales
+        or not p.positive
+        or p.far_cap
+        or conversion(p) != NONE
+        or widest_of(p) > 128
+    ):
         return 0
     if has_tanh(p):
         return TERMS_AS_TANH if p.softcap >= MIN_CAP_OF_TANH else 0
-    return TERMS_EXACTLY if p.softcap >= MIN_CAP_OF_EXACT_TERMS and dim_of(p) == 128 else 0
+    return TERMS_EXACTLY if p.softcap >= MIN_CAP_OF_EXACT_TERMS and widest_of(p) == 128 else 0

@@ -1,0 +1,56 @@
+"""Blocks of many rows over values of another width than keys: which calls these are, and the slots of their rings."""
+
+from ....records.plan import UNBOUNDED
+from ....records.problem import Problem
+from . import wide
+from .block_tiles import MAX_SLOTS, RingSizes, loop_has_half_tiles
+from .columns import MAX_ROWS
+from .conversion import NONE, conversion
+from .gathering import in_boxes
+from .shapes import dim_of, is_decode, rows_of, value_dim_of
+
+BYTES_OF_SHARED_MEMORY = 224 << 10  # for queries and tiles; barriers and what partitions are told have the rest
+BYTES = 2  # of a number
+MAX_DIMS_OF_WHOLE_TILES = 128  # of values: results of more leave registers for the scores of 64 keys
+
+
+def blocks_take(p: Problem) -> bool:
+    """Whether blocks have a call whose values are of another width: over 16 bits, of more rows than few."""
+    return (
+        wide.ASKED
+        and p.cache.itemsize == 2
+        and not (p.packed or p.latent or p.batch_invariant or is_decode(p))
+        and in_boxes(p)
+        and p.value_width % 8 == 0
+        and min(p.head_dim, p.value_width) > 32
+        and p.widest <= 256
+        and rows_of(p, UNBOUNDED) > MAX_ROWS
+    )
+
+
+def keys_in_parts(p: Problem) -> bool:
+    """Whether keys and queries of blocks are 64 dims three times, and not 256 of which a quarter is zero."""
+    return (
+        wide.ASKED
+        and 128 < p.head_dim <= 192
+        and conversion(p) == NONE
+        and not p.packed
+        and p.query_box
+        and in_boxes(p)
+    )
+
+
+def key_dims_of(p: Problem) -> int:
+    """Head dims as tiles of blocks have them."""
+    return 192 if keys_in_parts(p) else dim_of(p)
+
+
+def wide_rings(p: Problem, rows: int, query_slots: int) -> RingSizes:
+    """Of blocks of so many rows: as many slots as queries leave room for, of keys one more where one fits."""
+    keys, values = (BYTES * dims for dims in (key_dims_of(p), value_dim_of(p)))
+    room = BYTES_OF_SHARED_MEMORY - query_slots * rows * keys
+    half = value_dim_of(p) > MAX_DIMS_OF_WHOLE_TILES or loop_has_half_tiles(p) or room < 2 * 128 * (keys + values)
+    tile = 64 if half else 128
+    slots = min(MAX_SLOTS, room // (tile * (keys + values)))
+    more = slots < MAX_SLOTS and room - slots * tile * (keys + values) >= tile * keys
+    return RingSizes(slots + more, slots, 0, tile)

@@ -1,0 +1,97 @@
+"""Which calls of values of another width have Hopper's blocks, told by the plan alone: none by default."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from paged_attn.kernels.hopper.planning import plan, regimes, wide
+from paged_attn.kernels.hopper.planning.block_tiles import MAX_SLOTS
+from paged_attn.launching.backend import Device
+from tests.cases import E4M3, Case, build, problem_of
+from tests.planning.test_any_plan import complaints
+
+PREFILL = Case(
+    "prefill", (200, 900), (700, 900), heads=8, kv_heads=2, head_dim=192, value_dim=128, dtype=torch.bfloat16, lse=False
+)
+WORDS = "values of another width"
+SHARED_MEMORY = 224 << 10  # of 227 KB, of which barriers and arguments need some
+
+
+def problem(**changes: Any) -> Any:
+    """As on a GPU, where operands are of 16 bits."""
+    given = build(dataclasses.replace(PREFILL, **changes), filled=False)
+    return problem_of(given, Device("sm90", 132))._replace(compute=torch.bfloat16)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+
+
+def test_values_of_another_width_are_portable_by_default() -> None:
+    assert plan.uncovered(problem()) == [WORDS]
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("head_dim, value_dim", list(itertools.permutations([40, 64, 96, 128, 192, 256], 2)))
+@pytest.mark.parametrize("more", [{}, dict(softcap=30.0), dict(window_size=(100, -1)), dict(new=True)], ids=str)
+def test_blocks_of_any_two_widths_fit_shared_memory(head_dim: int, value_dim: int, more: dict[str, Any]) -> None:
+    p = problem(head_dim=head_dim, value_dim=value_dim, **more)
+    assert plan.uncovered(p) == []
+    assert regimes.regime_of(p).name == "blocks of two widths"
+    launches = plan.launches(p)
+    assert not list(complaints(p, launches))
+    (launch,) = launches
+    shape, pipe = launch.shape, launch.pipe
+    assert shape.HEAD_DIM <= shape.DIM
+    assert shape.VALUE_DIM <= shape.VALUE_PADDED
+    queries = pipe.QUERY_SLOTS * pipe.CONSUMERS * pipe.ROWS * shape.DIM
+    tiles = shape.TILE * (pipe.KEY_STAGES * shape.DIM + pipe.VALUE_STAGES * shape.VALUE_PADDED)
+    assert 2 * (queries + tiles) <= SHARED_MEMORY
+    assert 2 <= pipe.VALUE_STAGES <= pipe.KEY_STAGES <= MAX_SLOTS
+
+
+@pytest.mark.usefixtures("asked")
+def test_192_dims_are_no_256() -> None:
+    (launch,) = plan.launches(problem(query_lens=(2048,), seq_lens=(2048,)))
+    assert (launch.shape.DIM, launch.shape.VALUE_PADDED, launch.shape.TILE) == (192, 128, 128)
+    assert (launch.pipe.KEY_STAGES, launch.pipe.VALUE_STAGES) == (2, 2)
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(cache_dtype=E4M3),
+        dict(batch_invariant=True),
+        dict(layout="x"),
+        dict(value_dim=44),
+        dict(value_dim=300),
+        dict(value_dim=32),
+        dict(page_size=4),
+    ],
+    ids=str,
+)
+def test_what_blocks_of_two_widths_cannot_is_portable(changes: dict[str, Any]) -> None:
+    assert WORDS in plan.uncovered(problem(**changes))
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 128, 136, 192, 200, 256])
+def test_plans_of_one_width_are_those_of_before_but_for_keys_of_129_to_192_dims(
+    head_dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    p = problem(head_dim=head_dim, value_dim=None)
+    before = plan.launches(p)
+    assert all(x.shape.DIM in (64, 128, 256) for x in before)
+    monkeypatch.setattr(wide, "ASKED", True)
+    after = plan.launches(p)
+    if 128 < head_dim <= 192:
+        assert [x.shape.DIM for x in after] == [192]
+        assert after[0].pipe.KEY_STAGES > before[0].pipe.KEY_STAGES
+    else:
+        assert after == before
