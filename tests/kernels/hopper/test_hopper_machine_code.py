@@ -19,6 +19,7 @@ from tests.hopper_complaints import (
     merge_complaints,
     products,
 )
+from tests.kernels import digests
 from tests.machine_code import ARITHMETIC, SHARED, compiled
 
 FOR_NVIDIA = pytest.mark.skipif(
@@ -65,6 +66,7 @@ def test_hopper_kernels_keep_their_loops_lean(part: int) -> None:
     wrong = [f"{x['variant']}: {text}" for x in found for text in complaints(x)]
     wrong += [f"{x['variant']}: {text}" for x in merging for text in merge_complaints(x)]
     assert not wrong, "\n".join(wrong)
+    assert digests.changed("hopper", [*found, *merging]) == []
 
 
 @FOR_NVIDIA

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from paged_attn.launching import launch, versions
 from tests import variants
+from tests.kernels import digests
 from tests.machine_code import ARITHMETIC, SHARED, compiled
 from tests.machine_code import MULTIPROCESSORS as TARGETS
 
@@ -108,6 +109,8 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, par
     assert {x["variant"] for x in found} == {name for name, _ in variants.calls()[part::PARTS]}
     wrong = [f"{x['variant']}: {x['kernel']} {text}" for x in found for text in complaints(target, x)]
     assert not wrong, f"{target}:\n" + "\n".join(dict.fromkeys(wrong))
+    if target == "sm90":
+        assert digests.changed("portable", found) == []
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
