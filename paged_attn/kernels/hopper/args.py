@@ -11,6 +11,7 @@ class Pipe(NamedTuple):
     SHARES: bool  # even shares of all tiles; otherwise items from a counter
     CONSUMERS: int  # partitions that multiply, ROWS rows each, or few
     KEY_STAGES: int  # slots of the rings that consumers read
+    # 0: values take slots of the keys' ring, in turn with these; of keys that hold their values, slots of the rest
     VALUE_STAGES: int
     LOADERS: int  # warps per ring: each loads its part of every tile
     BOX: int  # keys that one message of the copy engine brings
@@ -61,6 +62,12 @@ def is_gated(P):
 def queries_leave_early(P):
     """Whether a consumer that is an item ahead has one slot for queries, which the next ones wait for."""
     return P.AHEAD and P.QUERY_SLOTS == 1
+
+
+@triton.constexpr_function
+def in_one_ring(S, P):
+    """Whether each tile's keys and values are in neighbouring slots of one ring."""
+    return P.VALUE_STAGES == 0 and S.REST is None
 
 
 @triton.constexpr_function
@@ -134,6 +141,13 @@ class Rings(NamedTuple):
     queries: Any
     room: Any  # sums of fp8 products or of pieces, or weights of few rows; otherwise never used
     extra: Any  # an operand that adds up coarse weights, or flags of columns; otherwise never used
+
+
+class LatentRoom(NamedTuple):
+    """`Rings.extra` of keys that hold their values."""
+
+    flags: Any
+    rest: Any  # queries [N, REST] against what keys have behind their values
 
 
 class Turns(NamedTuple):

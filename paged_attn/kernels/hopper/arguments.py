@@ -17,6 +17,8 @@ from .shares import shares_kernel
 def _boxes(launch: Launch, call: Any) -> list[Any]:
     """What the copy engine brings: keys and values, new ones, and queries, where a launch may have these as boxes."""
     shape, pipe = launch.shape, launch.pipe
+    if shape.REST is not None:
+        return _latent_boxes(launch, call)
     widths = (shape.HEAD_DIM, shape.DIM), (shape.VALUE_DIM, shape.VALUE_PADDED)
     boxes: list[Any] = [cache_box(kv, *width, shape, pipe) for kv, width in zip(call.cache, widths)]
     # where tiles are gathered, what `loader.load_tile` takes them from
@@ -28,6 +30,17 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
     if not pipe.SHARES or pipe.BESIDE:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
     return boxes
+
+
+def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
+    """The same of keys that hold their values: boxes of the dims that are these, and of those behind them, if any."""
+    shape, pipe = launch.shape, launch.pipe
+    widths = [(shape.VALUE_DIM, shape.DIM)] + [(shape.HEAD_DIM, shape.REST)] * (shape.REST > 0)
+    new = call.new and call.new.key
+    boxes: list[Any] = [cache_box(call.cache.key, *width, shape, pipe) for width in widths]
+    new_boxes: list[Any] = [new_box(new, *width, shape, pipe) for width in widths]
+    nothing: list[Any] = [None] * (2 - len(widths))
+    return [*boxes, *nothing, *new_boxes, *nothing]
 
 
 def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:

@@ -10,14 +10,15 @@ from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch
 from ..common.schedule import find_share, room_of, unflatten, work
-from .args import Results, Rings, Turn, Turns, fillers_of
+from .args import LatentRoom, Results, Rings, Turn, Turns, fillers_of, in_one_ring
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of
 from .layouts import lanes_layout
 from .loading.gates import start_together
-from .loading.loader import fetch_descriptors, load_both, load_tiles
+from .loading.latent import make_rest
+from .loading.loader import fetch_descriptors, load_both, load_in_turn, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_ring, ring_of
@@ -29,9 +30,9 @@ from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 @gluon.jit
 def load_share(
     box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-    value_box=None, new_value_box=None, values=None,
+    value_box=None, new_value_box=None, values=None, FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """One warp: the tiles of a share for one ring, or for that of keys and that of values."""
+    """One warp: the tiles of a share for one ring, or for that of keys and that of values, or for both in one."""
     turn = Turn(0, 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
@@ -44,10 +45,16 @@ def load_share(
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             begin, end = tiles_of(item, mods, S)
-            if values is None:
+            if value_box is None:
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, item.block, kv_head, begin, end, lo, 0, STAGES, S, P
+                    box, new_box, ring, turn, table, batch, item.block, kv_head, begin, end, lo, 0, STAGES, S, P, FROM
                 )
+            elif values is None:
+                for i in range(end - begin):
+                    turn = load_in_turn(
+                        box, value_box, new_box, new_value_box, ring, turn, table, batch, item.block, kv_head,
+                        end - 1 - i, lo, STAGES, S, P,
+                    )  # fmt: skip
             else:
                 for i in range(end - begin):
                     turn = load_both(
@@ -114,10 +121,19 @@ def shares_kernel(
         values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, fillers_of(P), READERS)
     else:
         keys = make_ring(key_box.dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), READERS)
-        values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), READERS)
+        if in_one_ring(S, P) or S.REST == 0:
+            values = keys
+        elif S.REST is not None:
+            values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, fillers_of(P), READERS)
+        else:
+            values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), READERS)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
-    if P.COLUMNS > 0:
+    if S.REST is not None:
+        flags = make_flags(P)
+        extra = LatentRoom(flags, make_rest(dtype, S, P) if S.REST > 0 else flags)
+        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), extra)
+    elif P.COLUMNS > 0:
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
     elif S.PIECE is not None:
         rings = Rings(keys, values, queries, make_bank(S, P), queries.slots)
@@ -130,6 +146,7 @@ def shares_kernel(
     results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
+    FROM: gl.constexpr = S.VALUE_DIM
     start_together()
     if P.CONSUMERS == 2:
         gl.warp_specialize([
@@ -138,6 +155,29 @@ def shares_kernel(
             (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
             (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+    elif S.REST is not None:
+        if S.REST == 0:
+            gl.warp_specialize([
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            ], [1], [64])  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+                (load_share, (
+                    value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P, None, None, None,
+                    FROM
+                )),
+            ], [1, 1], [64, 64])  # fmt: skip
+    elif in_one_ring(S, P):
+        gl.static_assert(S.DIM == S.VALUE_PADDED)
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (load_share, (
+                key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P, value_box, new_value_box
+            )),
+        ], [1], [64])  # fmt: skip
     elif P.BRIEF:
         gl.static_assert(K == V)
         gl.warp_specialize([

@@ -14,13 +14,18 @@ def warps_of(launch: Launch) -> int:
 
 def _loading(pipe: Any) -> int:
     """Warps that load."""
-    return pipe.LOADERS * (1 if pipe.BRIEF else 2)
+    return pipe.LOADERS * (1 if pipe.BRIEF or pipe.VALUE_STAGES == 0 else 2)
 
 
 def tiles_of(launch: Launch) -> str:
     """How a program holds its tiles."""
     pipe = launch.pipe
     rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
+    if launch.shape.REST is not None:
+        rings = f"a ring of {pipe.KEY_STAGES} tiles of keys that hold their values"
+        rings += f" beside {pipe.VALUE_STAGES} of the {launch.shape.REST} dims behind these" * (launch.shape.REST > 0)
+    elif pipe.VALUE_STAGES == 0:
+        rings = f"a ring of {pipe.KEY_STAGES} slots that tiles of keys and of values take in turn"
     if pipe.CONVERT:
         rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
         rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE

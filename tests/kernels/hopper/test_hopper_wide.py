@@ -60,8 +60,59 @@ TWO_WIDTHS: dict[str, dict[str, Any]] = {
     "a lone decode, 128 and 256": LONE | dict(head_dim=128, value_dim=256),
     "lone rows, 192 and 128": LONE | ROWS | dict(head_dim=192, value_dim=128),
 }
-CASES = TWO_WIDTHS
-QUICK = ("decodes, 192 and 128", "rows, 64 and 128, features")
+OF_512: dict[str, Any] = dict(head_dim=512)
+FEW: dict[str, Any] = dict(heads=16, kv_heads=4)
+WIDE: dict[str, dict[str, Any]] = {
+    "decodes, 512": DECODE | FEW | OF_512,
+    "decodes, 512, features, float16, page 8": DECODE
+    | FEW
+    | FEATURES
+    | OF_512
+    | dict(dtype=torch.float16, page_size=8),
+    "decodes, 264, HND, page 64": DECODE | FEW | dict(head_dim=264, layout="HND", page_size=64),
+    "decodes, 512 and 128": DECODE | FEW | dict(head_dim=512, value_dim=128),
+    "decodes, 512 and 256, window to both sides": DECODE
+    | FEW
+    | dict(head_dim=512, value_dim=256, causal=False, window_size=(150, 20)),
+    "decodes, 128 and 512, features": DECODE | FEW | FEATURES | dict(head_dim=128, value_dim=512),
+    "decodes, 320 and 400, one buffer, ragged table": DECODE
+    | FEW
+    | dict(head_dim=320, value_dim=400, shared_buffer=True, table="ragged"),
+    "drafts, 512": DRAFTS | FEW | OF_512,
+    "drafts, 512, trees, gate": DRAFTS | FEW | OF_512 | dict(qq_bias=4, tree=True, gate=True),
+    "drafts, 512, new": DRAFTS | FEW | OF_512 | dict(new=True, window_size=(200, -1)),
+    "drafts, 512, of 8 heads": DRAFTS | OF_512 | dict(heads=32, kv_heads=4),
+    "drafts, 512, of 8 heads, new, features": DRAFTS | FEATURES | OF_512 | dict(heads=32, kv_heads=4, new=True),
+    "a lone decode, 512": LONE | FEW | OF_512 | dict(sinks=True),
+    "a lone decode, 512, of 16 heads": LONE | OF_512 | dict(heads=64, kv_heads=4),
+}
+MLA: dict[str, Any] = dict(heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True)
+LATENTS: dict[str, dict[str, Any]] = {
+    "decodes, latents of 8 heads": DECODE | MLA | dict(heads=8),
+    "decodes, latents, page 64": DECODE | MLA | dict(page_size=64),
+    "decodes, latents, features, float16, page 8": DECODE | MLA | FEATURES | dict(dtype=torch.float16, page_size=8),
+    "decodes, latents of 32 heads, HND": DECODE | MLA | dict(heads=32, layout="HND"),
+    "decodes, latents of 12 heads, wider rows": DECODE | MLA | dict(heads=12, shared_buffer=True),
+    "decodes, latents of 512": DECODE | MLA | dict(head_dim=512),
+    "decodes, latents of 512, of 32 heads, window to both sides": DECODE
+    | MLA
+    | dict(head_dim=512, heads=32, causal=False, window_size=(150, 20)),
+    "decodes, latents of 320 and 256, gate": DECODE | MLA | dict(head_dim=320, value_dim=256, gate=True),
+    "decodes, latents of 192 and 128": DECODE | MLA | dict(head_dim=192, value_dim=128),
+    "decodes, latents of 560 and 440": DECODE | MLA | dict(head_dim=560, value_dim=440),
+    "decodes, latents of 5 KV heads": DECODE | MLA | dict(heads=20, kv_heads=5, head_dim=80, value_dim=64),
+    "drafts, latents of 8 heads": DRAFTS | MLA | dict(heads=8),
+    "drafts, latents of 4 heads, trees": DRAFTS | MLA | dict(heads=4, qq_bias=4, tree=True),
+    "drafts, latents of 8 heads, new, features": DRAFTS | MLA | FEATURES | dict(heads=8, new=True),
+    "drafts, latents of 512, new, ragged table": DRAFTS
+    | MLA
+    | dict(heads=8, head_dim=512, new=True, table="ragged", window_size=(200, -1)),
+    "a lone decode, latents": LONE | MLA | dict(sinks=True),
+    "a lone decode, latents of 32 heads": LONE | MLA | dict(heads=32),
+    "a lone decode, latents of 512": LONE | MLA | dict(head_dim=512, out_dtype=E4M3),
+}
+CASES = TWO_WIDTHS | WIDE | LATENTS
+QUICK = ("decodes, 192 and 128", "rows, 64 and 128, features", "drafts, 512", "drafts, latents of 8 heads")
 
 
 def assert_wide(case: Case) -> None:

@@ -14,16 +14,18 @@ from ...common.bounds import row_tile, visible_range
 from ...common.records import State
 from ...common.scores import scale_by_token
 from ...common.softmax import start
-from ..args import Turns, is_shared
+from ..args import Turns, in_one_ring, is_shared
 from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
 from ..loading.packed import packed_key_words, packed_keys, packed_values
+from ..loading.latent import take_parts
 from ..loading.queries import leave_queries, rows_of, take_queries
 from ..loading.ring import tile_of, wait_tile, words_of
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .epilogue import store
-from .tiles import clear_dead, leave, score_scale, value_scale
+from .latent import attend_latent
+from .tiles import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
 
 MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # columns beside which registers have room for the next keys or values
 
@@ -34,6 +36,12 @@ def is_early(S, P):
     return (
         S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0
     ) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
+
+
+@triton.constexpr_function
+def is_turned(S, P):
+    """Whether shared memory has room to turn results around: of wide heads, of few columns."""
+    return P.SHARES and (P.COLUMNS <= 8 or not (P.BESIDE or S.VALUE_PADDED > 256))
 
 
 @gluon.jit
@@ -136,13 +144,6 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
-    """Start <k, q>, [TILE, N]."""
-    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
-    return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
-
-
-@gluon.jit
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
     """Values of the next tile as a left operand [DIM, TILE]."""
     wait_tile(values, turn, P)
@@ -151,7 +152,8 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
     elif values.slots.dtype.primitive_bitwidth == 8:
         return widened_values(values, turn, tile, lo, end, S, P)
     else:
-        clear_dead(values, turn, tile, lo, end, context_len, S.TILE, S, P)
+        ROWS: gl.constexpr = S.TILE if S.VALUE_PADDED <= 256 else 16  # at a time: registers
+        clear_dead(values, turn, tile, lo, end, context_len, ROWS, S, P)
         return tile_of(values, turn, S.VALUE_PADDED, S).permute((1, 0))
 
 
@@ -159,6 +161,8 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
 def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
     EARLY: gl.constexpr = is_early(S, P)
+    IN_ONE: gl.constexpr = in_one_ring(S, P)
+    VALUE_STAGES: gl.constexpr = P.KEY_STAGES if IN_ONE else P.VALUE_STAGES
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     ROWS: gl.constexpr = state.max.type.layout
@@ -176,6 +180,8 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
             v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
+        if IN_ONE:
+            v_turn = k_turn
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
         room = weights_room(rings, turns.query, i, S, P)
         state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
@@ -185,7 +191,9 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         if EARLY:
             k = take_keys(keys, k_turn, tile > item.begin, S, P)
         state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
-        v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
+        v_turn = leave(values, v_turn, VALUE_STAGES, P)
+        if IN_ONE:
+            k_turn = v_turn
     return Turns(k_turn, v_turn, turns.query), sums_together(state, sums)
 
 
@@ -203,12 +211,18 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
         scale = score_scale(scales, kv_head, P)
-        scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
+        if S.REST is None:
+            scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
+        else:
+            take_parts(query, queries, rings.extra.rest, block, kv_head, done, mods, S, P)
         scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, TOKENS)
         q = rows_of(queries, done, 0, S, P).parts[0].slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
-        turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        if S.REST is None:
+            turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+        else:
+            turns, state = attend_latent(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         leave_queries(queries, done, S, P)
         done += 1
         acc = state.acc * value_scale(scales, kv_head, P)
@@ -216,7 +230,7 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
         acc = gather(acc, S, P)
     acc = acc.permute((1, 0))
-    if P.SHARES and (N <= 8 or not P.BESIDE):  # shared memory has room to turn it around
+    if is_turned(S, P):
         acc = gl.convert_layout(acc, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
     O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)

@@ -44,6 +44,13 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
 
 
 @gluon.jit
+def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
+    """Start <k, q>, [TILE, N]."""
+    zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
+    return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
 def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.constexpr):
     """Start acc + weights @ v of the next tile; unless use_acc without acc, whatever it holds."""
     wait_tile(values, turn, P)

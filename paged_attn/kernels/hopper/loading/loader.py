@@ -20,7 +20,7 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
     if P.PREFETCH:
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
         arrived = queries.full.index(0)
-        ALIKE: gl.constexpr = S.DIM == S.VALUE_PADDED
+        ALIKE: gl.constexpr = S.DIM == S.VALUE_PADDED and S.REST is None
         mbarrier.expect(arrived, P.BOX * S.DIM * (1 + ALIKE) * (key_box.dtype.primitive_bitwidth // 8))
         load_box(key_box, [NOWHERE, 0, 0], arrived, nothing)
         if ALIKE:
@@ -62,9 +62,10 @@ def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def fill(
-    box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
-    """Send for one loader's part of the next slot's tile."""
+    box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    FROM: gl.constexpr = 0,
+):  # fmt: skip
+    """Send for one loader's part of the next slot's tile, from a dim on."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     DIM_PARTS: gl.constexpr = ring.slots.shape[0] // STAGES
     AXES: gl.constexpr = len(box.block_shape)
@@ -88,7 +89,7 @@ def fill(
             for j in gl.static_range(DIM_PARTS):
                 beside = slot if j == 0 else ring.slots.index(turn.stage * DIM_PARTS + j)
                 part = beside.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
-                load_box(box, [rows[i], kv_head, j * box.block_shape[2]], full, part)
+                load_box(box, [rows[i], kv_head, FROM + j * box.block_shape[2]], full, part)
 
 
 @gluon.jit
@@ -107,6 +108,7 @@ def load_tile(
     STAGES: gl.constexpr,
     S: gl.constexpr,
     P: gl.constexpr,
+    FROM: gl.constexpr = 0,
 ):
     """One loader's part of a tile into the next slot, from the cache or from beside it.
 
@@ -119,12 +121,12 @@ def load_tile(
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
             rows = page_rows(table, batch.page_starts, tile, first_key, context_len, PART, S, P)
-            fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P)
+            fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
         else:
-            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, STAGES, S, P)
+            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, STAGES, S, P, FROM)
     else:
         rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, PART, S, P)
-        fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P)
+        fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
     return advance(turn, STAGES)
 
 
@@ -147,6 +149,27 @@ def load_both(
 
 
 @gluon.jit
+def load_in_turn(
+    key_box, value_box, new_key_box, new_value_box, ring, turn, table, batch, block, kv_head, tile, first_key,
+    STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """A tile of keys and the same of values into the next two slots of one ring."""
+    if S.APART:
+        turn = load_tile(
+            key_box, new_key_box, ring, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
+        )
+        return load_tile(
+            value_box, new_value_box, ring, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
+        )
+    else:
+        rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
+        fill(key_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        turn = advance(turn, STAGES)
+        fill(value_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        return advance(turn, STAGES)
+
+
+@gluon.jit
 def load_tiles(
     box,
     new_box,
@@ -163,10 +186,11 @@ def load_tiles(
     STAGES: gl.constexpr,
     S: gl.constexpr,
     P: gl.constexpr,
+    FROM: gl.constexpr = 0,
 ):
     """Tiles [begin, end) of a block's keys into the ring, the last one first."""
     for i in range(end - begin):
         turn = load_tile(
-            box, new_box, ring, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P
+            box, new_box, ring, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P, FROM
         )
     return turn

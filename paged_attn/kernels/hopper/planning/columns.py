@@ -8,8 +8,8 @@ from ....records.regime import Threshold
 from ....records.rounding import next_power_of_2
 from .conversion import TRANSPOSE, conversion
 from .cost import seqs_tried
-from .shapes import VALUES_PER_CORE_ROW, dim_of, is_decode, rows_of, widest_of
-from .wide_shares import wide_columns
+from .shapes import VALUES_PER_CORE_ROW, dim_of, is_decode, rows_of
+from .wide_shares import only_columns, wide_columns
 
 MAX_ROWS = 64  # of a block that is not of columns, and of columns at most
 MAX_COLUMNS: Annotated[
@@ -66,7 +66,7 @@ MIN_KEYS_WORTH_FP8_PRODUCTS: Annotated[
 
 def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
     """Columns of a block of so many rows, of one token or several; 0: they are rows."""
-    if widest_of(p) > 256:
+    if only_columns(p):
         return wide_columns(rows)
     if p.cache.itemsize == 1:
         most = MAX_ROWS

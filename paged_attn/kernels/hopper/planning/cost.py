@@ -9,6 +9,7 @@ from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
 from .shapes import is_even
+from .wide_shares import reads_latents
 
 MAX_TIME_OF_WHOLE_BLOCKS: Annotated[
     float,
@@ -30,7 +31,8 @@ def seqs_tried(p: Problem) -> int:
 
 def bytes_of_keys(p: Problem, seqs: int, keys: int) -> int:
     """Bytes of keys and values of so many sequences of so many keys each."""
-    return seqs * keys * p.kv_heads * (p.head_dim + p.value_width) * p.cache.itemsize
+    dims = p.head_dim + (0 if reads_latents(p) else p.value_width)
+    return seqs * keys * p.kv_heads * dims * p.cache.itemsize
 
 
 def long_tokens(p: Problem) -> int:

@@ -12,10 +12,11 @@ from ..args import Pipe
 from . import cost
 from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_OF_FEW_ROWS
 from .columns import MAX_COLUMNS, MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside, columns_of_shares
-from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_of, value_dim_of, widest_of
+from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_of, value_dim_of
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
 from .wide import is_wide
+from .wide_shares import only_columns, reads_latents, rest_of
 
 MIN_TILES_PER_SHARE: Annotated[
     int,
@@ -100,7 +101,10 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         HEAD_DIM=p.head_dim // (1 + paired),
         VALUE_DIM=p.value_width // (1 + paired),
         ONE_BLOCK=s.blocks <= 1,
+        REST=rest_of(p),
     )
+    if shape.REST is not None:
+        shape = shape._replace(DIM=shape.VALUE_PADDED)
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = _tiles_per_share(p, s)
     pipe = _pipe_of(p, s, least)._replace(BRIEF=longest == 1 and _waits_for_code(p, s))
@@ -180,7 +184,7 @@ def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
 
 def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
     """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
-    brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots
+    brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots and not reads_latents(p)
     return brief and keys_are_soon_read(p) and value_dim_of(p) >= 128
 
 
@@ -223,7 +227,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
 
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
     """Of a box that brings nothing, beyond those of queries."""
-    if widest_of(p) > 256:
+    if only_columns(p):
         return s.columns
     return 32 if s.columns and dim_of(p) > 128 else 64
 

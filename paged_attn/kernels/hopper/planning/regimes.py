@@ -64,7 +64,7 @@ REGIMES = (
     ),
     Regime(
         "few rows of two widths or wide heads",
-        "`PAGED_ATTN_WIDE=1`; up to 64 rows, beyond 256 dims up to 16",
+        "`PAGED_ATTN_WIDE=1`; up to 64 rows, beyond 256 dims up to 32",
         "shares kernel, rows as columns, up to 256 dims also 64 rows; slots of both rings by their bytes",
         "memory decides, as for others; wide tiles leave room for three, which keys and values take in turn",
         "not measured: no GPU has run it",

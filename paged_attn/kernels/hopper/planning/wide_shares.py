@@ -1,4 +1,4 @@
-"""Even shares of few rows whose values have another width than their keys, or whose heads have more than 256 dims."""
+"""Even shares of few rows of two widths, of more than 256 dims, and of keys that hold their values (latents)."""
 
 from typing import NamedTuple
 
@@ -9,15 +9,21 @@ from . import wide
 from .gathering import in_boxes
 from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
 
-MIN_WIDTH, MAX_WIDTH = 40, 512  # dims of keys and of values
+MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
-MAX_WIDE_COLUMNS = 16  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
-BYTES_OF_RINGS = 192 << 10  # beside these queries, weights and the turning around of results fit
+MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
 MAX_SLOTS = 6  # of a ring
+SHARED_BYTES = 227 << 10  # of a program
+BYTES_OF_BARRIERS = 1 << 10  # and of what partitions are told
+ROWS_OF_NOTHING = 32  # of queries, where a box that brings nothing may go (`loader.fetch_descriptors`)
+MAX_TURNED_COLUMNS = 8  # of results beyond 256 dims that are turned around in shared memory (`columns.is_turned`)
 
 
 class WideRings(NamedTuple):
-    """Slots of both rings of tiles of so many keys; none of values: keys and values take slots of one ring in turn."""
+    """Slots of both rings of tiles of so many keys; none of values: keys and values take slots of one ring in turn.
+
+    Of keys that hold their values the second ring is that of the dims behind these, if there are any.
+    """
 
     tile: int
     keys: int
@@ -26,29 +32,58 @@ class WideRings(NamedTuple):
 
 def shares_take(p: Problem) -> bool:
     """Whether these shares have all rows of a call of two widths or of wide heads."""
-    if not (wide.ASKED and wide.is_wide(p)) or p.latent or p.packed or p.batch_invariant or p.cache.itemsize != 2:
+    if not (wide.ASKED and wide.is_wide(p)) or p.packed or p.batch_invariant or p.cache.itemsize != 2:
         return False
-    widths = p.head_dim, p.value_width
-    if not in_boxes(p) or any(x % 8 or not MIN_WIDTH <= x <= MAX_WIDTH for x in widths):
+    if not in_boxes(p) or p.head_dim % 8 or p.value_width % 8 or min(p.head_dim, p.value_width) < MIN_WIDTH:
         return False
-    return rows_of(p, 1 if is_decode(p) else UNBOUNDED) <= _most_rows(p)
+    # queries of two parts would have to be brought into float16's range together
+    if p.latent and p.query != p.compute:
+        return False
+    most = MAX_LATENT_WIDTH if p.latent else MAX_WIDTH
+    rows = rows_of(p, 1 if is_decode(p) else UNBOUNDED)
+    return p.widest <= most and rows <= (MAX_WIDE_COLUMNS if only_columns(p) else MAX_ROWS_OF_TWO_WIDTHS)
 
 
-def _most_rows(p: Problem) -> int:
-    """Of a block."""
-    return MAX_ROWS_OF_TWO_WIDTHS if widest_of(p) <= 256 else MAX_WIDE_COLUMNS
+def reads_latents(p: Problem) -> bool:
+    """Whether keys are read once for themselves and for the values that they hold."""
+    return wide.ASKED and p.latent and wide.is_wide(p)
+
+
+def rest_of(p: Problem) -> int | None:
+    """Dims of keys behind those that are their values, as tiles have them; None: values lie elsewhere."""
+    if not reads_latents(p):
+        return None
+    rest = p.head_dim - p.value_width
+    return max(64, next_power_of_2(rest)) if rest else 0
+
+
+def only_columns(p: Problem) -> bool:
+    """Whether rows are always columns of products."""
+    return widest_of(p) > 256 or reads_latents(p)
 
 
 def wide_columns(rows: int) -> int:
-    """Columns of a block of so many rows of wide heads, which are never rows."""
+    """Columns of a block of so many rows that are always columns."""
     return max(8, next_power_of_2(rows))
 
 
-def wide_rings(p: Problem, half: bool) -> WideRings:
+def wide_rings(p: Problem, columns: int, half: bool) -> WideRings:
     """As many slots as have room; half: of tiles of 64 keys where others would have 128."""
     tile = 64 if half or widest_of(p) > 128 else 128
-    keys, values = (2 * tile * dim for dim in (dim_of(p), value_dim_of(p)))
-    slots = min(MAX_SLOTS, BYTES_OF_RINGS // (keys + values))
-    if slots > 1:
-        return WideRings(tile, slots, slots)
-    return WideRings(tile, BYTES_OF_RINGS // keys, 0)
+    rest = rest_of(p)
+    dims = (dim_of(p), value_dim_of(p)) if rest is None else (value_dim_of(p), rest)
+    room = SHARED_BYTES - _bytes_beside_rings(p, columns, tile)
+    slots = min(MAX_SLOTS, room // (2 * tile * sum(dims)))
+    if slots > 1 or rest is not None:
+        return WideRings(tile, slots, slots if dims[1] else 0)
+    return WideRings(tile, room // (2 * tile * max(dims)), 0)
+
+
+def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
+    """Of queries, weights, flags, and results that are turned around."""
+    rows, rest = columns or MAX_ROWS_OF_TWO_WIDTHS, rest_of(p)
+    if widest_of(p) <= 256:
+        rows = max(rows, ROWS_OF_NOTHING)
+    dims = dim_of(p) if rest is None else value_dim_of(p) + rest
+    turned = value_dim_of(p) <= 256 or columns <= MAX_TURNED_COLUMNS
+    return BYTES_OF_BARRIERS + 2 * rows * dims + columns * (2 * tile + 4 * value_dim_of(p) * turned) + 512
