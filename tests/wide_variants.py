@@ -45,6 +45,10 @@ SHARES: dict[str, dict[str, Any]] = {
     "decode latent of 512": OF_512 | LATENT | dict(head_dim=512),
     "decode latent of 320": OF_512 | LATENT | dict(head_dim=320, value_dim=256),
     "draft latent 8 heads": DRAFT_OF_4 | LATENT | dict(heads=8),
+    "decode latent 64 heads": OF_512 | LATENT | dict(heads=64),
+    "decode split latent 64 heads": LONE | LATENT | dict(heads=64),
+    "decode latent of 512 64 heads": OF_512 | LATENT | dict(heads=64, head_dim=512),
+    "draft latent": DRAFT_OF_4 | LATENT,
 }
 
 

@@ -71,6 +71,12 @@ def in_one_ring(S, P):
 
 
 @triton.constexpr_function
+def rows_of_consumer(P):
+    """Of a block: those that are columns of its products, or rows of them."""
+    return P.COLUMNS if P.COLUMNS > 0 and P.CONSUMERS > 1 else P.ROWS
+
+
+@triton.constexpr_function
 def fillers_of(P):
     """Arrivals that fill a slot that loaders fill: of each warp, or of each of its threads."""
     return P.LOADERS * (32 if P.GATHER else 1)
@@ -144,10 +150,11 @@ class Rings(NamedTuple):
 
 
 class LatentRoom(NamedTuple):
-    """`Rings.extra` of keys that hold their values."""
+    """`Rings.extra` of keys that hold their values, for each consumer."""
 
-    flags: Any
-    rest: Any  # queries [N, REST] against what keys have behind their values
+    flags: Any  # [CONSUMERS, lanes, warps]
+    rest: Any  # queries [CONSUMERS, N, REST] against what keys have behind their values
+    both: Any  # barrier at which two consumers meet; of one never used
 
 
 class Turns(NamedTuple):

@@ -11,10 +11,11 @@ from ..common.page_tables import pages_of
 from ..common.records import Batch
 from ..common.schedule import find_share, room_of, unflatten, work
 from .args import LatentRoom, Results, Rings, Turn, Turns, fillers_of, in_one_ring
-from .consuming.column_softmax import make_flags
+from .consuming.column_softmax import make_flags, make_flags_of_each
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of
+from .consuming.latent import make_meeting
 from .layouts import lanes_layout
 from .loading.gates import start_together
 from .loading.latent import make_rest
@@ -85,7 +86,7 @@ def consume_share(
                 if item.begin < item.end:
                     turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             elif P.COLUMNS > 0:
-                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P)
+                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER)
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
@@ -130,8 +131,10 @@ def shares_kernel(
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:
-        flags = make_flags(P)
-        extra = LatentRoom(flags, make_rest(dtype, S, P) if S.REST > 0 else flags)
+        gl.static_assert(P.CONSUMERS == 1 or S.MERGE == 0)
+        flags = make_flags_of_each(P)
+        rest = make_rest(dtype, S, P) if S.REST > 0 else flags
+        extra = LatentRoom(flags, rest, make_meeting(S, P) if P.CONSUMERS > 1 else flags)
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), extra)
     elif P.COLUMNS > 0:
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
@@ -148,7 +151,7 @@ def shares_kernel(
     V: gl.constexpr = P.VALUE_STAGES
     FROM: gl.constexpr = S.VALUE_DIM
     start_together()
-    if P.CONSUMERS == 2:
+    if P.CONSUMERS == 2 and S.REST is None:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
             (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
@@ -156,7 +159,23 @@ def shares_kernel(
             (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     elif S.REST is not None:
-        if S.REST == 0:
+        if P.CONSUMERS == 2 and S.REST == 0:
+            gl.warp_specialize([
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+            ], [4, 1], [232, 40])  # fmt: skip
+        elif P.CONSUMERS == 2:
+            gl.warp_specialize([
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+                (load_share, (
+                    value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P, None, None, None,
+                    FROM
+                )),
+            ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+        elif S.REST == 0:
             gl.warp_specialize([
                 (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
                 (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),

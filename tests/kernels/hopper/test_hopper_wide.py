@@ -111,7 +111,16 @@ LATENTS: dict[str, dict[str, Any]] = {
     "a lone decode, latents of 32 heads": LONE | MLA | dict(heads=32),
     "a lone decode, latents of 512": LONE | MLA | dict(head_dim=512, out_dtype=E4M3),
 }
-CASES = TWO_WIDTHS | WIDE | LATENTS
+TWO_CONSUMERS: dict[str, dict[str, Any]] = {
+    "decodes, latents of 64 heads": DECODE | MLA | dict(heads=64, page_size=64),
+    "decodes, latents of 40 heads, features": DECODE | MLA | FEATURES | dict(heads=40),
+    "decodes, latents of 512, of 64 heads": DECODE | MLA | dict(heads=64, head_dim=512, gate=True),
+    "drafts, latents": DRAFTS | MLA | dict(sinks=True),
+    "drafts, latents, new, trees": DRAFTS | MLA | dict(new=True, qq_bias=4, tree=True),
+    "drafts, latents of 320 and 256, of 12 heads": DRAFTS | MLA | dict(heads=12, head_dim=320, value_dim=256),
+    "a lone decode, latents of 64 heads": LONE | MLA | dict(heads=64),
+}
+CASES = TWO_WIDTHS | WIDE | LATENTS | TWO_CONSUMERS
 QUICK = ("decodes, 192 and 128", "rows, 64 and 128, features", "drafts, 512", "drafts, latents of 8 heads")
 
 

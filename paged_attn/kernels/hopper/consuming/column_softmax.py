@@ -28,6 +28,13 @@ def make_flags(P: gl.constexpr):
 
 
 @gluon.jit
+def make_flags_of_each(P: gl.constexpr):
+    """The same for each consumer."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    return gl.allocate_shared_memory(gl.int32, [P.CONSUMERS, 32, P.ROWS // 16], layout)
+
+
+@gluon.jit
 def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
     """(scores [N, TILE] after modifiers and masks, what they are multiplied by)."""
     unit = scale * LOG2E

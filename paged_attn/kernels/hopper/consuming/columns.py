@@ -17,8 +17,8 @@ from ...common.softmax import start
 from ..args import Turns, in_one_ring, is_shared
 from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
-from ..loading.packed import packed_key_words, packed_keys, packed_values
 from ..loading.latent import take_parts
+from ..loading.packed import packed_key_words, packed_keys, packed_values
 from ..loading.queries import leave_queries, rows_of, take_queries
 from ..loading.ring import tile_of, wait_tile, words_of
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -41,7 +41,7 @@ def is_early(S, P):
 @triton.constexpr_function
 def is_turned(S, P):
     """Whether shared memory has room to turn results around: of wide heads, of few columns."""
-    return P.SHARES and (P.COLUMNS <= 8 or not (P.BESIDE or S.VALUE_PADDED > 256))
+    return P.SHARES and (P.COLUMNS <= 8 or not (P.BESIDE or S.VALUE_PADDED > 256 or P.CONSUMERS > 1))
 
 
 @gluon.jit
@@ -59,6 +59,9 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
         return gl.allocate_shared_memory(dtype, [2, P.COLUMNS, S.TILE], layout)
     elif is_shared(P):
         return queries.slots
+    elif S.REST is not None:
+        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+        return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.TILE], layout)
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
 
@@ -198,31 +201,36 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
 
 
 @gluon.jit
-def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr):
-    """All rows of an item, from the first key to the stored result; returns the turns."""
+def consume_columns(
+    out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr, NUMBER: gl.constexpr = 0
+):
+    """A consumer's rows of an item, from the first key to the stored result; returns the turns.
+
+    Of two consumers, which share the tiles, each has half of the rows, wherever that cuts a token's heads.
+    """
     N: gl.constexpr = P.COLUMNS
-    TOKENS: gl.constexpr = N // S.GROUP
+    TOKENS: gl.constexpr = P.CONSUMERS * N // S.GROUP if P.SHARES else N // S.GROUP
     LAYOUT: gl.constexpr = product_layout(N, False, P.ROWS)
     queries, scales, done = rings.queries, results.scales, turns.query
     block, kv_head = item.block, item.kv_head
     acc = gl.full([S.VALUE_PADDED, N], 0.0, gl.float32, LAYOUT)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
-    rows = row_tile(block, kv_head, gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
+    rows = row_tile(block, kv_head, NUMBER * N + gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
         scale = score_scale(scales, kv_head, P)
         if S.REST is None:
             scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
         else:
-            take_parts(query, queries, rings.extra.rest, block, kv_head, done, mods, S, P)
+            take_parts(query, queries, rings.extra.rest, block, kv_head, done, mods, NUMBER, S, P)
         scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, TOKENS)
-        q = rows_of(queries, done, 0, S, P).parts[0].slice(0, N, dim=0)
+        q = rows_of(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)
         state = State(acc, row_max, row_sum)
         if S.REST is None:
             turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         else:
-            turns, state = attend_latent(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
+            turns, state = attend_latent(q, rings, turns, item, span.lo, rows, span, state, scale, mods, NUMBER, S, P)
         leave_queries(queries, done, S, P)
         done += 1
         acc = state.acc * value_scale(scales, kv_head, P)
@@ -233,8 +241,8 @@ def consume_columns(out, results, query, rings, turns, item, mods, S: gl.constex
     if is_turned(S, P):
         acc = gl.convert_layout(acc, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
     O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    out_rows = row_tile(block, kv_head, gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)
+    out_rows = row_tile(block, kv_head, NUMBER * N + gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)
     state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
     count = gl.minimum(block.query_len - block.first, TOKENS) * S.GROUP
-    store(out, results, item, out_rows, count, state, 0, S, P)
+    store(out, results, item, out_rows, count, state, NUMBER, S, P)
     return Turns(turns.key, turns.value, done)

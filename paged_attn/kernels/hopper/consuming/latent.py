@@ -5,16 +5,46 @@ Its slot has the dims that are the values; what keys have behind these comes in 
 
 from ...common.records import State
 from ..args import Turns
-from ..loading.ring import tile_of, wait_tile
-from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ..loading.ring import WARPGROUP, release, tile_of, wait_tile
+from ..shim import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
-from .tiles import clear_dead, leave, multiply_keys_by_columns
+from .tiles import clear_dead, dead_of, leave, multiply_keys_by_columns, zero_outside
 
 ROWS_CLEARED_AT_ONCE = gl.constexpr(16)  # whose words leave room for results in registers
 
 
 @gluon.jit
-def attend_latent(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+def make_meeting(S: gl.constexpr, P: gl.constexpr):
+    """A barrier of all threads of two consumers."""
+    both = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(both.index(0), count=P.CONSUMERS * WARPGROUP)
+    return both
+
+
+@gluon.jit
+def meet(both, PHASE: gl.constexpr):
+    """Until both consumers are here; they meet twice, so that phases alternate."""
+    release(both.index(0))
+    mbarrier.wait(both.index(0), PHASE)
+
+
+@gluon.jit
+def clear_dead_of_all(keys, turn, tile, lo, end_key, context_len, both, S: gl.constexpr, P: gl.constexpr):
+    """`clear_dead` where two consumers may share a tile: no sooner than both have multiplied its keys."""
+    if P.CONSUMERS == 1:
+        clear_dead(keys, turn, tile, lo, end_key, context_len, ROWS_CLEARED_AT_ONCE, S, P)
+    else:
+        first, end, some = dead_of(tile, lo, end_key, context_len, S)
+        if some:
+            meet(both, 0)
+            zero_outside(keys, turn, first, lo, end, ROWS_CLEARED_AT_ONCE, S, P)  # each for itself the same
+            meet(both, 1)
+
+
+@gluon.jit
+def attend_latent(
+    q, rings, turns, item, lo, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """(turns, state) after the tiles of an item, the last one first; acc is [VALUE_DIM, N].
 
     Values outside [lo, end) are cleared behind the barriers of `weigh_columns`: no warp multiplies their keys any more.
@@ -22,9 +52,10 @@ def attend_latent(q, rings, turns, item, lo, rows, span, state, scale, mods, S: 
     keys, rests = rings.key, rings.value
     turn, rest_turn = turns.key, turns.value
     ROWS: gl.constexpr = state.max.type.layout
-    count = (item.block.query_len - item.block.first) * S.GROUP
+    count = (item.block.query_len - item.block.first) * S.GROUP - NUMBER * P.COLUMNS
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
     sums = no_sums(state, S, P)
+    room, flags = rings.room.index(NUMBER), rings.extra.flags.index(NUMBER)
     for i in range(item.end - item.begin):
         tile = item.end - 1 - i
         wait_tile(keys, turn, P)
@@ -33,14 +64,16 @@ def attend_latent(q, rings, turns, item, lo, rows, span, state, scale, mods, S: 
         if S.REST > 0:
             wait_tile(rests, rest_turn, P)
             behind = tile_of(rests, rest_turn, S.REST, S)
-            scores = warpgroup_mma(behind, rings.extra.rest.permute((1, 0)), scores, use_acc=True, is_async=True)
+            scores = warpgroup_mma(
+                behind, rings.extra.rest.index(NUMBER).permute((1, 0)), scores, use_acc=True, is_async=True
+            )
         scores = warpgroup_mma_wait(0, deps=(scores,))
         if S.REST > 0:
             rest_turn = leave(rests, rest_turn, P.VALUE_STAGES, P)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
-        state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, rings.room, rings.extra.flags, S, P)
-        clear_dead(keys, turn, tile, lo, item.block.seq_len, rows.context_len, ROWS_CLEARED_AT_ONCE, S, P)
-        acc = warpgroup_mma(slot.permute((1, 0)), rings.room.permute((1, 0)), state.acc, is_async=True)
+        state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, flags, S, P)
+        clear_dead_of_all(keys, turn, tile, lo, item.block.seq_len, rows.context_len, rings.extra.both, S, P)
+        acc = warpgroup_mma(slot.permute((1, 0)), room.permute((1, 0)), state.acc, is_async=True)
         state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
         turn = leave(keys, turn, P.KEY_STAGES, P)
     return Turns(turn, rest_turn, turns.query), sums_together(state, sums)

@@ -89,11 +89,18 @@ def clear_dead(
     values, turn, tile, first_key, end_key, context_len, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
     """Zero what the next tile of values holds outside [first_key, end_key), if anything: 0 * NaN is NaN."""
+    first, end, some = dead_of(tile, first_key, end_key, context_len, S)
+    if some:
+        zero_outside(values, turn, first, first_key, end, ROWS, S, P)
+
+
+@gluon.jit
+def dead_of(tile, first_key, end_key, context_len, S: gl.constexpr):
+    """(position of a tile's first key, end of its live ones, whether it has others), of keys [first_key, end_key)."""
     empty = gap_before(tile, context_len, S)
     first = tile * S.TILE - empty
     end = end_in(tile, end_key, context_len, S)
-    if (first < first_key) | ((tile + 1) * S.TILE - empty > end):
-        zero_outside(values, turn, first, first_key, end, ROWS, S, P)
+    return first, end, (first < first_key) | ((tile + 1) * S.TILE - empty > end)
 
 
 @gluon.jit

@@ -16,7 +16,7 @@ from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
 from .wide import is_wide
-from .wide_shares import only_columns, reads_latents, rest_of
+from .wide_shares import MAX_WIDE_COLUMNS, consumers_of_columns, only_columns, reads_latents, rest_of
 
 MIN_TILES_PER_SHARE: Annotated[
     int,
@@ -109,7 +109,8 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     least = _tiles_per_share(p, s)
     pipe = _pipe_of(p, s, least)._replace(BRIEF=longest == 1 and _waits_for_code(p, s))
     launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-    apart = not (beside or leads) and _merge_joins_sooner(p, s, rows_of(p, longest))
+    # where two consumers have the columns of a block, neither joins them
+    apart = not (beside or leads) and (pipe.CONSUMERS > 1 or _merge_joins_sooner(p, s, rows_of(p, longest)))
     return merged(p, launch, s.shares) if apart else launch
 
 
@@ -201,16 +202,17 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
     box = math.gcd(p.page_size, s.tile)
     if p.packed:
         box = min(box, MAX_BOX_ELEMENTS * p.cache.itemsize // 16)
+    consumers = consumers_of_columns(s.columns) if only_columns(p) else 1
     pieces = min(s.shares, s.tiles * p.seqs)  # that blocks of all sequences may have
     by_16 = s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and pieces > MAX_PIECES_JOINED_BY_8 * p.seqs
     return Pipe(
         SHARES=True,
         AT_ONCE=s.columns == 0,
         TANH=has_tanh(p) and s.columns == 0,
-        CONSUMERS=1,
+        CONSUMERS=consumers,
         KEY_STAGES=s.slots,
         VALUE_STAGES=s.value_slots,
-        COLUMNS=s.columns,
+        COLUMNS=s.columns // consumers,
         PACKED=p.packed,
         # boxes of nothing go where queries will, and large heads leave room for few of those
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
@@ -228,7 +230,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
     """Of a box that brings nothing, beyond those of queries."""
     if only_columns(p):
-        return s.columns
+        return min(s.columns, MAX_WIDE_COLUMNS)
     return 32 if s.columns and dim_of(p) > 128 else 64
 
 

@@ -12,6 +12,7 @@ from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
 MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
+MAX_CONSUMERS_OF_LATENTS = 2  # that share the tiles, of so many columns each
 MAX_SLOTS = 6  # of a ring
 SHARED_BYTES = 227 << 10  # of a program
 BYTES_OF_BARRIERS = 1 << 10  # and of what partitions are told
@@ -41,6 +42,8 @@ def shares_take(p: Problem) -> bool:
         return False
     most = MAX_LATENT_WIDTH if p.latent else MAX_WIDTH
     rows = rows_of(p, 1 if is_decode(p) else UNBOUNDED)
+    if reads_latents(p):
+        return p.widest <= most and rows <= MAX_CONSUMERS_OF_LATENTS * MAX_WIDE_COLUMNS
     return p.widest <= most and rows <= (MAX_WIDE_COLUMNS if only_columns(p) else MAX_ROWS_OF_TWO_WIDTHS)
 
 
@@ -67,6 +70,11 @@ def wide_columns(rows: int) -> int:
     return max(8, next_power_of_2(rows))
 
 
+def consumers_of_columns(columns: int) -> int:
+    """Consumers that a block's columns are shared out among: one has no registers for more than 32 of wide heads."""
+    return max(1, columns // MAX_WIDE_COLUMNS)
+
+
 def wide_rings(p: Problem, columns: int, half: bool) -> WideRings:
     """As many slots as have room; half: of tiles of 64 keys where others would have 128."""
     tile = 64 if half or widest_of(p) > 128 else 128
@@ -85,5 +93,6 @@ def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
     if widest_of(p) <= 256:
         rows = max(rows, ROWS_OF_NOTHING)
     dims = dim_of(p) if rest is None else value_dim_of(p) + rest
-    turned = value_dim_of(p) <= 256 or columns <= MAX_TURNED_COLUMNS
-    return BYTES_OF_BARRIERS + 2 * rows * dims + columns * (2 * tile + 4 * value_dim_of(p) * turned) + 512
+    turned = consumers_of_columns(columns) == 1 and (value_dim_of(p) <= 256 or columns <= MAX_TURNED_COLUMNS)
+    flags = 512 * consumers_of_columns(columns)
+    return BYTES_OF_BARRIERS + 2 * rows * dims + columns * (2 * tile + 4 * value_dim_of(p) * turned) + flags

@@ -8,6 +8,7 @@ from ...common.merge import join
 from ...common.output import rows_from, store_partial, store_rows
 from ...common.records import State
 from ...common.softmax import base_of, merge
+from ..args import rows_of_consumer
 from ..asm.numbers import exp2
 from ..layouts import fours_layout, pieces_at_once, rows_at_once, states_layout
 from ..shim import gl, gluon, thread_barrier
@@ -17,12 +18,13 @@ from ..shim import gl, gluon, thread_barrier
 def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """The state of one piece, of several of an item number `piece`, in scratch."""
     LAYOUT: gl.constexpr = state.acc.type.layout
-    first_row = item.row + piece * P.SKIP + NUMBER * P.ROWS
+    BEGIN: gl.constexpr = NUMBER * rows_of_consumer(P)
+    first_row = item.row + piece * P.SKIP + BEGIN
     row = gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT))
     valid = rows.valid
     if S.LIVE < P.ROWS:  # more queries than the host was told of have no room
-        valid &= row < S.LIVE
+        valid &= BEGIN + row < S.LIVE
     store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # all, for `join_at_once`
 
 
