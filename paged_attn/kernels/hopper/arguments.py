@@ -35,7 +35,7 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
 def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
     """The same of keys that hold their values: boxes of the dims that are these, and of those behind them, if any."""
     shape, pipe = launch.shape, launch.pipe
-    widths = [(shape.VALUE_DIM, shape.DIM)] + [(shape.HEAD_DIM, shape.REST)] * (shape.REST > 0)
+    widths = [(shape.VALUE_DIM, shape.DIM)] + ([(shape.HEAD_DIM, shape.REST)] if shape.REST else [])
     new = call.new and call.new.key
     boxes: list[Any] = [cache_box(call.cache.key, *width, shape, pipe) for width in widths]
     new_boxes: list[Any] = [new_box(new, *width, shape, pipe) for width in widths]

@@ -60,8 +60,8 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
     elif is_shared(P):
         return queries.slots
     elif S.REST is not None:
-        layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
-        return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.TILE], layout)
+        of_each: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
+        return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.TILE], of_each)
     else:
         return gl.allocate_shared_memory(dtype, SHAPE, gl.NVMMASharedLayout.get_default_for(SHAPE, dtype))
 

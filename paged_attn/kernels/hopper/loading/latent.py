@@ -1,8 +1,8 @@
 """Queries of keys that hold their values, in two parts: against the dims that are the values, and against the rest."""
 
+from ...common.bounds import row_tile
 from ...common.numerics import decode
 from ...common.output import addresses
-from ...common.bounds import row_tile
 from ..layouts import rows_layout
 from ..shim import fence_async_shared, gl, gluon, thread_barrier
 from .queries import rows_of
