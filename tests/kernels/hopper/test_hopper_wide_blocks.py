@@ -11,10 +11,11 @@ import torch
 from paged_attn.calls import memo
 from paged_attn.kernels.hopper.planning import wide
 from paged_attn.planning import plan
-from tests.cases import E4M3, Case, build, problem_of, run
-from tests.hopper_cases import DEVICE, FEATURES, NEW, ragged, sized
+from tests.cases import E4M3, E5M2, Case, build, problem_of, run
+from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, E4M3_NO_LSE, FEATURES, NEW, PACKED, ragged, sized
+from tests.simulator import SIMULATES
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "asked")]
+pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("asked")]
 
 
 @pytest.fixture
@@ -29,9 +30,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def assert_blocks(case: Case) -> None:
-    launches = plan.plan(problem_of(build(case, DEVICE))).launches
-    assert [x.dialect for x in launches] == ["hopper"]
-    assert not launches[0].pipe.SHARES
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert launch.dialect == "hopper"
+    assert not launch.pipe.SHARES
 
 
 def widths(head_dim: int, value_dim: int) -> dict[str, Any]:
@@ -67,6 +68,18 @@ CASES: dict[str, dict[str, Any]] = {
     "new, 192/128": SEAMS | NEW | widths(192, 128),
     "new, 64/128, window, features": SEAMS | NEW | FEATURES | widths(64, 128),
     "new, 192/128, window of the own key": SEAMS | NEW | widths(192, 128) | dict(window_size=(0, -1)),
+    "chunk over e4m3, 192/128": CHUNK | E4M3_CACHE | widths(192, 128),
+    "chunk over e4m3, no lse, 64/128, window": CHUNK | E4M3_NO_LSE | widths(64, 128) | dict(window_size=(100, -1)),
+    "chunk over e5m2, 128/256, float16": CHUNK | dict(cache_dtype=E5M2, dtype=torch.float16) | widths(128, 256),
+    "chunk of e4m3, 128/64, features": CHUNK | ALL_E4M3 | FEATURES | widths(128, 64),
+    "prefills of mixed over e4m3, 192/128, features": UNEVEN
+    | E4M3_CACHE
+    | FEATURES
+    | widths(192, 128)
+    | dict(padding=3, only="prefill", heads=64, kv_heads=4),
+    "chunk, x-packed, 192/128": CHUNK | PACKED | widths(192, 128),
+    "mixed, x-packed, 64/128, features": UNEVEN | PACKED | FEATURES | widths(64, 128) | dict(padding=3),
+    "new, x-packed, 128/64": SEAMS | PACKED | NEW | widths(128, 64),
     "chunk, 192/192": CHUNK | widths(192, 192),
     "chunk, 136/136, features": CHUNK | FEATURES | widths(136, 136),
     "new, 168/168": SEAMS | NEW | widths(168, 168),
@@ -75,9 +88,30 @@ CASES: dict[str, dict[str, Any]] = {
 QUICK = ("prefills, 128/64", "prefills, 192/128, group 1")
 
 
+@pytest.mark.usefixtures("on_hopper")
 @pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CASES])
 def test_values_of_another_width_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
     assert_blocks(case)
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
+
+
+@pytest.mark.skipif(SIMULATES, reason="portable kernels are not simulated")
+def test_decodes_over_fp8_are_portable_before_blocks_of_two_widths() -> None:
+    case = sized("mixed", **UNEVEN, **E4M3_CACHE, **widths(192, 128))
+    launches = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert [x.dialect for x in launches] == ["portable", "hopper"]
+    run(case, DEVICE)
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_queries_in_no_box_are_multiplied_by_keys_of_256_dims() -> None:
+    """As where they lie 2 bytes off the 16 that the copy engine asks for."""
+    case = sized("chunk", **CHUNK, **widths(192, 128))
+    given = build(case, DEVICE)
+    q = given["q"].contiguous()
+    off = torch.empty(q.numel() + 1, dtype=q.dtype, device=q.device)[1:].view(q.shape).copy_(q)
+    (launch,) = plan.plan(problem_of(given | dict(q=off))).launches
+    assert (launch.pipe.QUERY_BOX, launch.shape.DIM) == (False, 256)
+    run(case, DEVICE, q=off)

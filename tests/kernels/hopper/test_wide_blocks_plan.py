@@ -11,6 +11,7 @@ import torch
 
 from paged_attn.kernels.hopper.planning import plan, regimes, wide
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_SLOTS
+from paged_attn.kernels.hopper.planning.conversion import WIDEN
 from paged_attn.launching.backend import Device
 from tests.cases import E4M3, Case, build, problem_of
 from tests.planning.test_any_plan import complaints
@@ -57,6 +58,20 @@ def test_blocks_of_any_two_widths_fit_shared_memory(head_dim: int, value_dim: in
 
 
 @pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("head_dim, value_dim", list(itertools.permutations([64, 128, 192], 2)))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=str)
+def test_fp8_of_two_widths_is_widened_in_blocks(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
+    sizes = dict(head_dim=head_dim, value_dim=value_dim, cache_dtype=E4M3, dtype=dtype, out_dtype=torch.bfloat16)
+    p = problem(query_lens=(300, 300), seq_lens=(700, 900), bounds=True, **sizes)
+    assert plan.uncovered(p) == []
+    (launch,) = plan.launches(p)
+    assert launch.pipe.CONVERT == WIDEN
+    assert not list(complaints(p, (launch,)))
+    beside = problem(query_lens=(300, *[1] * 9), seq_lens=(700, *[99] * 9), bounds=True, **sizes)
+    assert [x.dialect for x in plan.launches(beside)] == ["portable", "hopper"]
+
+
+@pytest.mark.usefixtures("asked")
 def test_192_dims_are_no_256() -> None:
     (launch,) = plan.launches(problem(query_lens=(2048,), seq_lens=(2048,)))
     assert (launch.shape.DIM, launch.shape.VALUE_PADDED, launch.shape.TILE) == (192, 128, 128)
@@ -67,9 +82,11 @@ def test_192_dims_are_no_256() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(cache_dtype=E4M3),
         dict(batch_invariant=True),
-        dict(layout="x"),
+        dict(layout="x", page_size=24),
+        dict(layout="x", cache_dtype=E4M3),
+        dict(query_lens=(1, 1), decode_form=True),
+        dict(query_lens=(4, 16), bounds=True),  # of few rows
         dict(value_dim=44),
         dict(value_dim=300),
         dict(value_dim=32),

@@ -15,7 +15,7 @@ from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_BESIDE_FEW_ROWS, block_
 from .columns import columns_of_list
 from .conversion import NONE, TRANSPOSE, WIDEN_VALUES, conversion
 from .parts import parts_of
-from .shapes import dim_of, launch_of, loaders_of, merged, shape_of, value_dim_of
+from .shapes import dim_of, launch_of, loaders_of, merged, shape_of, value_dim_of, widest_of
 from .softcap import has_tanh, terms_of
 from .wide import is_wide
 from .wide_blocks import key_dims_of, keys_in_parts, wide_rings
@@ -149,7 +149,7 @@ def _weighs_at_once(p: Problem, tile: int) -> bool:
     Beside a converter they are few.  Of two lists what is made again would be too much code as well.
     """
     convert = conversion(p)
-    return convert == NONE or (convert != TRANSPOSE and dim_of(p) <= 128 and (tile == 64 or dim_of(p) == 64))
+    return convert == NONE or (convert != TRANSPOSE and widest_of(p) <= 128 and (tile == 64 or widest_of(p) == 64))
 
 
 def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:

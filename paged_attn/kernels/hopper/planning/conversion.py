@@ -3,6 +3,7 @@
 import torch
 
 from ....records.problem import Problem
+from .wide import is_wide
 
 NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3
 
@@ -11,6 +12,8 @@ def conversion(p: Problem) -> int:
     """What a converter does to tiles."""
     if p.cache.itemsize == 2:
         return NONE
+    if is_wide(p):
+        return WIDEN
     both = p.query == p.cache == torch.float8_e4m3fn
     if both and p.query_box and p.head_dim <= 128:
         return TRANSPOSE

@@ -7,6 +7,7 @@ from .block_items import blocks_beside_launch, blocks_launch
 from .columns import MAX_COLUMNS, columns_beside
 from .even_shares import shares_beside_launch, shares_launch
 from .parts import parts_of
+from .shapes import is_even
 
 
 def shortest_of(p: Problem) -> int:
@@ -40,6 +41,14 @@ def shares(p: Problem) -> tuple[Launch, ...]:
 def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
     """Items of all sequences."""
     return (blocks_launch(p, shortest_of(p), two_lists),)
+
+
+def blocks_of_two_widths(p: Problem) -> tuple[Launch, ...]:
+    """Items of all sequences, but over fp8, where a converter is slower than memory, only of those of many queries."""
+    longest = tokens_of_portable(p)
+    if p.cache.itemsize == 1 and not is_even(p) and longest >= shortest_of(p):
+        return portable_then_blocks(p, longest)
+    return blocks(p)
 
 
 def shares_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:

@@ -3,11 +3,11 @@
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from . import wide
-from .block_tiles import MAX_SLOTS, RingSizes, loop_has_half_tiles
-from .columns import MAX_ROWS
+from .block_tiles import MAX_SLOTS, RINGS, RingSizes, loop_has_half_tiles
+from .columns import MAX_ROWS, packed_tiles_are_operands
 from .conversion import NONE, conversion
 from .gathering import in_boxes
-from .shapes import dim_of, is_decode, rows_of, value_dim_of
+from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
 
 BYTES_OF_SHARED_MEMORY = 224 << 10  # for queries and tiles; barriers and what partitions are told have the rest
 BYTES = 2  # of a number
@@ -15,11 +15,12 @@ MAX_DIMS_OF_WHOLE_TILES = 128  # of values: results of more leave registers for 
 
 
 def blocks_take(p: Problem) -> bool:
-    """Whether blocks have a call whose values are of another width: over 16 bits, of more rows than few."""
+    """Whether blocks have a call whose values are of another width: of more rows than few."""
     return (
         wide.ASKED
-        and p.cache.itemsize == 2
-        and not (p.packed or p.latent or p.batch_invariant or is_decode(p))
+        and p.cache.itemsize <= 2
+        and (not p.packed or packed_tiles_are_operands(p))
+        and not (p.latent or p.batch_invariant or is_decode(p))
         and in_boxes(p)
         and p.value_width % 8 == 0
         and min(p.head_dim, p.value_width) > 32
@@ -46,7 +47,12 @@ def key_dims_of(p: Problem) -> int:
 
 
 def wide_rings(p: Problem, rows: int, query_slots: int) -> RingSizes:
-    """Of blocks of so many rows: as many slots as queries leave room for, of keys one more where one fits."""
+    """Of blocks of so many rows: as many slots as queries leave room for, of keys one more where one fits.
+
+    Over fp8 those of the larger width, whose tiles are widened.
+    """
+    if conversion(p) != NONE:
+        return RINGS[conversion(p), widest_of(p)]
     keys, values = (BYTES * dims for dims in (key_dims_of(p), value_dim_of(p)))
     room = BYTES_OF_SHARED_MEMORY - query_slots * rows * keys
     half = value_dim_of(p) > MAX_DIMS_OF_WHOLE_TILES or loop_has_half_tiles(p) or room < 2 * 128 * (keys + values)
