@@ -12,6 +12,7 @@ import torch
 from paged_attn.kernels.hopper.planning import plan, regimes, wide
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_SLOTS
 from paged_attn.kernels.hopper.planning.conversion import WIDEN
+from paged_attn.kernels.hopper.planning.wide_blocks import blocks_take
 from paged_attn.launching.backend import Device
 from tests.cases import E4M3, Case, build, problem_of
 from tests.planning.test_any_plan import complaints
@@ -85,8 +86,6 @@ def test_192_dims_are_no_256() -> None:
         dict(batch_invariant=True),
         dict(layout="x", page_size=24),
         dict(layout="x", cache_dtype=E4M3),
-        dict(query_lens=(1, 1), decode_form=True),
-        dict(query_lens=(4, 16), bounds=True),  # of few rows
         dict(value_dim=44),
         dict(value_dim=300),
         dict(value_dim=32),
@@ -96,6 +95,14 @@ def test_192_dims_are_no_256() -> None:
 )
 def test_what_blocks_of_two_widths_cannot_is_portable(changes: dict[str, Any]) -> None:
     assert WORDS in plan.uncovered(problem(**changes))
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("changes", [dict(query_lens=(1, 1), decode_form=True), dict(query_lens=(4, 16), bounds=True)])
+def test_few_rows_of_two_widths_are_no_blocks(changes: dict[str, Any]) -> None:
+    p = problem(**changes)
+    assert not blocks_take(p)
+    assert regimes.regime_of(p).name != "blocks of two widths"
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 136, 192, 200, 256])

@@ -10,6 +10,7 @@ import torch
 
 from paged_attn.kernels.hopper import words
 from paged_attn.kernels.hopper.planning import plan, wide
+from paged_attn.kernels.hopper.planning.wide_shares import shares_take
 from paged_attn.launching.backend import Device
 from tests.cases import E4M3, Case, build, problem_of
 
@@ -78,6 +79,12 @@ def test_slots_follow_both_widths(
 def test_what_shares_do_not_take_is_portable(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide, "ASKED", True)
     assert TWO_WIDTHS in plan.uncovered(problem(**changes))
+
+
+@pytest.mark.parametrize("changes", [dict(query_lens=(1, 100, 1, 1)), dict(heads=130)], ids=str)
+def test_more_than_64_rows_have_no_shares(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+    assert not shares_take(problem(**changes))
 
 
 def test_other_calls_have_the_plans_of_before(monkeypatch: pytest.MonkeyPatch) -> None:

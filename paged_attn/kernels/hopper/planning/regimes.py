@@ -111,7 +111,7 @@ REGIMES = (
         "blocks of two widths",
         "`PAGED_ATTN_WIDE=1`, values of another width than keys; more than 64 rows of some sequence",
         "blocks kernel, 128 rows, 8 warps, decodes as blocks, too; over fp8 those by the portable kernel before",
-        "no kernel of few rows has values of another width yet, and most of a decode's time as a block is reading",
+        "a launch of their own would gain decodes little, whose time as blocks goes by reading; a converter is slower",
         "not measured: no GPU has run it",
         is_wide,
         order.blocks_of_two_widths,
