@@ -30,10 +30,7 @@ def test_every_row_has_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wide, "ASKED", True)
     reached = {regimes.regime_of(p).name for p in any_calls(5, 4000)}
     reached |= {regimes.regime_of(p).name for _, case in suites() if covers(p := problem_of_case(case))}
-    assert {row.name for row in regimes.REGIMES} - reached <= {
-        "large groups beside drafts",
-        "blocks of two widths",  # of calls that have to be asked for: test_wide_blocks_plan.py
-    }
+    assert {row.name for row in regimes.REGIMES} - reached <= {"large groups beside drafts"}
 
 
 def test_large_groups_beside_drafts_have_a_row() -> None:
