@@ -10,14 +10,22 @@ from tests.machine_code import SHARED
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
     "draft 16": 1, "lone draft": 1, "one decode group 48": 1, "one draft head_dim 256": 1,
-    "draft of 12": 1, "invariant 1": 1,
+    "draft of 12": 1, "invariant 1": 1, "lone mask": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3,
     "long softcap of 10": 3, "long group 3": 3, "long exact softcap of 10": 2,
+    "long gate": 3, "long token scales": 3,
     "chunk x-packed new": 2,
 }  # fmt: skip
 OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
 COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two lists softcap": 1}  # and beside blocks
-MERGED = {"lone draft", "draft 16", "one decode group 48", "one draft head_dim 256", "one chunk"}  # by a launch behind
+MERGED = {
+    "lone draft",
+    "lone mask",
+    "draft 16",
+    "one decode group 48",
+    "one draft head_dim 256",
+    "one chunk",
+}  # by a launch behind
 # Limits are those of Triton 3.6 and 3.7.  From 3.7 on ptxas allocates registers otherwise, --regAllocOptLevel=2: beside
 # code for few rows it keeps a few more in memory ("mixed features", "mixed group 12"), and a decode is 0.9 KB larger.
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
@@ -29,7 +37,7 @@ BRIEF = {  # so small that they wait for it
     "decode of 12": 30, "decode split all fp8": 37, "of 512 features": 32, "lone decode": 46,
 }  # fmt: skip
 MORE_CODE = {
-    "draft of 4": 59, "draft 16": 47, "lone draft": 47, "one draft head_dim 256": 60,
+    "draft of 4": 59, "draft 16": 47, "lone draft": 47, "lone mask": 52, "one draft head_dim 256": 60,
     "two lists group 3": 121,
     "speculate 32": 88, "speculate 64": 87, "speculate 32 tree": 110, "two lists": 119, "two lists new": 132,
     "two lists softcap": 127, "mixed e4m3": 95, "mixed e4m3, no lse": 88, "mixed all fp8": 88,
@@ -42,6 +50,7 @@ MORE_CODE = {
     "draft of 8 e4m3": 67, "draft of 8 e4m3 head_dim 256": 74, "draft of 8 all fp8": 64, "draft of 8 x-packed": 73,
     "draft of 8 e4m3 x-packed": 70,
     "prompts x-packed": 50, "prompts x-packed head_dim 64": 44, "chunk x-packed head_dim 256": 56,
+    "long gate": 145, "speculate 32 mask": 96, "long chunks": 74, "long spans window": 73, "of 512 gate": 31,
 }  # fmt: skip
 BESIDE_BLOCKS = {  # of the even shares of a launch before that of blocks
     "mixed e4m3": 51, "mixed e4m3, no lse": 49, "mixed all fp8": 50, "mixed all fp8, no lse": 48,
@@ -58,6 +67,7 @@ MEET = {
     "long exact softcap": 2, "long group 3": 0, "long softcap of 10": 0,
     "long head_dim 64, no window": 0, "prompts x-packed": 0, "prompts x-packed head_dim 64": 0,
     "chunk x-packed head_dim 256": 0, "chunk x-packed new": 10, "long x-packed": 0,
+    "long gate": 0, "long token scales": 0, "long chunks": 0, "long spans window": 0, "speculate 32 mask": 2,
 }  # fmt: skip
 RESULTS = {
     "prompts head_dim 64 alibi": 8,
@@ -81,14 +91,16 @@ ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima r
 # Three consumers carry weights in words, and so do four warpgroups, which nothing takes apart.
 IN_WORDS = (
     "long", "long fp16", "long alibi", "long softcap of 10", "long head_dim 64", "long head_dim 64, no window",
+    "long gate", "long token scales",
 )  # fmt: skip
 MATRICES = 16  # four at a time of 8 x 8 numbers: 64 keys and values of 128 dims with each warp
 CUT = (  # blocks that are joined where the piece is that was done last
-    "speculate 32", "speculate 32 tree", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",
+    "speculate 32", "speculate 32 tree", "speculate 32 mask", "speculate 64", "speculate 32 head_dim 64",
+    "speculate 32 e4m3, no lse",
 )  # fmt: skip
 # Where two warpgroups send products in turn, for they settle in step otherwise, and take a fifth longer.
 IN_TURN = (
-    "speculate 32", "speculate 32 tree", "speculate 32 head_dim 64", "speculate 64", "one chunk",
+    "speculate 32", "speculate 32 tree", "speculate 32 mask", "speculate 32 head_dim 64", "speculate 64", "one chunk",
     "two lists", "two lists new", "two lists softcap", "two lists group 3", "chunk group 7", "prompts group 3",
     "group 3 head_dim 256", "prefill new", "narrow new", "narrow new head_dim 64", "chunk x-packed new",
     "prefill softcap", "prompts new softcap", "long softcap", "long exact softcap",

@@ -128,6 +128,9 @@ ATTENTION = {
     "prefill prefix window": PREFILL | dict(prefix=100, window_size=(1023, -1)),
     "prefill spans window": PREFILL | dict(spans=3, window_size=(1023, -1)),
     "decode split spans window": DECODE | dict(query_lens=(1,), seq_lens=LONG, spans=3, window_size=(1023, -1)),
+    "decode gate": DECODE | dict(gate=True),
+    "prefill token scales gate": PREFILL | dict(token_scales=True, gate=True),
+    "speculate mask": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_mask=1),
 }
 
 
@@ -252,6 +255,14 @@ HOPPER = {
     "mixed e4m3": PREFILL | MIXED | dict(cache_dtype=E4M3),
     "mixed all fp8": PREFILL | MIXED | dict(dtype=E4M3, cache_dtype=E4M3),
     "mixed all fp8, no lse": PREFILL | MIXED | dict(dtype=E4M3, cache_dtype=E4M3, lse=False),
+    "long gate": LONG_PREFILL | dict(gate=True),
+    "long token scales": LONG_PREFILL | dict(token_scales=True),
+    "long chunks": LONG_PREFILL | dict(chunk=2048),
+    "long spans window": LONG_PREFILL | dict(spans=3, window_size=(1023, -1)),
+    "speculate 32 mask": DECODE
+    | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_mask=1),
+    "lone mask": LONE | dict(query_lens=(8,), decode_form=False, bounds=True, qq_mask=1),
+    "of 512 gate": OF_512 | dict(gate=True),
     "few keys before blocks": PREFILL
     | dict(query_lens=(300, *[1] * 63), seq_lens=(300, *[64] * 63), window_size=(127, -1), bounds=True),
     "many heads before blocks": PREFILL | MIXED | dict(heads=71, kv_heads=1, head_dim=64, bounds=True),

@@ -48,6 +48,8 @@ HOPPER = (
     "draft of 8 e4m3 x-packed", "chunk e4m3 head_dim 256",
     "prompts group 3", "prompts group 12", "chunk group 7", "two lists group 3", "long group 3",
     "group 3 head_dim 64", "group 3 head_dim 256", "group 3 all fp8", "two lists new", "two lists softcap", "mixed",
+    "long gate", "long token scales", "long chunks", "long spans window", "speculate 32 mask", "lone mask",
+    "of 512 gate",
 )  # fmt: skip
 
 
