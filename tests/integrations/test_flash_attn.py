@@ -458,8 +458,10 @@ REFUSED = [
     ({"dropout_p": 0.1}, ValueError, "has no dropout_p: it must be 0 or left out, got 0.1"),
     ({"cp_world_size": 2}, ValueError, "has no cp_world_size: it must be 1 or left out, got 2"),
     ({"attention_chunk": -64}, ValueError, "chunk must be None or an int >= 1"),
-    ({"qv": torch.ones(9, 4, 16)}, ValueError, "has no qv: it must be None or left out, got a Tensor"),
-    ({"q_v": torch.ones(9, 4, 16)}, ValueError, "has no qv"),
+    ({"qv": torch.ones(9, 4, 16)}, ValueError, "takes qv with a page table only"),
+    ({"q_v": torch.ones(9, 4, 16)}, ValueError, "takes qv with a page table only"),
+    ({"rel_bias": torch.ones(9, 4, 8)}, ValueError, "has no rel_bias: it must be None or left out, got a Tensor"),
+    ({"only_qv": True}, ValueError, "needs qv where only_qv is True"),
     ({"seqused_q": torch.ones(3)}, ValueError, "has no seqused_q"),
     ({"score_mod": max}, ValueError, "has no score_mod"),
     ({"alibi_slopes": torch.ones(3, 4), "causal": True}, ValueError, r"alibi_slopes must be \[heads\]"),
@@ -486,7 +488,7 @@ def test_orders_that_cannot_be_told_apart_are_refused(no_launch: None) -> None:
         flash_attn.flash_attn_func(q, q, q, 0.125)  # a dropout, or a scale
     with pytest.raises(TypeError, match="fit the orders of FA2 and FA3"):
         flash_attn.flash_attn_with_kvcache(q, q, q, *[None] * 5, torch.ones(2).int())
-    with pytest.raises(TypeError, match=r"fit no order of FA2, FA3: \[-, -, str\]"):
+    with pytest.raises(TypeError, match=r"fit no order of FA2, FA3, SGLang: \[-, -, str\]"):
         flash_attn.flash_attn_with_kvcache(q, q, q, None, None, "text")
 
 

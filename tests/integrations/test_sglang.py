@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 import warnings
@@ -32,7 +33,9 @@ with warnings.catch_warnings():
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
 
     import paged_attn
+    from paged_attn.integrations import flash_attn
     from paged_attn.integrations import sglang as adapter
+    from paged_attn.integrations.flash_attn import orders
     from paged_attn.integrations.sglang import tables
     from paged_attn.integrations.sglang.backend import Backend
 
@@ -403,3 +406,46 @@ def test_bounds_on_keys_change_seldom() -> None:
     bounds = {slots.bound(SimpleNamespace(seq_lens_cpu=torch.tensor([n, 1]))) for n in range(1, 2049, 7)}
     assert bounds == {1024, 2048}
     assert slots.bound(SimpleNamespace(seq_lens_cpu=None)) == 4096
+
+
+@pytest.mark.parametrize("name", ["flash_attn_with_kvcache", "flash_attn_varlen_func"])
+def test_keywords_of_sglangs_own_functions_are_known_in_its_order(name: str) -> None:
+    from sglang.kernels.ops.attention import flash_attention
+
+    theirs = list(inspect.signature(getattr(flash_attention, name)).parameters)
+    assert theirs[3:] == list(orders.ORDERS[name]["SGLang"])
+    ours = inspect.signature(getattr(flash_attn, name)).parameters
+    assert set(theirs) <= set(ours)
+
+
+def test_absorbed_latent_attention_as_sglangs_backend_calls_it() -> None:
+    """Every argument of SGLang's own function, with its defaults, over SGLang's own pool of latents."""
+    from sglang.kernels.ops.attention import flash_attention
+    from sglang.srt.mem_cache.layout.paged_view import paged_view
+    from sglang.srt.mem_cache.memory_pool import MLATokenToKVPool
+
+    rank, rope, page, lens = 32, 16, 4, (9, 5, 12)
+    pool = MLATokenToKVPool(
+        size=48, page_size=page, dtype=torch.float32, kv_lora_rank=rank, qk_rope_head_dim=rope, layer_num=1,
+        device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    cache = pool.get_key_buffer(0)
+    cache.copy_(torch.randn_like(cache))
+    latents, rotated = cache[:, :, :rank], cache[:, :, rank:]
+    q = torch.randn(3, HEADS, rank + rope)
+    table = torch.tensor([[3, 1, 5], [2, 9, 0], [4, 8, 6]], dtype=torch.int32)
+    call = inspect.signature(flash_attention.flash_attn_with_kvcache).bind(
+        q=q[..., rank:], k_cache=paged_view(rotated, page), v_cache=paged_view(latents, page), qv=q[..., :rank],
+        page_table=table, cache_seqlens=torch.tensor(lens, dtype=torch.int32),
+        cu_seqlens_q=torch.arange(4, dtype=torch.int32), max_seqlen_q=1, softmax_scale=0.2, causal=True,
+    )  # fmt: skip
+    call.apply_defaults()
+    wanted = []
+    for s, n in enumerate(lens):
+        keys = cache[(table[s].long()[:, None] * page + torch.arange(page)).flatten()[:n], 0]
+        weights = (0.2 * q[s] @ keys.T).softmax(-1)
+        wanted.append(weights @ keys[:, :rank])
+    outs = [flash_attn.flash_attn_with_kvcache(**call.arguments), flash_attn.flash_attn_with_kvcache(*call.args)]
+    for out in outs:
+        torch.testing.assert_close(out, torch.stack(wanted), **CLOSE)

@@ -10,6 +10,7 @@ from torch import Tensor
 import paged_attn
 
 from .call import attend, bound, dense, int32, rows_as_pages, scale, window_of
+from .latent import latent
 from .orders import bind
 from .rotary import check_tables, rotate
 
@@ -22,8 +23,10 @@ class Tokens(NamedTuple):
     live: Tensor | None
 
 
-def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: Any, **keywords: Any) -> Any:
-    """FlashAttention over a cache, in the orders of FlashAttention-2, -3 and of vLLM, told apart by types.
+def flash_attn_with_kvcache(
+    q: Tensor | None, k_cache: Tensor | None, v_cache: Tensor, *args: Any, **keywords: Any
+) -> Any:
+    """FlashAttention over a cache, in the orders of FlashAttention-2, -3, of vLLM and SGLang, told apart by types.
 
     Args:
         q: [seqs, len_q, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens_q; dtypes as in
@@ -39,13 +42,21 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: 
         cache_batch_idx: [seqs] int32; rows of the cache or, if there is one, of the table.
         cache_leftpad: [seqs] int32; first key of each sequence; without a table and rotary tables.
         block_table | page_table: [seqs, max_pages] int32 | int64.
+        qv: [seqs, len_q, heads, rank], or [tokens, heads, rank]; of latent attention, whose scores are q k + qv v: then
+            v_cache and k_cache are cache[..., :rank] and cache[..., rank:] of one cache.  With only_qv scores are qv v;
+            q and k_cache may be None, and softmax_scale is required.
 
-    Returns: as q; with return_softmax_lse also the log-sum-exp [seqs, heads, len_q], or [heads, tokens] with
-        cu_seqlens_q, float32.  A token that has no room in the cache is not written.
+    Returns: as q, or of the width of values; with return_softmax_lse also the log-sum-exp [seqs, heads, len_q], or
+        [heads, tokens] with cu_seqlens_q, float32.  A token that has no room in the cache is not written.
     Raises: as flash_attn_varlen_func.
     Source: Dao 2023; Shah et al. 2024; Su et al. 2021 (rotary).
     """
     given, _ = bind("flash_attn_with_kvcache", args, keywords)
+    two_parts = given.get("qv") is not None
+    if given.get("only_qv") or q is None or k_cache is None:
+        if not two_parts:
+            raise ValueError("flash_attn_with_kvcache() needs qv where only_qv is True, or q or k_cache None")
+        given["only_qv"], q, k_cache = True, given["qv"], v_cache
     q = dense(q)
     starts = given.get("cu_seqlens_q")
     starts = None if starts is None else int32(starts)
@@ -66,8 +77,11 @@ def flash_attn_with_kvcache(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: 
     if starts is None and q.shape[1] != 1:
         each = q.shape[1]
         starts = torch.arange(0, seqs * each + 1, max(each, 1), dtype=torch.int32, device=q.device)[: seqs + 1]
+    if two_parts:
+        tokens, k, v = latent("flash_attn_with_kvcache", tokens, k, v, given)
     wanted = bool(given.get("return_lse", False))
-    out, lse = attend(tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, lse=wanted)
+    max_k = bound(given.get("max_seqlen_k")) if lens is cached else None  # without the new keys
+    out, lse = attend(tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=max_k, lse=wanted)
     if q.ndim == 4:
         out = out.view(*q.shape[:3], v_cache.shape[-1])
     if lse is None:

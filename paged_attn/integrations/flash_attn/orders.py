@@ -20,6 +20,8 @@ MODS4 = ("window_size", "learnable_sink", "softcap", "num_splits", "pack_gqa", "
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
 SEGMENTS = ("seq_threshold_3D", "num_par_softmax_segments", "softmax_segm_output", "softmax_segm_max",
             "softmax_segm_expsum")  # fmt: skip
+SGLANG = ("only_qv", "sm_margin", "return_softmax_lse", "sinks", "score_mod", "aux_tensors", "sfq", "sfk", "sfv",
+          "rel_bias", "rel_bias_prep_cache")  # fmt: skip
 UNIFIED = (
     "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal", "window_size",
     "block_table", "softcap", "q_descale", "k_descale", "v_descale",
@@ -49,6 +51,11 @@ ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
             "softmax_scale", "causal", *MODS4, "block_sparse_tensors", "aux_tensors", "aux_scalars", "return_lse",
             "scheduler_metadata", "seqlen_k_per_split", "disable_scheduler_metadata",
         ),
+        "SGLang": (
+            *LENGTHS, "seqused_q", "seqused_k", "page_table", "softmax_scale", "causal", "qv", "q_descale",
+            "k_descale", "v_descale", "window_size", "attention_chunk", "softcap", "num_splits", "pack_gqa", *SGLANG,
+            "ver", "out", "mask_mod",
+        ),
     },
     "flash_attn_with_kvcache": {
         "FA2": (
@@ -62,6 +69,13 @@ ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
             "k_descale", "v_descale", "softmax_scale", "causal", "window_size", "attention_chunk", "softcap",
             "rotary_interleaved", "scheduler_metadata", "num_splits", "pack_gqa", "sm_margin", "return_softmax_lse",
             "sinks", "score_mod", "aux_tensors", "ver", "cp_world_size", "cp_rank", "cp_tot_seqused_k",
+        ),
+        "SGLang": (
+            "k", "v", "qv", "rotary_cos", "rotary_sin", "cache_seqlens", "cache_batch_idx", "cache_leftpad",
+            "page_table", "cu_seqlens_q", "cu_seqlens_k_new", "max_seqlen_q", "rotary_seqlens", "q_descale",
+            "k_descale", "v_descale", "softmax_scale", "causal", "window_size", "attention_chunk", "softcap",
+            "rotary_interleaved", "scheduler_metadata", "num_splits", "pack_gqa", *SGLANG, "ver", "out",
+            "max_seqlen_k", "mask_mod",
         ),
     },
     "unified_attention": {
@@ -85,13 +99,14 @@ ALIASES = {
 IGNORED = {
     "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic", "fa_version", "ver", "min_seqlen_k",
     "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", "use_td",
+    "rel_bias_prep_cache",
     *SEGMENTS,
 }  # fmt: skip
 # what each may be beside None
 REFUSED: dict[str, Any] = dict.fromkeys(
-    ("qv", "seqused_q", "gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
+    ("seqused_q", "gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
      "block_sparse_tensors", "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims",
-     "dynamic_causal", "k_scale_cache", "v_scale_cache", "q_scales")
+     "dynamic_causal", "k_scale_cache", "v_scale_cache", "q_scales", "sfq", "sfk", "sfv", "rel_bias")
 ) | {
     "dropout_p": 0, "cp_world_size": 1, "use_alibi_sqrt": False, "kv_quant_mode": 0,
     "shuffled_kv_cache": False, "skip_reduce": False, "chunk_lookback": -1,
@@ -108,7 +123,7 @@ KINDS = {
         (_LENGTH, "max_seqlen_q max_seqlen_k min_seqlen_k"),
         (_LENGTH | _VECTOR, "cache_seqlens"),
         (_TABLE, "block_table page_table gather_kv_indices"),
-        (_FLAG, "causal rotary_interleaved deterministic return_attn_probs return_softmax_lse return_lse"),
+        (_FLAG, "causal only_qv rotary_interleaved deterministic return_attn_probs return_softmax_lse return_lse"),
         (_NUMBER, "dropout_p softcap"),
         ({"-", "int", "float"}, "softmax_scale"),  # 0 is no scale: it is dropout_p
         ({"-", "pair"}, "window_size"),
@@ -116,7 +131,7 @@ KINDS = {
         ({"-", "f3", "f4"}, "k v qv q_v out"),
         (_SCALE, "q_descale k_descale v_descale output_scale"),
         (_SLOPES, "alibi_slopes"),
-        ({"-", "int", "int0"}, "seq_threshold_3D num_par_softmax_segments num_splits attention_chunk"),
+        ({"-", "int", "int0"}, "seq_threshold_3D num_par_softmax_segments num_splits attention_chunk sm_margin"),
     )
     for name in names.split()
 }  # fmt: skip
@@ -139,7 +154,7 @@ def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tupl
             name = ALIASES[name]
             if named.get(name) is not None or name in given:
                 raise TypeError(f"{function}() got {name} twice, under two of its names")
-        if name in REFUSED:
+        if name in REFUSED or (name == "qv" and function == "flash_attn_func"):
             _refuse(function, name, value)
             continue
         given[name] = value
@@ -147,7 +162,7 @@ def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tupl
 
 
 def _refuse(function: str, name: str, value: Any) -> None:
-    wanted = REFUSED[name]
+    wanted = REFUSED.get(name)
     if name == "kv_quant_mode" and getattr(value, "name", "") == "FP8_PER_TENSOR":
         return
     if wanted is None or not isinstance(value, (int, float)) or value != wanted:

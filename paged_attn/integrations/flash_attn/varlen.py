@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .call import FP8, attend, bound, dense, int32, rows_as_pages
+from .latent import latent
 from .orders import bind
 
 PAGE = 64  # of ragged keys that are copied
@@ -26,7 +27,7 @@ class Keys(NamedTuple):
 
 
 def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
-    """FlashAttention of ragged queries, in the orders of FlashAttention-2, -3, -4 and of vLLM, told apart by types.
+    """FlashAttention of ragged queries, in the orders of FlashAttention-2, -3, -4, of vLLM and SGLang, told by types.
 
     Causal masks and windows are aligned to the last key: query i of n sees position lens - n + i and before.
 
@@ -39,6 +40,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table | page_table: [seqs, max_pages] int32 | int64; entries past the last key may hold anything.
+        qv | q_v: [tokens, heads, rank]; of latent attention, as in flash_attn_with_kvcache; with a table.
         attention_chunk: positions of a chunk, of which alone a query sees keys; 0: no chunks.
         softmax_scale, causal (False), window_size, softcap, alibi_slopes [heads], s_aux | learnable_sink | sinks
             [heads], out: as in paged_attention.  window_size may hold None: no limit.
@@ -52,7 +54,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
     Returns: [tokens, heads, head_dim], or (out, lse); (out, lse, None) if FlashAttention-2's return_attn_probs asks;
         in FlashAttention-4's order always (out, lse or None).  Rows that see no key: zeros and minus infinity, as in
         FlashAttention-3 (FlashAttention-2 gives plus infinity).
-    Raises: TypeError naming an unknown keyword; ValueError naming what is refused: dropout_p > 0, qv, seqused_q,
+    Raises: TypeError naming an unknown keyword; ValueError naming what is refused: dropout_p > 0, seqused_q,
         cp_world_size > 1, score_mod, mask_mod, slopes or descales that differ between sequences, ...
     Source: Dao 2023; Shah et al. 2024.
     """
@@ -64,9 +66,15 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
     if used is None and starts_k is None:
         raise TypeError("flash_attn_varlen_func() needs cu_seqlens_k or seqused_k")
     max_q, max_k = bound(given.get("max_seqlen_q")), bound(given.get("max_seqlen_k"))
+    table = given.get("page_table")
+    if given.get("qv") is not None:
+        if table is None:
+            raise ValueError("flash_attn_varlen_func() of paged_attn takes qv with a page table only")
+        q, k, v = latent("flash_attn_varlen_func", q, k, v, given)
+    elif given.get("only_qv"):
+        raise ValueError("flash_attn_varlen_func() needs qv where only_qv is True")
     q, k, v = dense(q), dense(k), dense(v)
     lens = int32(starts_k[1:] - starts_k[:-1]) if used is None else int32(used)  # type: ignore[index]
-    table = given.get("page_table")
     if table is not None:
         keys = Keys(k, v, table)
     elif k.ndim == 4:

@@ -1,0 +1,44 @@
+"""qv: queries of latent attention (MLA) in two parts, beside keys and values that are two views of one cache."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .call import FP8
+
+
+class Latent(NamedTuple):
+    """The same call as one of whole queries over a cache whose values are the first dims of its keys."""
+
+    q: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+def latent(function: str, q: Tensor | None, k: Tensor | None, v: Tensor, given: dict[str, Any]) -> Latent:
+    """q [tokens, heads, rope], given["qv"] [tokens, heads, rank], k [..., rope] behind v [..., rank] of each key.
+
+    Scores are q k + qv v, so each key is its value and its rotated part side by side, as they lie in the cache.  With
+    only_qv, or where q is None or of no dims, keys are the values.
+    """
+    qv = given["qv"]
+    if qv.ndim != 3:
+        qv = qv.flatten(0, qv.ndim - 3)
+    if v.dtype in FP8:
+        raise ValueError(f"{function}() of paged_attn takes qv beside 16 bits, not beside a cache of {v.dtype}")
+    if q is None or k is None or q.shape[-1] == 0 or given.get("only_qv"):
+        if given.get("softmax_scale") is None:
+            raise ValueError(f"{function}() of paged_attn needs softmax_scale where qv is all of the queries")
+        return Latent(qv, v, v)
+    rank, rope = v.shape[-1], k.shape[-1]
+    where = v.data_ptr() + rank * v.element_size()
+    if (k.dtype, k.shape[:-1], k.stride(), k.data_ptr()) != (v.dtype, v.shape[:-1], v.stride(), where):
+        raise ValueError(
+            f"{function}() of paged_attn takes qv where v and k are cache[..., :{rank}] and cache[..., {rank}:] of one "
+            f"cache of {rank + rope} dims; these lie apart"
+        )
+    keys = v.as_strided((*v.shape[:-1], rank + rope), v.stride())
+    return Latent(torch.cat([qv, q], -1), keys, keys[..., :rank])
