@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -91,29 +91,48 @@ def lengths_of(parts: list[StepPart]) -> list[Lengths]:
     return found + ([Lengths(False, len(decodes), len(decodes), 1, max(decodes))] if decodes else [])
 
 
-class Ready(NamedTuple):
-    """A model, and all kernels that are prepared for it."""
+@functools.cache
+def batches_ahead(seqs: int, tokens: int, keys: int) -> tuple[list[Lengths], torch.Tensor]:
+    """What is prepared within the bounds, and where each of these lies: [batches, 5], by orders of magnitude."""
+    batches = list(batches_up_to(seqs, tokens, keys))
+    return batches, torch.tensor(batches, dtype=torch.float32).log1p()
 
-    model: Model
-    tokens: int  # of a step, at most
-    kernels: set[Any]
+
+class Ready:
+    """A model, and the kernels that are prepared for it: of batches within the bounds.
+
+    Planning all of these takes seconds, so those like a batch whose kernels are asked for are planned first, and others
+    where they do not need all of its kernels.
+    """
+
+    def __init__(self, model: Model, tokens: int, seqs: int = SEQS, keys: int = KEYS) -> None:
+        self.model, self.tokens = model, tokens  # of a step, at most
+        self.batches, self.places = batches_ahead(seqs, tokens, keys)
+        self.kernels: set[Any] = set()  # of those that were planned
+
+    def lacks(self, batch: Lengths) -> set[Any]:
+        """Kernels of a batch that no batch within the bounds needs."""
+        missing = variants_of(self.model, batch, H200) - self.kernels
+        if missing:
+            distance = (self.places - torch.tensor(batch, dtype=torch.float32).log1p()).square().sum(1)
+            for i in distance.argsort().tolist():
+                self.kernels |= variants_of(self.model, self.batches[i], H200)
+                missing -= self.kernels
+                if not missing:
+                    break
+        return missing
 
 
-# Parameters of a module: all tests of one follow each other, for to enumerate its kernels takes seconds.
+# Parameters of a module: all tests of one follow each other, and find the kernels that others have asked for.
 @pytest.fixture(scope="module", params=MODELS)
 def ready(request: pytest.FixtureRequest) -> Ready:
-    return prepared(request.param, TOKENS)
+    return Ready(Model(**MODELS[request.param]), TOKENS)
 
 
 @pytest.fixture(scope="module", params=BOUNDS, ids=str)
 def bounded(request: pytest.FixtureRequest) -> Ready:
-    return prepared(*request.param)
-
-
-def prepared(name: str, tokens: int) -> Ready:
-    model = Model(**MODELS[name])
-    batches = distinct(model, batches_up_to(SEQS, tokens, KEYS), H200)
-    return Ready(model, tokens, set().union(*(variants_of(model, batch, H200) for batch in batches)))
+    name, tokens = request.param
+    return Ready(Model(**MODELS[name]), tokens)
 
 
 class Planned(Exception):
@@ -142,19 +161,19 @@ def test_the_planner_is_told_of_a_model_what_it_is_told_of_its_calls(
 
 
 def test_no_even_batch_of_prefills_needs_a_kernel_that_was_not_prepared(bounded: Ready) -> None:
-    model, seen, rng = bounded.model, set(), random.Random(0)
+    rng = random.Random(0)
     for _ in range(1500):
         queries = rng.randint(16, bounded.tokens)
         seqs = rng.randint(1, min(SEQS, bounded.tokens // queries))
         context = rng.choice([0, rng.randint(0, KEYS - queries)])
-        seen |= variants_of(model, Lengths(True, seqs, seqs * queries, queries, queries + context), H200)
-    assert seen <= bounded.kernels
+        batch = Lengths(True, seqs, seqs * queries, queries, queries + context)
+        assert not bounded.lacks(batch), batch
 
 
 def test_no_sequence_alone_needs_a_kernel_that_was_not_prepared(bounded: Ready) -> None:
     lengths = ((n, n + context) for n in range(1, bounded.tokens, 13) for context in (0, 5000, KEYS - n))
-    calls = (Lengths(True, 1, queries, queries, keys) for queries, keys in lengths)
-    assert set().union(*(variants_of(bounded.model, call, H200) for call in calls)) <= bounded.kernels
+    for queries, keys in lengths:
+        assert not bounded.lacks(Lengths(True, 1, queries, queries, keys)), (queries, keys)
 
 
 # A shard of a model, of few heads: (heads, KV heads), the most keys, and a batch of decodes beside a prefill of some.
@@ -171,10 +190,7 @@ def test_no_shard_of_a_model_needs_a_kernel_that_was_not_prepared(sizes: tuple[A
     """Few rows over fp8 have a launch of their own only where there is much to read, which few heads seldom have."""
     keys, batch = SHARDS[sizes]
     model = Model(**MODELS["fp8"] | dict(heads=sizes[0], kv_heads=sizes[1]))
-    needed = variants_of(model, batch, H200)
-    for tried in distinct(model, batches_up_to(256, 8192, keys), H200):
-        needed -= variants_of(model, tried, H200)
-    assert not needed
+    assert not Ready(model, 8192, 256, keys).lacks(batch)
 
 
 @functools.cache
@@ -183,9 +199,9 @@ def lengths_of_a_trace() -> list[Lengths]:
 
 
 def test_no_step_of_a_trace_needs_a_kernel_that_was_not_prepared(ready: Ready) -> None:
-    seen = set().union(*(variants_of(ready.model, lengths, H200) for lengths in lengths_of_a_trace()))
-    assert len(seen) > 3
-    assert seen <= ready.kernels
+    for batch in lengths_of_a_trace():
+        assert not ready.lacks(batch), batch
+    assert len(ready.kernels) > 3
 
 
 def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(ready: Ready) -> None:
@@ -202,7 +218,16 @@ def test_no_batch_within_the_bounds_needs_a_kernel_that_was_not_prepared(ready: 
             Lengths(False, seqs, seqs, 1, keys),
         ]
         for batch in batches:
-            assert variants_of(ready.model, batch, H200) <= ready.kernels, batch
+            assert not ready.lacks(batch), batch
+
+
+def test_few_of_the_batches_need_all_kernels_that_the_batches_need() -> None:
+    model, batches = Model(**MODELS["llama"]), list(batches_up_to(8, 128, 2048))
+    few = distinct(model, batches, H200)
+    kernels, every = (set().union(*(variants_of(model, x, H200) for x in some)) for some in (few, batches))
+    assert kernels == every
+    assert len(few) <= len(every)
+    assert len(every) > 3
 
 
 ONE_KV_HEAD = LLAMA | dict(heads=8, kv_heads=1)
@@ -216,13 +241,11 @@ ODD_BOUNDS = {
 @pytest.mark.parametrize("window", ODD_BOUNDS)
 def test_bounds_need_be_no_powers_of_two(window: str) -> None:
     """30 sequences of 20000 keys are more than 24, and than 16384, and no power of two."""
-    model, rng = Model(**ODD_BOUNDS[window]), random.Random(9)
-    batches = distinct(model, batches_up_to(100, 8192, 20000), H200)
-    ready = set().union(*(variants_of(model, batch, H200) for batch in batches))
+    ready, rng = Ready(Model(**ODD_BOUNDS[window]), 8192, 100, 20000), random.Random(9)
     for _ in range(1000):
         seqs, keys = rng.randint(1, 100), max(1, round(20000 * rng.random() ** 0.5))
         for batch in (Lengths(False, seqs, seqs, 1, keys), Lengths(True, seqs, 8 * seqs, rng.randint(8, 64), keys)):
-            assert variants_of(model, batch, H200) <= ready, batch
+            assert not ready.lacks(batch), batch
 
 
 def test_a_call_of_every_model_is_a_legal_one(device: str) -> None:
@@ -242,33 +265,33 @@ from paged_attn.launching.backend import Device
 from tests.score_mods import relative
 
 if __name__ == "__main__":
-    print(json.dumps(paged_attn.prepare(
-        heads=2, kv_heads=1, head_dim=16, max_seqs=1, max_tokens=1, max_seqlen=16, device=Device("sm90", 132),
-        processes=2, OPTIONS
-    )))
+    for options in ({}, dict(score_mod=relative, score_mod_args=(torch.empty(1), 37))):
+        print(json.dumps(paged_attn.prepare(
+            heads=2, kv_heads=1, head_dim=16, max_seqs=1, max_tokens=1, max_seqlen=16, device=Device("sm90", 132),
+            processes=int(sys.argv[1]), **options,
+        )))
 """
 
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
-@pytest.mark.parametrize("options", ["", "score_mod=relative, score_mod_args=(torch.empty(1), 37)"])
-def test_what_was_compiled_for_another_machine_is_found_on_disk(options: str, tmp_path: Path) -> None:
+def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) -> None:
     script = tmp_path / "prepare_ahead.py"
-    script.write_text(PREPARE.replace("OPTIONS", options))
+    script.write_text(PREPARE)
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(tmp_path / "cache"),
         "PYTHONPATH": str(Path(__file__).parents[2]),
     }
 
-    def prepare() -> list[int]:
-        done = subprocess.run(
-            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=HANGS
-        )
+    def prepare(processes: int) -> list[list[int]]:
+        command = [sys.executable, str(script), str(processes)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
         assert done.returncode == 0, done.stderr[-4000:]
-        return json.loads(done.stdout.splitlines()[-1])[:2]
+        return [json.loads(line)[:2] for line in done.stdout.splitlines()[-2:]]
 
-    kernels, compiled = prepare()
+    (kernels, compiled), (with_function, more) = prepare(2)
     assert kernels == compiled > 3  # attention, a write of both caches, and one of each
-    assert prepare() == [kernels, 0]
+    assert with_function > more > 0  # attention alone: writes know of no function
+    assert prepare(1) == [[kernels, 0], [with_function, 0]]
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------
