@@ -27,7 +27,6 @@ MIMO = Case(
     bounds=True,
 )
 TWO_WIDTHS, HEAD_DIM = "values of another width", "a head_dim other than 40..256 in steps of 8"
-MAX_SHARED = 232448  # bytes of shared memory of a program
 
 
 def problem(**changes: Any) -> Any:
@@ -53,7 +52,7 @@ def rings(p: Any) -> set[tuple[int, int, int]]:
 
 @pytest.mark.parametrize(
     "widths, heads, expected",
-    [((192, 128), 8, (64, 4, 4)), ((64, 256), 8, (64, 4, 4)), ((128, 64), 8, (64, 6, 6)), ((192, 128), 64, (64, 4, 4))],
+    [((192, 128), 8, (64, 4, 4)), ((64, 256), 8, (64, 5, 5)), ((128, 64), 8, (64, 6, 6)), ((192, 128), 64, (64, 4, 4))],
     ids=str,
 )
 def test_slots_follow_both_widths(
@@ -61,6 +60,68 @@ def test_slots_follow_both_widths(
 ) -> None:
     monkeypatch.setattr(wide, "ASKED", True)
     assert rings(problem(head_dim=widths[0], value_dim=widths[1], heads=heads)) == {expected}
+
+
+GEMMA: dict[str, Any] = dict(heads=8, kv_heads=2, head_dim=512, value_dim=None)
+MLA: dict[str, Any] = dict(heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True)
+OF_512: dict[str, Any] = MLA | dict(head_dim=512)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        (GEMMA, (64, 3, 0)),  # three slots of 64 KB, keys and values in turn
+        (GEMMA | dict(heads=64), (64, 2, 0)),
+        (GEMMA | dict(value_dim=256), (64, 2, 2)),
+        (GEMMA | dict(value_dim=64), (64, 2, 2)),
+        (MLA, (64, 2, 2)),
+        (MLA | dict(heads=64), (64, 2, 2)),
+        (OF_512, (64, 3, 0)),  # behind their values keys have nothing
+        (OF_512 | dict(heads=64), (64, 2, 0)),
+        (MLA | dict(head_dim=320, value_dim=256), (64, 4, 4)),
+    ],
+    ids=str,
+)
+def test_wide_heads_and_latents_have_as_many_slots_as_shared_memory_has_room_for(
+    changes: dict[str, Any], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+    assert rings(problem(**changes)) == {expected}
+
+
+@pytest.mark.parametrize(
+    "heads, consumers, columns", [(1, 1, 8), (8, 1, 8), (12, 1, 16), (32, 1, 32), (33, 2, 32), (64, 2, 32)]
+)
+def test_more_than_32_rows_of_latents_are_columns_of_two_consumers(
+    heads: int, consumers: int, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+    latents = problem(**MLA | dict(heads=heads, decode_form=True, bounds=False, seq_lens=(9000,) * 4))
+    (launch,) = plan.launches(latents)
+    pipe, shape = launch.pipe, launch.shape
+    assert [consumers, columns, 512, 64] == [pipe.CONSUMERS, pipe.COLUMNS, shape.DIM, shape.REST]
+    assert launch.merge is not None or consumers == 1
+
+
+def test_latents_are_portable_by_default() -> None:
+    assert plan.uncovered(problem(**MLA)) == [HEAD_DIM, TWO_WIDTHS]
+    assert plan.uncovered(problem(**OF_512)) == [HEAD_DIM]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        dict(heads=65),
+        dict(cache_dtype=E4M3),
+        dict(query_lens=(1, 5, 1, 1)),
+        dict(page_size=4),
+        dict(batch_invariant=True),
+    ],
+    ids=str,
+)
+def test_other_latents_are_portable(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+    assert HEAD_DIM in plan.uncovered(problem(**MLA | changes))
 
 
 @pytest.mark.parametrize(

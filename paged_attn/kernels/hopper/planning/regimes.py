@@ -64,9 +64,9 @@ REGIMES = (
     ),
     Regime(
         "few rows of two widths or wide heads",
-        "`PAGED_ATTN_WIDE=1`; up to 64 rows, beyond 256 dims up to 32",
-        "shares kernel, rows as columns, up to 256 dims also 64 rows; slots of both rings by their bytes",
-        "memory decides, as for others; wide tiles leave room for three, which keys and values take in turn",
+        "`PAGED_ATTN_WIDE=1`; 16 bits, up to 64 rows, beyond 256 dims up to 32 but of latents",
+        "shares kernel, rows as columns, up to 256 dims also 64 rows; more than 32 rows of latents by two consumers",
+        "memory decides, as for others: rings have slots as bytes allow, or one has that keys and values take in turn",
         "not measured: no GPU has run it",
         shares_take,
         lambda p: (shares_launch(p, 1, 1),) if is_decode(p) else order.shares(p),

@@ -37,9 +37,6 @@ def shares_take(p: Problem) -> bool:
         return False
     if not in_boxes(p) or p.head_dim % 8 or p.value_width % 8 or min(p.head_dim, p.value_width) < MIN_WIDTH:
         return False
-    # queries of two parts would have to be brought into float16's range together
-    if p.latent and p.query != p.compute:
-        return False
     most = MAX_LATENT_WIDTH if p.latent else MAX_WIDTH
     rows = rows_of(p, 1 if is_decode(p) else UNBOUNDED)
     if reads_latents(p):

@@ -1,0 +1,64 @@
+"""What compilers make of few rows of two widths, of wide heads and of latents: what fits, and no more products than
+needed.  Needs no GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton
+
+from tests.hopper_complaints import merge_complaints, products
+from tests.machine_code import SHARED, compiled
+
+pytestmark = pytest.mark.skipif(
+    "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
+)
+
+
+def of_columns(dim: int, value_dim: int) -> int:
+    """Products of a tile of 64 keys: of these in steps of 16 dims, of 64 dims of values in steps of 16 keys."""
+    return dim // 16 + value_dim // 64 * 64 // 16
+
+
+PRODUCTS = {
+    "decode 192 and 128": of_columns(256, 128),
+    "decode 64 and 256": of_columns(64, 256),
+    "decode 192 and 128 group 16": 256 // 16 + 64 // 16,  # as rows
+    "decode 512": of_columns(512, 512),
+    "draft 512": of_columns(512, 512),
+    "decode 512 and 256": of_columns(512, 256),
+    "decode split latent": of_columns(576, 512),
+    "decode latent 32 heads": of_columns(576, 512),
+    "decode latent of 512": of_columns(512, 512),
+    "decode latent of 320": of_columns(320, 256),
+    "decode latent 64 heads": of_columns(576, 512),  # of each consumer
+}
+MAX_SPILLED = {"decode latent 64 heads": 520}  # bytes of a thread; otherwise 192
+MAX_RELOADED = {"decode latent 64 heads": 48}  # registers of a loop over keys; otherwise 16
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    return compiled("sm90", *PRODUCTS, "--exactly", "--calls", "tests.wide_variants", PAGED_ATTN_WIDE="1")
+
+
+@pytest.mark.parametrize("variant", PRODUCTS)
+def test_few_rows_multiply_no_more_than_they_have_to(variant: str, found: list[dict[str, Any]]) -> None:
+    (facts,) = [x for x in found if x["variant"] == variant and x["kernel"] == "shares_kernel"]
+    assert facts["shared"] <= SHARED["sm90"]
+    assert facts["spilled"] <= MAX_SPILLED.get(variant, 192)
+    assert not facts["advice"]
+    for name in ("overtaken_readers", "reused_barriers", "unwritten", "boxes_in_loops_of_their_own", "before_waiting"):
+        assert not facts[name], name
+    loops = [x for x in facts["innermost"] if products(x)]
+    assert len(loops) == 1 + ("64 heads" in variant)
+    for loop in loops:
+        assert loop["HGMMA"] == PRODUCTS[variant]
+        assert max(loop.get("LDL", 0), loop.get("STL", 0)) <= MAX_RELOADED.get(variant, 16)
+
+
+def test_what_joins_states_of_wide_rows_is_small(found: list[dict[str, Any]]) -> None:
+    merges = [x for x in found if x["kernel"] == "merge_blocks_kernel"]
+    assert {"decode split latent", "decode latent 64 heads"} <= {x["variant"] for x in merges}
+    assert not [text for facts in merges for text in merge_complaints(facts)]
