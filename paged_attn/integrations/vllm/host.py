@@ -9,6 +9,7 @@ from typing import Any
 
 FORWARD = ("self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output", "output_scale",
            "output_block_scale")  # fmt: skip
+FORWARD_MQA = ("self", "q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")
 BUILD = ("self", "common_prefix_len", "common_attn_metadata", "fast_build")
 NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc", "seq_lens", "block_table_tensor",
           "slot_mapping", "causal")  # fmt: skip
@@ -37,6 +38,11 @@ def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
         raise RuntimeError(f"paged_attn does not know {_version()}: its {batch.__name__} has no {', '.join(missing)}")
     unknown = fields.difference(NEEDED, IGNORED, REFUSED)
     return tuple(sorted(name for name in unknown if not name.startswith("_")))
+
+
+def check_latent(impl: type) -> None:
+    """Raises: RuntimeError naming what of vLLM's frame for latent attention differs from what is known."""
+    _parameters(impl.forward_mqa, FORWARD_MQA)  # type: ignore[attr-defined]
 
 
 def implemented(backend: type) -> None:

@@ -8,17 +8,24 @@ from typing import Any
 
 REGISTRY = "vllm.v1.attention.backends.registry"
 BACKENDS = {
-    "CUSTOM": "paged_attn.integrations.vllm.backend.Backend",
+    "CUSTOM": "paged_attn.integrations.vllm.chosen.Backend",
     "CPU_ATTN": "paged_attn.integrations.vllm.backend.CPUBackend",
+    "CPU_MLA": "paged_attn.integrations.vllm.latent.CPUBackend",
 }
+# Of latent attention, the member of vLLM's prefill backends that goes with each.
+PREFILL_REGISTRY = "vllm.v1.attention.backends.mla.prefill.registry"
+PREFILL = "paged_attn.integrations.vllm.prefill.Prefill"
+PREFILLS = {"CUSTOM": "CUSTOM", "CPU_MLA": "CPU"}
 
 
 def register(member: str = "CUSTOM") -> str:
     """Take a member of vLLM's AttentionBackendEnum for this library; returns its name, to choose the backend by.
 
     Args:
-        member: "CUSTOM", or "CPU_ATTN", which vLLM takes on a CPU whatever is asked for: its own CPU backend is then
-            replaced in this process.  unregister() gives it back.
+        member: "CUSTOM", or "CPU_ATTN" and, of latent attention, "CPU_MLA", which vLLM takes on a CPU whatever is asked
+            for: its own CPU backend is then replaced in this process.  unregister() gives it back.
+
+    With CUSTOM comes the same member of vLLM's prefill backends for latent attention, which is chosen by itself.
 
     Raises: ImportError where vLLM is absent or has no such registry; ValueError for another member; RuntimeError if
         another plug-in has taken it.
@@ -26,10 +33,15 @@ def register(member: str = "CUSTOM") -> str:
     if member not in BACKENDS:
         raise ValueError(f"paged_attn takes the member {' or '.join(BACKENDS)} of vLLM's backends, not {member!r}")
     registry = _registry()
-    chosen = getattr(registry.AttentionBackendEnum, member)
+    chosen = getattr(registry.AttentionBackendEnum, member, None)
+    if chosen is None:
+        raise ValueError(f"this vLLM has no attention backend {member} to take the place of")
     if chosen.is_overridden() and chosen.get_path() != BACKENDS[member]:
         raise RuntimeError(f"vLLM's backend {member} has been taken by {chosen.get_path()}")
     registry.register_backend(chosen, BACKENDS[member])
+    prefill = _prefill(member)
+    if prefill is not None and not prefill.is_overridden():
+        importlib.import_module(PREFILL_REGISTRY).register_mla_prefill_backend(prefill, PREFILL)
     return member
 
 
@@ -37,9 +49,14 @@ def unregister() -> None:
     """Give back what register() took."""
     enum = _registry().AttentionBackendEnum
     for member, path in BACKENDS.items():
-        chosen = getattr(enum, member)
+        chosen = getattr(enum, member, None)
+        if chosen is None:
+            continue
         if chosen.is_overridden() and chosen.get_path() == path:
             chosen.clear_override()
+        prefill = _prefill(member)
+        if prefill is not None and prefill.is_overridden() and prefill.get_path() == PREFILL:
+            prefill.clear_override()
 
 
 def plugin() -> None:
@@ -48,6 +65,12 @@ def plugin() -> None:
         register()
     except (ImportError, RuntimeError) as error:
         logging.getLogger(__name__).warning("paged_attn is no attention backend of this vLLM: %s", error)
+
+
+def _prefill(member: str) -> Any:
+    """vLLM's member for prefills of latent attention, where it has one."""
+    enum = importlib.import_module(PREFILL_REGISTRY).MLAPrefillBackendEnum
+    return getattr(enum, PREFILLS.get(member, ""), None) if member in PREFILLS else None
 
 
 def _registry() -> Any:

@@ -1,0 +1,17 @@
+"""The backend by the name CUSTOM: of latent attention (MLA) where the model has it, else the ordinary one."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name != "Backend":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from vllm.config import get_current_vllm_config_or_none
+
+    config = get_current_vllm_config_or_none()
+    model = None if config is None else config.model_config
+    module = ".latent" if model is not None and getattr(model, "use_mla", False) else ".backend"
+    return importlib.import_module(module, __package__).Backend

@@ -1,0 +1,201 @@
+"""Latent attention (MLA): vLLM's frame for it, whose decodes and writes are ours, over the cache of latents itself.
+
+vLLM absorbs a head's matrix for keys into its query before `forward_mqa`.  For prefills it expands keys and values; what
+attends to these is in prefill.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention import mla_attention as frame
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+
+from paged_attn import paged_attention, write_kv
+
+from . import host
+from .impl import fp8_of
+from .metadata import BUCKET
+
+host.check_latent(frame.MLACommonImpl)
+PAGE = 8
+MOST_DIMS, MOST_RANK = 576, 512
+
+
+@dataclasses.dataclass
+class Decodes(frame.MLACommonDecodeMetadata):
+    """Where each decoding sequence's queries begin, for those of several."""
+
+    query_start_loc: Tensor | None = None
+    max_query_len: int = 1
+
+
+class Builder(frame.MLACommonMetadataBuilder):
+    """vLLM's own, whose decodes may be of several query tokens each, and of different numbers."""
+
+    query_len_support: ClassVar[Any] = frame.QueryLenSupport.VARLEN
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    def _build_decode(self, **given: Any) -> Decodes:
+        most = self.reorder_batch_threshold or 1
+        starts = given["query_start_loc_device"] if most > 1 else None
+        total = given["dcp_tot_seq_lens_device"]
+        return Decodes(given["block_table_tensor"], given["seq_lens_device"], total, starts, most)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
+        """Bounds that hold at each replay."""
+        made = super().build_for_cudagraph_capture(common_attn_metadata)
+        made.max_seq_len = max(made.max_seq_len, self.vllm_config.model_config.max_model_len)
+        return made
+
+
+class Impl(frame.MLACommonImpl):
+    """Decodes of a layer; vLLM's frame calls it between the products with a head's matrices."""
+
+    can_return_lse_for_decode: bool = False
+    supports_dcp: bool = False
+    supports_pcp: bool = False
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int,
+        alibi_slopes: list[float] | None,
+        sliding_window: int | None,
+        kv_cache_dtype: str,
+        logits_soft_cap: float | None,
+        attn_type: str,
+        kv_sharing_target_layer_name: str | None,
+        **latent: Any,
+    ) -> None:
+        if attn_type != AttentionType.DECODER:
+            raise NotImplementedError(f"paged_attn serves decoders in vLLM, not attn_type {attn_type}")
+        if latent.get("indexer") is not None:
+            raise NotImplementedError("paged_attn does not know sparse latent attention, an indexer of vLLM's layers")
+        if alibi_slopes is not None:
+            raise NotImplementedError("paged_attn does not know alibi_slopes of vLLM's latent attention")
+        if latent["kv_lora_rank"] > MOST_RANK or head_size > MOST_DIMS:
+            raise NotImplementedError(
+                f"paged_attn serves latents of up to {MOST_RANK} dims in keys of up to {MOST_DIMS}, got "
+                f"kv_lora_rank = {latent['kv_lora_rank']} in head_size = {head_size}"
+            )
+        super().__init__(
+            num_heads, head_size, scale, num_kv_heads, None, None, kv_cache_dtype, None, attn_type,
+            kv_sharing_target_layer_name, **latent,
+        )  # fmt: skip
+        if sliding_window is not None or logits_soft_cap:
+            # Its prefills are the frame's, which hands over neither.
+            raise NotImplementedError("paged_attn does not know windows and softcaps of vLLM's latent attention")
+        self.supports_quant_query_input = False
+        self.fp8 = fp8_of(kv_cache_dtype)
+
+    def do_kv_cache_update(
+        self,
+        kv_c_normed: Tensor,
+        k_pe: Tensor,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        kv_cache_dtype: str,
+        k_scale: Tensor,
+        skip_scale: bool = False,
+    ) -> None:
+        """Latents [tokens, rank] and rotated keys [tokens, 1, rope], two views of each slot, in one launch."""
+        if kv_cache.numel() == 0:
+            return
+        keys, values = self.caches(kv_cache)
+        slots = slot_mapping.flatten()
+        tokens, scales = slots.shape[0], self._scales(1.0 if skip_scale else k_scale)
+        latents = kv_c_normed[:tokens].unsqueeze(1)
+        if keys.shape[-1] == values.shape[-1]:  # no part is rotated: latents are keys
+            scales.pop("v_scale", None)
+            write_kv(latents, None, keys, None, slots, **scales)
+            return
+        write_kv(k_pe[:tokens], latents, keys[..., values.shape[-1] :], values, slots, **scales)
+
+    def forward_mqa(
+        self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
+    ) -> tuple[Tensor, None]:
+        """q [tokens, heads, rank + rope], or its two parts, over latents -> [tokens, heads, rank]."""
+        decode = attn_metadata.decode
+        if self.dcp_world_size > 1:  # vLLM 0.26 sets it behind the constructor
+            raise NotImplementedError("paged_attn does not know decode context parallelism, dcp_world_size > 1")
+        if not getattr(attn_metadata, "causal", True):
+            raise NotImplementedError("paged_attn does not know latent attention without causality in vLLM")
+        keys, values = self.caches(kv_c_and_k_pe_cache)
+        out = paged_attention(
+            torch.cat(q, dim=-1) if isinstance(q, tuple) else q, keys, values,
+            decode.block_table, decode.seq_lens, decode.query_start_loc,
+            max_seqlen_q=decode.max_query_len,
+            max_seqlen_k=-(-attn_metadata.max_seq_len // BUCKET) * BUCKET,
+            softmax_scale=self.scale,
+            **self._scales(layer._k_scale),
+        )  # fmt: skip
+        assert isinstance(out, Tensor)
+        return out, None
+
+    def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys [blocks, block, 1, rank + rope] and values, their first dims, of vLLM's [blocks, block, rank + rope]."""
+        if kv_cache.ndim != 3 or kv_cache.shape[-1] != self.head_size:
+            raise NotImplementedError(
+                f"paged_attn knows caches of latents [blocks, block, {self.head_size}], got {list(kv_cache.shape)}"
+            )
+        keys = (kv_cache if self.fp8 is None else kv_cache.view(self.fp8)).unsqueeze(2)
+        return keys, keys[..., : self.kv_lora_rank]
+
+    def _scales(self, scale: Any) -> dict[str, Any]:
+        return {} if self.fp8 is None else {"k_scale": scale, "v_scale": scale}
+
+
+class Backend(frame.MLACommonBackend):
+    """What vLLM asks before it takes it."""
+
+    supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[Impl]:
+        return Impl
+
+    @staticmethod
+    def get_builder_cls() -> type[Builder]:
+        return Builder
+
+    @classmethod
+    def get_supported_head_sizes(cls) -> list[int]:
+        return []
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(PAGE)]
+
+    @classmethod
+    def supports_block_size(cls, block_size: int | None) -> bool:
+        return block_size is None or block_size % PAGE == 0
+
+    @classmethod
+    def supports_compute_capability(cls, capability: Any) -> bool:
+        return True
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return False  # a prefill's attention is not: it joins results over its context and over its own keys
+
+
+class CPUBackend(Backend):
+    """The same through Triton's interpreter, in place of vLLM's backend for CPUs."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CPU_MLA"
+
+
+host.implemented(Backend)
