@@ -1,7 +1,7 @@
 """Latent attention (MLA): vLLM's frame for it, whose decodes and writes are ours, over the cache of latents itself.
 
-vLLM absorbs a head's matrix for keys into its query before `forward_mqa`.  For prefills it expands keys and values; what
-attends to these is in prefill.py.
+vLLM absorbs a head's matrix for keys into its query before `forward_mqa`.  For prefills it expands keys and values, and
+prefill.py attends to these.
 """
 
 from __future__ import annotations
