@@ -128,7 +128,8 @@ def tried(dialect: str) -> Iterator[dict[str, str]]:
 def _compile(variant: str) -> None:
     import triton
 
-    from tests import hopper_complaints, test_machine_code
+    from tests import hopper_complaints
+    from tests.kernels.portable import test_machine_code
     from tests.machine_code import compile_calls, report
     from tests.variants import calls
 
