@@ -44,6 +44,7 @@ class Pipe(NamedTuple):
     FOLLOWS: bool = False  # of two launches of a call the second: it waits for the first at its end, not at its begin
     GATHER: bool = False  # tiles come row by row, not in boxes: gather.py
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
+    FROM_DIM: int = 0  # the first of the values' dims, where a launch has VALUE_PADDED of them and others have the rest
 
 
 @triton.constexpr_function

@@ -17,6 +17,7 @@ from .consuming.ahead import consume_items_ahead
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
+from .consuming.epilogue import dims_from
 from .consuming.fold import make_bank
 from .consuming.fp8 import make_ones
 from .layouts import lanes_layout
@@ -29,7 +30,7 @@ from .schedule.arrival import told_in
 from .schedule.lists import first_of_many, make_lists
 from .schedule.mail import make_mail, publish, read
 from .schedule.schedule import ask, begin_lists, bring_lengths, item_from, leave_lists, settle
-from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
+from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, replaced
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
 # have that long to come.  More would bind a program to an item long before it is free.
@@ -246,15 +247,17 @@ def blocks_kernel(
     K: gl.constexpr = P.RAW_STAGES if P.CONVERT == WIDEN else P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES if P.CONVERT == NONE else P.RAW_STAGES
     if S.CLEAR:
-        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+        dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), P)
         clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P)
     LAST: gl.constexpr = P.LOADERS - 1
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups
+    gl.static_assert(P.FROM_DIM == 0 or (BESIDE == 0 and P.LOADERS == 1))
+    OF_KEYS: gl.constexpr = replaced(P, FROM_DIM=0)  # all of whose dims every launch has
     if BESIDE == 0 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
+            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, OF_KEYS)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [1, 1], registers_of(P))  # fmt: skip
     elif BESIDE == 0 and P.LOADERS == 2:

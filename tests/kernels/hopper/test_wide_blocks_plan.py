@@ -45,7 +45,7 @@ def test_values_of_another_width_are_portable_by_default() -> None:
 def test_blocks_of_any_two_widths_fit_shared_memory(head_dim: int, value_dim: int, more: dict[str, Any]) -> None:
     p = problem(head_dim=head_dim, value_dim=value_dim, **more)
     assert plan.uncovered(p) == []
-    assert regimes.regime_of(p).name == "blocks of two widths"
+    assert regimes.regime_of(p).name == "many rows of two widths or wide heads"
     launches = plan.launches(p)
     assert not list(complaints(p, launches))
     (launch,) = launches
@@ -70,6 +70,39 @@ def test_fp8_of_two_widths_is_widened_in_blocks(head_dim: int, value_dim: int, d
     assert not list(complaints(p, (launch,)))
     beside = problem(query_lens=(300, *[1] * 9), seq_lens=(700, *[99] * 9), bounds=True, **sizes)
     assert [x.dialect for x in plan.launches(beside)] == ["portable", "hopper"]
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("head_dim, value_dim", [(512, 512), (320, 320), (512, 64), (64, 512), (264, 256), (512, 128)])
+@pytest.mark.parametrize("more", [{}, dict(softcap=30.0), dict(window_size=(100, -1)), dict(new=True)], ids=str)
+def test_wide_values_are_of_a_launch_for_each_256_dims(head_dim: int, value_dim: int, more: dict[str, Any]) -> None:
+    p = problem(query_lens=(900, 900), seq_lens=(900, 900), bounds=True, head_dim=head_dim, value_dim=value_dim, **more)
+    assert plan.uncovered(p) == []
+    launches = plan.launches(p)
+    assert [x.pipe.FROM_DIM for x in launches] == list(range(0, value_dim, 256))
+    for launch in launches:
+        assert not list(complaints(p, (launch,)))
+        shape, pipe = launch.shape, launch.pipe
+        assert not shape.SPLIT
+        assert value_dim == shape.VALUE_DIM
+        assert shape.VALUE_PADDED <= 256
+        queries = pipe.QUERY_SLOTS * pipe.CONSUMERS * pipe.ROWS * shape.DIM
+        tiles = shape.TILE * (pipe.KEY_STAGES * shape.DIM + pipe.VALUE_STAGES * shape.VALUE_PADDED)
+        assert 2 * (queries + tiles) <= SHARED_MEMORY
+        assert pipe.VALUE_STAGES >= 2
+    beside = plan.launches(p._replace(max_seqlen_q=900, tokens=910, seqs=11))
+    assert [x.dialect for x in beside] == ["portable"] + ["hopper"] * len(launches)
+    assert [x.pipe.FOLLOWS for x in beside[1:]] == [True, False][: len(launches)]
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(
+    "changes",
+    [dict(cache_dtype=E4M3), dict(layout="x"), dict(heads=12), dict(head_dim=508), dict(batch_invariant=True)],
+    ids=str,
+)
+def test_what_wide_blocks_cannot_is_portable(changes: dict[str, Any]) -> None:
+    assert plan.uncovered(problem(**{**dict(head_dim=512, value_dim=512), **changes}))
 
 
 @pytest.mark.usefixtures("asked")
@@ -102,7 +135,7 @@ def test_what_blocks_of_two_widths_cannot_is_portable(changes: dict[str, Any]) -
 def test_few_rows_of_two_widths_are_no_blocks(changes: dict[str, Any]) -> None:
     p = problem(**changes)
     assert not blocks_take(p)
-    assert regimes.regime_of(p).name != "blocks of two widths"
+    assert regimes.regime_of(p).name != "many rows of two widths or wide heads"
 
 
 @pytest.mark.parametrize("head_dim", [64, 80, 128, 136, 192, 200, 256])

@@ -29,6 +29,15 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
 
 
 @gluon.jit
+def dims_from(dim, P: gl.constexpr):
+    """Dims of results as they lie in memory, of a launch that does not have the first ones."""
+    if P.FROM_DIM > 0:
+        return dim + P.FROM_DIM
+    else:
+        return dim
+
+
+@gluon.jit
 def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
     """Results of 16 bits with four neighbours in each thread, whole sectors of memory at a time; no warp waits."""
     LAYOUT: gl.constexpr = result_layout(S.VALUE_PADDED, P.ROWS)
@@ -43,7 +52,7 @@ def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr
     low, high = words.to(gl.int16).to(dtype, bitcast=True), (words >> 16).to(gl.int16).to(dtype, bitcast=True)
     x = gl.convert_layout(gl.join(low, high).reshape([P.ROWS, S.VALUE_PADDED]), LAYOUT, assert_trivial=True)
     row = gl.arange(0, P.ROWS, layout=gl.SliceLayout(1, LAYOUT))
-    dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT))
+    dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT)), P)
     store_results(out, rows_from(rows.token, rows.kv_head, row, row < count, S), dim, x, scales, S)
 
 
@@ -54,13 +63,13 @@ def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.co
     # wider rows would spill
     if IN_ROWS and S.VALUE_PADDED <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
-        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout))
+        dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout)), P)
         x = gated(x, rows, dim, results.scales, S)  # before it is rounded
         store_shuffled(out, rows, count, x, results.scales, S, P)
         if results.lse is not None:
             store_lse(results.lse, rows, state, S)
     else:
-        dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout))
+        dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout)), P)
         store_rows(out, results.lse, rows, dim, state, results.scales, S)
 
 

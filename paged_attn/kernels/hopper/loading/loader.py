@@ -89,7 +89,7 @@ def fill(
             for j in gl.static_range(DIM_PARTS):
                 beside = slot if j == 0 else ring.slots.index(turn.stage * DIM_PARTS + j)
                 part = beside.slice(PART * PART_KEYS + i * P.BOX, P.BOX, dim=0)
-                load_box(box, [rows[i], kv_head, FROM + j * box.block_shape[2]], full, part)
+                load_box(box, [rows[i], kv_head, FROM + P.FROM_DIM + j * box.block_shape[2]], full, part)
 
 
 @gluon.jit

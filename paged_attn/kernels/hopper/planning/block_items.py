@@ -18,7 +18,7 @@ from .parts import parts_of
 from .shapes import dim_of, launch_of, loaders_of, merged, shape_of, value_dim_of, widest_of
 from .softcap import has_tanh, terms_of
 from .wide import is_wide
-from .wide_blocks import key_dims_of, keys_in_parts, wide_rings
+from .wide_blocks import dims_of_results, key_dims_of, keys_in_parts, wide_rings
 
 PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
 MIN_TILES_PER_PIECE: Annotated[
@@ -86,7 +86,9 @@ def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launc
     tiles = cdiv(p.keys_seen(tokens), tile)
     split = tiles > MIN_TILES_PER_PIECE and _blocks_may_be_cut(p, pipe, tokens)
     shape = shape_of(p, tile, tokens, rows, split)
-    shape = shape._replace(DIM=key_dims_of(p), CLEAR=p.ragged and p.only is None)
+    shape = shape._replace(
+        DIM=key_dims_of(p), VALUE_PADDED=min(shape.VALUE_PADDED, dims_of_results(p)), CLEAR=p.ragged and p.only is None
+    )
     pipe = pipe._replace(AHEAD=_begins_next_item(p, pipe, split), IN_TURN=_sends_products_in_turn(p, pipe, split))
     items = cost.blocks_at_most(p, tokens) * p.kv_heads
     programs = min(p.device.multiprocessors, items * (tiles if split else 1))
@@ -97,7 +99,7 @@ def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launc
 
 def _blocks_may_be_cut(p: Problem, pipe: Pipe, tokens: int) -> bool:
     """Whether blocks of so many tokens, beyond a few tiles, may be cut."""
-    if blocks_of_half_tiles(p):
+    if blocks_of_half_tiles(p) or p.widest > 256:
         return False
     if pipe.MIXED:
         return True
@@ -161,8 +163,8 @@ def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
     else:
         rings = block_rings(p, kind.consumers, kind.rows, two_lists)
     terms = 0 if two_lists else terms_of(p)
-    loaders = loaders_of(p, rings.tile, p.modified and not (terms and rings.tile == 128))
-    at_once = _weighs_at_once(p, rings.tile) and not two_lists
+    loaders = 1 if p.widest > 256 else loaders_of(p, rings.tile, p.modified and not (terms and rings.tile == 128))
+    at_once = _weighs_at_once(p, rings.tile) and not two_lists and rings.tile > 32
     pipe = Pipe(
         SHARES=False,
         AT_ONCE=at_once,

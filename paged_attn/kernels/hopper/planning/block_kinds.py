@@ -187,7 +187,7 @@ KINDS = (
         "two copies",
         2,
         64,
-        lambda p: _queries_are_long(p) and cap_takes_exponentials(p),
+        lambda p: _queries_are_long(p) and cap_takes_exponentials(p) and p.widest <= 256,
         "a softcap by exponentials fills the loop: warpgroups apart run it best",
         "exact softcap, b4 x 4096 5% less than by one code",
     ),

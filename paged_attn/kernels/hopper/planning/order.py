@@ -8,6 +8,7 @@ from .columns import MAX_COLUMNS, columns_beside
 from .even_shares import shares_beside_launch, shares_launch
 from .parts import parts_of
 from .shapes import is_even
+from .wide_blocks import MAX_DIMS_OF_RESULTS
 
 
 def shortest_of(p: Problem) -> int:
@@ -43,12 +44,18 @@ def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
     return (blocks_launch(p, shortest_of(p), two_lists),)
 
 
-def blocks_of_two_widths(p: Problem) -> tuple[Launch, ...]:
-    """Items of all sequences, but over fp8, where a converter is slower than memory, only of those of many queries."""
+def wide_blocks(p: Problem) -> tuple[Launch, ...]:
+    """Items of all sequences, of two widths or wide heads: a launch for each 256 dims of values.
+
+    Over fp8, where a converter is slower than memory, and where two launches read keys, few rows are portable.
+    """
     longest = tokens_of_portable(p)
-    if p.cache.itemsize == 1 and not is_even(p) and longest >= shortest_of(p):
-        return portable_then_blocks(p, longest)
-    return blocks(p)
+    apart = (p.cache.itemsize == 1 or p.widest > 256) and not is_even(p) and longest >= shortest_of(p)
+    launches = portable_then_blocks(p, longest) if apart else blocks(p)
+    if p.value_width <= MAX_DIMS_OF_RESULTS:
+        return launches
+    pipe = launches[-1].pipe._replace(FROM_DIM=MAX_DIMS_OF_RESULTS, FOLLOWS=False)
+    return (*launches, launches[-1]._replace(pipe=pipe))
 
 
 def shares_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:

@@ -39,7 +39,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: in_boxes(p) or gathers(p), "pages of other than a multiple of 8 tokens"),
     (
-        lambda p: (p.head_dim % 8 == 0 and 32 < p.head_dim <= 256) or shares_take(p),
+        lambda p: (p.head_dim % 8 == 0 and 32 < p.head_dim <= 256) or shares_take(p) or blocks_take(p),
         "a head_dim other than 40..256 in steps of 8",
     ),
     (lambda p: p.value_width == p.head_dim or shares_take(p) or blocks_take(p), "values of another width"),

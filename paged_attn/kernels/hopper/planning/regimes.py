@@ -108,13 +108,14 @@ REGIMES = (
         order.portable_then_blocks_then_drafts,
     ),
     Regime(
-        "blocks of two widths",
-        "`PAGED_ATTN_WIDE=1`, values of another width than keys; more than 64 rows of some sequence",
-        "blocks kernel, 128 rows, 8 warps, decodes as blocks, too; over fp8 those by the portable kernel before",
-        "a launch of their own would gain decodes little, whose time as blocks goes by reading; a converter is slower",
+        "many rows of two widths or wide heads",
+        "`PAGED_ATTN_WIDE=1`; more than 64 rows of some sequence",
+        "blocks kernel, 128 rows, 8 warps, a launch for each 256 dims of values; decodes as blocks, too, over fp8 or "
+        "beyond 256 dims by the portable kernel before",
+        "registers hold results of 256 dims; one of their own gains decodes little, whose time as blocks is reading",
         "not measured: no GPU has run it",
         is_wide,
-        order.blocks_of_two_widths,
+        order.wide_blocks,
     ),
     Regime(
         "parts beside decodes",

@@ -11,6 +11,8 @@ from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
 
 BYTES_OF_SHARED_MEMORY = 224 << 10  # for queries and tiles; barriers and what partitions are told have the rest
 BYTES = 2  # of a number
+ROWS = 128  # of a block of wide heads
+MAX_DIMS_OF_RESULTS = 256  # for which a thread of a block has registers
 MAX_DIMS_OF_WHOLE_TILES = 128  # of values: results of more leave registers for the scores of 64 keys
 
 
@@ -22,11 +24,22 @@ def blocks_take(p: Problem) -> bool:
         and (not p.packed or packed_tiles_are_operands(p))
         and not (p.latent or p.batch_invariant or is_decode(p))
         and in_boxes(p)
-        and p.value_width % 8 == 0
+        and not (p.head_dim % 8 or p.value_width % 8)
         and min(p.head_dim, p.value_width) > 32
-        and p.widest <= 256
+        and (p.widest <= 256 or wide_heads_fit(p))
         and rows_of(p, UNBOUNDED) > MAX_ROWS
     )
+
+
+def wide_heads_fit(p: Problem) -> bool:
+    """Whether blocks have heads, or values, beyond 256 dims: of 16 bits, in boxes, of groups that fill a block."""
+    boxes = conversion(p) == NONE and not p.packed and p.query_box
+    return boxes and p.widest <= 2 * MAX_DIMS_OF_RESULTS and ROWS % (p.heads // p.kv_heads) == 0
+
+
+def dims_of_results(p: Problem) -> int:
+    """Of the values that a launch has; wider ones are those of two launches, which both multiply queries and keys."""
+    return min(value_dim_of(p), MAX_DIMS_OF_RESULTS)
 
 
 def keys_in_parts(p: Problem) -> bool:
@@ -53,10 +66,10 @@ def wide_rings(p: Problem, rows: int, query_slots: int) -> RingSizes:
     """
     if conversion(p) != NONE:
         return RINGS[conversion(p), widest_of(p)]
-    keys, values = (BYTES * dims for dims in (key_dims_of(p), value_dim_of(p)))
+    keys, values = (BYTES * dims for dims in (key_dims_of(p), dims_of_results(p)))
     room = BYTES_OF_SHARED_MEMORY - query_slots * rows * keys
-    half = value_dim_of(p) > MAX_DIMS_OF_WHOLE_TILES or loop_has_half_tiles(p) or room < 2 * 128 * (keys + values)
-    tile = 64 if half else 128
+    most = 64 if value_dim_of(p) > MAX_DIMS_OF_WHOLE_TILES or loop_has_half_tiles(p) else 128
+    tile = next(tile for tile in (128, 64, 32) if tile <= most and 2 * tile * (keys + values) <= room)
     slots = min(MAX_SLOTS, room // (tile * (keys + values)))
     more = slots < MAX_SLOTS and room - slots * tile * (keys + values) >= tile * keys
     return RingSizes(slots + more, slots, 0, tile)
