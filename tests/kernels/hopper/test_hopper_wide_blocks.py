@@ -103,6 +103,16 @@ def test_values_of_another_width_give_the_results_of_the_reference(name: str) ->
     run(case, DEVICE)  # with counters as the first run left them
 
 
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("sizes", [widths(512, 512), widths(512, 128), widths(320, 320)], ids=str)
+def test_decodes_of_wide_heads_have_shares_before_blocks(sizes: dict[str, Any]) -> None:
+    case = sized("mixed", **UNEVEN, **FEATURES, **sizes, padding=3, heads=16, kv_heads=4)
+    launches = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert [x.pipe.SHARES for x in launches] == [True] + [False] * (1 + (case.value_width > 256))
+    run(case, DEVICE)
+    run(case, DEVICE)
+
+
 @pytest.mark.skipif(SIMULATES, reason="portable kernels are not simulated")
 def test_decodes_over_fp8_are_portable_before_blocks_of_two_widths() -> None:
     case = sized("mixed", **UNEVEN, **E4M3_CACHE, **widths(192, 128))

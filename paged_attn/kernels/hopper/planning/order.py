@@ -9,6 +9,7 @@ from .even_shares import shares_beside_launch, shares_launch
 from .parts import parts_of
 from .shapes import is_even
 from .wide_blocks import MAX_DIMS_OF_RESULTS
+from .wide_shares import shares_take
 
 
 def shortest_of(p: Problem) -> int:
@@ -47,11 +48,14 @@ def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
     """Items of all sequences, of two widths or wide heads: a launch for each 256 dims of values.
 
-    Over fp8, where a converter is slower than memory, and where two launches read keys, few rows are portable.
+    Over fp8, where a converter is slower than memory, and where two launches read keys, few rows come before.
     """
-    longest = tokens_of_portable(p)
-    apart = (p.cache.itemsize == 1 or p.widest > 256) and not is_even(p) and longest >= shortest_of(p)
-    launches = portable_then_blocks(p, longest) if apart else blocks(p)
+    launches = blocks(p)
+    if not is_even(p) and (p.cache.itemsize == 1 or p.widest > 256):
+        by_shares = shares_take(p._replace(only="decode"))
+        longest = tokens_of_columns(p) if by_shares else tokens_of_portable(p)
+        if longest >= shortest_of(p):
+            launches = (shares_then_blocks if by_shares else portable_then_blocks)(p, longest)
     if p.value_width <= MAX_DIMS_OF_RESULTS:
         return launches
     pipe = launches[-1].pipe._replace(FROM_DIM=MAX_DIMS_OF_RESULTS, FOLLOWS=False)

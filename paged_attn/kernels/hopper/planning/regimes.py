@@ -111,7 +111,7 @@ REGIMES = (
         "many rows of two widths or wide heads",
         "`PAGED_ATTN_WIDE=1`; more than 64 rows of some sequence",
         "blocks kernel, 128 rows, 8 warps, a launch for each 256 dims of values; decodes as blocks, too, over fp8 or "
-        "beyond 256 dims by the portable kernel before",
+        "beyond 256 dims by the portable kernel or shares before",
         "registers hold results of 256 dims; one of their own gains decodes little, whose time as blocks is reading",
         "not measured: no GPU has run it",
         is_wide,
