@@ -11,6 +11,7 @@ import torch
 from paged_attn.calls import memo
 from paged_attn.kernels.hopper.planning import wide
 from paged_attn.planning import plan
+from tests import hopper_plans
 from tests.cases import E4M3, E5M2, Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, E4M3_NO_LSE, FEATURES, NEW, PACKED, ragged, sized
 from tests.simulator import SIMULATES
@@ -101,6 +102,26 @@ def test_values_of_another_width_give_the_results_of_the_reference(name: str) ->
     assert_blocks(case)
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("sizes", [widths(192, 128), widths(128, 64), widths(192, 192)], ids=str)
+@hopper_plans.three()
+def test_long_queries_of_two_widths_may_have_two_copies_of_a_consumer(sizes: dict[str, Any]) -> None:
+    """As with an exact softcap; three copies are of 128 dims alone."""
+    case = sized("long", **PREFILLS, **sizes, softcap=20.0)
+    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (2, 64)
+    run(case, DEVICE)
+    run(sized("long", **PREFILLS, **sizes), DEVICE)
+
+
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("name", ["chunk, 192/128", "chunk, 512/512"])
+def test_scores_far_apart_are_weighed_again(name: str) -> None:
+    """Those of a scale by which a later tile's maximum is often far above the ones before."""
+    fields = dict(widths(192, 128) if "192" in name else widths(512, 512), softmax_scale=3.0)
+    run(sized(name, **ragged((150, 400), (150, 700)), bounds=True, **fields), DEVICE)
 
 
 @pytest.mark.usefixtures("on_hopper")
