@@ -49,6 +49,7 @@ SHARES: dict[str, dict[str, Any]] = {
     "decode split latent 64 heads": LONE | LATENT | dict(heads=64),
     "decode latent of 512 64 heads": OF_512 | LATENT | dict(heads=64, head_dim=512),
     "draft latent": DRAFT_OF_4 | LATENT,
+    "decode latent 128 heads": OF_512 | LATENT | dict(heads=128),
 }
 
 

@@ -35,6 +35,9 @@ def load_share(
 ):  # fmt: skip
     """One warp: the tiles of a share for one ring, or for that of keys and that of values, or for both in one."""
     turn = Turn(0, 0)
+    head = kv_head
+    if P.PARTS > 1:
+        head = kv_head // P.PARTS  # of the cache
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S)
@@ -48,18 +51,18 @@ def load_share(
             begin, end = tiles_of(item, mods, S)
             if value_box is None:
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, item.block, kv_head, begin, end, lo, 0, STAGES, S, P, FROM
+                    box, new_box, ring, turn, table, batch, item.block, head, begin, end, lo, 0, STAGES, S, P, FROM
                 )
             elif values is None:
                 for i in range(end - begin):
                     turn = load_in_turn(
-                        box, value_box, new_box, new_value_box, ring, turn, table, batch, item.block, kv_head,
+                        box, value_box, new_box, new_value_box, ring, turn, table, batch, item.block, head,
                         end - 1 - i, lo, STAGES, S, P,
                     )  # fmt: skip
             else:
                 for i in range(end - begin):
                     turn = load_both(
-                        box, value_box, new_box, new_value_box, ring, values, turn, table, batch, item.block, kv_head,
+                        box, value_box, new_box, new_value_box, ring, values, turn, table, batch, item.block, head,
                         end - 1 - i, lo, STAGES, S, P,
                     )  # fmt: skip
             unit += count

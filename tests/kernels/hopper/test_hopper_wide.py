@@ -118,6 +118,13 @@ TWO_CONSUMERS: dict[str, dict[str, Any]] = {
     "drafts, latents": DRAFTS | MLA | dict(sinks=True),
     "drafts, latents, new, trees": DRAFTS | MLA | dict(new=True, qq_bias=4, tree=True),
     "drafts, latents of 320 and 256, of 12 heads": DRAFTS | MLA | dict(heads=12, head_dim=320, value_dim=256),
+    "decodes, latents of 128 heads": DECODE | MLA | FEATURES | dict(heads=128),
+    "drafts, latents of 32 heads": DRAFTS | MLA | dict(heads=32),
+    "drafts, latents of 24 heads, new": DRAFTS | MLA | dict(heads=24, new=True, window_size=(200, -1)),
+    "drafts of 2, latents of 128 heads": ragged((2, 300), (1, 70), (2, 2))
+    | MLA
+    | dict(heads=128, bounds=True, padding=3),
+    "a lone decode, latents of 128 heads": LONE | MLA | dict(heads=128),
     "a lone decode, latents of 64 heads": LONE | MLA | dict(heads=64),
 }
 CASES = TWO_WIDTHS | WIDE | LATENTS | TWO_CONSUMERS

@@ -103,6 +103,19 @@ def test_more_than_32_rows_of_latents_are_columns_of_two_consumers(
     assert launch.merge is not None or consumers == 1
 
 
+@pytest.mark.parametrize(
+    "heads, queries, parts, blocks", [(128, 1, 2, 1), (256, 1, 4, 1), (128, 2, 2, 2), (16, 8, 1, 2), (32, 8, 1, 4)]
+)
+def test_more_than_64_rows_of_latents_are_several_blocks(
+    heads: int, queries: int, parts: int, blocks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wide, "ASKED", True)
+    (launch,) = plan.launches(problem(**MLA | dict(heads=heads, query_lens=(queries,) * 4)))
+    assert launch.shape.KV_HEADS == launch.pipe.PARTS == parts
+    assert -(-queries // launch.shape.BLOCK_Q) == blocks
+    assert launch.merge is not None
+
+
 def test_latents_are_portable_by_default() -> None:
     assert plan.uncovered(problem(**MLA)) == [HEAD_DIM, TWO_WIDTHS]
     assert plan.uncovered(problem(**OF_512)) == [HEAD_DIM]
@@ -111,9 +124,10 @@ def test_latents_are_portable_by_default() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        dict(heads=65),
+        dict(heads=71),
+        dict(heads=320),
         dict(cache_dtype=E4M3),
-        dict(query_lens=(1, 5, 1, 1)),
+        dict(query_lens=(1, 17, 1, 1)),
         dict(page_size=4),
         dict(batch_invariant=True),
     ],

@@ -16,7 +16,7 @@ from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
 from .wide import is_wide
-from .wide_shares import MAX_WIDE_COLUMNS, consumers_of_columns, only_columns, reads_latents, rest_of
+from .wide_shares import MAX_WIDE_COLUMNS, consumers_of_columns, latent_parts, only_columns, reads_latents, rest_of
 
 MIN_TILES_PER_SHARE: Annotated[
     int,
@@ -91,6 +91,8 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     paired = _reads_two_heads_as_one(p, longest)
     if paired:
         p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)  # values are as wide
+    parts = latent_parts(p)
+    p = p._replace(kv_heads=p.kv_heads * parts)
     group, s = p.heads // p.kv_heads, _layout_of(p, longest, beside)
     programs = s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
@@ -107,7 +109,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         shape = shape._replace(DIM=shape.VALUE_PADDED)
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = _tiles_per_share(p, s)
-    pipe = _pipe_of(p, s, least)._replace(BRIEF=longest == 1 and _waits_for_code(p, s))
+    pipe = _pipe_of(p, s, least)._replace(PARTS=parts, BRIEF=longest == 1 and _waits_for_code(p, s))
     launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
     # where two consumers have the columns of a block, neither joins them
     apart = not (beside or leads) and (pipe.CONSUMERS > 1 or _merge_joins_sooner(p, s, rows_of(p, longest)))

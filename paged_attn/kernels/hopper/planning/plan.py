@@ -44,7 +44,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: p.value_width == p.head_dim or shares_take(p) or blocks_take(p), "values of another width"),
     (
-        lambda p: p.heads // p.kv_heads <= 64 or blocks_are_parts(p),
+        lambda p: p.heads // p.kv_heads <= 64 or blocks_are_parts(p) or shares_take(p),
         "more than 64 heads on a KV head but by long prefills",
     ),
     (lambda p: not all_rows_are_few(p), "few queries of few keys"),

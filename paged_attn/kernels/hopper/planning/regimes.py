@@ -64,7 +64,7 @@ REGIMES = (
     ),
     Regime(
         "few rows of two widths or wide heads",
-        "`PAGED_ATTN_WIDE=1`; 16 bits, up to 64 rows, beyond 256 dims up to 32 but of latents",
+        "`PAGED_ATTN_WIDE=1`; 16 bits, up to 64 rows, beyond 256 dims up to 32, of latents in up to four blocks of 64",
         "shares kernel, rows as columns, up to 256 dims also 64 rows; more than 32 rows of latents by two consumers",
         "memory decides, as for others: rings have slots as bytes allow, or one has that keys and values take in turn",
         "not measured: no GPU has run it",

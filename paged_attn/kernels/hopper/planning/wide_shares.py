@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
-from ....records.rounding import next_power_of_2
+from ....records.rounding import cdiv, next_power_of_2
 from . import wide
 from .gathering import in_boxes
 from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
@@ -12,7 +12,8 @@ from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
 MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
-MAX_CONSUMERS_OF_LATENTS = 2  # that share the tiles, of so many columns each
+MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # of two consumers, which share the tiles
+MAX_BLOCKS_OF_LATENTS = 4  # of a sequence and part of the heads: each reads the keys, most of them from the L2
 MAX_SLOTS = 6  # of a ring
 SHARED_BYTES = 227 << 10  # of a program
 BYTES_OF_BARRIERS = 1 << 10  # and of what partitions are told
@@ -40,13 +41,27 @@ def shares_take(p: Problem) -> bool:
     most = MAX_LATENT_WIDTH if p.latent else MAX_WIDTH
     rows = rows_of(p, 1 if is_decode(p) else UNBOUNDED)
     if reads_latents(p):
-        return p.widest <= most and rows <= MAX_CONSUMERS_OF_LATENTS * MAX_WIDE_COLUMNS
+        return p.widest <= most and _blocks_of_latents(p, rows) <= MAX_BLOCKS_OF_LATENTS
     return p.widest <= most and rows <= (MAX_WIDE_COLUMNS if only_columns(p) else MAX_ROWS_OF_TWO_WIDTHS)
 
 
 def reads_latents(p: Problem) -> bool:
     """Whether keys are read once for themselves and for the values that they hold."""
     return wide.ASKED and p.latent and wide.is_wide(p)
+
+
+def latent_parts(p: Problem) -> int:
+    """Equal parts that the heads of latents' KV head are cut into, each a KV head to kernels, of up to 64."""
+    group = p.heads // p.kv_heads
+    if not reads_latents(p):
+        return 1
+    return next(parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= MAX_LATENT_COLUMNS)
+
+
+def _blocks_of_latents(p: Problem, rows: int) -> int:
+    """Blocks of a sequence of so many rows, and parts of its heads."""
+    group, parts = p.heads // p.kv_heads, latent_parts(p)
+    return parts * cdiv(rows // group, MAX_LATENT_COLUMNS * parts // group)
 
 
 def rest_of(p: Problem) -> int | None:
@@ -64,7 +79,7 @@ def only_columns(p: Problem) -> bool:
 
 def wide_columns(rows: int) -> int:
     """Columns of a block of so many rows that are always columns."""
-    return max(8, next_power_of_2(rows))
+    return min(MAX_LATENT_COLUMNS, max(8, next_power_of_2(rows)))
 
 
 def consumers_of_columns(columns: int) -> int:

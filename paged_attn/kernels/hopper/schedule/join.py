@@ -24,7 +24,7 @@ def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexp
     dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT))
     valid = rows.valid
     if S.LIVE < P.ROWS:  # more queries than the host was told of have no room
-        valid &= BEGIN + row < S.LIVE
+        valid &= row < S.LIVE - BEGIN
     store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # all, for `join_at_once`
 
 
