@@ -79,6 +79,27 @@ def test_causality_may_differ_by_sequence() -> None:
     torch.testing.assert_close(out, made.wanted(told, causal=causal, window_size=(3, 3)), **CLOSE)
 
 
+@pytest.mark.parametrize("window, clamp", [(None, False), (4, False), (4, True)])
+def test_tokens_of_an_image_see_each_other(window: int | None, clamp: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's ranges hold their last token, and are of some of the sequences; a range of one token is none."""
+    monkeypatch.setattr("vllm.utils.torch_utils.PIN_MEMORY", False, raising=False)
+    ranges = {0: [(18, 27), (30, 30), (33, 36)], 2: []}
+    of = made.layer()
+    of.mm_prefix_clamp_sliding_window = clamp
+    impl = made.implementation(sliding_window=window)
+    out, told = made.attend(impl, made.cache(), made.MIXED, of=of, mm_req_doc_ranges=ranges)
+    spans = torch.full((3, 2, 2), -1)
+    spans[0] = torch.tensor([[18, 28], [33, 37]])
+    sides = (-1, -1) if window is None else (window - 1, -1)
+    want = made.wanted(told, spans=spans, clip_spans=clamp, window_size=sides)
+    torch.testing.assert_close(out, want, **CLOSE)
+    assert not torch.allclose(out, made.wanted(told, window_size=sides))
+    spans = made.build(made.batch(made.MIXED, mm_req_doc_ranges=ranges)).spans
+    assert spans is not None
+    assert spans.shape == (3, 4, 2), "a power of two"
+    assert made.build(made.batch(made.MIXED, mm_req_doc_ranges={0: []})).spans is None
+
+
 @pytest.mark.parametrize("kind", ["fp8", "fp8_e4m3", "fp8_e5m2"])
 @pytest.mark.parametrize("scale", [0.5, [0.5, 0.25]])
 def test_fp8_caches_are_bytes_with_a_scale_for_all_heads_or_for_each(kind: str, scale: Any) -> None:
@@ -246,7 +267,7 @@ def test_context_parallelism_is_refused_by_name(name: str, what: str, monkeypatc
     [
         ({"encoder_seq_lens": torch.tensor([3, 3, 3])}, "encoder_seq_lens"),
         ({"dcp_local_seq_lens": torch.tensor([3, 3, 3])}, "decode context parallelism"),
-        ({"mm_req_doc_ranges": {0: [(1, 2)]}}, "mm_prefix"),
+        ({"rswa_prefix_lens": torch.tensor([3, 3, 3])}, "R-SWA"),
     ],
 )
 def test_batches_of_another_kind_are_refused_by_name(others: dict[str, Any], word: str) -> None:
@@ -325,6 +346,7 @@ def asked(**others: Any) -> list[str]:
         {"has_sink": True},
         {"has_sliding_window": True},
         {"use_non_causal": True},
+        {"use_mm_prefix": True},
         {"use_batch_invariant": True},
         {"use_per_head_quant_scales": True, "kv_cache_dtype": "fp8"},
         {"kv_cache_dtype": "fp8_e5m2", "head_size": 80, "block_size": 544, "dtype": torch.float16},
@@ -338,7 +360,6 @@ def test_vllm_finds_no_reason_against_what_is_served(others: dict[str, Any]) -> 
     "others, word",
     [
         ({"use_mla": True}, "MLA"),
-        ({"use_mm_prefix": True}, "partial multimodal"),
         ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type"),
         ({"head_size": 640}, "head_size"),
         ({"block_size": 12}, "block_size"),

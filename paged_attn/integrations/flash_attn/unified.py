@@ -58,8 +58,13 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
     # of a range.
     changed["window_size"] = (left, -1 if causal is True else left)
     if given.get("mm_prefix_range") is not None:
-        first, last = given["mm_prefix_range"].unbind(-1)
-        there = first < last
-        changed["spans"] = torch.stack([torch.where(there, first, -1), torch.where(there, last + 1, -1)], -1)
+        changed["spans"] = spans_of(given["mm_prefix_range"])
         changed["clip_spans"] = bool(given.get("mm_prefix_clamp_sliding_window", False))
     return given | changed
+
+
+def spans_of(ranges: Tensor) -> Tensor:
+    """vLLM's ranges [seqs, R, 2], their last number included, as spans; of one token or none: no span."""
+    first, last = ranges.unbind(-1)
+    there = first < last
+    return torch.stack([torch.where(there, first, -1), torch.where(there, last + 1, -1)], -1)

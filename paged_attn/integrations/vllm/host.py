@@ -15,12 +15,12 @@ NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc"
           "slot_mapping", "causal")  # fmt: skip
 # Of a batch, what would change its attention, and what it is.
 REFUSED = {
-    "mm_req_doc_ranges": "queries of images that see later keys (mm_prefix)",
     "rswa_prefix_lens": "a sliding window beside a global prefix (R-SWA)",
     "dcp_local_seq_lens": "decode context parallelism",
     "encoder_seq_lens": "attention to an encoder",
 }
 # Of a batch, what this attention does not depend on.
+SERVED = ("mm_req_doc_ranges",)  # where a batch has it
 IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
            "encoder_seq_lens_cpu", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound", "positions",
            "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip
@@ -36,7 +36,7 @@ def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
     fields = {f.name for f in dataclasses.fields(batch)}
     if missing := [name for name in NEEDED if name not in fields]:
         raise RuntimeError(f"paged_attn does not know {_version()}: its {batch.__name__} has no {', '.join(missing)}")
-    unknown = fields.difference(NEEDED, IGNORED, REFUSED)
+    unknown = fields.difference(NEEDED, SERVED, IGNORED, REFUSED)
     return tuple(sorted(name for name in unknown if not name.startswith("_")))
 
 

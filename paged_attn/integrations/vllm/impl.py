@@ -103,6 +103,8 @@ class Impl(AttentionImpl):
         if slopes is not None and slopes.device != q.device:
             slopes = self.alibi_slopes = slopes.to(q.device)
         m, window = attn_metadata, self.sliding_window
+        # Of a causal batch a window ends at the query: by itself, or by causality, where images show later keys.
+        ahead = 0 if m.spans is None else -1
         paged_attention(
             q, k_cache, v_cache, m.block_table, m.seq_lens, m.query_start_loc,
             kv_layout="HND",
@@ -111,7 +113,9 @@ class Impl(AttentionImpl):
             softmax_scale=self.scale,
             causal=m.causal,
             # without causality, of all sequences or of some, vLLM's windows look as far ahead as back
-            window_size=(-1, -1) if window is None else (window - 1, 0 if m.causal is True else window - 1),
+            window_size=(-1, -1) if window is None else (window - 1, ahead if m.causal is True else window - 1),
+            spans=m.spans,
+            clip_spans=m.spans is not None and bool(getattr(layer, "mm_prefix_clamp_sliding_window", False)),
             softcap=self.logits_soft_cap,
             alibi_slopes=slopes,
             sinks=self.sinks,

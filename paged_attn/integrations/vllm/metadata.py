@@ -13,6 +13,9 @@ from vllm.v1.attention.backend import (
     AttentionMetadataBuilder,
     CommonAttentionMetadata,
 )
+from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
+
+from paged_attn.integrations.flash_attn.unified import spans_of
 
 from . import host
 
@@ -34,6 +37,7 @@ class Metadata(AttentionMetadata):
     block_table: Tensor
     slot_mapping: Tensor
     causal: bool | Tensor  # of all sequences, or bool [seqs]
+    spans: Tensor | None = None  # [seqs, R, 2], images whose tokens see each other
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
@@ -55,7 +59,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         bound = -(-c.max_seq_len // BUCKET) * BUCKET
         return Metadata(
             c.num_actual_tokens, c.max_query_len, bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
-            c.slot_mapping, c.causal,
+            c.slot_mapping, c.causal, _spans(c),
         )  # fmt: skip
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
@@ -74,3 +78,14 @@ class Builder(AttentionMetadataBuilder[Metadata]):
 
     def update_draft_decode_metadata(self, metadata: Metadata) -> None:
         """What changes from step to step lies in tensors of vLLM's."""
+
+
+def _spans(batch: CommonAttentionMetadata) -> Tensor | None:
+    """Of each sequence the ranges that vLLM tells on the host, if there are any: as many of each, a power of two."""
+    told = getattr(batch, "mm_req_doc_ranges", None)
+    most = max(map(len, told.values()), default=0) if told else 0
+    if not told or most == 0:
+        return None
+    count = 1 << (most - 1).bit_length()
+    padded = {i: [*told.get(i, ()), *[(0, 0)] * count][:count] for i in range(len(batch.seq_lens))}
+    return spans_of(compute_mm_prefix_range_tensor(padded, len(padded), batch.seq_lens.device))
