@@ -15,14 +15,13 @@ from .consuming.column_softmax import make_flags, make_flags_of_each
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of
-from .consuming.latent import make_meeting
 from .layouts import lanes_layout
 from .loading.gates import start_together
 from .loading.latent import make_rest
 from .loading.loader import fetch_descriptors, load_both, load_in_turn, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
-from .loading.ring import WARPGROUP, make_ring, ring_of
+from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
 from .schedule.arrival import told_in
 from .schedule.walk import Walk, item_at
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
@@ -137,7 +136,7 @@ def shares_kernel(
         gl.static_assert(P.CONSUMERS == 1 or S.MERGE == 0)
         flags = make_flags_of_each(P)
         rest = make_rest(dtype, S, P) if S.REST > 0 else flags
-        extra = LatentRoom(flags, rest, make_meeting(S, P) if P.CONSUMERS > 1 else flags)
+        extra = LatentRoom(flags, rest, make_meeting(READERS) if P.CONSUMERS > 1 else flags)
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), extra)
     elif P.COLUMNS > 0:
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))

@@ -5,40 +5,12 @@ Its slot has the dims that are the values; what keys have behind these comes in 
 
 from ...common.records import State
 from ..args import Turns
-from ..loading.ring import WARPGROUP, release, tile_of, wait_tile
-from ..shim import gl, gluon, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from ..loading.ring import tile_of, wait_tile
+from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
-from .tiles import clear_dead, dead_of, leave, multiply_keys_by_columns, zero_outside
+from .tiles import clear_dead, leave, multiply_keys_by_columns
 
 ROWS_CLEARED_AT_ONCE = gl.constexpr(16)  # whose words leave room for results in registers
-
-
-@gluon.jit
-def make_meeting(S: gl.constexpr, P: gl.constexpr):
-    """A barrier of all threads of two consumers."""
-    both = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(both.index(0), count=P.CONSUMERS * WARPGROUP)
-    return both
-
-
-@gluon.jit
-def meet(both, PHASE: gl.constexpr):
-    """Until both consumers are here; they meet twice, so that phases alternate."""
-    release(both.index(0))
-    mbarrier.wait(both.index(0), PHASE)
-
-
-@gluon.jit
-def clear_dead_of_all(keys, turn, tile, lo, end_key, context_len, both, S: gl.constexpr, P: gl.constexpr):
-    """`clear_dead` where two consumers may share a tile: no sooner than both have multiplied its keys."""
-    if P.CONSUMERS == 1:
-        clear_dead(keys, turn, tile, lo, end_key, context_len, ROWS_CLEARED_AT_ONCE, S, P)
-    else:
-        first, end, some = dead_of(tile, lo, end_key, context_len, S)
-        if some:
-            meet(both, 0)
-            zero_outside(keys, turn, first, lo, end, ROWS_CLEARED_AT_ONCE, S, P)  # each for itself the same
-            meet(both, 1)
 
 
 @gluon.jit
@@ -72,7 +44,11 @@ def attend_latent(
             rest_turn = leave(rests, rest_turn, P.VALUE_STAGES, P)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
         state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, flags, S, P)
-        clear_dead_of_all(keys, turn, tile, lo, item.block.seq_len, rows.context_len, rings.extra.both, S, P)
+        end = item.block.seq_len
+        if P.CONSUMERS == 1:
+            clear_dead(keys, turn, tile, lo, end, rows.context_len, ROWS_CLEARED_AT_ONCE, S, P)
+        else:
+            clear_dead(keys, turn, tile, lo, end, rows.context_len, ROWS_CLEARED_AT_ONCE, S, P, rings.extra.both)
         acc = warpgroup_mma(slot.permute((1, 0)), room.permute((1, 0)), state.acc, is_async=True)
         state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
         turn = leave(keys, turn, P.KEY_STAGES, P)

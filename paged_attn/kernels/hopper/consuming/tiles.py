@@ -8,7 +8,7 @@ from ..asm.numbers import logistic, tanh
 from ..asm.products import multiply_cores
 from ..layouts import product_layout, rows_layout
 from ..loading.packed import value_tile, zero_values_outside
-from ..loading.ring import advance, release_tile, tile_of, wait_tile, words_of
+from ..loading.ring import advance, meet, release_tile, tile_of, wait_tile, words_of
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .by_thread import as_product, beside, by_thread
 from .softmax import times, weigh, weigh_at_once
@@ -86,21 +86,22 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
 
 @gluon.jit
 def clear_dead(
-    values, turn, tile, first_key, end_key, context_len, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+    values, turn, tile, first_key, end_key, context_len, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr, both=None
 ):
-    """Zero what the next tile of values holds outside [first_key, end_key), if anything: 0 * NaN is NaN."""
-    first, end, some = dead_of(tile, first_key, end_key, context_len, S)
-    if some:
-        zero_outside(values, turn, first, first_key, end, ROWS, S, P)
+    """Zero what the next tile of values holds outside [first_key, end_key), if anything: 0 * NaN is NaN.
 
-
-@gluon.jit
-def dead_of(tile, first_key, end_key, context_len, S: gl.constexpr):
-    """(position of a tile's first key, end of its live ones, whether it has others), of keys [first_key, end_key)."""
+    both: barrier of two consumers that share the tile, whose keys it holds as well: no sooner than both have multiplied
+    these, and each for itself the same.
+    """
     empty = gap_before(tile, context_len, S)
     first = tile * S.TILE - empty
     end = end_in(tile, end_key, context_len, S)
-    return first, end, (first < first_key) | ((tile + 1) * S.TILE - empty > end)
+    if (first < first_key) | ((tile + 1) * S.TILE - empty > end):
+        if both is not None:
+            meet(both, 0)
+        zero_outside(values, turn, first, first_key, end, ROWS, S, P)
+        if both is not None:
+            meet(both, 1)
 
 
 @gluon.jit

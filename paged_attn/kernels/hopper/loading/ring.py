@@ -34,6 +34,21 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
     return full, empty
 
 
+@gluon.jit
+def make_meeting(THREADS: gl.constexpr):
+    """A barrier of all threads of two consumers."""
+    both = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(both.index(0), count=THREADS)
+    return both
+
+
+@gluon.jit
+def meet(both, PHASE: gl.constexpr):
+    """Until both consumers are here; they meet twice, by phases 0 and 1, so that the next time begins with 0 again."""
+    release(both.index(0))
+    mbarrier.wait(both.index(0), PHASE)
+
+
 @triton.constexpr_function
 def bytes_of_slot(slots):
     """Of one of these slots, whatever its axes."""
