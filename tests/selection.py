@@ -1,6 +1,7 @@
 """Which tests run where, and in which order, from what the tests say of themselves.
 
 - `gpu`, `hopper`, `quick`, `long` are said by tests.
+- `thorough` is said by what takes minutes, and whose like the whole suite has.
 - `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
 - `smoke`: the first case of each test that a GPU may fail, and what CI simulates.
 """
@@ -43,8 +44,16 @@ ONE_IN = {
 }  # fmt: skip
 
 
+def drawn(name: str, one_in: int) -> bool:
+    """Whether a case is one of those that are always taken, of which there is one in so many."""
+    return zlib.crc32(name.encode()) % one_in == 0
+
+
 def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU, deselect most of `ONE_IN`'s cases, unless their file is asked for; each test keeps its first."""
+    """Without a GPU, deselect what is `thorough`, and most of `ONE_IN`'s cases, unless their file is asked for.
+
+    Of these each test keeps its first.
+    """
     if any(".py" in argument for argument in config.args):
         return
     met: set[str] = set()
@@ -52,8 +61,8 @@ def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left: list[pytest.Item] = []
     for item in items:
         test = item.nodeid.partition("[")[0]
-        drawn = zlib.crc32(item.nodeid.encode()) % ONE_IN.get(item.path.name, 1) == 0
-        (kept if drawn or test not in met else left).append(item)
+        taken = drawn(item.nodeid, ONE_IN.get(item.path.name, 1)) or test not in met
+        (kept if taken and not item.get_closest_marker("thorough") else left).append(item)
         met.add(test)
     items[:] = kept
     config.hook.pytest_deselected(items=left)

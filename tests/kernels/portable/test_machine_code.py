@@ -12,15 +12,29 @@ import triton
 import triton.language as tl
 
 from paged_attn.launching import launch, versions
-from tests import variants
+from tests import selection, variants
 from tests.kernels import digests
-from tests.machine_code import ARITHMETIC, SHARED, compiled
-from tests.machine_code import MULTIPROCESSORS as TARGETS
+from tests.machine_code import ARITHMETIC, MULTIPROCESSORS, SHARED, compiled
 
-PARTS = 4  # processes per target: so many that workers share them evenly, so few that imports do not count
-# All variants for sm90, a quarter of them for each of the others: three variants of four have a second target.
-QUARTERS = {"sm80": (0,), "sm100": (1,), "gfx942": (2,)}
-SLICES = [(target, i) for target in TARGETS for i in QUARTERS.get(target, range(PARTS))]
+PARTS = 3  # processes for sm90: so many that workers share them evenly, so few that imports do not count
+# All variants for sm90, one in four of them in the whole suite, and those whose machine code is held by digests.
+NAMES = [name for name, _ in variants.calls()]
+ALWAYS = [name for name in NAMES if selection.drawn(name, 4) or name in digests.PLAIN["portable"]]
+THOROUGH = [name for name in NAMES if name not in ALWAYS]
+# Of each of the others every eighth variant from here on, and from four later on: three variants of four have a second
+# target.
+EIGHTHS = {"sm80": 0, "sm100": 1, "gfx942": 2}
+
+
+def slices() -> Iterator[Any]:
+    """(target, names of variants), a process each."""
+    for part in range(PARTS):
+        yield pytest.param("sm90", ALWAYS[part::PARTS], id=f"sm90-{part}")
+        yield pytest.param("sm90", THOROUGH[part::PARTS], id=f"sm90-thorough-{part}", marks=pytest.mark.thorough)
+    for target, first in EIGHTHS.items():
+        yield pytest.param(target, NAMES[first::8], id=target)
+        yield pytest.param(target, NAMES[first + 4 :: 8], id=f"{target}-thorough", marks=pytest.mark.thorough)
+
 
 # Spilled bytes per thread that a prefill variant may have: none on sm90, the one target that tiles were chosen on, and
 # today's worst elsewhere, where operands take registers too.
@@ -99,14 +113,14 @@ def _loop_complaints(facts: dict[str, Any], prefill: bool) -> Iterator[str]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("target", "part"), SLICES)
-def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, part: int) -> None:
+@pytest.mark.parametrize(("target", "names"), list(slices()))
+def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, names: list[str]) -> None:
     needs = "nvidia" if target.startswith("sm") else "amd"
     if needs not in triton.backends.backends:
         pytest.skip(f"this Triton does not compile for {needs}")
     sass = [] if target == "sm90" else ["--no-sass"]
-    found = compiled(target, "--part", str(part), str(PARTS), *sass, PAGED_ATTN_HOPPER="0")
-    assert {x["variant"] for x in found} == {name for name, _ in variants.calls()[part::PARTS]}
+    found = compiled(target, *names, "--exactly", *sass, PAGED_ATTN_HOPPER="0")
+    assert {x["variant"] for x in found} == set(names)
     wrong = [f"{x['variant']}: {x['kernel']} {text}" for x in found for text in complaints(target, x)]
     assert not wrong, f"{target}:\n" + "\n".join(dict.fromkeys(wrong))
     if target == "sm90":
@@ -117,7 +131,7 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, par
 def test_fp8_decode_converts_pairs_at_nearly_the_work_of_16_bits() -> None:
     """Of a tile of 64 keys of 128 dims a thread has 64 pairs, of which a conversion takes two numbers at a time."""
     words = ("decode split", "decode split e4m3", "decode split e5m2", "decode split all fp8")
-    facts = compiled("sm90", *words, PAGED_ATTN_HOPPER="0")
+    facts = compiled("sm90", *words, "--exactly", PAGED_ATTN_HOPPER="0")
     found = {x["variant"]: x for x in facts if x["kernel"] == "attention_kernel"}
     loops = {name: found[name]["loops"][0] for name in words}
     plain = sum(loops["decode split"].values())
@@ -217,6 +231,12 @@ def test_poor_kernels_are_complained_about_and_good_ones_are_not() -> None:
         "decode of two stages": [tiles + "[[1, 64, 64], [1, 64, 64]]"],
         "decode pipelined": [],
     }
+
+
+def test_every_target_is_compiled_for_in_the_whole_suite_and_every_variant_where_all_are_asked_for() -> None:
+    always = {x.values[0] for x in slices() if not x.marks}
+    assert always == {*EIGHTHS, "sm90"} == {*MULTIPROCESSORS}
+    assert sorted(name for x in slices() if x.values[0] == "sm90" for name in x.values[1]) == sorted(NAMES)
 
 
 def test_a_kernel_that_does_not_fit_is_complained_about() -> None:
