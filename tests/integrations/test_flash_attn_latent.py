@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.integrations import flash_attn
-from tests.integrations.test_flash_attn import BAD, attention, close, cumulative
+from tests.integrations.by_hand import BAD, attention, close, cumulative
 
 RANK, ROPE, HEADS, PAGE = 32, 16, 4, 4
 LENS_Q, LENS_K = (1, 3, 2), (9, 5, 2)

@@ -1,0 +1,153 @@
+"""FlashAttention's function over a cache: keys that it appends, turns and sees, in each order of its arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_attn.integrations import flash_attn
+from paged_attn.integrations.flash_attn import kvcache
+from tests.integrations.by_hand import BAD, Batch, attention, close, cumulative
+
+
+def rotated(x: Tensor, first: int, cos: Tensor, sin: Tensor, interleaved: bool, step: int = 1) -> Tensor:
+    """[n, heads, d] by complex numbers, in float64."""
+    half, at = cos.shape[1], [first + i * step for i in range(len(x))]
+    turn = torch.complex(cos.double(), sin.double())[at][:, None]
+    y = x.double().clone()
+    a, b = (
+        (y[..., 0 : 2 * half : 2], y[..., 1 : 2 * half : 2])
+        if interleaved
+        else (y[..., :half], y[..., half : 2 * half])
+    )
+    both = torch.complex(a, b) * turn
+    a.copy_(both.real)
+    b.copy_(both.imag)
+    return y
+
+
+CACHES = ["pages", "rows", "chosen rows"]
+
+
+@pytest.mark.parametrize("rotary", [None, "interleaved", "halves", "not causal"])
+@pytest.mark.parametrize("cache", CACHES)
+def test_appended_keys_are_written_turned_and_seen(cache: str, rotary: str | None) -> None:
+    lens, new, room = (5, 0, 11), 2, 16
+    seqs = len(lens)
+    q = torch.randn(seqs, new, 4, 16)
+    k, v = torch.randn(2, seqs, new, 2, 16)
+    held = [torch.randn(2, n, 2, 16) for n in lens]
+    k_cache, v_cache = torch.full((2, 5, room, 2, 16), BAD) if cache != "pages" else torch.full((2, 12, 4, 2, 16), BAD)
+    rows = torch.tensor([3, 0, 4], dtype=torch.int32) if cache == "chosen rows" else torch.arange(3, dtype=torch.int32)
+    table = torch.randperm(12).view(3, 4).int()
+
+    def places(s: int, first: int, last: int) -> tuple[Tensor, Tensor]:
+        at = torch.arange(first, last)
+        return (table[s, at // 4].long(), at % 4) if cache == "pages" else (rows[s].long().expand(len(at)), at)
+
+    for s, (a, b) in enumerate(held):
+        k_cache[places(s, 0, lens[s])], v_cache[places(s, 0, lens[s])] = a, b
+    angles = torch.rand(room, 4) * 6
+    cos, sin = (angles.cos(), angles.sin()) if rotary else (None, None)
+    inter, causal = rotary in ("interleaved", "not causal"), rotary != "not causal"
+    more = {"block_table": table} if cache == "pages" else {"cache_batch_idx": rows} if cache != "rows" else {}
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cos, sin, torch.tensor(lens, dtype=torch.int32), causal=causal,
+        rotary_interleaved=inter, return_softmax_lse=True, **more,
+    )  # fmt: skip
+    assert lse.shape == (3, 4, new)
+    for s, n in enumerate(lens):
+        turned, turned_q = k[s].double(), q[s].double()
+        if cos is not None and sin is not None:
+            turned = rotated(k[s], n, cos, sin, inter)
+            turned_q = rotated(q[s], n, cos, sin, inter, step=1 if causal else 0)
+        close(k_cache[places(s, n, n + new)], turned)
+        assert torch.equal(v_cache[places(s, n, n + new)], v[s])
+        wanted, wanted_lse = attention(
+            turned_q, torch.cat([held[s][0], turned]), torch.cat([held[s][1], v[s]]), causal=causal
+        )
+        close(out[s], wanted)
+        close(lse[s], wanted_lse)
+
+
+def test_nothing_but_the_appended_slots_changes() -> None:
+    """Padding (length -1) and a row that is full: neither writes, and the full one sees what it holds."""
+    k_cache, v_cache = torch.zeros(2, 6, 4, 2, 16)
+    table = torch.tensor([[0, 1], [2, 3], [4, 5]], dtype=torch.int32)
+    lens = torch.tensor([3, -1, 8], dtype=torch.int32)
+    k = torch.ones(3, 1, 2, 16)
+    q = torch.randn(3, 1, 4, 16)
+    out = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, k, cache_seqlens=lens, block_table=table)
+    assert k_cache.nonzero()[:, :2].unique(dim=0).tolist() == [[0, 3]]
+    assert not out[1].any()
+
+
+@pytest.mark.parametrize("tail", [-1, 2**31 - 1])
+def test_lengths_end_with_the_table_where_a_row_is_full(tail: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A length beyond the table would send the kernel to pages that are nobody's."""
+    import paged_attn
+
+    seen: list[list[int]] = []
+    attend = paged_attn.paged_attention
+    monkeypatch.setattr(paged_attn, "paged_attention", lambda *x, **y: seen.append(x[4].tolist()) or attend(*x, **y))
+    k_cache, v_cache = torch.zeros(2, 6, 4, 2, 16)
+    wide = torch.tensor([[0, 1, tail], [4, 5, tail]], dtype=torch.int32)
+    lens, k, q = torch.tensor([3, 8], dtype=torch.int32), torch.ones(2, 1, 2, 16), torch.randn(2, 1, 4, 16)
+    flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, k, k, cache_seqlens=lens, block_table=wide[:, :2])
+    assert seen == [[4, 8]]
+
+
+def test_a_page_that_is_not_there_is_not_written() -> None:
+    new = kvcache.Tokens(torch.tensor([0, 1]), torch.tensor([0, 0]), None)
+    table = torch.tensor([[1, -1], [1, 0]], dtype=torch.int32)
+    assert kvcache._slots(new, torch.tensor([4, 4], dtype=torch.int32), table, 4).tolist() == [-1, 0]
+
+
+def test_ragged_appends_follow_their_own_starts() -> None:
+    """FlashAttention-3's cu_seqlens_q and cu_seqlens_k_new, lengths of which differ, and rotary_seqlens."""
+    k_cache, v_cache = torch.randn(2, 2, 16, 2, 16)
+    before = k_cache.clone(), v_cache.clone()
+    q, (k, v) = torch.randn(4, 4, 16), torch.randn(2, 4, 2, 16)
+    cos, sin = torch.rand(2, 32, 8)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, None, cos, sin, torch.tensor([6, 2], dtype=torch.int32), None, None, None,
+        cumulative((3, 1)), cumulative((1, 2)), 3, torch.tensor([9, 1], dtype=torch.int32), causal=True,
+        rotary_interleaved=False, return_softmax_lse=True,
+    )  # fmt: skip
+    assert lse.shape == (4, 4)
+    for s, (n, start, a, b, c, d) in enumerate([(6, 9, 0, 3, 0, 1), (2, 1, 3, 4, 1, 3)]):
+        keys = torch.cat([before[0][s, :n], rotated(k[c:d], start, cos, sin, False)])
+        values = torch.cat([before[1][s, :n], v[c:d]])
+        wanted, wanted_lse = attention(rotated(q[a:b], start, cos, sin, False), keys, values, causal=True)
+        close(out[a:b], wanted)
+        close(lse[:, a:b], wanted_lse)
+    assert torch.equal(v_cache[1, 2:4], v[1:3])  # the fourth token is padding
+    assert torch.equal(v_cache[1, 4:], before[1][1, 4:])
+
+
+@pytest.mark.parametrize("order", ["FA2", "FA3", "int", "full", "page_table and cache_batch_idx"])
+def test_every_order_of_kvcache_means_the_same(order: str) -> None:
+    b, f = Batch((1, 1), (9, 9)), flash_attn.flash_attn_with_kvcache
+    q, caches = b.q[:, None], (b.k_cache, b.v_cache)
+    dense = tuple(x.view(2, 9, 2, 16) for x in (b.k, b.v))
+    calls = {
+        "FA2": lambda: f(q, *caches, None, None, None, None, b.used, None, None, b.table, None, True, (5, 0), 0.0),
+        "FA3": lambda: f(q, *caches, None, None, None, None, None, b.used, None, None, b.table, None, None, None, None,
+                         None, None, None, None, True, (5, 0)),
+        "int": lambda: f(q, *caches, cache_seqlens=9, page_table=b.table, causal=True, window_size=(5, -1)),
+        "full": lambda: f(q, *dense, causal=True, window_size=(5, 0)),
+        "page_table and cache_batch_idx": lambda: f(
+            q, *caches, cache_seqlens=b.used, page_table=b.table.flip(0), causal=True, window_size=(5, 0),
+            cache_batch_idx=torch.tensor([1, 0], dtype=torch.int32)),
+    }  # fmt: skip
+    close(calls[order]()[:, 0], b.wanted(causal=True, window=(5, -1))[0])
+
+
+def test_left_padding_is_not_seen() -> None:
+    q, (k, v) = torch.randn(2, 2, 4, 16), torch.randn(2, 2, 12, 2, 16)
+    left, lens = torch.tensor([3, 0], dtype=torch.int32), torch.tensor([9, 12], dtype=torch.int32)
+    k[0, :3], v[0, :3], k[0, 9:], v[0, 9:] = BAD, BAD, BAD, BAD
+    out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lens, cache_leftpad=left, causal=True)
+    close(out[0], attention(q[0], k[0, 3:9], v[0, 3:9], causal=True)[0])
+    close(out[1], attention(q[1], k[1], v[1], causal=True)[0])
