@@ -34,7 +34,7 @@ SIMULATED := tests/test_batch_invariance.py tests/tools/test_simulator.py $(addp
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test simulate test-gpu fuzz bench tritons newest hosts test-hosts check docs format clean
+.PHONY: help demo test thorough simulate test-gpu fuzz bench tritons newest hosts test-hosts check docs format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -45,6 +45,9 @@ demo: $(READY)  ## serve a traffic mix over a paged cache, every step checked
 test: $(STAMP)  ## the CPU suite: Triton's interpreter, and small batches for Hopper kernels, simulated
 	$(VPY) -m pytest tests -n 2 --dist worksteal $(ARGS)
 	$(if $(ARGS),,$(SIMULATE) -m quick)
+
+thorough: $(STAMP)  ## machine code of every variant of every kernel, of which `make test` compiles a part
+	$(VPY) -m pytest tests -m thorough -n 2 --dist worksteal $(ARGS)
 
 simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 	$(SIMULATE) $(or $(ARGS),-m quick)

@@ -50,11 +50,11 @@ def drawn(name: str, one_in: int) -> bool:
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU, deselect what is `thorough`, and most of `ONE_IN`'s cases, unless their file is asked for.
+    """Without a GPU, deselect what is `thorough`, and most of `ONE_IN`'s cases, unless their file or that marker is asked for.
 
     Of these each test keeps its first.
     """
-    if any(".py" in argument for argument in config.args):
+    if "thorough" in config.option.markexpr or any(".py" in argument for argument in config.args):
         return
     met: set[str] = set()
     kept: list[pytest.Item] = []
