@@ -50,7 +50,7 @@ def drawn(name: str, one_in: int) -> bool:
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU, deselect what is `thorough`, and most of `ONE_IN`'s cases, unless their file or that marker is asked for.
+    """Without a GPU, deselect what is `thorough`, and most of `ONE_IN`'s cases, unless file or marker is asked for.
 
     Of these each test keeps its first.
     """

@@ -103,12 +103,11 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
         last_key = tl.minimum(slot + right_of(block.seq, mods), last_key)
     if mods.chunk is not None:
         last_key = within_chunk(last_key + 1, pos, mods) - 1
-    span_begin, span_end = None, None
+    span_begin, span_end, prefix = slot, slot, context_len  # of nothing: Triton 3.6 returns no record with a None
     if mods.spans is not None:
         span_begin, span_end = span_around(slot, block.seq, None, mods)
         first_key = before_window(first_key, span_begin, mods)
         last_key = behind_query(last_key + 1, span_end, slot, block.seq_len, mods) - 1
-    prefix = None
     if mods.prefix_lens is not None:
         prefix = prefix_of(block.seq, None, block.seq_len, mods)
         if mods.left is None:
@@ -123,9 +122,9 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
 
 
 @triton.jit
-def first_seen(rows):
+def first_seen(rows, mods):
     """The first key that each row sees [R]."""
-    if rows.prefix is None:
+    if mods.prefix_lens is None:
         return rows.first_key
     else:
         return tl.where(rows.prefix > 0, 0, rows.first_key)
@@ -164,15 +163,13 @@ def visible_range(block, mods, TOKENS: tl.constexpr):
         begin, end = span_around(last_pos, block.seq, None, mods)
         full_lo = before_window(full_lo, begin, mods)
         hi = behind_query(hi, end, last_pos, block.seq_len, mods)
-    prefix, resume = None, None
+    prefix, resume = lo, lo  # of nothing, as in `row_tile`
     if mods.prefix_lens is not None:
         prefix = prefix_of(block.seq, None, block.seq_len, mods)
         hi = tl.maximum(hi, prefix)
         if mods.left is None:
             full_hi = tl.maximum(full_hi, prefix)
-            prefix = None
         else:
-            resume = lo
             lo = tl.where(prefix > 0, 0, lo)
             full_hi = tl.where(prefix >= full_lo, tl.maximum(full_hi, prefix), full_hi)
             full_lo = tl.where(prefix >= full_lo, 0, full_lo)

@@ -231,7 +231,7 @@ def merge_states_kernel(out, lse, outs, lses, num_parts, part_stride, S: tl.cons
     dim = tl.arange(0, S.VALUE_PADDED)
     stride = tl.cast(part_stride, tl.int64)
     acc, top, total = join_results(outs, lses, at, valid, dim, stride, num_parts, S.VALUE_DIM)
-    rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, head, valid, 0, 0, 0)
+    rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, head, valid, 0, 0, 0, 0, 0, 0, 0)
     store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
     seen = total != 0  # also where it is not a number
     tl.store(lse + at, tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)) * LN2, float("-inf")), mask=valid)

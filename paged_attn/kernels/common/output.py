@@ -53,7 +53,7 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
 @triton.jit
 def rows_from(token, kv_head, row, valid, S: tl.constexpr):
     """Just enough of a RowTile to store rows [R], counted from a token on; token is int64."""
-    return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row, valid, 0, 0, 0)
+    return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row, valid, 0, 0, 0, 0, 0, 0, 0)
 
 
 @triton.jit

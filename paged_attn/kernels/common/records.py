@@ -243,10 +243,10 @@ class RowTile(NamedTuple):
     context_len: Any
     first_token: Any  # of the sequence, in the batch
     query_len: Any
-    span_begin: Any = None  # [R], of the spans that hold a row's slot; None: there are none
-    span_end: Any = None
-    prefix: Any = None  # keys before it are visible, too; None: of no sequence
-    seq: Any = None
+    span_begin: Any  # [R], of the spans that hold a row's slot; any number where there are none
+    span_end: Any
+    prefix: Any  # keys before it are visible, too; any number where no sequence has a prefix
+    seq: Any
 
 
 class Span(NamedTuple):
@@ -259,8 +259,8 @@ class Span(NamedTuple):
     hi: Any
     full_lo: Any
     full_hi: Any
-    prefix: Any = None  # nobody sees keys [prefix, resume); None where there is no prefix, or no bound to the left
-    resume: Any = None
+    prefix: Any  # nobody sees keys [prefix, resume); any numbers where there is no prefix, or no bound to the left
+    resume: Any
 
 
 class Source(NamedTuple):

@@ -21,26 +21,19 @@ from .latent import load_latent, load_queries
 def may_hide(tile, source, span, S: tl.constexpr):
     """Whether a tile has keys that some row does not see."""
     hides = (tile < span.full_lo) | (tile + S.TILE > tl.minimum(span.full_hi, source.end))
-    if span.prefix is not None:
-        hides &= tile + S.TILE > tl.minimum(span.prefix, source.end)
+    if source.prefix is not None:
+        hides &= tile + S.TILE > tl.minimum(source.prefix, source.end)
     return hides
-
-
-@triton.jit
-def live_keys(source, tile, S: tl.constexpr, FULL: tl.constexpr):
-    """Which keys of a tile are there, None: all.  0 * NaN is NaN: no weight of zero removes a value that is garbage."""
-    if FULL:
-        return None
-    else:
-        return lives(tile + tl.arange(0, S.TILE), source)
 
 
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold the keys of one tile into the state; FULL: every row sees all of them."""
     page, slot = locate(source, ids, tile, S)
+    # live keys are those that are there, None: all.  0 * NaN is NaN, so no weight of zero removes a value of another.
     if S.REST is not None:
-        k, v = load_latent(kv.key, page, slot, rows.kv_head, live_keys(source, tile, S, FULL), S)
+        live = None if FULL else lives(tile + tl.arange(0, S.TILE), source)
+        k, v = load_latent(kv.key, page, slot, rows.kv_head, live, S)
     else:
         if boxes is not None:
             k = (load_box(boxes.key, ids, tile % S.PAGE, rows.kv_head, S.DIM, S).T,)
@@ -49,7 +42,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
         if FULL and boxes is not None:
             v = (load_box(boxes.value, ids, tile % S.PAGE, rows.kv_head, S.VALUE_PADDED, S),)
         else:
-            live = live_keys(source, tile, S, FULL)
+            live = None if FULL else lives(tile + tl.arange(0, S.TILE), source)
             v = unpack(load_kv(kv.value, page, slot, rows.kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv.value, S)
     key = tl.arange(0, S.TILE)
     scores = products(q.parts, k, S)
@@ -83,10 +76,10 @@ def attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S: t
 @triton.jit
 def attend_around_gap(state, q, rows, kv, boxes, source, begin, end, span, mods, S: tl.constexpr):
     """`attend_tiles` of the tiles of a prefix, and of those from the window on."""
-    head = begin + tl.cdiv(tl.maximum(span.prefix - begin, 0), S.TILE) * S.TILE
+    head = begin + tl.cdiv(tl.maximum(source.prefix - begin, 0), S.TILE) * S.TILE
     skipped = tl.maximum(begin + tl.maximum(source.first - begin, 0) // S.TILE * S.TILE - head, 0)
     if source.first >= source.end:  # of the window there is nothing
-        end = tl.maximum(tl.minimum(span.prefix, end), begin)
+        end = tl.maximum(tl.minimum(source.prefix, end), begin)
         skipped = skipped * 0
     ids = load_ids(source, begin + tl.where(begin < head, 0, skipped), S)
     for at in tl.range(begin, end - skipped, S.TILE, num_stages=S.STAGES):
@@ -102,7 +95,7 @@ def attend(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr
     """Fold the keys of one source from position begin on into the state."""
     # begin was rounded down to a tile: a source without a visible key may have a dead one in that tile
     end = tl.where(source.first < source.end, source.end, begin)
-    if span.prefix is not None:
+    if source.prefix is not None:
         return attend_around_gap(state, q, rows, kv, boxes, source, begin, source.end, span, mods, S)
     elif S.PEEL:
         full = begin
@@ -130,15 +123,17 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)
-    first_key = span.lo if span.prefix is None else span.resume
+    first_key, prefix = span.lo, None
+    if mods.prefix_lens is not None and mods.left is not None:
+        first_key, prefix = span.resume, span.prefix
     pages = pages_of(batch, block.seq)
-    source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, span.prefix)
+    source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, prefix)
     state = attend(state, q, rows, cache, boxes, source, begin, span, mods, S)
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head)
     state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
-        source = Source(None, block.first_token - rows.context_len, first_key, end, scale, None, span.prefix)
+        source = Source(None, block.first_token - rows.context_len, first_key, end, scale, None, prefix)
         state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
     return State(together(state.acc), state.max, state.sum)
 
@@ -163,7 +158,7 @@ def attend_pieces(
     state = State(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), row_max, row_sum)
     for piece in range(begin, end):
         # the piece of the row's own first key has its sink, wherever the block begins
-        first = first_seen(rows) // S.PIECE == piece
+        first = first_seen(rows, mods) // S.PIECE == piece
         keys = piece * S.PIECE
         part = attend_block(
             block, rows, q, keys, keys + S.PIECE, first, cache, boxes, new, batch, mods, scales, S

@@ -34,7 +34,10 @@ class Lists(NamedTuple):
 
 @gluon.jit
 def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
-    """The sequences of more than 64 rows, or the others."""
+    """The sequences of more than 64 rows, or the others; their pages are found by the batch itself.
+
+    Triton 3.6 returns no record with a None, which the starts of rows of a page table may be.
+    """
     FEW: gl.constexpr = 64 // S.GROUP
     shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
     longest = batch.longest if MANY else gl.minimum(batch.longest, FEW)
@@ -49,7 +52,7 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
         longest,
         batch.least,
         batch.slots,
-        batch.page_starts,
+        batch.query_starts,
     )
 
 
