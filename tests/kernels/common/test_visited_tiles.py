@@ -167,7 +167,8 @@ def test_bounds_of_a_block_are_those_of_its_mask(name: str, device: str) -> None
 @triton.jit
 def hide_kernel(out, query_len, seq_len, first, mods, TILES: tl.constexpr, TOKENS: tl.constexpr, S: tl.constexpr):
     span = visible_range(Block(0, 0, query_len, seq_len, first), mods, TOKENS)
-    source = Source(None, 0, span.lo, seq_len, 1.0, span.prefix)
+    prefix = None if mods.prefix_lens is None or mods.left is None else span.prefix
+    source = Source(None, 0, span.lo, seq_len, 1.0, None, prefix)
     for tile in range(TILES):
         tl.store(out + tile, may_hide(tile * S.TILE, source, span, S).to(tl.int32))
 
