@@ -119,8 +119,8 @@ def _put_table(given: Table, place: Table, count: int) -> None:
         return
     for name, got, into in zip(("indptr", "indices"), given, place, strict=True):
         if into.shape[0] < got.shape[0]:
-            wanted = f"{list(got.shape)} like those of page_table"
-            raise ValueError(f"{name} of out[0] must be at least {wanted}, got {list(into.shape)}")
+            shapes = list(got.shape), list(into.shape)
+            raise ValueError(f"{name} of out[0] must be at least {shapes[0]} like those of page_table, got {shapes[1]}")
     place[1][: given[1].shape[0]].copy_(given[1], non_blocking=True)
     _put_starts(given[0], place[0], count)
 

@@ -28,7 +28,7 @@ from tests.errors import ANY, ROOT, Entry, catalogue, said
 # Whose rows end in the text of an error that each of them is refused with, word for word.
 TABLES = ("checks.test_check.OPTIONS", "checks.test_check_batch.BATCH", "checks.test_check_write.WRITE")
 TABLES += ("checks.test_check_write.MERGE", "checks.test_contents.CONTENTS")
-TABLES += ("test_score_mod.REFUSED", "test_step.REFUSED")
+TABLES += ("test_score_mod.REFUSED", "test_step.REFUSED", "test_padding.REFUSED")
 # Warnings of a process with another Triton, of which these tests start one.
 ELSEWHERE = {
     "paged-attn was not written for Triton": "test_a_check_that_fails_leaves_the_portable_kernels_with_one_warning",

@@ -69,21 +69,27 @@ class _Hook:
 
 def test_a_cpu_takes_one_case_in_so_many_and_the_first_of_each_test() -> None:
     def item(file: str, test: str, case: int) -> Any:
-        return SimpleNamespace(path=Path(file), nodeid=f"tests/{file}::{test}[{case}]")
+        said = SimpleNamespace(path=Path(file), nodeid=f"tests/{file}::{test}[{case}]")
+        said.get_closest_marker = lambda name: name == "thorough" and test == "d"
+        return said
 
-    names = [("test_masks.py", "a"), ("test_masks.py", "b"), ("test_step.py", "c")]
+    names = [("test_latent.py", "a"), ("test_latent.py", "b"), ("test_step.py", "c"), ("test_step.py", "d")]
     items = [item(file, test, case) for file, test in names for case in range(60)]
     hook = _Hook()
-    config: Any = SimpleNamespace(args=["tests"], hook=hook)
+    config: Any = SimpleNamespace(args=["tests"], hook=hook, option=SimpleNamespace(markexpr=""))
     kept = list(items)
     selection.thin_out(config, kept)
-    taken = {test: [case for case in range(60) if item(file, test, case) in kept] for file, test in names}
+    there = {x.nodeid for x in kept}
+    taken = {test: [n for n in range(60) if item(file, test, n).nodeid in there] for file, test in names}
+    assert taken["d"] == []
     assert taken["c"] == list(range(60))
     for test in "ab":
         assert taken[test][0] == 0
         assert 10 < len(taken[test]) < 30
         assert {case % 3 for case in taken[test]} == {0, 1, 2}, "a column of a matrix is left out"
     assert len(kept) + len(hook.left) == len(items)
-    asked = list(items)
-    selection.thin_out(SimpleNamespace(args=["tests/test_masks.py"], hook=hook), asked)
-    assert asked == items
+    for words, arguments in (("", ["tests/test_latent.py"]), ("thorough", ["tests"])):
+        config = SimpleNamespace(args=arguments, hook=hook, option=SimpleNamespace(markexpr=words))
+        asked = list(items)
+        selection.thin_out(config, asked)
+        assert asked == items
