@@ -207,7 +207,7 @@ def test_four_warpgroups_do_a_small_batch(plans: Any) -> None:
 @pytest.mark.quick
 @pytest.mark.parametrize(("short", "tile"), [(0, 128), (1024, 64)])
 def test_a_consumer_that_is_an_item_ahead_does_a_small_batch(short: int, tile: int) -> None:
-    with hopper_plans.uncut(MAX_KEYS_OF_SMALL_TILES=short):
+    with hopper_plans.uncut(MAX_KEYS_OF_HALF_TILES=short):
         case = sized("ahead", **ragged((200, 300), (200, 0), (200, 200), (200, 900)), bounds=True)
         (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
         assert (True, tile) == (launch.pipe.AHEAD, launch.shape.TILE)
