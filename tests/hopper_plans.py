@@ -33,16 +33,31 @@ def _home(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def planned(**changes: Any) -> Iterator[None]:
-    """The planner with other numbers, or another rule."""
+def _replanned() -> Iterator[pytest.MonkeyPatch]:
+    """No plan of before is known inside, and none of inside afterwards."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         plan.plan.cache_clear()
         memo.clear()
+        yield monkeypatch
+    plan.plan.cache_clear()
+    memo.clear()
+
+
+@contextlib.contextmanager
+def planned(**changes: Any) -> Iterator[None]:
+    """The planner with other numbers, or another rule."""
+    with _replanned() as monkeypatch:
         for name, value in changes.items():
             monkeypatch.setattr(_home(name), name, value)
         yield
-    plan.plan.cache_clear()
-    memo.clear()
+
+
+@contextlib.contextmanager
+def asked(module: Any) -> Iterator[None]:
+    """The kernels of `planning.gathering` or `planning.wide`, as if their environment variable asked for them."""
+    with _replanned() as monkeypatch:
+        monkeypatch.setattr(module, "ASKED", True)
+        yield
 
 
 def _never(p: Problem) -> bool:

@@ -182,6 +182,7 @@ def test_trees_of_their_own_are_those_of_a_bias_of_each_sequence(device: str, cu
     by_mask = [x.clone() for x in paged_attn.paged_attention(**inputs, qq_mask=tree.qq_mask)]
     by_bias = paged_attn.paged_attention(**inputs, qq_bias=bias.to(device))
     for got, wanted in zip(by_mask, by_bias):
+        # float32: beside a bias scores are scaled by themselves, beside bits together with their exponents
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=2e-6)
 
 

@@ -29,7 +29,7 @@ WIDE = 256
 WIDE_ROWS, FEW_WIDE_ROWS = 64, 32
 
 # Shared memory that one program may use, bytes
-_SHARED = {
+SHARED_MEMORY = {
     "sm80": 166912,
     "sm86": 101376,
     "sm89": 101376,
@@ -179,7 +179,7 @@ def fit(p: Problem, config: Config) -> Config:
     row_bytes = (dim + (rest or 0)) * p.compute.itemsize
     stored_dims = dim + value_dim if rest is None else dim + rest
     stored_bytes = stored_dims * (p.cache.itemsize if config.pairs else p.compute.itemsize)
-    limit = _SHARED.get(p.device.arch, 65536)
+    limit = SHARED_MEMORY.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
 

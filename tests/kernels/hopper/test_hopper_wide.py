@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.calls import memo
 from paged_attn.kernels.hopper.planning import wide
 from paged_attn.planning import plan
+from tests import hopper_plans
 from tests.cases import E4M3, Case, build, problem_of, run
 from tests.hopper_cases import DEVICE, FEATURES, ragged, sized
 
@@ -18,14 +18,9 @@ pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "asked")]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(wide, "ASKED", True)
-    plan.plan.cache_clear()
-    memo.clear()
-    yield
-    monkeypatch.undo()
-    plan.plan.cache_clear()
-    memo.clear()
+def asked() -> Iterator[None]:
+    with hopper_plans.asked(wide):
+        yield
 
 
 DECODE = ragged((1, 300), (1, 0), (1, 1000), (1, 1)) | dict(decode_form=True)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.calls import memo
 from paged_attn.kernels.hopper.planning import wide
 from paged_attn.planning import plan
 from tests import hopper_plans
@@ -20,14 +19,9 @@ pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("asked")]
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(wide, "ASKED", True)
-    plan.plan.cache_clear()
-    memo.clear()
-    yield
-    monkeypatch.undo()
-    plan.plan.cache_clear()
-    memo.clear()
+def asked() -> Iterator[None]:
+    with hopper_plans.asked(wide):
+        yield
 
 
 def assert_blocks(case: Case) -> None:

@@ -18,7 +18,7 @@ from .parts import parts_of
 from .shapes import dim_of, launch_of, loaders_of, merged, shape_of, value_dim_of, widest_of
 from .softcap import has_tanh, terms_of
 from .wide import is_wide
-from .wide_blocks import dims_of_results, key_dims_of, keys_in_parts, wide_rings
+from .wide_blocks import dims_of_results, key_dims_of, keys_in_parts, rings_of_wide_blocks
 
 PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
 MIN_TILES_PER_PIECE: Annotated[
@@ -159,7 +159,7 @@ def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
     convert, kind = conversion(p), block_kind(p, two_lists)
     query_slots = 2 if dim_of(p) <= 128 else 1  # large heads leave no room
     if is_wide(p) or keys_in_parts(p):
-        rings = wide_rings(p, kind.consumers * kind.rows, query_slots)
+        rings = rings_of_wide_blocks(p, kind.consumers * kind.rows, query_slots)
     else:
         rings = block_rings(p, kind.consumers, kind.rows, two_lists)
     terms = 0 if two_lists else terms_of(p)

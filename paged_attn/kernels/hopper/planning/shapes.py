@@ -11,10 +11,12 @@ from ....records.rounding import next_power_of_2
 from ...common.records import Shape
 from ...common.score_mod import of_this_dialect
 from ...portable.plan import merge_of
+from ...portable.tuning import SHARED_MEMORY
 from ..args import Pipe
 
 MAX_SEQS_OF_ONE_SCAN = 128  # that are searched in one step, which also adds up their work
 MAX_SEQS_OF_ONE_WARP = 32  # that a warp searches in one step
+SHARED_BYTES = SHARED_MEMORY["sm90"]  # of a program
 MAX_BOX_ELEMENTS = 256  # elements of a box along an axis
 # Of an x-packed cache, side by side for a product: keys, of 8 dims each, and values of a dim.
 KEYS_PER_CORE_MATRIX, VALUES_PER_CORE_ROW = 8, 16

@@ -8,7 +8,7 @@ from . import cost
 from .columns import MAX_COLUMNS
 from .shapes import dim_of
 from .wide import is_wide
-from .wide_shares import wide_rings
+from .wide_shares import rings_of_wide_shares
 
 MAX_BYTES_OF_HALF_TILES: Annotated[
     int,
@@ -64,7 +64,7 @@ def share_tiles(p: Problem, columns: int) -> ShareTiles:
         return ShareTiles(64, 5, 5)
     half = keys_are_soon_read(p) or dim > 128 or columns_leave_few_registers(p, columns) or rows_share_lines(p, columns)
     if is_wide(p):
-        return ShareTiles(*wide_rings(p, columns, half))
+        return ShareTiles(*rings_of_wide_shares(p, columns, half))
     tile, slots = (64, 6 if fp8 else 3) if half else (128, 2)
     if dim == 64:
         slots *= 2

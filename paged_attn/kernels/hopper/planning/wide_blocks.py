@@ -7,9 +7,9 @@ from .block_tiles import MAX_SLOTS, RINGS, RingSizes, loop_has_half_tiles
 from .columns import MAX_ROWS, packed_tiles_are_operands
 from .conversion import NONE, conversion
 from .gathering import in_boxes
-from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
+from .shapes import SHARED_BYTES, dim_of, is_decode, rows_of, value_dim_of, widest_of
 
-BYTES_OF_SHARED_MEMORY = 224 << 10  # for queries and tiles; barriers and what partitions are told have the rest
+BYTES_BESIDE_TILES = 3 << 10  # of shared memory that queries and tiles leave to barriers and what partitions are told
 BYTES = 2  # of a number
 ROWS = 128  # of a block of wide heads
 MAX_DIMS_OF_RESULTS = 256  # for which a thread of a block has registers
@@ -59,7 +59,7 @@ def key_dims_of(p: Problem) -> int:
     return 192 if keys_in_parts(p) else dim_of(p)
 
 
-def wide_rings(p: Problem, rows: int, query_slots: int) -> RingSizes:
+def rings_of_wide_blocks(p: Problem, rows: int, query_slots: int) -> RingSizes:
     """Of blocks of so many rows: as many slots as queries leave room for, of keys one more where one fits.
 
     Over fp8 those of the larger width, whose tiles are widened.
@@ -67,7 +67,7 @@ def wide_rings(p: Problem, rows: int, query_slots: int) -> RingSizes:
     if conversion(p) != NONE:
         return RINGS[conversion(p), widest_of(p)]
     keys, values = (BYTES * dims for dims in (key_dims_of(p), dims_of_results(p)))
-    room = BYTES_OF_SHARED_MEMORY - query_slots * rows * keys
+    room = SHARED_BYTES - BYTES_BESIDE_TILES - query_slots * rows * keys
     most = 64 if value_dim_of(p) > MAX_DIMS_OF_WHOLE_TILES or loop_has_half_tiles(p) else 128
     tile = next(tile for tile in (128, 64, 32) if tile <= most and 2 * tile * (keys + values) <= room)
     slots = min(MAX_SLOTS, room // (tile * (keys + values)))

@@ -7,7 +7,7 @@ from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
 from . import wide
 from .gathering import in_boxes
-from .shapes import dim_of, is_decode, rows_of, value_dim_of, widest_of
+from .shapes import SHARED_BYTES, dim_of, is_decode, rows_of, value_dim_of, widest_of
 
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
@@ -15,7 +15,6 @@ MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers
 MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # of two consumers, which share the tiles
 MAX_BLOCKS_OF_LATENTS = 4  # of a sequence and part of the heads: each reads the keys, most of them from the L2
 MAX_SLOTS = 6  # of a ring
-SHARED_BYTES = 227 << 10  # of a program
 BYTES_OF_BARRIERS = 1 << 10  # and of what partitions are told
 ROWS_OF_NOTHING = 32  # of queries, where a box that brings nothing may go (`loader.fetch_descriptors`)
 MAX_TURNED_COLUMNS = 8  # of results beyond 256 dims that are turned around in shared memory (`columns.is_turned`)
@@ -87,7 +86,7 @@ def consumers_of_columns(columns: int) -> int:
     return max(1, columns // MAX_WIDE_COLUMNS)
 
 
-def wide_rings(p: Problem, columns: int, half: bool) -> WideRings:
+def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     """As many slots as have room; half: of tiles of 64 keys where others would have 128."""
     tile = 64 if half or widest_of(p) > 128 else 128
     rest = rest_of(p)
