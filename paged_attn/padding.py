@@ -41,7 +41,7 @@ def pad_batch(
             (indptr, indices): indices, of all sequences.
         out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, in which the batch is put; cu_seqlens_q is None
             where the batch's is.  A copy from pinned host memory does not wait.
-        device: of new tensors that are made from lists, the host if None.
+        device: of new tensors that are made from lists; that of the tensors beside them, or the host, if None.
 
     Returns:
         (page_table [seqs, max_pages], seq_lens [seqs], cu_seqlens_q [seqs + 1] or None): out, if it was given.  What
@@ -52,6 +52,11 @@ def pad_batch(
         dtype or the kind of page table wanted.
     """
     ragged = is_ragged(page_table) if out is None or isinstance(page_table, Tensor) else is_ragged(out[0])
+    tensors = [x for x in (page_table, seq_lens, cu_seqlens_q) if isinstance(x, Tensor)]
+    if is_ragged(page_table):
+        tensors.append(page_table[0])
+    if device is None and tensors:
+        device = tensors[0].device
     given: Table
     if isinstance(page_table, Tensor) or is_ragged(page_table):
         given = page_table

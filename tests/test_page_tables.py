@@ -12,6 +12,7 @@ import paged_attn
 from paged_attn import reference
 from paged_attn.arguments import table_parts
 from paged_attn.calls import attend, memo
+from paged_attn.launching.backend import Device
 from tests.cases import BAD_PAGE, E4M3, Case, build, problem_of, run
 
 RAGGED = [
@@ -78,11 +79,12 @@ def test_a_list_is_as_good_as_a_tuple(device: str) -> None:
 def test_a_sequence_is_taken_to_have_no_more_keys_than_all_pages_hold() -> None:
     inputs = build(dataclasses.replace(RAGGED[0], bounds=False))
     indices = inputs["page_table"][1]
-    assert problem_of(inputs).max_seqlen_k == len(indices) * 8
-    assert problem_of(inputs | {"max_seqlen_k": 40}).max_seqlen_k == 40
+    card = Device("sm90", 132)
+    assert problem_of(inputs, card).max_seqlen_k == len(indices) * 8
+    assert problem_of(inputs | {"max_seqlen_k": 40}, card).max_seqlen_k == 40
     dense = build(dataclasses.replace(RAGGED[0], table=""))
     bounded = {"max_seqlen_k": 40}
-    assert problem_of(inputs | bounded) == problem_of(dense | bounded)
+    assert problem_of(inputs | bounded, card) == problem_of(dense | bounded, card)
 
 
 @pytest.mark.parametrize("given", [None, (), (torch.zeros(2),), (None, torch.zeros(2)), torch.zeros(2)])

@@ -1,4 +1,4 @@
-"""The calls of `PAGED_ATTN_WIDE=1` whose Hopper kernels are compiled, as `tests.variants` has those of all others."""
+"""Calls of two widths, wide heads and latents whose Hopper kernels are compiled, beside those of `tests.variants`."""
 
 import functools
 from collections.abc import Callable, Sequence

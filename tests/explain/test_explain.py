@@ -422,7 +422,8 @@ def test_a_device_has_the_name_that_people_have_for_it(name: str, arch: str) -> 
 def test_values_of_another_width_are_told_and_counted() -> None:
     both = told(head_dim=192, value_dim=128)
     assert "32 heads on 8 of 192 and values of 128" in both["call"]
-    assert both["kernels"].endswith("which do not take values of another width")
+    assert both["kernels"] == "Hopper's"
+    assert "values of another width" in told(head_dim=192, value_dim=36)["kernels"]
     asked, keys = ask(head_dim=192, value_dim=128), 8 * 4096
     assert question.memory(asked)["keys and values"] == 2 * keys * (192 + 128)
     assert question.memory(asked)["queries"] == 2 * 32 * 192
@@ -430,14 +431,17 @@ def test_values_of_another_width_are_told_and_counted() -> None:
     assert question.operations(asked) == 2 * 32 * 4096 * (192 + 128)
 
 
-def test_heads_beyond_256_dims_are_for_the_portable_kernel() -> None:
-    assert told(head_dim=512)["kernels"].endswith("which do not take a head_dim other than 40..256 in steps of 8")
+def test_heads_beyond_256_dims_over_fp8_are_for_the_portable_kernel() -> None:
+    fp8 = told(head_dim=512, kv_dtype=torch.float8_e4m3fn)["kernels"]
+    assert fp8.endswith("which do not take a head_dim other than 40..256 in steps of 8")
+    assert told(head_dim=512)["kernels"] == "Hopper's"
     assert "of 64 and values of 512" in printed("--head-dim 64 --value-dim 512 --device sm90")
 
 
 def test_scratch_is_as_wide_as_values() -> None:
     for head_dim, value_dim, padded in ((512, 64, 64), (64, 512, 512), (192, 128, 128)):
-        (launch,) = plan.plan(ask(head_dim=head_dim, value_dim=value_dim).problem).launches
+        asked = ask(head_dim=head_dim, value_dim=value_dim, page_size=4)  # of the portable kernel
+        (launch,) = plan.plan(asked.problem).launches
         states = launch.slots * launch.programs * launch.shape.KV_HEADS * launch.shape.LIVE * (padded + 2)
         assert question.need_of(launch).states - (launch.cuts if launch.merge else 0) == states
 
@@ -448,10 +452,14 @@ def test_a_latent_cache_is_read_once_and_its_heads_are_shared_out() -> None:
     assert "128 heads on 1 of 576 whose first 512 are values" in both["call"]
     assert question.memory(asked)["keys and values"] == 2 * 4096 * 576
     assert question.operations(asked) == 2 * 128 * 4096 * (576 + 512)
-    words = printed("--heads 128 --kv-heads 1 --head-dim 576 --value-dim 512 --latent --device sm90")
+    latent = "--kv-heads 1 --head-dim 576 --value-dim 512 --latent --device sm90"
+    words = printed(f"--heads 128 {latent} --page-size 4")
     assert "keys that are their values read once" in words
     assert "2 parts of 64 heads, on one KV head" in words
-    assert "parts of" not in printed("--heads 64 --kv-heads 1 --head-dim 576 --value-dim 512 --latent --device sm90")
+    words = printed(f"--heads 128 {latent}")
+    assert "tiles of keys that hold their values beside" in words
+    assert "2 parts of 1 group" in words
+    assert "parts of" not in printed(f"--heads 64 {latent}")
 
 
 def test_a_question_about_a_latent_cache_that_cannot_be_is_refused() -> None:

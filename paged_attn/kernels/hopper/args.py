@@ -43,6 +43,7 @@ class Pipe(NamedTuple):
     BESIDE: bool = False  # few rows by a warpgroup beside blocks: mixed.py
     FOLLOWS: bool = False  # of two launches of a call the second: it waits for the first at its end, not at its begin
     GATHER: bool = False  # tiles come row by row, not in boxes: gather.py
+    HEADS_ABREAST: int = 0  # KV heads of a sequence whose blocks come before those of the next ones; 0: of all heads
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
     FROM_DIM: int = 0  # the first of the values' dims, where a launch has VALUE_PADDED of them and others have the rest
 

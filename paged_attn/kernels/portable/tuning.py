@@ -182,9 +182,11 @@ def fit(p: Problem, config: Config) -> Config:
     limit = SHARED_MEMORY.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
+    # wide float32 values that are turned leave none of a stage's tiles in registers
+    all_stages = from_shared or (p.packed and p.compute == torch.float32 and p.widest > WIDE)
 
     def need(c: Config) -> int:
-        buffers = c.stages if from_shared else c.stages - 1
+        buffers = c.stages if all_stages else c.stages - 1
         # float32 operands of tensor cores pass through shared memory once more, split in two
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
         # weights, and x-packed values that are turned, pass through shared memory, which of other heads has room

@@ -1,26 +1,18 @@
-"""Values of another width than keys and heads beyond 256 dims, of few rows: asked for, since no GPU has run them."""
+"""Values of another width than keys and heads beyond 256 dims, of few rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning import wide
+from paged_attn.kernels.hopper.planning.shapes import is_wide
 from paged_attn.planning import plan
-from tests import hopper_plans
 from tests.cases import E4M3, Case, build, problem_of, run
 from tests.hopper_cases import DEVICE, FEATURES, ragged, sized
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "asked")]
-
-
-@pytest.fixture
-def asked() -> Iterator[None]:
-    with hopper_plans.asked(wide):
-        yield
+pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 
 DECODE = ragged((1, 300), (1, 0), (1, 1000), (1, 1)) | dict(decode_form=True)
@@ -128,7 +120,7 @@ QUICK = ("decodes, 192 and 128", "rows, 64 and 128, features", "drafts, 512", "d
 
 def assert_wide(case: Case) -> None:
     problem = problem_of(build(case, DEVICE))
-    assert wide.is_wide(problem)
+    assert is_wide(problem)
     launches = plan.plan(problem).launches
     assert all(x.pipe is not None and x.pipe.SHARES for x in launches)
 

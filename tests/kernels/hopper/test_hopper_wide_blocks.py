@@ -1,27 +1,19 @@
-"""Two widths, and wide heads, by blocks of many rows: asked for, since no GPU has run them yet."""
+"""Two widths, and wide heads, by blocks of many rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning import wide
 from paged_attn.planning import plan
 from tests import hopper_plans
 from tests.cases import E4M3, E5M2, Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, E4M3_NO_LSE, FEATURES, NEW, PACKED, ragged, sized
 from tests.simulator import SIMULATES
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("asked")]
-
-
-@pytest.fixture
-def asked() -> Iterator[None]:
-    with hopper_plans.asked(wide):
-        yield
+pytestmark = [pytest.mark.hopper]
 
 
 def assert_blocks(case: Case) -> None:

@@ -145,6 +145,7 @@ print(available.why_no_gluon())
 
 @pytest.mark.parametrize(("asked", "taken"), [("", False), ("0", False), ("1", True)])
 def test_a_triton_that_is_not_known_runs_the_hopper_kernels_where_asked_to(asked: str, taken: bool) -> None:
+    """Where no GPU can try them."""
     program = """
 import triton, warnings
 
@@ -155,4 +156,4 @@ with warnings.catch_warnings(record=True) as heard:
     from paged_attn.launching import trust
 print(available.gluon_available(), trust.why_untrusted("sm90") is None, len(heard))
 """
-    assert said(program, PAGED_ATTN_HOPPER=asked) == [f"{taken} False 0"]
+    assert said(program, PAGED_ATTN_HOPPER=asked, CUDA_VISIBLE_DEVICES="") == [f"{taken} False 0"]

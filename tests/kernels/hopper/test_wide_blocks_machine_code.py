@@ -29,7 +29,7 @@ MAX_RELOADED = {"prompts new 192 and 128": 2}  # registers of a loop over keys
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    return compiled("sm90", *PRODUCTS, "--exactly", PAGED_ATTN_WIDE="1")
+    return compiled("sm90", *PRODUCTS, "--exactly")
 
 
 @pytest.mark.parametrize("variant", PRODUCTS)

@@ -1,4 +1,4 @@
-"""Which calls of values of another width have Hopper's blocks, told by the plan alone: none by default."""
+"""Which calls of values of another width have Hopper's blocks, told by the plan alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning import plan, regimes, wide
+from paged_attn.kernels.hopper.planning import plan, regimes
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_SLOTS
 from paged_attn.kernels.hopper.planning.conversion import WIDEN
 from paged_attn.kernels.hopper.planning.wide_blocks import blocks_take
@@ -30,16 +30,6 @@ def problem(**changes: Any) -> Any:
     return problem_of(given, Device("sm90", 132))._replace(compute=torch.bfloat16)
 
 
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
-
-
-def test_values_of_another_width_are_portable_by_default() -> None:
-    assert plan.uncovered(problem()) == [WORDS]
-
-
-@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("head_dim, value_dim", list(itertools.permutations([40, 64, 96, 128, 192, 256], 2)))
 @pytest.mark.parametrize("more", [{}, dict(softcap=30.0), dict(window_size=(100, -1)), dict(new=True)], ids=str)
 def test_blocks_of_any_two_widths_fit_shared_memory(head_dim: int, value_dim: int, more: dict[str, Any]) -> None:
@@ -58,7 +48,6 @@ def test_blocks_of_any_two_widths_fit_shared_memory(head_dim: int, value_dim: in
     assert 2 <= pipe.VALUE_STAGES <= pipe.KEY_STAGES <= MAX_SLOTS
 
 
-@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("head_dim, value_dim", list(itertools.permutations([64, 128, 192], 2)))
 @pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=str)
 def test_fp8_of_two_widths_is_widened_in_blocks(head_dim: int, value_dim: int, dtype: torch.dtype) -> None:
@@ -72,7 +61,6 @@ def test_fp8_of_two_widths_is_widened_in_blocks(head_dim: int, value_dim: int, d
     assert [x.dialect for x in plan.launches(beside)] == ["portable", "hopper"]
 
 
-@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("head_dim, value_dim", [(512, 512), (320, 320), (512, 64), (64, 512), (264, 256), (512, 128)])
 @pytest.mark.parametrize("more", [{}, dict(softcap=30.0), dict(window_size=(100, -1)), dict(new=True)], ids=str)
 def test_wide_values_are_of_a_launch_for_each_256_dims(head_dim: int, value_dim: int, more: dict[str, Any]) -> None:
@@ -95,7 +83,6 @@ def test_wide_values_are_of_a_launch_for_each_256_dims(head_dim: int, value_dim:
     assert [x.pipe.FOLLOWS for x in beside[1:]] == [True, False][: len(launches)]
 
 
-@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     "changes",
     [dict(cache_dtype=E4M3), dict(layout="x"), dict(heads=12), dict(head_dim=508), dict(batch_invariant=True)],
@@ -105,14 +92,12 @@ def test_what_wide_blocks_cannot_is_portable(changes: dict[str, Any]) -> None:
     assert plan.uncovered(problem(**{**dict(head_dim=512, value_dim=512), **changes}))
 
 
-@pytest.mark.usefixtures("asked")
 def test_192_dims_are_no_256() -> None:
     (launch,) = plan.launches(problem(query_lens=(2048,), seq_lens=(2048,)))
     assert (launch.shape.DIM, launch.shape.VALUE_PADDED, launch.shape.TILE) == (192, 128, 128)
     assert (launch.pipe.KEY_STAGES, launch.pipe.VALUE_STAGES) == (2, 2)
 
 
-@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(
     "changes",
     [
@@ -130,7 +115,6 @@ def test_what_blocks_of_two_widths_cannot_is_portable(changes: dict[str, Any]) -
     assert WORDS in plan.uncovered(problem(**changes))
 
 
-@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize("changes", [dict(query_lens=(1, 1), decode_form=True), dict(query_lens=(4, 16), bounds=True)])
 def test_few_rows_of_two_widths_are_no_blocks(changes: dict[str, Any]) -> None:
     p = problem(**changes)
@@ -138,17 +122,8 @@ def test_few_rows_of_two_widths_are_no_blocks(changes: dict[str, Any]) -> None:
     assert regimes.regime_of(p).name != "many rows of two widths or wide heads"
 
 
-@pytest.mark.parametrize("head_dim", [64, 80, 128, 136, 192, 200, 256])
-def test_plans_of_one_width_are_those_of_before_but_for_keys_of_129_to_192_dims(
-    head_dim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    p = problem(head_dim=head_dim, value_dim=None)
-    before = plan.launches(p)
-    assert all(x.shape.DIM in (64, 128, 256) for x in before)
-    monkeypatch.setattr(wide, "ASKED", True)
-    after = plan.launches(p)
-    if 128 < head_dim <= 192:
-        assert [x.shape.DIM for x in after] == [192]
-        assert after[0].pipe.KEY_STAGES > before[0].pipe.KEY_STAGES
-    else:
-        assert after == before
+@pytest.mark.parametrize(
+    "head_dim, dims", [(64, 64), (80, 128), (128, 128), (136, 192), (192, 192), (200, 256), (256, 256)]
+)
+def test_keys_of_129_to_192_dims_are_three_parts_of_64_and_others_powers_of_two(head_dim: int, dims: int) -> None:
+    assert [x.shape.DIM for x in plan.launches(problem(head_dim=head_dim, value_dim=None))] == [dims]

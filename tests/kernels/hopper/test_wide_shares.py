@@ -1,4 +1,4 @@
-"""Which calls of two widths and of wide heads have shares on Hopper, by the plan alone: none that nobody asks for."""
+"""Which calls of two widths and of wide heads have shares on Hopper, by the plan alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper import words
-from paged_attn.kernels.hopper.planning import plan, wide
+from paged_attn.kernels.hopper.planning import plan
 from paged_attn.kernels.hopper.planning.wide_shares import shares_take
 from paged_attn.launching.backend import Device
 from tests.cases import E4M3, Case, build, problem_of
@@ -35,13 +35,6 @@ def problem(**changes: Any) -> Any:
     return problem_of(given, Device("sm90", 132))._replace(compute=torch.bfloat16)
 
 
-@pytest.mark.parametrize(
-    "widths, why", [((192, 128), [TWO_WIDTHS]), ((512, 512), [HEAD_DIM]), ((512, 128), [HEAD_DIM, TWO_WIDTHS])], ids=str
-)
-def test_two_widths_and_wide_heads_are_portable_by_default(widths: tuple[int, int], why: list[str]) -> None:
-    assert plan.uncovered(problem(head_dim=widths[0], value_dim=widths[1])) == why
-
-
 def rings(p: Any) -> set[tuple[int, int, int]]:
     """(tile, slots of keys, of values) of a call's launches."""
     assert plan.uncovered(p) == []
@@ -55,10 +48,7 @@ def rings(p: Any) -> set[tuple[int, int, int]]:
     [((192, 128), 8, (64, 4, 4)), ((64, 256), 8, (64, 5, 5)), ((128, 64), 8, (64, 6, 6)), ((192, 128), 64, (64, 4, 4))],
     ids=str,
 )
-def test_slots_follow_both_widths(
-    widths: tuple[int, int], heads: int, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
+def test_slots_follow_both_widths(widths: tuple[int, int], heads: int, expected: tuple[int, ...]) -> None:
     assert rings(problem(head_dim=widths[0], value_dim=widths[1], heads=heads)) == {expected}
 
 
@@ -83,19 +73,15 @@ OF_512: dict[str, Any] = MLA | dict(head_dim=512)
     ids=str,
 )
 def test_wide_heads_and_latents_have_as_many_slots_as_shared_memory_has_room_for(
-    changes: dict[str, Any], expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any], expected: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
     assert rings(problem(**changes)) == {expected}
 
 
 @pytest.mark.parametrize(
     "heads, consumers, columns", [(1, 1, 8), (8, 1, 8), (12, 1, 16), (32, 1, 32), (33, 2, 32), (64, 2, 32)]
 )
-def test_more_than_32_rows_of_latents_are_columns_of_two_consumers(
-    heads: int, consumers: int, columns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
+def test_more_than_32_rows_of_latents_are_columns_of_two_consumers(heads: int, consumers: int, columns: int) -> None:
     latents = problem(**MLA | dict(heads=heads, decode_form=True, bounds=False, seq_lens=(9000,) * 4))
     (launch,) = plan.launches(latents)
     pipe, shape = launch.pipe, launch.shape
@@ -106,19 +92,11 @@ def test_more_than_32_rows_of_latents_are_columns_of_two_consumers(
 @pytest.mark.parametrize(
     "heads, queries, parts, blocks", [(128, 1, 2, 1), (256, 1, 4, 1), (128, 2, 2, 2), (16, 8, 1, 2), (32, 8, 1, 4)]
 )
-def test_more_than_64_rows_of_latents_are_several_blocks(
-    heads: int, queries: int, parts: int, blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
+def test_more_than_64_rows_of_latents_are_several_blocks(heads: int, queries: int, parts: int, blocks: int) -> None:
     (launch,) = plan.launches(problem(**MLA | dict(heads=heads, query_lens=(queries,) * 4)))
     assert launch.shape.KV_HEADS == launch.pipe.PARTS == parts
     assert -(-queries // launch.shape.BLOCK_Q) == blocks
     assert launch.merge is not None
-
-
-def test_latents_are_portable_by_default() -> None:
-    assert plan.uncovered(problem(**MLA)) == [HEAD_DIM, TWO_WIDTHS]
-    assert plan.uncovered(problem(**OF_512)) == [HEAD_DIM]
 
 
 @pytest.mark.parametrize(
@@ -133,8 +111,7 @@ def test_latents_are_portable_by_default() -> None:
     ],
     ids=str,
 )
-def test_other_latents_are_portable(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
+def test_other_latents_are_portable(changes: dict[str, Any]) -> None:
     assert HEAD_DIM in plan.uncovered(problem(**MLA | changes))
 
 
@@ -151,19 +128,10 @@ def test_other_latents_are_portable(changes: dict[str, Any], monkeypatch: pytest
     ],
     ids=str,
 )
-def test_what_shares_do_not_take_is_portable(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
+def test_what_shares_do_not_take_is_portable(changes: dict[str, Any]) -> None:
     assert TWO_WIDTHS in plan.uncovered(problem(**changes))
 
 
 @pytest.mark.parametrize("changes", [dict(query_lens=(1, 100, 1, 1)), dict(heads=130)], ids=str)
-def test_more_than_64_rows_have_no_shares(changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wide, "ASKED", True)
+def test_more_than_64_rows_have_no_shares(changes: dict[str, Any]) -> None:
     assert not shares_take(problem(**changes))
-
-
-def test_other_calls_have_the_plans_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [problem(value_dim=None, head_dim=dim, query_lens=(n,) * 4) for dim in (64, 128, 192, 256) for n in (1, 9)]
-    before = [plan.launches(p) for p in others]
-    monkeypatch.setattr(wide, "ASKED", True)
-    assert [plan.launches(p) for p in others] == before

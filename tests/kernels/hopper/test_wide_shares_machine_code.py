@@ -40,7 +40,7 @@ MAX_RELOADED = {"decode latent 64 heads": 48}  # registers of a loop over keys; 
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    return compiled("sm90", *PRODUCTS, "--exactly", "--calls", "tests.wide_variants", PAGED_ATTN_WIDE="1")
+    return compiled("sm90", *PRODUCTS, "--exactly", "--calls", "tests.wide_variants")
 
 
 @pytest.mark.parametrize("variant", PRODUCTS)

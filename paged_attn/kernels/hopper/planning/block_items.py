@@ -15,9 +15,8 @@ from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_BESIDE_FEW_ROWS, block_
 from .columns import columns_of_list
 from .conversion import NONE, TRANSPOSE, WIDEN_VALUES, conversion
 from .parts import parts_of
-from .shapes import dim_of, launch_of, loaders_of, merged, shape_of, value_dim_of, widest_of
+from .shapes import dim_of, is_wide, launch_of, loaders_of, merged, shape_of, value_dim_of, widest_of
 from .softcap import has_tanh, terms_of
-from .wide import is_wide
 from .wide_blocks import dims_of_results, key_dims_of, keys_in_parts, rings_of_wide_blocks
 
 PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
@@ -42,6 +41,25 @@ MIN_FP8_PIECES_WORTH_A_MERGE: Annotated[
     int,
     Threshold("the same over fp8", f"{_MERGE}, whose own lies not in registers", "over e4m3, of four pieces 0.89x"),
 ] = 4
+
+_ABREAST = "programs over the keys of 128 heads read each tile from memory; of 4 heads 33 share one in the L2"
+MAX_HEADS_ABREAST: Annotated[
+    int,
+    Threshold(
+        "KV heads of a sequence whose blocks are worked through before those of the next",
+        _ABREAST,
+        "H100, 1 x 4096 of 128/128 heads 1531 -> 775 us, 4 x 4096 of 32/32 799 -> 759, of 64/16 1603 -> 1572; 8 heads "
+        "774, 757, 1617, 2 heads 784, 771, 1596",
+    ),
+] = 4
+BYTES_THAT_LEAVE_L2: Annotated[
+    int,
+    Threshold(
+        "bytes of a sequence's keys and values that an L2 of 50 MB would not keep",
+        _ABREAST,
+        "H100, 16 x 1024 of 32/32 heads (17 MB) 279 us, 4 heads abreast 286; 4 x 4096 of 64/16 (34 MB) 1603, 1572",
+    ),
+] = 32 << 20
 
 
 def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
@@ -90,6 +108,7 @@ def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launc
         DIM=key_dims_of(p), VALUE_PADDED=min(shape.VALUE_PADDED, dims_of_results(p)), CLEAR=p.ragged and p.only is None
     )
     pipe = pipe._replace(AHEAD=_begins_next_item(p, pipe, split), IN_TURN=_sends_products_in_turn(p, pipe, split))
+    pipe = pipe._replace(HEADS_ABREAST=_heads_abreast(p, split))
     items = cost.blocks_at_most(p, tokens) * p.kv_heads
     programs = min(p.device.multiprocessors, items * (tiles if split else 1))
     slots = 2 * PIECES_PER_PROGRAM * programs  # of a block's pieces one more than fit may be begun
@@ -109,6 +128,19 @@ def _blocks_may_be_cut(p: Problem, pipe: Pipe, tokens: int) -> bool:
     if one_block_may_see_most_keys(p):
         return True
     return not cost.whole_blocks_suffice(p, cost.blocks_at_most(p, tokens), known=False)
+
+
+def _heads_abreast(p: Problem, split: bool) -> int:
+    """KV heads whose blocks come before those of the next ones: as many as divide all; 0: all side by side.
+
+    Up to twice as many stay side by side: programs share their tiles anyhow.  Blocks that may be cut do, too, for what
+    is cut has to come last.
+    """
+    head_bytes = p.max_seqlen_k * (p.head_dim + p.value_width) * p.cache.itemsize
+    if split or p.kv_heads <= 2 * MAX_HEADS_ABREAST or p.kv_heads * head_bytes < BYTES_THAT_LEAVE_L2:
+        return 0
+    most = next(n for n in range(MAX_HEADS_ABREAST, 0, -1) if p.kv_heads % n == 0)
+    return most if most > 1 else 0
 
 
 def _merge_joins_sooner(p: Problem, launch: Launch) -> bool:

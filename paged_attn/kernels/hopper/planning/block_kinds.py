@@ -10,9 +10,8 @@ from . import cost
 from .block_tiles import blocks_of_half_tiles
 from .columns import columns_of_list
 from .conversion import NONE, conversion
-from .shapes import dim_of, is_even, widest_of
+from .shapes import dim_of, is_even, is_wide, widest_of
 from .softcap import has_tanh, terms_of
-from .wide import is_wide
 
 MIN_TOKENS_WORTH_CODE_COPIES: Annotated[
     int,

@@ -3,7 +3,7 @@
 import torch
 
 from ....records.problem import Problem
-from .wide import is_wide
+from .shapes import is_wide
 
 NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3
 

@@ -12,10 +12,9 @@ from ..args import Pipe
 from . import cost
 from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_OF_FEW_ROWS
 from .columns import MAX_COLUMNS, MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside, columns_of_shares
-from .shapes import MAX_BOX_ELEMENTS, dim_of, launch_of, merged, rows_of, shape_of, value_dim_of
+from .shapes import MAX_BOX_ELEMENTS, dim_of, is_wide, launch_of, merged, rows_of, shape_of, value_dim_of
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
-from .wide import is_wide
 from .wide_shares import MAX_WIDE_COLUMNS, consumers_of_columns, latent_parts, only_columns, reads_latents, rest_of
 
 MIN_TILES_PER_SHARE: Annotated[

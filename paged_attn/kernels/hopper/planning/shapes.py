@@ -58,6 +58,11 @@ def widest_of(p: Problem) -> int:
     return max(dim_of(p), value_dim_of(p))
 
 
+def is_wide(p: Problem) -> bool:
+    """Whether values have another width than keys, or either has more dims than the other kernels' tiles."""
+    return p.value_width != p.head_dim or p.widest > 256
+
+
 def rows_of(p: Problem, longest: int) -> int:
     """The most rows that a sequence of up to so many queries has for a KV head."""
     return (max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1) * (p.heads // p.kv_heads)

@@ -6,8 +6,7 @@ from ....records.problem import Problem
 from ....records.regime import Threshold
 from . import cost
 from .columns import MAX_COLUMNS
-from .shapes import dim_of
-from .wide import is_wide
+from .shapes import dim_of, is_wide
 from .wide_shares import rings_of_wide_shares
 
 MAX_BYTES_OF_HALF_TILES: Annotated[

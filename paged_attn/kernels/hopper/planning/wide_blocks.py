@@ -2,7 +2,6 @@
 
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
-from . import wide
 from .block_tiles import MAX_SLOTS, RINGS, RingSizes, loop_has_half_tiles
 from .columns import MAX_ROWS, packed_tiles_are_operands
 from .conversion import NONE, conversion
@@ -19,8 +18,7 @@ MAX_DIMS_OF_WHOLE_TILES = 128  # of values: results of more leave registers for 
 def blocks_take(p: Problem) -> bool:
     """Whether blocks have a call whose values are of another width: of more rows than few."""
     return (
-        wide.ASKED
-        and p.cache.itemsize <= 2
+        p.cache.itemsize <= 2
         and (not p.packed or packed_tiles_are_operands(p))
         and not (p.latent or p.batch_invariant or is_decode(p))
         and in_boxes(p)
@@ -44,14 +42,7 @@ def dims_of_results(p: Problem) -> int:
 
 def keys_in_parts(p: Problem) -> bool:
     """Whether keys and queries of blocks are 64 dims three times, and not 256 of which a quarter is zero."""
-    return (
-        wide.ASKED
-        and 128 < p.head_dim <= 192
-        and conversion(p) == NONE
-        and not p.packed
-        and p.query_box
-        and in_boxes(p)
-    )
+    return 128 < p.head_dim <= 192 and conversion(p) == NONE and not p.packed and p.query_box and in_boxes(p)
 
 
 def key_dims_of(p: Problem) -> int:

@@ -5,9 +5,8 @@ from typing import NamedTuple
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
-from . import wide
 from .gathering import in_boxes
-from .shapes import SHARED_BYTES, dim_of, is_decode, rows_of, value_dim_of, widest_of
+from .shapes import SHARED_BYTES, dim_of, is_decode, is_wide, rows_of, value_dim_of, widest_of
 
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
@@ -33,7 +32,7 @@ class WideRings(NamedTuple):
 
 def shares_take(p: Problem) -> bool:
     """Whether these shares have all rows of a call of two widths or of wide heads."""
-    if not (wide.ASKED and wide.is_wide(p)) or p.packed or p.batch_invariant or p.cache.itemsize != 2:
+    if not is_wide(p) or p.packed or p.batch_invariant or p.cache.itemsize != 2:
         return False
     if not in_boxes(p) or p.head_dim % 8 or p.value_width % 8 or min(p.head_dim, p.value_width) < MIN_WIDTH:
         return False
@@ -46,7 +45,7 @@ def shares_take(p: Problem) -> bool:
 
 def reads_latents(p: Problem) -> bool:
     """Whether keys are read once for themselves and for the values that they hold."""
-    return wide.ASKED and p.latent and wide.is_wide(p)
+    return p.latent and is_wide(p)
 
 
 def latent_parts(p: Problem) -> int:

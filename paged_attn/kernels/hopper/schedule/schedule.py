@@ -3,7 +3,8 @@
 Where blocks are too few for all programs, each has an even share of a line of them instead, and walks along it.
 
 Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a block side by
-side: their keys lie in the same pages, and stay in L2 while the sequence lasts.
+side: their keys lie in the same pages, and stay in L2 while the sequence lasts.  Of many KV heads, all of whose keys
+would not stay there, a few come with all of their blocks before the next ones do (Pipe.HEADS_ABREAST).
 """
 
 from typing import Any, NamedTuple
@@ -98,15 +99,27 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
+def unit_and_head(index, found, blocks, S: gl.constexpr, P: gl.constexpr):
+    """(unit, KV head) of item `index`."""
+    if P.HEADS_ABREAST > 0:
+        gl.static_assert(not S.SPLIT)  # otherwise a sequence has more units than blocks
+        within = index - found.units * S.KV_HEADS
+        items = blocks * P.HEADS_ABREAST
+        head = within // items * P.HEADS_ABREAST + within % P.HEADS_ABREAST
+        return found.units + within % items // P.HEADS_ABREAST, head
+    else:
+        return index // S.KV_HEADS, index % S.KV_HEADS
+
+
+@gluon.jit
 def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, P: gl.constexpr):
     """(block of a sequence, KV head, tiles [from, to) of it, pieces, first slot, this one's) of item `index`."""
-    unit = index // S.KV_HEADS
+    unit, kv_head = unit_and_head(index, found, blocks, S, P)
     uncut = _uncut(blocks, found.blocks, lists, S, P)
     behind = unit - found.units - uncut  # below 0 in an uncut block, whose slot nobody reads
     pieces = gl.where(behind < 0, 1, count_pieces(tiles, lists.size, S))
     number = behind // pieces
     piece = behind % pieces
-    kv_head = index % S.KV_HEADS
     slot = slots_before + (found.slots + number * pieces) * S.KV_HEADS + kv_head * pieces
     return uncut + number, kv_head, piece * tiles // pieces, (piece + 1) * tiles // pieces, pieces, slot, slot + piece
 
