@@ -74,8 +74,11 @@ def in_one_ring(S, P):
 
 @triton.constexpr_function
 def rows_of_consumer(P):
-    """Of a block: those that are columns of its products, or rows of them."""
-    return P.COLUMNS if P.COLUMNS > 0 and P.CONSUMERS > 1 else P.ROWS
+    """Of a block: those that are columns of its products, or rows of them.
+
+    Of two lists the few rows alone are columns, all of the first consumer.
+    """
+    return P.COLUMNS if P.SHARES and P.COLUMNS > 0 and P.CONSUMERS > 1 else P.ROWS
 
 
 @triton.constexpr_function

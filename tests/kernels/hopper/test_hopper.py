@@ -24,7 +24,11 @@ from tests.random_batches import KINDS, RANDOM, random_decodes, random_lengths
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 
-@pytest.mark.parametrize("name", CASES)
+# Two lists of which blocks are cut, their states those of two consumers.
+TWO_LISTS_CUT = "few long ones, head_dim 64"
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x == TWO_LISTS_CUT)) for x in CASES])
 @hopper_plans.mixed()
 def test_results_are_those_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
