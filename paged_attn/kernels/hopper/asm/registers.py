@@ -33,6 +33,15 @@ def same(x):
     return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=True, pack=1)
 
 
+@gluon.jit
+def anew(x):
+    """x, which all lanes of a warp have, as a value of this place: what is made of it is made here each time.
+
+    Addresses of operands that a loop does not change would be made before it, and take registers of it, or memory.
+    """
+    return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=False, pack=1)
+
+
 _TRANSPOSE = gl.constexpr(
     "{ .reg .b32 a, b, c, d;"
     " prmt.b32 a, $4, $5, 0x5140; prmt.b32 b, $6, $7, 0x5140; prmt.b32 c, $4, $5, 0x7362; prmt.b32 d, $6, $7, 0x7362;"
