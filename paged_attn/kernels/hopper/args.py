@@ -45,6 +45,7 @@ class Pipe(NamedTuple):
     GATHER: bool = False  # tiles come row by row, not in boxes: gather.py
     HEADS_ABREAST: int = 0  # KV heads of a sequence whose blocks come before those of the next ones; 0: of all heads
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
+    HALVES: bool = False  # keys that hold their values have two slots a tile, each with half of the dims that are these
     FROM_DIM: int = 0  # the first of the values' dims, where a launch has VALUE_PADDED of them and others have the rest
 
 
@@ -70,6 +71,12 @@ def queries_leave_early(P):
 def in_one_ring(S, P):
     """Whether each tile's keys and values are in neighbouring slots of one ring."""
     return P.VALUE_STAGES == 0 and S.REST is None
+
+
+@triton.constexpr_function
+def slots_of_tile(P):
+    """Slots of the keys' ring that a tile takes."""
+    return 2 if P.HALVES else 1
 
 
 @triton.constexpr_function

@@ -33,9 +33,11 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
 
 
 def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
-    """The same of keys that hold their values: boxes of the dims that are these, and of those behind them, if any."""
+    """The same of keys that hold their values: boxes of the dims that are these, or half, and of those behind them."""
     shape, pipe = launch.shape, launch.pipe
-    widths = [(shape.VALUE_DIM, shape.DIM)] + ([(shape.HEAD_DIM, shape.REST)] if shape.REST else [])
+    widths = [(shape.VALUE_DIM, shape.DIM // (1 + pipe.HALVES))]
+    if shape.REST:
+        widths.append((shape.HEAD_DIM, shape.REST))
     new = call.new and call.new.key
     boxes: list[Any] = [cache_box(call.cache.key, *width, shape, pipe) for width in widths]
     new_boxes: list[Any] = [new_box(new, *width, shape, pipe) for width in widths]

@@ -64,11 +64,12 @@ OF_512: dict[str, Any] = MLA | dict(head_dim=512)
         (GEMMA | dict(heads=64), (64, 2, 0)),
         (GEMMA | dict(value_dim=256), (64, 2, 2)),
         (GEMMA | dict(value_dim=64), (64, 2, 2)),
-        (MLA, (64, 2, 2)),
-        (MLA | dict(heads=64), (64, 2, 2)),
-        (OF_512, (64, 3, 0)),  # behind their values keys have nothing
-        (OF_512 | dict(heads=64), (64, 2, 0)),
-        (MLA | dict(head_dim=320, value_dim=256), (64, 4, 4)),
+        (MLA, (64, 5, 3)),  # a tile takes two slots of 32 KB, and one of the rest
+        (MLA | dict(heads=32), (64, 5, 3)),
+        (MLA | dict(heads=64), (64, 4, 2)),
+        (OF_512, (64, 6, 0)),  # behind their values keys have nothing
+        (OF_512 | dict(heads=64), (64, 4, 0)),
+        (MLA | dict(head_dim=320, value_dim=256), (64, 5, 4)),
     ],
     ids=str,
 )

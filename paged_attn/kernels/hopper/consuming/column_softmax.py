@@ -74,6 +74,18 @@ def scale_columns(acc, factor):
 
 
 @gluon.jit
+def scale_results(acc, factor, S: gl.constexpr):
+    """`scale_columns` of results, or of some dims of them each."""
+    if S.REST is None:
+        return scale_columns(acc, factor)
+    else:
+        scaled = ()
+        for i in gl.static_range(len(acc)):
+            scaled = scaled + (scale_columns(acc[i], factor),)  # type: ignore[assignment]
+        return scaled
+
+
+@gluon.jit
 def by_lane(x, S: gl.constexpr, P: gl.constexpr):
     """Sums [N, warps, 8 lanes] of a view [N, TILE] of a product from the side: over a thread's registers."""
     x = x.reshape([P.COLUMNS, S.TILE // P.ROWS, P.ROWS // 16, 2, 8])
@@ -148,7 +160,7 @@ def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.co
         row_sum *= decay
         if not first:
             sums *= beside_lanes(decay, sums)
-            acc = scale_columns(acc, decay)
+            acc = scale_results(acc, decay, S)
         fence_async_shared()
         thread_barrier()
     return State(acc, row_max, row_sum), sums + added

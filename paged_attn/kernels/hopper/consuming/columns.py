@@ -222,15 +222,17 @@ def consume_columns(
         if S.REST is None:
             scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
         else:
-            take_parts(query, queries, rings.extra.rest, block, kv_head, done, mods, NUMBER, S, P)
+            take_parts(query, queries, rings.extra.rest, block, kv_head, mods, NUMBER, S, P)
         scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, TOKENS)
-        state = State(acc, row_max, row_sum)
         if S.REST is None:
+            state = State(acc, row_max, row_sum)
             q = rows_of(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)
             turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         else:
-            turns, state = attend_latent(rings, turns, item, span.lo, rows, span, state, scale, mods, NUMBER, S, P)
+            turns, state = attend_latent(
+                rings, turns, item, span.lo, rows, span, row_max, row_sum, scale, mods, NUMBER, S, P
+            )
         leave_queries(queries, done, S, P)
         done += 1
         acc = state.acc * value_scale(scales, kv_head, P)

@@ -1,67 +1,121 @@
 """Few rows of queries, as columns, against keys that hold their values: a tile is multiplied twice where it lies.
 
-Its slot has the dims that are the values; what keys have behind these comes in a ring of its own, and is free sooner.
+Its slots have the dims that are the values; what keys have behind these comes in a ring of its own, and is free sooner.
 """
 
 from ...common.records import State
-from ..args import Turn, Turns
+from ..args import Turn, Turns, slots_of_tile
 from ..asm.registers import anew
-from ..loading.ring import tile_of, wait_tile
+from ..layouts import product_layout
+from ..loading.latent import queries_of
+from ..loading.ring import advance, tile_of, wait_tile
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
-from .tiles import clear_dead, leave, multiply_keys_by_columns
+from .tiles import clear_dead, leave
 
 ROWS_CLEARED_AT_ONCE = gl.constexpr(16)  # whose words leave room for results in registers
 
 
 @gluon.jit
-def queries_of(rings, number, P: gl.constexpr):
-    """A consumer's queries against the dims that are values."""
-    slot = rings.queries.slots.index(number)
-    return slot.reshape([slot.shape[0] * slot.shape[1], slot.shape[2]]).slice(0, P.COLUMNS, dim=0)
+def no_results(S: gl.constexpr, P: gl.constexpr):
+    """Results [D, N] of each slot of a tile, before the first."""
+    SLOTS: gl.constexpr = slots_of_tile(P)
+    LAYOUT: gl.constexpr = product_layout(P.COLUMNS, False, P.ROWS)
+    acc = ()
+    for _ in gl.static_range(SLOTS):
+        zero = gl.full([S.VALUE_PADDED // SLOTS, P.COLUMNS], 0.0, gl.float32, LAYOUT)
+        acc = acc + (zero,)  # type: ignore[assignment]
+    return acc
+
+
+@gluon.jit
+def all_results(acc, P: gl.constexpr):
+    """Results [DIM, N] from those of each slot of a tile; moves nothing between threads."""
+    SLOTS: gl.constexpr = slots_of_tile(P)
+    if SLOTS == 1:
+        return acc[0]
+    else:
+        x = gl.join(acc[0], acc[1]).permute((2, 0, 1)).reshape([2 * acc[0].shape[0], P.COLUMNS])
+        return gl.convert_layout(x, product_layout(P.COLUMNS, False, P.ROWS), assert_trivial=True)
+
+
+@gluon.jit
+def multiply_latents(rings, turn, rest_turn, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Start <k, q> of the next tile, [TILE, N], as its slots come.
+
+    Where operands lie is told `anew`, so that their addresses neither live longer than a tile nor as long.
+    """
+    SLOTS: gl.constexpr = slots_of_tile(P)
+    keys, rests = rings.key, rings.value
+    nothing, slot, rest_slot = anew(0), anew(turn.stage), anew(rest_turn.stage)  # before the first wait
+    scores = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
+    for j in gl.static_range(SLOTS):
+        if j > 0:
+            turn = advance(turn, P.KEY_STAGES)
+            slot = anew(turn.stage)
+        wait_tile(keys, turn, P)
+        k = tile_of(keys, Turn(slot, turn.phase), S.DIM // SLOTS, S)
+        q = queries_of(rings.queries, NUMBER * SLOTS + j + nothing, P)
+        scores = warpgroup_mma(k, q.permute((1, 0)), scores, use_acc=j > 0, is_async=True)
+    if S.REST > 0:
+        wait_tile(rests, rest_turn, P)
+        k = tile_of(rests, Turn(rest_slot, rest_turn.phase), S.REST, S)
+        q = rings.extra.rest.index(NUMBER + nothing)
+        scores = warpgroup_mma(k, q.permute((1, 0)), scores, use_acc=True, is_async=True)
+    return scores
+
+
+@gluon.jit
+def add_latents(keys, turn, slots, weights, acc, S: gl.constexpr, P: gl.constexpr):
+    """(acc, turn) after the next tile's values, which lie in these slots, each left as soon as it is multiplied."""
+    SLOTS: gl.constexpr = slots_of_tile(P)
+    sent = ()
+    for j in gl.static_range(SLOTS):
+        v = tile_of(keys, Turn(slots[j], turn.phase), S.DIM // SLOTS, S).permute((1, 0))
+        sent = sent + (warpgroup_mma(v, weights, acc[j], is_async=True),)  # type: ignore[assignment]
+    done = ()
+    for j in gl.static_range(SLOTS):
+        done = done + (warpgroup_mma_wait(SLOTS - 1 - j, deps=(sent[j],)),)  # type: ignore[assignment]
+        turn = leave(keys, turn, P.KEY_STAGES, P)
+    return done, turn
 
 
 @gluon.jit
 def attend_latent(
-    rings, turns, item, lo, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
+    rings, turns, item, lo, rows, span, row_max, row_sum, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
+):  # fmt: skip
     """(turns, state) after the tiles of an item, the last one first; acc is [VALUE_DIM, N].
 
     Values outside [lo, end) are cleared behind the barriers of `weigh_columns`: no warp multiplies their keys any more.
     """
+    SLOTS: gl.constexpr = slots_of_tile(P)
     keys, rests = rings.key, rings.value
     turn, rest_turn = turns.key, turns.value
-    ROWS: gl.constexpr = state.max.type.layout
+    state = State(no_results(S, P), row_max, row_sum)
+    ROWS: gl.constexpr = row_max.type.layout
     count = (item.block.query_len - item.block.first) * S.GROUP - NUMBER * P.COLUMNS
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
     sums = no_sums(state, S, P)
     room, flags = rings.room.index(NUMBER), rings.extra.flags.index(NUMBER)
     for i in range(item.end - item.begin):
         tile = item.end - 1 - i
-        # made before they are waited for, and anew for values, so that nothing of an operand lives longer than it
-        slot, rest_slot, nothing = anew(turn.stage), anew(rest_turn.stage), anew(0)
-        wait_tile(keys, turn, P)
-        q = queries_of(rings, NUMBER + nothing, P)
-        scores = multiply_keys_by_columns(tile_of(keys, Turn(slot, turn.phase), S.DIM, S), q, S, P)
-        if S.REST > 0:
-            wait_tile(rests, rest_turn, P)
-            k = tile_of(rests, Turn(rest_slot, rest_turn.phase), S.REST, S)
-            q = rings.extra.rest.index(NUMBER + nothing)
-            scores = warpgroup_mma(k, q.permute((1, 0)), scores, use_acc=True, is_async=True)
+        scores = multiply_latents(rings, turn, rest_turn, NUMBER, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         if S.REST > 0:
             rest_turn = leave(rests, rest_turn, P.VALUE_STAGES, P)
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
-        slot, nothing = anew(turn.stage), anew(0)
+        slots, nothing = (anew(turn.stage),), anew(0)
+        if SLOTS > 1:
+            slots = slots + (anew(advance(turn, P.KEY_STAGES).stage),)  # type: ignore[assignment]
         state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, flags, S, P)
         end = item.block.seq_len
         if P.CONSUMERS == 1:
             clear_dead(keys, turn, tile, lo, end, rows.context_len, ROWS_CLEARED_AT_ONCE, S, P)
         else:
             clear_dead(keys, turn, tile, lo, end, rows.context_len, ROWS_CLEARED_AT_ONCE, S, P, rings.extra.both)
-        v = tile_of(keys, Turn(slot, turn.phase), S.DIM, S).permute((1, 0))
         weights = rings.room.index(NUMBER + nothing).permute((1, 0))
-        acc = warpgroup_mma(v, weights, state.acc, is_async=True)
-        state = State(warpgroup_mma_wait(0, deps=(acc,)), state.max, state.sum)
-        turn = leave(keys, turn, P.KEY_STAGES, P)
-    return Turns(turn, rest_turn, turns.query), sums_together(state, sums)
+        acc, turn = add_latents(keys, turn, slots, weights, state.acc, S, P)
+        state = State(acc, state.max, state.sum)
+    state = sums_together(state, sums)
+    return Turns(turn, rest_turn, turns.query), State(all_results(state.acc, P), state.max, state.sum)

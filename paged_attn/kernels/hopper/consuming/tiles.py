@@ -4,6 +4,7 @@ from ...common.key_tiles import end_in, gap_before
 from ...common.numerics import LOG2E, scale_of
 from ...common.scores import add_qq_bias, call_score_mod, cut_own, load_slopes, move_own, softcap
 from ...common.softmax import base_of
+from ..args import slots_of_tile
 from ..asm.numbers import logistic, tanh
 from ..asm.products import multiply_cores
 from ..layouts import product_layout, rows_layout
@@ -69,17 +70,22 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
 
     As words: 16 bits at a time would be five times the machine code.
     """
-    LAYOUT: gl.constexpr = rows_layout(4, S.VALUE_PADDED, P.ROWS // 16)
+    SLOTS: gl.constexpr = slots_of_tile(P)
+    LAYOUT: gl.constexpr = rows_layout(4, S.VALUE_PADDED // SLOTS, P.ROWS // 16)
     wait_tile(values, turn, P)
     if P.PACKED:
         zero_values_outside(values, turn, first, first_key, end_key, S, P)
     else:
-        words = words_of(values, turn, S.TILE, S.VALUE_PADDED * 2)
-        for i in gl.static_range(S.TILE // ROWS):
-            pos = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
-            live = (pos >= first_key) & (pos < end_key)
-            part = words.slice(i * ROWS, ROWS, dim=0)
-            part.store(gl.where(gl.expand_dims(live, 1), part.load(LAYOUT), 0))
+        for j in gl.static_range(SLOTS):
+            if j > 0:
+                turn = advance(turn, P.KEY_STAGES)
+                wait_tile(values, turn, P)
+            words = words_of(values, turn, S.TILE, S.VALUE_PADDED // SLOTS * 2)
+            for i in gl.static_range(S.TILE // ROWS):
+                pos = first + i * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT))
+                live = (pos >= first_key) & (pos < end_key)
+                part = words.slice(i * ROWS, ROWS, dim=0)
+                part.store(gl.where(gl.expand_dims(live, 1), part.load(LAYOUT), 0))
     fence_async_shared()
     thread_barrier()
 

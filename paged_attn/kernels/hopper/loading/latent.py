@@ -3,9 +3,9 @@
 from ...common.bounds import row_tile
 from ...common.numerics import decode
 from ...common.output import addresses
+from ..args import slots_of_tile
 from ..layouts import rows_layout
 from ..shim import fence_async_shared, gl, gluon, thread_barrier
-from .queries import rows_of
 
 
 @gluon.jit
@@ -21,7 +21,7 @@ def load_part(
     query, block, kv_head, mods, NUMBER: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PADDED: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Dims BEGIN ... END - 1 of a consumer's rows, as many as it has columns, in the compute type."""
+    """Dims BEGIN ... END - 1 of a consumer's rows, PADDED at most, as many as it has columns, in the compute type."""
     READ: gl.constexpr = rows_layout(8, PADDED, P.ROWS // 16)
     row = NUMBER * P.COLUMNS + gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, READ))
     rows = row_tile(block, kv_head, row, mods, P.CONSUMERS * P.COLUMNS // S.GROUP, S)
@@ -31,16 +31,26 @@ def load_part(
 
 
 @gluon.jit
-def take_parts(
-    query, queries, rest, block, kv_head, done, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
-    """Bring both parts into shared memory, through registers."""
-    first = rows_of(queries, done, NUMBER, S, P).parts[0].slice(0, P.COLUMNS, dim=0)
+def queries_of(queries, number, P: gl.constexpr):
+    """Queries [N, D] against the dims of one slot of a tile, by their number."""
+    slot = queries.slots.index(number)
+    return slot.reshape([slot.shape[0] * slot.shape[1], slot.shape[2]]).slice(0, P.COLUMNS, dim=0)
+
+
+@gluon.jit
+def take_parts(query, queries, rest, block, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Bring all parts into shared memory, through registers."""
+    PARTS: gl.constexpr = slots_of_tile(P)
+    DIMS: gl.constexpr = S.DIM // PARTS
     thread_barrier()  # nobody may still multiply by the last ones
-    x = load_part(query, block, kv_head, mods, NUMBER, 0, S.VALUE_DIM, S.DIM, S, P)
+    parts = ()  # all on their way before the first is stored
+    for j in gl.static_range(PARTS):
+        x = load_part(query, block, kv_head, mods, NUMBER, j * DIMS, S.VALUE_DIM, DIMS, S, P)
+        parts = parts + (x,)  # type: ignore[assignment]
     if S.REST > 0:
         y = load_part(query, block, kv_head, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
         rest.index(NUMBER).store(y)
-    first.store(x)
+    for j in gl.static_range(PARTS):
+        queries_of(queries, NUMBER * PARTS + j, P).store(parts[j])
     fence_async_shared()
     thread_barrier()

@@ -2,6 +2,7 @@
 
 from ...common.key_tiles import gap_before, in_cache
 from ...common.page_tables import page_at
+from ..args import slots_of_tile
 from ..shim import gl, gluon, load_box, mbarrier
 from .gather import gather_tile
 from .packed import boxes_of, places_of_slot
@@ -21,7 +22,8 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
         arrived = queries.full.index(0)
         ALIKE: gl.constexpr = S.DIM == S.VALUE_PADDED and S.REST is None
-        mbarrier.expect(arrived, P.BOX * S.DIM * (1 + ALIKE) * (key_box.dtype.primitive_bitwidth // 8))
+        DIMS: gl.constexpr = S.DIM // slots_of_tile(P)
+        mbarrier.expect(arrived, P.BOX * DIMS * (1 + ALIKE) * (key_box.dtype.primitive_bitwidth // 8))
         load_box(key_box, [NOWHERE, 0, 0], arrived, nothing)
         if ALIKE:
             load_box(value_box, [NOWHERE, 0, 0], arrived, nothing)
@@ -93,6 +95,20 @@ def fill(
 
 
 @gluon.jit
+def fill_slots(
+    box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    FROM: gl.constexpr,
+):  # fmt: skip
+    """`fill` of all slots that a tile takes of a ring."""
+    fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
+    turn = advance(turn, STAGES)
+    if P.HALVES and FROM == 0:
+        fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, S.DIM // 2)
+        turn = advance(turn, STAGES)
+    return turn
+
+
+@gluon.jit
 def load_tile(
     box,
     new_box,
@@ -117,17 +133,19 @@ def load_tile(
     if P.GATHER:
         end = block.seq_len
         gather_tile(new_box, ring, turn, table, batch.page_starts, kv_head, tile, first_key, end, PART, S, P)
+        return advance(turn, STAGES)
     elif S.APART:
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
             rows = page_rows(table, batch.page_starts, tile, first_key, context_len, PART, S, P)
-            fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
+            turn = fill_slots(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
         else:
-            fill(new_box, ring, turn, new_rows(block, tile, PART, S, P), tile, kv_head, PART, STAGES, S, P, FROM)
+            rows = new_rows(block, tile, PART, S, P)
+            turn = fill_slots(new_box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
+        return turn
     else:
         rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, PART, S, P)
-        fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
-    return advance(turn, STAGES)
+        return fill_slots(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
 
 
 @gluon.jit

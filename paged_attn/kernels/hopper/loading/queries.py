@@ -4,7 +4,7 @@ import triton
 
 from ...common.bounds import row_tile
 from ...common.output import load_query
-from ..args import Queries, QueryRows, Turn, dim_parts, query_parts
+from ..args import Queries, QueryRows, Turn, dim_parts, query_parts, slots_of_tile
 from ..asm.barriers import arrive_at, await_at
 from ..asm.narrowing import e4m3_in_two
 from ..asm.prefetch import bring_near
@@ -39,8 +39,8 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
-    PARTS: gl.constexpr = dim_parts(S.DIM)
-    gl.static_assert(PARTS == 1 or P.QUERY_BOX)
+    PARTS: gl.constexpr = slots_of_tile(P) if P.HALVES else dim_parts(S.DIM)
+    gl.static_assert(PARTS == 1 or P.QUERY_BOX or P.HALVES)
     SHAPE: gl.constexpr = [ROWS, 1, S.DIM // PARTS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = take_turns(P)

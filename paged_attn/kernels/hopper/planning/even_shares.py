@@ -15,7 +15,15 @@ from .columns import MAX_COLUMNS, MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside
 from .shapes import MAX_BOX_ELEMENTS, dim_of, is_wide, launch_of, merged, rows_of, shape_of, value_dim_of
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
-from .wide_shares import MAX_WIDE_COLUMNS, consumers_of_columns, latent_parts, only_columns, reads_latents, rest_of
+from .wide_shares import (
+    MAX_WIDE_COLUMNS,
+    consumers_of_columns,
+    halves,
+    latent_parts,
+    only_columns,
+    reads_latents,
+    rest_of,
+)
 
 MIN_TILES_PER_SHARE: Annotated[
     int,
@@ -214,6 +222,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         KEY_STAGES=s.slots,
         VALUE_STAGES=s.value_slots,
         COLUMNS=s.columns // consumers,
+        HALVES=halves(p),
         PACKED=p.packed,
         # boxes of nothing go where queries will, and large heads leave room for few of those
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),

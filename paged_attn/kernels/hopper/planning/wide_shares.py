@@ -14,6 +14,7 @@ MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers
 MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # of two consumers, which share the tiles
 MAX_BLOCKS_OF_LATENTS = 4  # of a sequence and part of the heads: each reads the keys, most of them from the L2
 MAX_SLOTS = 6  # of a ring
+MIN_SLOTS_OF_REST = 2  # of dims that keys have behind their values: one is read while the next is on its way
 BYTES_OF_BARRIERS = 1 << 10  # and of what partitions are told
 ROWS_OF_NOTHING = 32  # of queries, where a box that brings nothing may go (`loader.fetch_descriptors`)
 MAX_TURNED_COLUMNS = 8  # of results beyond 256 dims that are turned around in shared memory (`columns.is_turned`)
@@ -89,12 +90,31 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     """As many slots as have room; half: of tiles of 64 keys where others would have 128."""
     tile = 64 if half or widest_of(p) > 128 else 128
     rest = rest_of(p)
-    dims = (dim_of(p), value_dim_of(p)) if rest is None else (value_dim_of(p), rest)
+    dims = dim_of(p), value_dim_of(p)
     room = SHARED_BYTES - _bytes_beside_rings(p, columns, tile)
+    if rest is not None:
+        return _rings_of_latents(tile, rest, value_dim_of(p), 1 + halves(p), room)
     slots = min(MAX_SLOTS, room // (2 * tile * sum(dims)))
-    if slots > 1 or rest is not None:
-        return WideRings(tile, slots, slots if dims[1] else 0)
+    if slots > 1:
+        return WideRings(tile, slots, slots)
     return WideRings(tile, room // (2 * tile * max(dims)), 0)
+
+
+def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> WideRings:
+    """As many slots of the dims that are values as leave room for those of the rest; of these one for a tile.
+
+    parts: slots that a tile's values take.
+    """
+    slot, slot_of_rest = 2 * tile * dim // parts, 2 * tile * rest
+    slots = min(MAX_SLOTS, (room - MIN_SLOTS_OF_REST * slot_of_rest) // slot)
+    if rest == 0:
+        return WideRings(tile, slots, 0)
+    return WideRings(tile, slots, min(cdiv(slots, parts), (room - slots * slot) // slot_of_rest))
+
+
+def halves(p: Problem) -> bool:
+    """Whether the dims of latents that are values come in two slots a tile: of 256 dims a tile is a slot of 32 KB."""
+    return reads_latents(p) and value_dim_of(p) > 256
 
 
 def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
