@@ -199,6 +199,15 @@ def rows_at_once(live, warps, one_each):
 
 
 @triton.constexpr_function
+def dims_at_once(dim, rows, pieces, warps):
+    """Of states of so many dims, rows and pieces that are loaded together: as many as take no more registers.
+
+    A thread waits for memory once for these.  Up to 256 dims there is little to gain.
+    """
+    return min(dim, 128) if dim <= 256 else max(128, min(dim, 128 * 32 * warps // (rows * pieces)))
+
+
+@triton.constexpr_function
 def pieces_at_once(size, warps, most, fp8):
     """Of states of so many elements up to `most`, and 128 elements for each thread, 64 of two programs."""
     return min(most, (64 if fp8 else 128) * 32 * warps // size)

@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 DECODE = ragged((1, 300), (1, 0), (1, 1000), (1, 1)) | dict(decode_form=True)
 DRAFTS = ragged((4, 500), (3, 3), (0, 9), (2, 1), (4, 260)) | dict(bounds=True)
+# 2 to 11 tiles each, and by a quarter of the multiprocessors some 2 a program
+FEW_PIECES = ragged(*[(1, 100 + 50 * i) for i in range(12)]) | dict(decode_form=True)
 LONE = ragged((1, 2500)) | dict(decode_form=True)
 ROWS: dict[str, Any] = dict(heads=48, kv_heads=4)  # so many that they are 64 rows, not columns
 
@@ -70,6 +72,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "drafts, 512, new": DRAFTS | FEW | OF_512 | dict(new=True, window_size=(200, -1)),
     "drafts, 512, of 8 heads": DRAFTS | OF_512 | dict(heads=32, kv_heads=4),
     "drafts, 512, of 8 heads, new, features": DRAFTS | FEATURES | OF_512 | dict(heads=32, kv_heads=4, new=True),
+    "decodes in few pieces, 512": FEW_PIECES | FEW | OF_512,
     "a lone decode, 512": LONE | FEW | OF_512 | dict(sinks=True),
     "a lone decode, 512, of 16 heads": LONE | OF_512 | dict(heads=64, kv_heads=4),
 }
@@ -88,6 +91,8 @@ LATENTS: dict[str, dict[str, Any]] = {
     "decodes, latents of 192 and 128": DECODE | MLA | dict(head_dim=192, value_dim=128),
     "decodes, latents of 560 and 440": DECODE | MLA | dict(head_dim=560, value_dim=440),
     "decodes, latents of 5 KV heads": DECODE | MLA | dict(heads=20, kv_heads=5, head_dim=80, value_dim=64),
+    "decodes in few pieces, latents": FEW_PIECES | MLA,
+    "decodes in few pieces, latents of 8 heads, features": FEW_PIECES | MLA | FEATURES | dict(heads=8),
     "drafts, latents of 8 heads": DRAFTS | MLA | dict(heads=8),
     "drafts, latents of 4 heads, trees": DRAFTS | MLA | dict(heads=4, qq_bias=4, tree=True),
     "drafts, latents of 8 heads, new, features": DRAFTS | MLA | FEATURES | dict(heads=8, new=True),

@@ -100,6 +100,13 @@ def test_more_than_64_rows_of_latents_are_several_blocks(heads: int, queries: in
     assert launch.merge is not None
 
 
+@pytest.mark.parametrize("seqs, together", [(4, 8), (16, 8), (32, 4), (64, 2), (132, 2)])
+def test_as_many_pieces_of_latents_are_loaded_together_as_blocks_have(seqs: int, together: int) -> None:
+    of_each = dict(query_lens=(1,) * seqs, seq_lens=(4096,) * seqs)
+    (launch,) = plan.launches(problem(**MLA | of_each))
+    assert together == launch.pipe.JOINED
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -7,7 +7,7 @@ from ....records.layout import MANTISSA
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
-from ....records.rounding import cdiv
+from ....records.rounding import cdiv, next_power_of_2
 from ..args import Pipe
 from . import cost
 from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_OF_FEW_ROWS
@@ -228,13 +228,18 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
-        JOINED=16 if by_16 else 8,
+        JOINED=_pieces_of_wide_states(p, s) if value_dim_of(p) > 256 else 16 if by_16 else 8,
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
         GROUPED=_pieces_joined_at_once(p, s, least),
         SKIP=p.kv_heads * s.rows,
         STRIDE=2 * p.kv_heads * s.rows,
     )
+
+
+def _pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
+    """Pieces that are loaded together: as many as most blocks have, so that there is room for more dims of them."""
+    return min(8, next_power_of_2(max(2, s.shares // (cost.seqs_tried(p) * max(1, s.blocks)))))
 
 
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:

@@ -10,7 +10,7 @@ from ...common.records import State
 from ...common.softmax import base_of, merge
 from ..args import rows_of_consumer
 from ..asm.numbers import exp2
-from ..layouts import fours_layout, pieces_at_once, rows_at_once, states_layout
+from ..layouts import dims_at_once, fours_layout, pieces_at_once, rows_at_once, states_layout
 from ..shim import gl, gluon, thread_barrier
 
 
@@ -90,9 +90,9 @@ def join_states(
     What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
     """
     WARPS: gl.constexpr = P.ROWS // 16
-    WIDTH: gl.constexpr = 128 if S.VALUE_PADDED > 128 else S.VALUE_PADDED
     LIVE: gl.constexpr = S.LIVE if S.LIVE < ROWS else ROWS
     AT_ONCE: gl.constexpr = rows_at_once(LIVE, WARPS, P.BRIEF and S.GROUP <= WARPS)
+    WIDTH: gl.constexpr = dims_at_once(S.VALUE_PADDED, AT_ONCE, P.JOINED, WARPS)
     CHUNK: gl.constexpr = pieces_at_once(AT_ONCE * WIDTH, WARPS, P.JOINED, P.FP8)
     LAYOUT: gl.constexpr = states_layout(AT_ONCE, WARPS)
     parts = results.partial
