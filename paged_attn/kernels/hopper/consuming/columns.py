@@ -14,10 +14,11 @@ from ...common.bounds import row_tile, visible_range
 from ...common.records import State
 from ...common.scores import scale_by_token
 from ...common.softmax import start
-from ..args import Turns, in_one_ring, is_shared
+from ..args import Turn, Turns, in_one_ring, is_shared
+from ..asm.registers import anew
 from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
-from ..loading.latent import take_parts
+from ..loading.latent import queries_of, take_parts
 from ..loading.packed import packed_key_words, packed_keys, packed_values
 from ..loading.queries import leave_queries, rows_of, take_queries
 from ..loading.ring import tile_of, wait_tile, words_of
@@ -36,6 +37,12 @@ def is_early(S, P):
     return (
         S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0
     ) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
+
+
+@triton.constexpr_function
+def is_made_anew(S):
+    """Whether addresses of operands are made for each tile: those of wide heads would be spilled."""
+    return S.DIM > 256 or S.VALUE_PADDED > 256
 
 
 @triton.constexpr_function
@@ -172,12 +179,18 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
     count = (item.block.query_len - item.block.first) * S.GROUP
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
     sums = no_sums(state, S, P)
+    k_at, v_at = k_turn, v_turn
     if EARLY:
         k = take_keys(keys, k_turn, None, S, P)
     for i in range(item.end - item.begin):
         tile = item.end - 1 - i
+        if is_made_anew(S):
+            k_at = Turn(anew(k_turn.stage), k_turn.phase)
+            q = queries_of(rings.queries, anew(0), P)
+        else:
+            k_at = k_turn
         if not EARLY:
-            k = take_keys(keys, k_turn, None, S, P)
+            k = take_keys(keys, k_at, None, S, P)
         scores = multiply_keys_by_columns(k, q, S, P)
         if EARLY:
             v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
@@ -186,10 +199,14 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         if IN_ONE:
             v_turn = k_turn
         scores, unit = judge_columns(scores.permute((1, 0)), rows, span, key, tile, scale, mods, S)
+        if is_made_anew(S):
+            v_at = Turn(anew(v_turn.stage), v_turn.phase)
+        else:
+            v_at = v_turn
         room = weights_room(rings, turns.query, i, S, P)
         state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
         if not EARLY:
-            v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
+            v = take_values(values, v_at, tile, lo, item.block.seq_len, rows.context_len, S, P)
         acc = warpgroup_mma(v, room.permute((1, 0)), state.acc, is_async=True)
         if EARLY:
             k = take_keys(keys, k_turn, tile > item.begin, S, P)
