@@ -6,10 +6,14 @@ from .shim import gl
 
 
 @triton.constexpr_function
-def lanes_layout(size, rows):
-    """[size] sequences: each warp of a consumer has all of up to 32, and needs no other to add them up."""
+def lanes_layout(size, rows, alone=False):
+    """[size] sequences: each warp of a consumer has all of up to 32, and needs no other to add them up.
+
+    alone: of up to 128 as well.
+    """
     warps = rows // 16
-    return gl.BlockedLayout([max(1, size // (32 * warps))], [32], [warps], [0])
+    of_each = 32 if alone and size <= 128 else 32 * warps
+    return gl.BlockedLayout([max(1, size // of_each)], [32], [warps], [0])
 
 
 @triton.constexpr_function

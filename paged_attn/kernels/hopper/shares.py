@@ -116,7 +116,7 @@ def shares_kernel(
     if S.CLEAR:
         dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, tokens_of(batch), dim, S)
-    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
+    lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS, S.REST is not None))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
     if P.PACKED:

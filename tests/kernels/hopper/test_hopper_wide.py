@@ -93,6 +93,9 @@ LATENTS: dict[str, dict[str, Any]] = {
     "decodes, latents of 5 KV heads": DECODE | MLA | dict(heads=20, kv_heads=5, head_dim=80, value_dim=64),
     "decodes in few pieces, latents": FEW_PIECES | MLA,
     "decodes in few pieces, latents of 8 heads, features": FEW_PIECES | MLA | FEATURES | dict(heads=8),
+    "40 decodes, more than a warp's threads, latents": ragged(*[(1, 5 * i) for i in range(40)])
+    | dict(decode_form=True)
+    | MLA,
     "drafts, latents of 8 heads": DRAFTS | MLA | dict(heads=8),
     "drafts, latents of 4 heads, trees": DRAFTS | MLA | dict(heads=4, qq_bias=4, tree=True),
     "drafts, latents of 8 heads, new, features": DRAFTS | MLA | FEATURES | dict(heads=8, new=True),
