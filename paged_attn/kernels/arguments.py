@@ -17,10 +17,11 @@ def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
     args = (
         call.out, call.lse, ROOM, call.query_starts, call.seq_lens, call.seq_lens.shape[0], launch.shortest,
         launch.longest, (need.states - launch.cuts) // (shape.VALUE_PADDED + 2), launch.block_tokens * shape.GROUP,
-        call.scales, shape._replace(SCORE_MOD=None), merge.skip, merge.stride, merge.rows, merge.lanes, merge.dependent,
+        call.scales, shape._replace(SCORE_MOD=None), merge.skip, merge.stride, merge.rows, merge.dims, merge.lanes,
+        merge.dependent,
     )  # fmt: skip
     options = {
-        "num_warps": _warps(merge.rows * merge.lanes, shape.VALUE_PADDED),
+        "num_warps": _warps(merge.rows * merge.lanes, merge.dims),
         "enable_fp_fusion": shape.PIECE is None,
     }
     if merge.dependent:
@@ -31,7 +32,8 @@ def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
 def merge_grid(launch: Launch) -> tuple[int]:
     """Programs of the launch that joins blocks."""
     shape, merge = launch.shape, launch.merge
-    return (merge.blocks * cdiv(launch.block_tokens * shape.GROUP, merge.rows) * shape.KV_HEADS,)
+    groups = cdiv(launch.block_tokens * shape.GROUP, merge.rows) * (shape.VALUE_PADDED // merge.dims)
+    return (merge.blocks * groups * shape.KV_HEADS,)
 
 
 def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:

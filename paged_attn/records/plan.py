@@ -30,6 +30,7 @@ class Merge(NamedTuple):
 
     blocks: int  # of all sequences, at most
     rows: int  # of a block, of one KV head, that a program joins
+    dims: int  # of these rows
     lanes: int  # parts of their pieces that are joined side by side
     skip: int  # from a block's first state to its second, in rows
     stride: int  # and from there on

@@ -46,7 +46,9 @@ def _words(launch: Launch) -> str:
         f"{launch.programs} programs",
         f"pieces from {launch.least} tiles, {launch.slots} states" if shape.SPLIT else "keys whole",
     ]
-    words += [] if launch.merge is None else [f"merge {launch.merge.rows} rows x {launch.merge.lanes}"]
+    if (merge := launch.merge) is not None:
+        some = "" if merge.dims == shape.VALUE_PADDED else f" of {merge.dims} dims"
+        words.append(f"merge {merge.rows} rows{some} x {merge.lanes}")
     words += [*_set(shape, SHAPE), *_set(pipe, PIPE)] if pipe else [*_set(shape, SHAPE), *_set(launch.config, CONFIG)]
     return ", ".join(words)
 

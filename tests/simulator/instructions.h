@@ -140,6 +140,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     t["rcp.approx.ftz.f32"] = each<[](float a) { return flushed(reciprocal(flushed(a))); }, float, float>;
 
     // conversions
+    t["cvt.s8.s32"] = each<[](s32 a) { return s16(int8_t(a)); }, s16, s32>;
     t["cvt.s64.s32"] = each<[](s32 a) { return s64(a); }, s64, s32>;
     t["cvt.u64.u32"] = each<[](u32 a) { return u64(a); }, u64, u32>;
     t["cvt.u32.u64"] = t["cvt.s32.s64"] = each<[](u64 a) { return u32(a); }, u32, u64>;

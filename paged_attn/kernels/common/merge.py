@@ -147,21 +147,29 @@ def join_lanes(
         row_max = tl.reshape(state.max, [LANES, ROWS])
         top = tl.max(row_max, 0)
         weight = tl.exp2(row_max - base_of(top)[None, :])
-        acc = tl.sum(tl.reshape(state.acc, [LANES, ROWS, S.VALUE_PADDED]) * weight[:, :, None], 0)
+        acc = tl.sum(tl.reshape(state.acc, [LANES, ROWS, dim.shape[0]]) * weight[:, :, None], 0)
         return State(acc, top, tl.sum(tl.reshape(state.sum, [LANES, ROWS]) * weight, 0))
 
 
 @triton.jit(do_not_specialize=["num_seqs", "states", "most"])
 def merge_blocks_kernel(
     out, lse, scratch, query_starts, seq_lens, num_seqs, shortest, longest, states, most, scales, S: tl.constexpr,
-    SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, DEPENDENT: tl.constexpr,
+    SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, DIMS: tl.constexpr, LANES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Join the pieces of some rows of a block, of one KV head, if it is cut.  most: rows of the largest block."""
+    """Join the pieces of some rows of a block, of one KV head, if it is cut.  most: rows of the largest block.
+
+    DIMS: of these rows; other programs have the others.
+    """
+    PARTS: tl.constexpr = S.VALUE_PADDED // DIMS
+    program = tl.program_id(0)
+    if PARTS > 1:
+        program //= PARTS
     batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0, None)
-    kv_head = tl.program_id(0) % S.KV_HEADS
+    kv_head = program % S.KV_HEADS
     groups = tl.cdiv(most, ROWS)
-    first = tl.program_id(0) // S.KV_HEADS % groups * ROWS
-    block = find_block(batch, tl.program_id(0) // (S.KV_HEADS * groups), S)
+    first = program // S.KV_HEADS % groups * ROWS
+    block = find_block(batch, program // (S.KV_HEADS * groups), S)
     live = tl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()  # for states; lengths were there when the launch ahead began
@@ -170,7 +178,9 @@ def merge_blocks_kernel(
         pieces, first_row = tl.load(cut), tl.load(cut + 1)  # one wait for both
         if pieces > 1:
             row = first + tl.arange(0, LANES * ROWS) % ROWS
-            dim = tl.arange(0, S.VALUE_PADDED)
+            dim = tl.arange(0, DIMS)
+            if PARTS > 1:
+                dim += tl.program_id(0) % PARTS * DIMS
             partial = partial_of(scratch, states)
             at = first_row + row
             if S.PIECE is None:

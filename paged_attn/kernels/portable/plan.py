@@ -45,6 +45,7 @@ MIN_JOIN_STEPS_WORTH_A_LAUNCH: Annotated[
 ] = 6
 # Elements of a state that a program of the merge joins: four for each thread of 8 warps.
 ELEMENTS_PER_MERGE_PROGRAM = 1024
+MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64  # dims of a row that are one program's, and beyond that
 
 
 def one_block(p: Problem, shortest: int, longest: int) -> tuple[Launch, ...]:
@@ -174,20 +175,22 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
     """How blocks of up to so many tokens, of which each share may have a piece, are joined by programs side by side.
 
     Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
+    Of wide rows each has some dims, for a program that had all of them would have few pieces at a time.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
     # this and more by powers of two, as in Hopper's `plan._one_list_serves_all`
     live = next_power_of_2(tokens * shape.GROUP)
-    at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // shape.VALUE_PADDED)
+    dims = shape.VALUE_PADDED if shape.VALUE_PADDED <= MAX_DIMS_PER_MERGE_PROGRAM else DIMS_OF_WIDE_ROWS
+    at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // dims)
     pieces = shares
     if p.seqs == 1:
         pieces = min(shares, cdiv(shares, next_power_of_2(p.tokens // shape.BLOCK_Q + 1)) + 1)
     lanes = min(at_once, next_power_of_2(cdiv(pieces, PIECES_AT_ONCE))) if shape.PIECE is None else 1
     most = 2 * p.device.multiprocessors // (next_power_of_2(blocks) * shape.KV_HEADS)  # programs of a block
-    while lanes > 1 and cdiv(live, at_once // lanes) > most:
+    while lanes > 1 and cdiv(live, at_once // lanes) * (shape.VALUE_PADDED // dims) > most:
         lanes //= 2
     rows = min(at_once // lanes, live)
-    return Merge(blocks, rows, lanes, skip, stride, p.device.dependent)
+    return Merge(blocks, rows, dims, lanes, skip, stride, p.device.dependent)
 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:

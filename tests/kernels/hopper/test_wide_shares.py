@@ -107,6 +107,14 @@ def test_as_many_pieces_of_latents_are_loaded_together_as_blocks_have(seqs: int,
     assert together == launch.pipe.JOINED
 
 
+@pytest.mark.parametrize("seqs, heads, rows, lanes", [(1, 16, 1, 16), (1, 64, 2, 8), (64, 32, 16, 1)])
+def test_pieces_of_latents_are_merged_64_dims_at_a_time(seqs: int, heads: int, rows: int, lanes: int) -> None:
+    of_each = dict(heads=heads, query_lens=(1,) * seqs, seq_lens=(32768 // seqs * 8,) * seqs)
+    (launch,) = plan.launches(problem(**MLA | of_each))
+    assert launch.merge is not None
+    assert (launch.merge.rows, launch.merge.dims, launch.merge.lanes) == (rows, 64, lanes)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
