@@ -335,6 +335,29 @@ MASKS = (
     uniform("prefix 128 behind window 1024, b2 x 8192", 2, 8192, 8192, **LOCAL, prefix=128),
     uniform("b16 x 1024, every other causal", 16, 1024, 1024, causal_by_seq=True),
 )  # fmt: skip
+# Layers of models that ask for more than sizes, one GPU's part where they run on several: decode, prefill, both.
+OF_MODELS: dict[str, dict[str, Any]] = {
+    "Gemma 3 27B, local": GEMMA_3 | LOCAL,
+    "Gemma 4, global": GEMMA,
+    "Llama 4 Scout, local": CHUNK,
+    "MiMo-V2, global": MIMO,
+    "MiMo-V2, local": MIMO | dict(kv_heads=8, window_size=(127, -1), sinks=True),
+    "DeepSeek-V3 / 8, absorbed": LATENT | dict(heads=16),
+    "Kimi K2, absorbed": LATENT | dict(heads=64),
+    "DeepSeek-V3, absorbed": LATENT | dict(heads=128),
+    "DeepSeek-V3, expanded": UNABSORBED,
+    "Qwen3-Next, gated": dict(heads=16, kv_heads=2, head_dim=256, gate=True),
+}
+LAYERS = tuple(
+    replace(case, name=f"{model}: {case.name}", **sizes)
+    for model, sizes in OF_MODELS.items()
+    for case in (
+        uniform("b64 x 8192", 64, 1, 8192),
+        uniform("2 x 4096", 2, 4096, 4096),
+        ragged("1024 at 16384 + 31 at 8192", (1024,) + (1,) * 31, (16384,) + (8192,) * 31),
+    )
+    if "expanded" not in model or case.query_lens[-1] > 1
+)
 SUITES: dict[str, tuple[Case, ...]] = {
     "decode": DECODE,
     "features": FEATURES,
@@ -351,6 +374,7 @@ SUITES: dict[str, tuple[Case, ...]] = {
     "wide": WIDE,
     "mla": MLA,
     "masks": MASKS,
+    "layers": LAYERS,
 }
 
 
