@@ -54,7 +54,7 @@ def planned(**changes: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def asked(module: Any) -> Iterator[None]:
-    """The kernels of `planning.gathering` or `planning.wide`, as if their environment variable asked for them."""
+    """The kernels of `planning.wide`, as if their environment variable asked for them."""
     with _replanned() as monkeypatch:
         monkeypatch.setattr(module, "ASKED", True)
         yield

@@ -22,7 +22,6 @@ from paged_attn.launching import tritons
 VARIABLES = {
     "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True; in the interpreter, unless 0",
     "PAGED_ATTN_HOPPER": "0: no Hopper kernels; 1: them, also under a Triton that is not known",
-    "PAGED_ATTN_GATHER": "1: Hopper kernels for pages of any size, too, which no GPU has run yet",
     "TRITON_INTERPRET": "1: kernels are interpreted; 0: compiled, also without a GPU",
     "TRITON_CACHE_DIR": "where compiled kernels are kept, instead of ~/.triton/cache",
     "CUDA_VISIBLE_DEVICES": "which GPUs this process sees",

@@ -20,7 +20,7 @@ SHAPE = ("LIVE", "PIECE", "MERGE", "WHOLE", "PAIRED", "ONE_BLOCK", "LEADS", "CLE
 PIPE = (
     "CONSUMERS", "LOADERS", "BOX", "COLUMNS", "CONVERT", "RAW_STAGES", "JOINED", "GROUPED", "TERMS", "PARTS",
     "QUERY_SLOTS", "BRIEF", "AT_ONCE", "IN_TURN", "AHEAD", "MIXED", "PREFETCH", "FP8_KEYS", "FP8_PRODUCTS", "COARSE",
-    "TANH", "QUERY_BOX", "FOLLOWS", "GATHER",
+    "TANH", "QUERY_BOX", "FOLLOWS",
 )  # fmt: skip
 CONFIG = ("stages", "warps", "resident", "pairs", "boxes", "registers")
 

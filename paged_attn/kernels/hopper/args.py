@@ -42,7 +42,6 @@ class Pipe(NamedTuple):
     QUERY_SLOTS: int = 1  # for those of a block each, of warpgroups of one code or few: two, where one may be ahead
     BESIDE: bool = False  # few rows by a warpgroup beside blocks: mixed.py
     FOLLOWS: bool = False  # of two launches of a call the second: it waits for the first at its end, not at its begin
-    GATHER: bool = False  # tiles come row by row, not in boxes: gather.py
     HEADS_ABREAST: int = 0  # KV heads of a sequence whose blocks come before those of the next ones; 0: of all heads
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
     HALVES: bool = False  # keys that hold their values have two slots a tile, each with half of the dims that are these
@@ -86,12 +85,6 @@ def rows_of_consumer(P):
     Of two lists the few rows alone are columns, all of the first consumer.
     """
     return P.COLUMNS if P.SHARES and P.COLUMNS > 0 and P.CONSUMERS > 1 else P.ROWS
-
-
-@triton.constexpr_function
-def fillers_of(P):
-    """Arrivals that fill a slot that loaders fill: of each warp, or of each of its threads."""
-    return P.LOADERS * (32 if P.GATHER else 1)
 
 
 @triton.constexpr_function

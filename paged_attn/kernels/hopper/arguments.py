@@ -21,12 +21,7 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
         return _latent_boxes(launch, call)
     widths = (shape.HEAD_DIM, shape.DIM), (shape.VALUE_DIM, shape.VALUE_PADDED)
     boxes: list[Any] = [cache_box(kv, *width, shape, pipe) for kv, width in zip(call.cache, widths)]
-    # where tiles are gathered, what `loader.load_tile` takes them from
-    boxes += (
-        list(call.cache)
-        if pipe.GATHER
-        else [new_box(kv, *width, shape, pipe) for kv, width in zip(call.new or (None, None), widths)]
-    )
+    boxes += [new_box(kv, *width, shape, pipe) for kv, width in zip(call.new or (None, None), widths)]
     if not pipe.SHARES or pipe.BESIDE:
         boxes.append(rows_box(call.query, shape, pipe) if pipe.QUERY_BOX else None)
     return boxes

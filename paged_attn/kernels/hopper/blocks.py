@@ -11,7 +11,7 @@ from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch, Block
-from .args import Jobs, Results, Rings, Turn, Turns, fillers_of, queries_leave_early
+from .args import Jobs, Results, Rings, Turn, Turns, queries_leave_early
 from .consuming import pingpong
 from .consuming.ahead import consume_items_ahead
 from .consuming.column_softmax import make_flags
@@ -197,8 +197,8 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
     elif P.COLUMNS > 0:
         room = make_weights(queries, dtype, S, P)
     if P.CONVERT == NONE:
-        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
-        values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), gates, VALUES, P)
+        keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+        values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
         rings = Rings(keys, values, queries, room, extra)
         return rings, rings
     elif P.CONVERT == WIDEN:
@@ -208,7 +208,7 @@ def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.
         raw_values = make_ring(stored, S.TILE, S.VALUE_PADDED, P.RAW_STAGES, P.LOADERS, WARPGROUP)
         return Rings(keys, values, queries, room, extra), Rings(raw_keys, raw_values, queries, room, extra)
     else:
-        keys = make_read_ring(stored, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
+        keys = make_read_ring(stored, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
         if P.CONVERT == TRANSPOSE:
             values = make_read_ring(stored, S.VALUE_PADDED, S.TILE, P.VALUE_STAGES, 1, gates, VALUES, P)
         else:

@@ -12,7 +12,7 @@ from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch, Scratch
 from ..common.schedule import find_share, room_of, unflatten, work
-from .args import Jobs, Results, Rings, Turn, Turns, fillers_of
+from .args import Jobs, Results, Rings, Turn, Turns
 from .blocks import consume_items, hand_out_items, load_items, make_rings
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
@@ -105,8 +105,8 @@ def consume_few(out, results, query, rings, jobs, S: gl.constexpr, P: gl.constex
 def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     """All that the consumer of few rows is fed from."""
     queries = make_queries(dtype, gates, S, P)
-    keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, fillers_of(P), gates, KEYS, P)
-    values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), gates, VALUES, P)
+    keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
+    values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
     return Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
 
 

@@ -10,7 +10,7 @@ from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch
 from ..common.schedule import find_share, room_of, unflatten, work
-from .args import LatentRoom, Results, Rings, Turn, Turns, fillers_of, in_one_ring, slots_of_tile
+from .args import LatentRoom, Results, Rings, Turn, Turns, in_one_ring, slots_of_tile
 from .consuming.column_softmax import make_flags, make_flags_of_each
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
@@ -120,16 +120,16 @@ def shares_kernel(
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
     if P.PACKED:
-        keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, fillers_of(P), READERS)
-        values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, fillers_of(P), READERS)
+        keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, P.LOADERS, READERS)
+        values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
     else:
-        keys = make_ring(key_box.dtype, S.TILE, S.DIM // slots_of_tile(P), P.KEY_STAGES, fillers_of(P), READERS)
+        keys = make_ring(key_box.dtype, S.TILE, S.DIM // slots_of_tile(P), P.KEY_STAGES, P.LOADERS, READERS)
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
-            values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, fillers_of(P), READERS)
+            values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, READERS)
         else:
-            values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, fillers_of(P), READERS)
+            values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:

@@ -67,7 +67,6 @@ def replaced(record: Any, **values: Any) -> Any:
 
 # New names first: an old one may stay for a while as something that only raises.
 thread_barrier = first_of(gl, "barrier", "thread_barrier")  # 3.7
-copy_by_threads = first_of(async_copy, "async_load", "async_copy_global_to_shared")  # 3.9
 load_box = first_of(tma, "async_load", "async_copy_global_to_shared")  # 3.8
 reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # 3.9
 
@@ -76,7 +75,6 @@ __all__ = [
     "GluonASTSource",
     "TensorDescriptor",
     "async_copy",
-    "copy_by_threads",
     "fence_async_shared",
     "gdc_launch_dependents",
     "gdc_wait",

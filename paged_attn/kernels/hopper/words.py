@@ -37,7 +37,7 @@ def tiles_of(launch: Launch) -> str:
         rings += " of an x-packed cache" + ", products from registers" * pipe.SHARES
     loaders = "1 that loads" if _loading(pipe) == 1 else f"{_loading(pipe)} that load"
     warps = f"{some(pipe.CONSUMERS, 'consumer', 'consumers')} of {pipe.ROWS // 16} warps, {loaders}"
-    brought = "rows gathered one by one" if pipe.GATHER else f"boxes of {pipe.BOX} keys"
+    brought = f"boxes of {pipe.BOX} keys"
     brought += f", of values dims from {pipe.FROM_DIM} on" * (pipe.FROM_DIM > 0)
     parts = [rings, brought, warps] + ["4 that convert"] * bool(pipe.CONVERT)
     parts += [f"up to {pipe.COLUMNS} rows as columns"] * (pipe.COLUMNS > 0 and not pipe.SHARES)

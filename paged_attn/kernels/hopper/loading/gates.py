@@ -16,9 +16,8 @@ DEPTH = gl.constexpr(8)  # slots of a ring at most
 def arrivals_of(P):
     """That complete the barriers of each kind, one of each warp of the consumers; 0: there are none."""
     readers, convert = P.CONSUMERS * P.ROWS // 16, int(P.CONVERT != 0)
-    fillers = P.LOADERS * (32 if P.GATHER else 1)  # `fillers_of`, which 3.6 cannot call from here
-    keys = 1 if P.CONVERT == 1 else fillers
-    values = 1 if convert else fillers
+    keys = 1 if P.CONVERT == 1 else P.LOADERS
+    values = 1 if convert else P.LOADERS
     queries = (1, readers) if P.QUERY_BOX else (0, 0)
     mail = (1, readers + 2 * P.LOADERS - 1 + convert)
     return keys, readers, values, readers, *((*queries, *mail) if P.ROWS >= 128 or P.BESIDE else (0, 0, 0, 0))

@@ -4,7 +4,6 @@ from ...common.key_tiles import gap_before, in_cache
 from ...common.page_tables import page_at
 from ..args import slots_of_tile
 from ..shim import gl, gluon, load_box, mbarrier
-from .gather import gather_tile
 from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
 
@@ -126,15 +125,8 @@ def load_tile(
     P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):
-    """One loader's part of a tile into the next slot, from the cache or from beside it.
-
-    Where tiles are gathered, the cache itself stands in the place of new_box, for nothing lies beside it.
-    """
-    if P.GATHER:
-        end = block.seq_len
-        gather_tile(new_box, ring, turn, table, batch.page_starts, kv_head, tile, first_key, end, PART, S, P)
-        return advance(turn, STAGES)
-    elif S.APART:
+    """One loader's part of a tile into the next slot, from the cache or from beside it."""
+    if S.APART:
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
             rows = page_rows(table, batch.page_starts, tile, first_key, context_len, PART, S, P)
@@ -154,7 +146,7 @@ def load_both(
     first_key, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """A tile of keys and the same of values into the next slots of rings of as many, by one warp."""
-    if S.APART or P.GATHER:
+    if S.APART:
         load_tile(key_box, new_key_box, keys, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
         return load_tile(
             value_box, new_value_box, values, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P

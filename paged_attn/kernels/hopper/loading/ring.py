@@ -6,7 +6,7 @@ import triton
 
 from ..args import Ring, Turn, dim_parts, is_gated
 from ..asm.barriers import TAG, arrive_at, await_at, find_tag
-from ..shim import async_copy, fence_async_shared, gl, gluon, mbarrier, reinterpret, thread_barrier
+from ..shim import async_copy, gl, gluon, mbarrier, reinterpret, thread_barrier
 from .gates import DEPTH, KEYS, gate
 
 WARPGROUP = gl.constexpr(128)  # threads
@@ -150,8 +150,6 @@ def wait_tile(ring, turn, P: gl.constexpr, there=None):
         await_at(ring.full_at + turn.stage * 8, turn.phase, there)
     else:
         wait_full(ring, turn, there)
-    if P.GATHER:  # what threads wrote, tensor cores will read
-        fence_async_shared()
 
 
 @gluon.jit

@@ -10,10 +10,10 @@ from ....records.problem import Problem
 from . import score_mod
 from .columns import packed_has_a_kernel
 from .few_keys import all_rows_are_few
-from .gathering import gathered, gathers, in_boxes
 from .parts import blocks_are_parts
 from .regimes import launches as launches_of
 from .regimes import regime_of
+from .shapes import in_boxes
 from .wide_blocks import blocks_take
 from .wide_shares import shares_take
 
@@ -37,7 +37,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2 or (p.packed and not packed_has_a_kernel(p)),
         "a cache not in steps of 16 bytes",
     ),
-    (lambda p: in_boxes(p) or gathers(p), "pages of other than a multiple of 8 tokens"),
+    (in_boxes, "pages of other than a multiple of 8 tokens"),
     (
         lambda p: (p.head_dim % 8 == 0 and 32 < p.head_dim <= 256) or shares_take(p) or blocks_take(p),
         "a head_dim other than 40..256 in steps of 8",
@@ -76,9 +76,8 @@ def covers(p: Problem) -> bool:
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """Of the first row of the table that has the call, with loaders for its pages."""
-    found = launches_of(p)
-    return tuple(gathered(x) if x.dialect == "hopper" else x for x in found) if gathers(p) else found
+    """Of the first row of the table that has the call."""
+    return launches_of(p)
 
 
 def regime(p: Problem) -> tuple[str, str]:

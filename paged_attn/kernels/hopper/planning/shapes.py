@@ -27,6 +27,11 @@ def is_even(p: Problem) -> bool:
     return p.seqs == 1 or p.tokens >= p.seqs * p.max_seqlen_q
 
 
+def in_boxes(p: Problem) -> bool:
+    """Whether pages are cut into boxes of 8 rows and more."""
+    return p.page_size % 8 == 0
+
+
 def is_decode(p: Problem) -> bool:
     """Whether all sequences that are asked for have one query token."""
     return p.only == "decode" or not p.ragged

@@ -5,8 +5,7 @@ from ....records.problem import Problem
 from .block_tiles import MAX_SLOTS, RINGS, RingSizes, loop_has_half_tiles
 from .columns import MAX_ROWS, packed_tiles_are_operands
 from .conversion import NONE, conversion
-from .gathering import in_boxes
-from .shapes import SHARED_BYTES, dim_of, is_decode, rows_of, value_dim_of, widest_of
+from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, rows_of, value_dim_of, widest_of
 
 BYTES_BESIDE_TILES = 3 << 10  # of shared memory that queries and tiles leave to barriers and what partitions are told
 BYTES = 2  # of a number

@@ -5,8 +5,7 @@ from typing import NamedTuple
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
-from .gathering import in_boxes
-from .shapes import SHARED_BYTES, dim_of, is_decode, is_wide, rows_of, value_dim_of, widest_of
+from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, is_wide, rows_of, value_dim_of, widest_of
 
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
