@@ -267,6 +267,9 @@ HOPPER = {
     | dict(query_lens=(300, *[1] * 63), seq_lens=(300, *[64] * 63), window_size=(127, -1), bounds=True),
     "many heads before blocks": PREFILL | MIXED | dict(heads=71, kv_heads=1, head_dim=64, bounds=True),
     "parts behind decodes": PREFILL | MIXED | dict(heads=48, kv_heads=1, bounds=True),
+    "small pages": PREFILL | dict(page_size=4),
+    "small pages e4m3 hnd ragged table": PREFILL
+    | dict(page_size=12, cache_dtype=E4M3, layout="HND", table="ragged", window_size=(1023, -1), bounds=True),
 }
 
 

@@ -15,9 +15,9 @@ from triton.runtime.interpreter import InterpretedFunction
 from . import backend, context, driver, scratch, trust, versions
 from .backend import INTERPRET, current, interpreting
 from .locks import FIRST
-from .template import STREAM, Argument, Descriptors, caller, fill, filler
+from .template import STREAM, Argument, Descriptors, Placed, caller, fill, filler
 
-STATES, COUNTERS = Argument(-3), Argument(-2)  # scratch, between the call's own tensors and STREAM
+STATES, COUNTERS = Argument(-3), Argument(-2)  # scratch, between a call's tensors, memory of its own, and STREAM
 KEEPS = not INTERPRET
 # torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
@@ -32,6 +32,12 @@ class Step(NamedTuple):
     options: dict[str, Any]
     need: scratch.Need | None = None  # what STATES and COUNTERS are, of this room from this step on
     room: int = 0  # which of a stream's: steps that run at the same time have one each
+    own: tuple[torch.Tensor, ...] = ()  # what a call's steps hand over in memory of its own, from its first step on
+
+
+def own(likes: Sequence[torch.Tensor]) -> list[Any]:
+    """Arguments that stand for a call's `Step.own`."""
+    return [Placed(STATES.slot - len(likes) + number, like) for number, like in enumerate(likes)]
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
@@ -86,7 +92,7 @@ class Launches:
     the first time.
     """
 
-    __slots__ = ("device", "index", "kept", "latent", "steps", "stream", "value_dim")
+    __slots__ = ("device", "index", "kept", "latent", "own", "steps", "stream", "value_dim")
 
     def __init__(
         self, steps: Sequence[Step], device: torch.device, value_dim: int | None = None, latent: bool = False
@@ -94,6 +100,7 @@ class Launches:
         self.steps, self.device, self.index = steps, device, device.index
         self.latent = latent  # keys and values of the cache begin at the same address
         self.value_dim = value_dim  # of results, where it is not that of the queries
+        self.own = scratch.side_by_side(steps[0].own) if steps and steps[0].own else None
         self.kept: list[Kept] | None = None
         # the handle of the stream that work is put on now
         self.stream: Callable[[int | None], int] = lambda _: 0
@@ -106,6 +113,8 @@ class Launches:
         rooms: dict[int, scratch.Room] = {}  # held until all are launched: others could have their memory otherwise
         with current(self.device):
             stream = self.stream(self.index)
+            if self.own is not None:
+                tensors = (*tensors, *scratch.own(self.own, self.device))
             for step in self.steps:
                 if step.need is not None:
                     rooms[step.room] = scratch.take(step.need, self.device, stream, step.room)
@@ -125,6 +134,10 @@ class Launches:
             with torch.cuda.device(self.device):
                 return self.again(addresses)
         stream = self.stream(index)
+        if self.own is not None:
+            memory = scratch.memory_of(self.own, self.device)
+            first = memory.data_ptr()
+            addresses = [*addresses, *[first + begin for begin in self.own.begins]]
         hooks = triton.knobs.runtime
         observed = hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls
         rooms: dict[int, scratch.Room] = {}

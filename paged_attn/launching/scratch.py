@@ -10,7 +10,9 @@ it at the same time is all that matters:
 What is kept is bounded: a few streams' rooms on each device, none of them large.  Others are made for each call.
 """
 
+import itertools
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +24,7 @@ from .locks import left_free
 # Counters that an arena grows by: 4 MiB, some 7000 captured decodes of a device with 132 multiprocessors, 2600 of one
 # or two KV heads (over fp8 1300), or 490 prefills whose blocks may be cut.
 COUNTERS_PER_CHUNK = 1 << 20
+OWN_ALIGNMENT = 512  # bytes; the copy engine wants 16, and lines of memory are 128
 MAX_ROOMS_PER_DEVICE = 8  # that are kept: as many streams as may well be at work at the same time
 # float32 of states in the rooms that are kept, 256 MiB: even shares of an H200 have a fortieth to a quarter of them.
 MAX_STATES_PER_DEVICE = 1 << 26
@@ -82,6 +85,34 @@ class Room(NamedTuple):
     states_size: int = 0
     counters_size: int = 0
     arena: Any = None  # the device's, of a room that eager calls share
+
+
+class Own(NamedTuple):
+    """What the launches of one call hand over to each other, side by side in memory that no other call knows."""
+
+    likes: tuple[Tensor, ...]  # without memory
+    begins: tuple[int, ...]  # bytes
+    size: int
+
+
+def side_by_side(likes: Sequence[Tensor]) -> Own:
+    """Where each of some tensors lies."""
+    ends = list(itertools.accumulate(-(-x.nbytes // OWN_ALIGNMENT) * OWN_ALIGNMENT for x in likes))
+    return Own(tuple(likes), (0, *ends[:-1]), ends[-1])
+
+
+def memory_of(own: Own, device: torch.device) -> Tensor:
+    """Memory for one call, of the pool of what is captured, if anything is.
+
+    Whoever is given it next on this stream comes behind this call's launches.
+    """
+    return _empty(own.size, torch.uint8, device)
+
+
+def own(own: Own, device: torch.device) -> list[Tensor]:
+    """The tensors, in memory for one call."""
+    memory = memory_of(own, device)
+    return [memory[begin : begin + x.nbytes].view(x.dtype).view(x.shape) for x, begin in zip(own.likes, own.begins)]
 
 
 NONE = Room(None, None)

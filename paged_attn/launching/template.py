@@ -45,6 +45,27 @@ class Argument:
         return (self.held[self.slot].dtype if self.dtype is None else self.dtype).itemsize
 
 
+class Placed(Argument):
+    """Memory that a launch is given besides its tensors: it answers like one without any, of the meta device."""
+
+    __slots__ = ("like",)
+
+    def __init__(self, slot: int, like: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        super().__init__(slot, (), like.dtype if dtype is None else dtype)
+        self.like = like
+
+    def __getattr__(self, name: str) -> Any:
+        if name in (*Argument.__slots__, *Placed.__slots__):
+            raise AttributeError(name)
+        return getattr(self.like, name)
+
+    def view(self, dtype: torch.dtype) -> "Placed":
+        return Placed(self.slot, self.like, dtype)
+
+    def element_size(self) -> int:
+        return self.like.dtype.itemsize if self.dtype is None else self.dtype.itemsize
+
+
 STREAM = Argument(-1)  # the stream that a launch is put on is the last of its addresses
 
 

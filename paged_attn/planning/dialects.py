@@ -16,6 +16,7 @@ from ..launching.launch import Step
 from ..launching.locks import FIRST
 from ..launching.scratch import Need
 from ..records.call import Call
+from ..records.copies import Copies
 from ..records.plan import Launch
 from ..records.problem import Problem
 
@@ -32,6 +33,9 @@ class Dialect(Protocol):
 
     def uncovered(self, problem: Problem) -> Sequence[str]:
         """What a call asks for that its kernels do not have."""
+
+    def copies(self, problem: Problem) -> Copies | None:
+        """Whole pages that keys of a call that it does not cover are worth copying to, should it cover it then."""
 
     def launches(self, problem: Problem) -> tuple[Launch, ...]:
         """The launches of a call that it covers; of these some may be another dialect's."""

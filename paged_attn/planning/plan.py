@@ -8,12 +8,14 @@ import functools
 
 from ..records.plan import Plan
 from ..records.problem import Problem
+from .copies import in_whole_pages
 from .dialects import chosen
 
 
 @functools.lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """The launches of the first dialect that covers the call."""
+    """The launches of the first dialect that covers the call, or would over copies in whole pages that it asks for."""
     if problem.only == "prefill" and not problem.ragged:
         return Plan(())
-    return Plan(chosen(problem).launches(problem))
+    problem, copies = in_whole_pages(problem)
+    return Plan(chosen(problem).launches(problem), copies)

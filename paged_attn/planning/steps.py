@@ -1,6 +1,7 @@
 """The steps of a call: the launches of its plan with their arguments, in order."""
 
 from ..kernels.arguments import merge_blocks
+from ..kernels.copies import copied
 from ..launching.launch import Step
 from ..records.call import Call
 from ..records.plan import Plan
@@ -8,11 +9,14 @@ from .dialects import dialect
 
 
 def steps_of(plan: Plan, call: Call) -> list[Step]:
-    """The launches of a plan, in order, and behind each the merge of its pieces.
+    """The launches of a plan, in order, behind that which copies keys, if any; behind each the merge of its pieces.
 
     That of a launch that leads comes behind the next one, which would have to wait for it.
     """
     steps: list[Step] = []
+    if plan.copies is not None:
+        first, call = copied(plan.copies, call)
+        steps.append(first)
     led: list[Step] = []
     for launch in plan.launches:
         step = dialect(launch.dialect).step(launch, call)

@@ -102,11 +102,11 @@ def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[L
 
 def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     """What tells the kernels of a batch's plan from those of another plan of the same model."""
-    launches = plan.plan.__wrapped__(problem_of(model, batch, device)).launches
+    made = plan.plan.__wrapped__(problem_of(model, batch, device))
     return {
         tuple((x.dialect, *dialect(x.dialect).compiled(x), x.merge and x.merge[1:]) for x in launch.parts)
-        for launch in launches
-    }
+        for launch in made.launches
+    } | ({("copies",)} if made.copies is not None else set())
 
 
 def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> Problem:

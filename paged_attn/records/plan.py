@@ -70,6 +70,7 @@ class Launch(NamedTuple):
 
 class Plan(NamedTuple):
     launches: tuple[Launch, ...]
+    copies: Any = None  # Copies in whole pages, which the launches read in place of the cache; None: they read that
 
     def __str__(self) -> str:
         return "\n".join(

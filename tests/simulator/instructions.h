@@ -228,6 +228,7 @@ static std::unordered_map<std::string, Run> all_instructions() {
     MEMORY("32", u32)
     MEMORY("64", u64)
 #undef MEMORY
+    t["ld.param.s32"] = load_parameter<s32, s64>;  // only into wider registers
     t["cvta.param.u64"] = parameter_address;
     t["atom.global.gpu.relaxed.add.u32"] = t["atom.global.gpu.acq_rel.add.u32"] = atomic<[](u32 a, u32 b) { return a + b; }>;
 #define MATRICES(N)                                                                         \

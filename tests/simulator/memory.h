@@ -46,13 +46,13 @@ static void store_shared(Warp& w, const s64* o, int, u32 lanes) {
         }
 }
 // Parameters have addresses of their own, from 0 on.
-template <class T>
+template <class T, class R = T>
 static void load_parameter(Warp& w, const s64* o, int, u32 lanes) {
     for (int i = 0; i < 32; i++)
         if (lanes >> i & 1) {
             T value;
             std::memcpy(&value, reinterpret_cast<void*>(w.machine->parameters + w.at(o[1])[i] + u64(o[2])), sizeof value);
-            put<T>(w.at(o[0]), i, value);
+            put<R>(w.at(o[0]), i, value);
         }
 }
 static void parameter_address(Warp& w, const s64* o, int, u32 lanes) {

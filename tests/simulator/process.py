@@ -69,4 +69,5 @@ def simulate() -> None:
 
 
 def _poisoned(count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    return torch.full((count,), math.nan if dtype.is_floating_point else 0x7FFFFFFF, dtype=dtype, device=device)
+    poison = math.nan if dtype.is_floating_point else torch.iinfo(dtype).max  # bytes are NaN in all types of caches
+    return torch.full((count,), poison, dtype=dtype, device=device)

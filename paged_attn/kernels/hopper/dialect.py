@@ -7,11 +7,23 @@ from ...records.call import Call
 from ...records.plan import Launch
 from ..arguments import numbers_of
 from . import available
+from .planning.copies import copies
 from .planning.cuts import cut
 from .planning.plan import launches, need_of, regime, uncovered
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
-__all__ = ["cut", "heads_of", "kernel_of", "launches", "need_of", "regime", "tiles_of", "uncovered", "warps_of"]
+__all__ = [
+    "copies",
+    "cut",
+    "heads_of",
+    "kernel_of",
+    "launches",
+    "need_of",
+    "regime",
+    "tiles_of",
+    "uncovered",
+    "warps_of",
+]
 
 TITLE = "Hopper's"
 

@@ -29,6 +29,11 @@ def read() -> None:
     """They are imported with this module."""
 
 
+def copies(problem: Problem) -> None:
+    """They read pages of any size."""
+    return
+
+
 def step(launch: Launch, call: Call) -> Step:
     """A launch with its arguments."""
     return attention(launch, call)

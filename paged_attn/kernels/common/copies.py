@@ -1,0 +1,69 @@
+"""Keys and values of small pages into whole ones, through the page table, as they are."""
+
+import triton
+import triton.language as tl
+
+from .bounds import first_key_of
+from .numerics import load_int
+from .page_tables import page_at, pages_of
+from .records import Batch
+
+
+@triton.jit
+def copy_rows(
+    kv, to, page, slot, row, kv_head, there, live, DIMS: tl.constexpr, PADDED: tl.constexpr
+):  # fmt: skip
+    """Keys, or values, of some slots and KV heads [R]: those that are not live become zeros."""
+    dim = tl.arange(0, PADDED)
+    inside = (dim < DIMS)[None, :]
+    at = page * kv.stride_page + slot * kv.stride_slot + kv_head * kv.stride_head
+    x = tl.load(kv.ptr + at[:, None] + dim[None, :], mask=live[:, None] & inside, other=0)
+    at = row * to.stride_slot + kv_head * to.stride_head
+    tl.store(to.ptr + at[:, None] + dim[None, :], x, mask=there[:, None] & inside)
+
+
+@triton.jit(do_not_specialize=["page_table_stride", "shortest", "pages", "parts"])
+def copy_pages_kernel(
+    cache, copies, table, query_starts, seq_lens, page_table, page_table_stride, page_starts, mods, shortest, pages,
+    parts, FROM_PAGE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """One of some parts of a sequence's keys, KEYS at a time, x HEADS of its KV heads.
+
+    From the page with the first key on that somebody may see; what lies before that key in it becomes zeros.
+    NEW: the call's own keys lie elsewhere.  DEPENDENT: as in `write.write_kv_kernel`.
+    """
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+    HEAD_BLOCKS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
+    index = tl.program_id(0)
+    kv_head = (index % HEAD_BLOCKS * HEADS + tl.arange(0, KEYS * HEADS) % HEADS).to(tl.int64)
+    part, seq = index // HEAD_BLOCKS % parts, index // HEAD_BLOCKS // parts
+    batch = Batch(
+        query_starts, seq_lens, page_table, page_table_stride, 0, 0, shortest, 0, 0, 0, page_starts
+    )  # fmt: skip
+    query_len = load_int(query_starts + seq + 1) - load_int(query_starts + seq)
+    end = load_int(seq_lens + seq)
+    context_len = end - query_len
+    if NEW:
+        end = context_len
+    end = tl.minimum(tl.where(query_len >= shortest, end, 0), pages * PAGE)
+    first = 0
+    if mods.left is not None:
+        first = first_key_of(context_len, mods)
+    from_pages = pages_of(batch, seq)
+    first_page = tl.cast(seq, tl.int64) * pages
+    key = tl.arange(0, KEYS * HEADS) // HEADS
+    for tile in range(first // PAGE * (PAGE // KEYS) + part, tl.cdiv(end, KEYS), parts):
+        pos = tile * KEYS + key
+        there = kv_head < KV_HEADS
+        live = there & (pos >= first) & (pos < end)
+        ids = tl.load(page_at(from_pages, pos // FROM_PAGE, page_starts), mask=live, other=0).to(tl.int64)
+        slot, row = (pos % FROM_PAGE).to(tl.int64), first_page * PAGE + pos
+        copy_rows(cache.key, copies.key, ids, slot, row, kv_head, there, live, HEAD_DIM, DIM)
+        copy_rows(cache.value, copies.value, ids, slot, row, kv_head, there, live, VALUE_DIM, VALUE_PADDED)
+        if tile % (PAGE // KEYS) == 0:
+            page = tile // (PAGE // KEYS)
+            tl.store(table + first_page + page, (first_page + page).to(tl.int32))

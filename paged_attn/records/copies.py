@@ -1,0 +1,71 @@
+"""Whole pages that a call's keys and values are copied to, for launches that read no others.
+
+The pages of a sequence lie side by side, as many for each as the longest may have: where one is, arithmetic tells.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import layout
+from .problem import Problem
+from .rounding import cdiv
+
+PAGE = 128  # slots of a page: whole tiles
+
+
+class Copies(NamedTuple):
+    """Two caches [seqs * pages, PAGE, kv_heads, dims] and a page table [seqs, pages]."""
+
+    seqs: int
+    pages: int  # of a sequence
+    shortest: int  # query tokens of sequences that are served
+    from_page: int  # slots of the pages that keys are copied from
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+    dependent: bool  # launches may begin before the one ahead has ended
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys, values and table, without memory."""
+        slots = (self.seqs * self.pages, PAGE, self.kv_heads)
+        keys, values = (
+            torch.empty(*slots, dims, dtype=self.dtype, device="meta") for dims in (self.head_dim, self.value_dim)
+        )
+        return keys, values, torch.empty(self.seqs, self.pages, dtype=torch.int32, device="meta")
+
+    @property
+    def bytes(self) -> int:
+        """Of the caches."""
+        dims = self.head_dim + self.value_dim
+        return self.seqs * self.pages * PAGE * self.kv_heads * dims * self.dtype.itemsize
+
+
+def copies_of(p: Problem) -> Copies:
+    """Room for all keys that a call may have; the host knows no length, so for each sequence as for the longest."""
+    return Copies(
+        seqs=p.seqs,
+        pages=max(1, cdiv(p.max_seqlen_k, PAGE)),
+        shortest=1 if p.only is None else 2,
+        from_page=p.page_size,
+        kv_heads=p.kv_heads,
+        head_dim=p.head_dim,
+        value_dim=p.value_width,
+        dtype=p.cache,
+        dependent=p.device.dependent,
+    )
+
+
+def over(p: Problem, copies: Copies) -> Problem:
+    """The call as the launches behind the copy have it: nothing differs but the place of keys."""
+    keys, values, _ = copies.tensors()
+    return p._replace(
+        page_size=PAGE,
+        rows_per_page=layout.rows_per_page(keys, values, "NHD"),
+        adjacent=layout.adjacent(keys, values, "NHD"),
+        boxable=layout.boxable(keys, values),
+    )

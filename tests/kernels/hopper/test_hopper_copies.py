@@ -1,0 +1,65 @@
+"""Prefills over pages of any size: their keys are copied into whole pages, which the Hopper kernels read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paged_attn.planning import plan
+from tests import hopper_plans
+from tests.cases import Case, build, problem_of, run
+from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, FEATURES, NEW, ragged, sized
+
+pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "copied")]
+
+
+@pytest.fixture
+def copied() -> Iterator[None]:
+    """As few scores as a test can afford are worth a copy."""
+    with hopper_plans.planned(MIN_SCORES_WORTH_A_COPY=0, MIN_SCORES_PER_COPIED_KEY=0):
+        yield
+
+
+def assert_copied(case: Case) -> None:
+    made = plan.plan(problem_of(build(case, DEVICE)))
+    assert made.copies is not None
+    assert made.copies.from_page == case.page_size
+    assert all(part.shape.PAGE == 128 for launch in made.launches for part in launch.parts)
+
+
+UNEVEN = ragged((1, 500), (70, 300), (1, 0), (9, 9), (0, 40))
+PREFILLS = ragged((200, 200), (200, 333)) | dict(bounds=True)
+CASES: dict[str, dict[str, Any]] = {
+    "prefills, page 4": PREFILLS | dict(page_size=4),
+    "prefills, page 1, float16, ragged table": PREFILLS | dict(page_size=1, dtype=torch.float16, table="ragged"),
+    "prefills, page 12, hnd, views": PREFILLS | dict(page_size=12, layout="HND", table="views"),
+    "prefills, page 2, new": PREFILLS | NEW | dict(page_size=2),
+    "prefills, page 4, e4m3 cache": PREFILLS | E4M3_CACHE | dict(page_size=4),
+    "prefills, page 4, all e4m3": PREFILLS | ALL_E4M3 | dict(page_size=4),
+    "chunk, page 7, head_dim 64, window": ragged((100, 700)) | dict(page_size=7, head_dim=64, window_size=(150, -1)),
+    "chunk, page 1, head_dim 96, gaps": ragged((100, 700)) | dict(page_size=1, head_dim=96, table="gaps"),
+    "chunk, page 4, chunked": ragged((100, 700)) | dict(page_size=4, chunk=130),
+    "mixed, features, page 1": UNEVEN | FEATURES | dict(padding=3, page_size=1),
+    "mixed, prefills only, page 3": UNEVEN | dict(only="prefill", page_size=3),
+    "drafts, page 2, trees": ragged((32, 600), (20, 70), (0, 9))
+    | dict(page_size=2, bounds=True, qq_bias=32, tree=True),
+}
+QUICK = ("prefills, page 4", "chunk, page 7, head_dim 64, window")
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CASES])
+def test_copied_keys_give_the_results_of_the_reference(name: str) -> None:
+    case = sized(name, **CASES[name])
+    assert_copied(case)
+    run(case, DEVICE)
+
+
+@hopper_plans.apart()
+def test_two_launches_that_overlap_read_the_same_copies() -> None:
+    case = sized("apart", **ragged((100, 300), (1, 400), (1, 70), (2, 9)), page_size=2, bounds=True)
+    assert_copied(case)
+    assert len(plan.plan(problem_of(build(case, DEVICE))).launches) == 2
+    run(case, DEVICE)
