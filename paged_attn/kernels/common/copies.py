@@ -10,16 +10,16 @@ from .records import Batch
 
 
 @triton.jit
-def copy_rows(
-    kv, to, page, slot, row, kv_head, there, live, DIMS: tl.constexpr, PADDED: tl.constexpr
-):  # fmt: skip
-    """Keys, or values, of some slots and KV heads [R]: those that are not live become zeros."""
-    dim = tl.arange(0, PADDED)
-    inside = (dim < DIMS)[None, :]
-    at = page * kv.stride_page + slot * kv.stride_slot + kv_head * kv.stride_head
-    x = tl.load(kv.ptr + at[:, None] + dim[None, :], mask=live[:, None] & inside, other=0)
-    at = row * to.stride_slot + kv_head * to.stride_head
-    tl.store(to.ptr + at[:, None] + dim[None, :], x, mask=there[:, None] & inside)
+def rows_at(kv, page, slot, kv_head, PADDED: tl.constexpr):
+    """Addresses [R, D] of keys, or values, of some slots and KV heads [R]."""
+    row = page * kv.stride_page + slot * kv.stride_slot + kv_head * kv.stride_head
+    return kv.ptr + row[:, None] + tl.arange(0, PADDED)[None, :]
+
+
+@triton.jit
+def inside(rows, DIMS: tl.constexpr, PADDED: tl.constexpr):
+    """[R, D]: the dims that some rows have."""
+    return rows[:, None] & (tl.arange(0, PADDED) < DIMS)[None, :]
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "shortest", "pages", "parts"])
@@ -61,9 +61,18 @@ def copy_pages_kernel(
         there = kv_head < KV_HEADS
         live = there & (pos >= first) & (pos < end)
         ids = tl.load(page_at(from_pages, pos // FROM_PAGE, page_starts), mask=live, other=0).to(tl.int64)
-        slot, row = (pos % FROM_PAGE).to(tl.int64), first_page * PAGE + pos
-        copy_rows(cache.key, copies.key, ids, slot, row, kv_head, there, live, HEAD_DIM, DIM)
-        copy_rows(cache.value, copies.value, ids, slot, row, kv_head, there, live, VALUE_DIM, VALUE_PADDED)
+        slot, page, to = (pos % FROM_PAGE).to(tl.int64), first_page + pos // PAGE, (pos % PAGE).to(tl.int64)
+        # both are under way before either is stored: a compiler does not know that copies are apart from the cache
+        keys = tl.load(
+            rows_at(cache.key, ids, slot, kv_head, DIM), mask=inside(live, HEAD_DIM, DIM), other=0
+        )  # fmt: skip
+        values = tl.load(
+            rows_at(cache.value, ids, slot, kv_head, VALUE_PADDED), mask=inside(live, VALUE_DIM, VALUE_PADDED), other=0
+        )
+        tl.store(rows_at(copies.key, page, to, kv_head, DIM), keys, mask=inside(there, HEAD_DIM, DIM))
+        tl.store(
+            rows_at(copies.value, page, to, kv_head, VALUE_PADDED), values, mask=inside(there, VALUE_DIM, VALUE_PADDED)
+        )
         if tile % (PAGE // KEYS) == 0:
-            page = tile // (PAGE // KEYS)
-            tl.store(table + first_page + page, (first_page + page).to(tl.int32))
+            number = first_page + tile // (PAGE // KEYS)
+            tl.store(table + number, number.to(tl.int32))
