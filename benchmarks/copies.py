@@ -1,0 +1,86 @@
+"""Copies of keys in whole pages: what they cost, and from where on they pay.  `python -m benchmarks.copies [ROUNDS]`.
+
+Each case over pages of 16, over its own by the portable kernels, over copies, and the copy alone by tiles and warps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import paged_attn
+from benchmarks import measure
+from benchmarks.inputs import inputs_of
+from paged_attn.calls import attend, memo
+from paged_attn.kernels import copies as launched
+from paged_attn.kernels.hopper.planning import copies
+from paged_attn.planning import plan
+from tests.cases import Case
+
+SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, bounds=True, lse=False)
+LENGTHS = {  # (sequences, queries, keys)
+    "2 x 2048": (2, 2048, 2048),
+    "1 x 512": (1, 512, 512),
+    "1 x 1024": (1, 1024, 1024),
+    "8 x 256": (8, 256, 256),
+    "1 x 8192": (1, 8192, 8192),
+    "4 x 128 at 8192": (4, 128, 8192),
+    "4 x 256 at 8192": (4, 256, 8192),
+    "1 x 512 at 32768": (1, 512, 32768),
+}
+TILES = [(kilobytes << 10, warps) for kilobytes in (8, 16, 32) for warps in (4, 8)]
+
+
+@contextlib.contextmanager
+def planned(worth: bool, first: bool = False, tile: tuple[int, int] | None = None) -> Iterator[None]:
+    """All calls over copies, or none; first: of whose launches the copy alone is made, by such tiles and warps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copies, "_is_worth_a_copy", lambda p: worth)
+        if first:
+            steps = attend.steps_of
+            patch.setattr(attend, "steps_of", lambda made, call: steps(made, call)[:1])
+        if tile is not None:
+            patch.setattr(launched, "BYTES_AT_ONCE", tile[0])
+            patch.setattr(launched, "WARPS", tile[1])
+        plan.plan.cache_clear()
+        memo.clear()
+        yield
+    plan.plan.cache_clear()
+    memo.clear()
+
+
+def graph(call: Callable[[], object], **how: Any) -> torch.cuda.CUDAGraph:
+    """Of a call that is planned so."""
+    with planned(**how):
+        return measure.capture(call)
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 30
+    for name, (seqs, queries, keys) in LENGTHS.items():
+        case = Case(name, (queries,) * seqs, (keys,) * seqs, **SIZES)
+        for page in (4, 1) if name == "2 x 2048" else (4,):
+            whole, small = (inputs_of(replace(case, page_size=size), "cuda") for size in (16, page))
+            calls = {16: whole, page: small}
+            run = {size: lambda given=given: paged_attn.paged_attention(**given) for size, given in calls.items()}
+            graphs = {
+                "page 16": graph(run[16], worth=False),
+                "portable": graph(run[page], worth=False),
+                "copied": graph(run[page], worth=True),
+            }
+            tiles = TILES if name == "2 x 2048" else TILES[2:3]
+            for tile in tiles:
+                which = f"copy alone {tile[0] >> 10} KB {tile[1]} warps"
+                graphs[which] = graph(run[page], worth=True, first=True, tile=tile)
+            seconds = measure.replay(graphs, rounds)
+            print(f"{name}, page {page}:", ", ".join(f"{x} {1e6 * s:.1f}" for x, s in seconds.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
