@@ -14,7 +14,7 @@ from paged_attn.records.problem import Problem
 
 
 def _always(p: Problem) -> tuple[Problem, Copies | None]:
-    if p.packed or p.latent or not p.ragged:
+    if p.packed or p.latent or p.gap or not p.ragged:
         return p, None
     copies = copies_of(p)
     return over(p, copies), copies

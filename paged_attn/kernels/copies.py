@@ -38,7 +38,9 @@ def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
 
 
 def _bound(mods: Modifiers) -> Modifiers:
-    """What says which keys no query of a sequence sees, where those it sees are one run."""
-    if mods.spans is not None or mods.prefix_lens is not None:
+    """What says which keys come before all that some query of a sequence sees; their pages may be gone."""
+    if mods.left is None:
         return Modifiers()
-    return Modifiers(left=mods.left, chunk=mods.chunk)
+    assert mods.prefix_lens is None  # between a prefix and a window pages may be gone, too
+    names = ("left", "chunk", "query_positions", "spans", "spans_count", "spans_stride", "spans_step", "CLIP_SPANS")
+    return Modifiers(**{name: getattr(mods, name) for name in (*names, "spans_right")})

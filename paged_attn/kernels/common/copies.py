@@ -3,10 +3,10 @@
 import triton
 import triton.language as tl
 
-from .bounds import first_key_of
+from .bounds import visible_range
 from .numerics import load_int
 from .page_tables import page_at, pages_of
-from .records import Batch
+from .records import Batch, Block
 
 
 @triton.jit
@@ -44,15 +44,12 @@ def copy_pages_kernel(
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, 0, 0, shortest, 0, 0, 0, page_starts
     )  # fmt: skip
-    query_len = load_int(query_starts + seq + 1) - load_int(query_starts + seq)
-    end = load_int(seq_lens + seq)
-    context_len = end - query_len
+    first_token, end = load_int(query_starts + seq), load_int(seq_lens + seq)
+    query_len = load_int(query_starts + seq + 1) - first_token
+    first = visible_range(Block(seq, first_token, query_len, end, 0), mods, 1).lo
     if NEW:
-        end = context_len
+        end -= query_len
     end = tl.minimum(tl.where(query_len >= shortest, end, 0), pages * PAGE)
-    first = 0
-    if mods.left is not None:
-        first = first_key_of(context_len, mods)
     from_pages = pages_of(batch, seq)
     first_page = tl.cast(seq, tl.int64) * pages
     key = tl.arange(0, KEYS * HEADS) // HEADS
