@@ -7,25 +7,30 @@ from collections.abc import Iterator
 
 import torch
 
+from ..kernels.copies import WARPS, tiles_of
 from ..kernels.cuts import CutSummary
 from ..kernels.words import some
 from ..launching.scratch import Need
+from ..planning.copies import in_whole_pages
 from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
 from ..planning.plan import plan
+from ..records.copies import PAGE, Copies
 from ..records.layout import is_fp8
 from ..records.plan import UNBOUNDED, Launch
 from ..records.problem import Problem
-from .question import Question, cut, grids, memory, need_of, operations, seconds
+from .question import Question, copied, cut, grids, memory, need_of, operations, seconds
 
 
 def explain(question: Question) -> Iterator[tuple[str, str]]:
     """(what, text) line by line."""
-    problem = question.problem
-    launches = plan(problem).launches
+    made = plan(question.problem)
+    (problem, _), launches = in_whole_pages(question.problem), made.launches
     yield "call", _call(question)
     yield "device", f"{question.device.arch}, {question.device.multiprocessors} multiprocessors"
     yield "kernels", _dialect(problem, launches)
     yield "regime", ": ".join(chosen(problem).regime(problem))
+    if made.copies is not None:
+        yield "copies", _copies(made.copies)
     states = 0
     for number, launch in enumerate(launches, 1):
         yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)
@@ -41,6 +46,7 @@ def explain(question: Question) -> Iterator[tuple[str, str]]:
         if any(part.shape.SPLIT for part in launch.parts):
             yield "  scratch", _scratch(need_of(launch))
     moved = memory(question) | ({"states of pieces, out and in": states} if states else {})
+    moved |= {"copies, out and in": 2 * copied(question)} if made.copies is not None else {}
     yield "memory", f"{_bytes(sum(moved.values()))}: " + ", ".join(f"{name} {_bytes(n)}" for name, n in moved.items())
     parts = [part for launch in launches for part in launch.parts]
     useful, done_in_tiles = operations(question), sum(_multiplied(x, cut(x, question.batch)) for x in parts)
@@ -82,6 +88,15 @@ def _why_not(missed: Dialect, problem: Problem) -> str:
     if why := missed.why_not_on(problem.device):
         return why
     return f"not {missed.TITLE}, which do not take {' nor '.join(missed.uncovered(problem))}"
+
+
+def _copies(copies: Copies) -> str:
+    """What comes before all launches."""
+    keys = f"up to {copies.pages * PAGE} keys of each sequence"
+    return (
+        f"copy_pages_kernel, {tiles_of(copies).programs} programs of {WARPS} warps: {keys} from pages of "
+        f"{copies.from_page} into pages of {PAGE} of the call's own, {_bytes(copies.bytes)}"
+    )
 
 
 def _launch(launch: Launch) -> str:

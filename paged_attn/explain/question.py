@@ -82,6 +82,14 @@ def memory(question: Question) -> dict[str, int]:
     }
 
 
+def copied(question: Question) -> int:
+    """Bytes of what lies in the cache, and somebody sees."""
+    new = new_dtype(question.model).itemsize * sum(question.query_lens) if question.model.new else 0
+    return memory(question)["keys and values"] - new * question.model.kv_heads * (
+        question.model.head_dim + question.model.value_width
+    )
+
+
 def operations(question: Question) -> int:
     """Multiplications and additions of both products, where a query sees a key; positions are taken to be slots."""
     model, (left, right) = question.model, question.model.window_size

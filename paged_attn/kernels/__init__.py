@@ -7,7 +7,19 @@ A new dialect is a folder here and a name in planning/dialects.py; what two dial
 from ..launching.backend import decorating
 
 with decorating():  # all of them, whichever is asked for first
-    from .common import merge, numerics, output, records, schedule, scores, softmax
+    from .common import copying, merge, numerics, output, records, schedule, scores, softmax
     from .portable import attention, cache, write
 
-__all__ = ["attention", "cache", "merge", "numerics", "output", "records", "schedule", "scores", "softmax", "write"]
+__all__ = [
+    "attention",
+    "cache",
+    "copying",
+    "merge",
+    "numerics",
+    "output",
+    "records",
+    "schedule",
+    "scores",
+    "softmax",
+    "write",
+]

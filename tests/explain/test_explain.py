@@ -95,6 +95,24 @@ def test_launches_of_both_dialects_are_told() -> None:
     assert ", and behind launch 2 merge_blocks_kernel, 160 programs, for sequences of 1 query" in lines["launch 1"]
 
 
+def test_copies_in_whole_pages_are_told_and_counted() -> None:
+    lines = told(batch=2, queries="2048", keys="2048", page_size=4)
+    assert lines["kernels"] == "Hopper's"
+    assert lines["regime"].startswith("blocks: ")
+    assert lines["copies"] == (
+        "copy_pages_kernel, 512 programs of 4 warps: up to 2048 keys of each sequence from pages of 4 into pages of "
+        "128 of the call's own, 16.8 MB"
+    )
+    assert "boxes of 128 keys" in lines["  tiles"]
+    assert "keys and values 16.8 MB" in lines["memory"]
+    assert "copies, out and in 33.6 MB" in lines["memory"]
+    window = told(batch=2, queries="2048", keys="8192", page_size=4, window=(1023, -1))
+    assert "copies, out and in 50.3 MB" in window["memory"], "of keys that somebody sees"
+    new = told(queries="1024", keys="8192", page_size=4, new=True)
+    assert "copies, out and in 58.7 MB" in new["memory"], "of those in the cache"
+    assert "copies" not in told(batch=2, queries="2048", keys="2048")
+
+
 def test_what_the_hopper_kernels_lack_is_named() -> None:
     for changes, reason in (
         (dict(page_size=12), "pages of other than a multiple of 8 tokens"),

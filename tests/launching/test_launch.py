@@ -118,6 +118,50 @@ def test_steps_that_run_at_the_same_time_have_scratch_of_their_own(monkeypatch: 
     assert [list(x[-2:]) for x in again] == anew
 
 
+def test_steps_hand_over_in_memory_of_the_call_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps find the same tensors there, in boxes and out of them; the first time, and when they are kept."""
+    monkeypatch.setattr(launch, "KEEPS", True)
+    monkeypatch.setattr(scratch, "_rooms", {})
+    held, anew, again = list[Tensor](), list[Any](), list[Any]()
+
+    def empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        held.append(torch.empty(count, dtype=dtype, device=device))
+        return held[-1]
+
+    def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Compiled:
+        anew.append(args)
+        return Compiled(again)
+
+    monkeypatch.setattr(scratch, "_empty", empty)
+    monkeypatch.setattr(launch, "run", run)
+    likes = tuple(torch.empty(*shape, dtype=FP16, device="meta") for shape in ((3, 8, 16), (5, 7)))
+    first, second = launch.own(likes)
+    assert (first.shape, first.stride(), first.dtype, first.element_size()) == ((3, 8, 16), (128, 16, 1), FP16, 2)
+    box = TensorDescriptor(first.view(torch.bfloat16), [24, 16], [16, 1], [4, 16])
+    args = (first, (second, 3), box, launch.STATES)
+    kernel = SimpleNamespace(arg_names=["a", "b", "c", "d"])
+    need = scratch.Need(64, 0, two=True)
+    steps = [launch.Step(kernel, (1,), args[:2], {}, own=likes), launch.Step(kernel, (1,), args, {}, need)]
+    steps[0] = steps[0]._replace(kernel=SimpleNamespace(arg_names=["a", "b"]))
+    launches = launch.Launches(steps, torch.device("cpu"))
+    launches.first(())
+    memory, *_, states = held
+    assert memory.numel() == 1024 + 512
+    (one, (other, _)), (same, (too, _), boxed, room) = anew
+    assert (one.shape, other.shape, one.dtype) == ((3, 8, 16), (5, 7), FP16)
+    assert memory.data_ptr() == one.data_ptr() == same.data_ptr() == boxed.base.data_ptr() == other.data_ptr() - 1024
+    assert other.data_ptr() == too.data_ptr()
+    assert boxed.base.dtype == torch.bfloat16
+    assert room.data_ptr() == states.data_ptr()
+    seen = len(held)
+    launches.again(())
+    memory, *_, states = held[seen:]
+    begin = memory.data_ptr()
+    assert [x[-2:] for x in again[:1]] == [(begin, (begin + 1024, 3))]
+    *_, at, in_record, box, room = again[1]
+    assert (at, in_record, box.base.data_ptr(), room) == (begin, (begin + 1024, 3), begin, states.data_ptr())
+
+
 def test_descriptors_describe_the_memory_of_the_call() -> None:
     first, second = torch.zeros(2, 8, 16, dtype=FP16)
     args = (TensorDescriptor(Argument(0, [first], FP16), [8, 16], [16, 1], [4, 16]), 3)

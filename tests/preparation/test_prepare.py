@@ -57,6 +57,9 @@ MODELS = {
     "latent": LLAMA | LATENT,
     "128 heads, latent, fp8, new": LLAMA | LATENT | dict(heads=128, cache_dtype=E4M3, new=True),
     "ragged page table": LLAMA | dict(page_indices=torch.int64),
+    "pages of 4": LLAMA | dict(page_size=4),
+    "pages of one, fp8, window": LLAMA
+    | dict(page_size=1, page_indices=torch.int32, cache_dtype=E4M3, window_size=(1023, -1)),
     "a user's function": LLAMA | dict(score_mod=Named("tests.score_mods", "relative", (torch.float32, 37))),
 }
 HANGS = 3600  # seconds after which a process is taken for one that never ends, on however loaded a machine

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+import paged_attn
 from paged_attn.planning import plan
 from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
@@ -56,6 +58,27 @@ def test_copied_keys_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
     assert_copied(case)
     run(case, DEVICE)
+
+
+@pytest.mark.gpu
+def test_a_graph_copies_what_lies_there_when_it_is_replayed() -> None:
+    """Other lengths, pages and keys than those that were captured, and whatever the last replay has left."""
+    case = sized("graph", **ragged((300, 3000), (20, 300)), page_size=4, bounds=True, lse=False)
+    assert_copied(case)
+    inputs = build(case, DEVICE)
+    paged_attn.paged_attention(**inputs)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        paged_attn.paged_attention(**inputs)
+    for seed in (1, 2, 3):
+        given = build(replace(case, seed=seed), DEVICE)
+        for name in ("q", "k_cache", "v_cache", "page_table", "seq_lens"):
+            inputs[name].copy_(given[name])
+        inputs["seq_lens"] -= 7 * seed
+        given["seq_lens"] -= 7 * seed
+        expected = paged_attn.paged_attention(**given)
+        graph.replay()
+        assert torch.equal(inputs["out"], expected)
 
 
 @hopper_plans.apart()
