@@ -2,13 +2,15 @@
 
 from typing import NamedTuple
 
+from triton.language import constexpr
+
 from ..launching.launch import Step, own
 from ..records import layout
 from ..records.call import Call
 from ..records.copies import PAGE, Copies
 from ..records.rounding import cdiv, next_power_of_2
 from .common.copying import copy_pages_kernel
-from .common.records import Modifiers
+from .common.records import KV, KeyValues, Modifiers
 
 WARPS = 4
 BYTES_AT_ONCE = 16 << 10  # of keys, and of values as many: eight times 16 bytes of each thread, in registers
@@ -45,7 +47,7 @@ def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
     keys, values, table = own(tensors)
     cache = layout.cache(keys, values, "NHD")
     args = (
-        call.cache, cache, table, call.query_starts, call.seq_lens, call.page_table,
+        call.cache, KeyValues(*map(_known, cache)), table, call.query_starts, call.seq_lens, call.page_table,
         0 if call.page_starts is not None else call.page_table.stride(0), call.page_starts, _bound(call.mods),
         copies.shortest, copies.pages, tiles.parts, copies.from_page, PAGE, tiles.keys, tiles.heads, copies.kv_heads,
         copies.head_dim, _padded(copies.head_dim), copies.value_dim, _padded(copies.value_dim), call.new is not None,
@@ -54,6 +56,12 @@ def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
     options = {"num_warps": WARPS} | ({"launch_pdl": True} if copies.dependent else {})
     step = Step(copy_pages_kernel, (tiles.programs,), args, options, own=tensors)
     return step, call._replace(cache=cache, page_table=table, page_starts=None)
+
+
+def _known(kv: KV) -> KV:
+    """The same with strides that the compiler knows: products of 64 bits are most of what a copy computes."""
+    page, slot, head = (constexpr(x) for x in (kv.stride_page, kv.stride_slot, kv.stride_head))
+    return kv._replace(stride_page=page, stride_slot=slot, stride_head=head)
 
 
 def _padded(dims: int) -> int:
