@@ -43,6 +43,7 @@ def tiles_of(copies: Copies) -> Tiles:
 
 def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
     """The launch, and the call over its results."""
+    assert copies.bytes < 1 << 31  # places in a sequence's pages are counted in 32 bits
     tensors, tiles = copies.tensors(), tiles_of(copies)
     keys, values, table = own(tensors)
     cache = layout.cache(keys, values, "NHD")

@@ -10,16 +10,25 @@ from .records import Batch, Block
 
 
 @triton.jit
-def rows_at(kv, page, slot, kv_head, PADDED: tl.constexpr):
-    """Addresses [R, D] of keys, or values, of some slots and KV heads [R]."""
-    row = page * kv.stride_page + slot * kv.stride_slot + kv_head * kv.stride_head
-    return kv.ptr + row[:, None] + tl.arange(0, PADDED)[None, :]
+def addresses(ptr, row, head, PADDED: tl.constexpr):
+    """[N, H, D] of some slots [N], which begin at row, and some heads [H] of each."""
+    return ptr + (row[:, None, None] + head[None, :, None]) + tl.arange(0, PADDED)[None, None, :]
 
 
 @triton.jit
-def inside(rows, DIMS: tl.constexpr, PADDED: tl.constexpr):
-    """[R, D]: the dims that some rows have."""
-    return rows[:, None] & (tl.arange(0, PADDED) < DIMS)[None, :]
+def load_heads(kv, page, slot, kv_head, inside, DIMS: tl.constexpr, PADDED: tl.constexpr):
+    """Keys, or values, of some slots [N] and KV heads [H] of a cache: [N, H, D], zeros where not inside [N, H]."""
+    row = page * kv.stride_page + slot * kv.stride_slot
+    mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
+    return tl.load(addresses(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED), mask=mask, other=0)
+
+
+@triton.jit
+def store_heads(x, kv, first_page, pos, kv_head, inside, DIMS: tl.constexpr, PADDED: tl.constexpr):
+    """[N, H, D] into the pages of a sequence, of less than 2^31 numbers from the first one on."""
+    ptr = kv.ptr + first_page * kv.stride_page
+    mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
+    tl.store(addresses(ptr, pos * kv.stride_slot, kv_head * kv.stride_head, PADDED), x, mask=mask)
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "shortest", "pages", "parts"])
@@ -39,11 +48,9 @@ def copy_pages_kernel(
         tl.extra.cuda.gdc_launch_dependents()
     HEAD_BLOCKS: tl.constexpr = (KV_HEADS + HEADS - 1) // HEADS
     index = tl.program_id(0)
-    kv_head = (index % HEAD_BLOCKS * HEADS + tl.arange(0, KEYS * HEADS) % HEADS).to(tl.int64)
+    kv_head = index % HEAD_BLOCKS * HEADS + tl.arange(0, HEADS)
     part, seq = index // HEAD_BLOCKS % parts, index // HEAD_BLOCKS // parts
-    batch = Batch(
-        query_starts, seq_lens, page_table, page_table_stride, 0, 0, shortest, 0, 0, 0, page_starts
-    )  # fmt: skip
+    batch = Batch(query_starts, seq_lens, page_table, page_table_stride, 0, 0, shortest, 0, 0, 0, page_starts)
     first_token, end = load_int(query_starts + seq), load_int(seq_lens + seq)
     query_len = load_int(query_starts + seq + 1) - first_token
     first = visible_range(Block(seq, first_token, query_len, end, 0), mods, 1).lo
@@ -52,24 +59,18 @@ def copy_pages_kernel(
     end = tl.minimum(tl.where(query_len >= shortest, end, 0), pages * PAGE)
     from_pages = pages_of(batch, seq)
     first_page = tl.cast(seq, tl.int64) * pages
-    key = tl.arange(0, KEYS * HEADS) // HEADS
     for tile in range(first // PAGE * (PAGE // KEYS) + part, tl.cdiv(end, KEYS), parts):
-        pos = tile * KEYS + key
-        there = kv_head < KV_HEADS
-        live = there & (pos >= first) & (pos < end)
-        ids = tl.load(page_at(from_pages, pos // FROM_PAGE, page_starts), mask=live, other=0).to(tl.int64)
-        slot, page, to = (pos % FROM_PAGE).to(tl.int64), first_page + pos // PAGE, (pos % PAGE).to(tl.int64)
+        pos = tile * KEYS + tl.arange(0, KEYS)
+        live = (pos >= first) & (pos < end)
+        page = tl.load(page_at(from_pages, pos // FROM_PAGE, page_starts), mask=live, other=0).to(tl.int64)
+        slot = (pos % FROM_PAGE).to(tl.int64)
+        there = tl.broadcast_to((kv_head < KV_HEADS)[None, :], (KEYS, HEADS))
+        asked = live[:, None] & there
         # both are under way before either is stored: a compiler does not know that copies are apart from the cache
-        keys = tl.load(
-            rows_at(cache.key, ids, slot, kv_head, DIM), mask=inside(live, HEAD_DIM, DIM), other=0
-        )  # fmt: skip
-        values = tl.load(
-            rows_at(cache.value, ids, slot, kv_head, VALUE_PADDED), mask=inside(live, VALUE_DIM, VALUE_PADDED), other=0
-        )
-        tl.store(rows_at(copies.key, page, to, kv_head, DIM), keys, mask=inside(there, HEAD_DIM, DIM))
-        tl.store(
-            rows_at(copies.value, page, to, kv_head, VALUE_PADDED), values, mask=inside(there, VALUE_DIM, VALUE_PADDED)
-        )
+        keys = load_heads(cache.key, page, slot, kv_head, asked, HEAD_DIM, DIM)
+        values = load_heads(cache.value, page, slot, kv_head, asked, VALUE_DIM, VALUE_PADDED)
+        store_heads(keys, copies.key, first_page, pos, kv_head, there, HEAD_DIM, DIM)
+        store_heads(values, copies.value, first_page, pos, kv_head, there, VALUE_DIM, VALUE_PADDED)
         if tile % (PAGE // KEYS) == 0:
             number = first_page + tile // (PAGE // KEYS)
             tl.store(table + number, number.to(tl.int32))
