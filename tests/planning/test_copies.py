@@ -34,6 +34,7 @@ PREFILLS = Lengths(True, 2, 4096, 2048, 2048)
         dict(), dict(cache_dtype=E4M3), dict(new=True), dict(kv_layout="HND"), dict(window_size=(1023, -1)),
         dict(head_dim=80), dict(head_dim=256), dict(softcap=30.0, alibi=True), dict(qq_bias=8), dict(chunk=1024),
         dict(query_positions=True), dict(page_indices=torch.int32), dict(spans=2), dict(heads=96),
+        dict(head_dim=192, value_dim=128), dict(head_dim=512, value_dim=512, kv_heads=4, heads=16),
     ],
     ids=str,
 )  # fmt: skip

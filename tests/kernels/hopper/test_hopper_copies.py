@@ -45,6 +45,7 @@ CASES: dict[str, dict[str, Any]] = {
     "chunk, page 1, head_dim 96, gaps": ragged((100, 700)) | dict(page_size=1, head_dim=96, table="gaps"),
     "chunk, page 4, chunked": ragged((100, 700)) | dict(page_size=4, chunk=130),
     "chunk, page 4, spans beyond a window": ragged((100, 700)) | dict(page_size=4, spans=3, window_size=(150, -1)),
+    "prefills, page 4, 192 and 128": PREFILLS | dict(page_size=4, head_dim=192, value_dim=128),
     "mixed, features, page 1": UNEVEN | FEATURES | dict(padding=3, page_size=1),
     "mixed, prefills only, page 3": UNEVEN | dict(only="prefill", page_size=3),
     "drafts, page 2, trees": ragged((32, 600), (20, 70), (0, 9))
