@@ -1,6 +1,6 @@
 """Copies of keys in whole pages: what they cost, and from where on they pay.  `python -m benchmarks.copies [ROUNDS]`.
 
-Each case over pages of 16, over its own by the portable kernels, over copies, and the copy alone by tiles and warps.
+Each case over pages of 16, over small ones by the portable kernels, over copies, and the copy alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import paged_attn
 from benchmarks import measure
 from benchmarks.inputs import inputs_of
 from paged_attn.calls import attend, memo
-from paged_attn.kernels import copies as launched
 from paged_attn.kernels.hopper.planning import copies
 from paged_attn.planning import plan
 from tests.cases import Case
@@ -34,20 +33,16 @@ LENGTHS = {  # (sequences, queries, keys)
     "4 x 256 at 8192": (4, 256, 8192),
     "1 x 512 at 32768": (1, 512, 32768),
 }
-TILES = [(kilobytes << 10, warps) for kilobytes in (8, 16, 32) for warps in (4, 8)]
 
 
 @contextlib.contextmanager
-def planned(worth: bool, first: bool = False, tile: tuple[int, int] | None = None) -> Iterator[None]:
-    """All calls over copies, or none; first: of whose launches the copy alone is made, by such tiles and warps."""
+def planned(worth: bool, first: bool = False) -> Iterator[None]:
+    """All calls over copies, or none; first: of whose launches the copy alone is made."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copies, "_is_worth_a_copy", lambda p: worth)
         if first:
             steps = attend.steps_of
             patch.setattr(attend, "steps_of", lambda made, call: steps(made, call)[:1])
-        if tile is not None:
-            patch.setattr(launched, "BYTES_AT_ONCE", tile[0])
-            patch.setattr(launched, "WARPS", tile[1])
         plan.plan.cache_clear()
         memo.clear()
         yield
@@ -73,11 +68,8 @@ def main() -> None:
                 "page 16": graph(run[16], worth=False),
                 "portable": graph(run[page], worth=False),
                 "copied": graph(run[page], worth=True),
+                "copy alone": graph(run[page], worth=True, first=True),
             }
-            tiles = TILES if name == "2 x 2048" else TILES[2:3]
-            for tile in tiles:
-                which = f"copy alone {tile[0] >> 10} KB {tile[1]} warps"
-                graphs[which] = graph(run[page], worth=True, first=True, tile=tile)
             seconds = measure.replay(graphs, rounds)
             print(f"{name}, page {page}:", ", ".join(f"{x} {1e6 * s:.1f}" for x, s in seconds.items()), flush=True)
 

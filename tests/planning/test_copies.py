@@ -48,7 +48,9 @@ def test_long_prefills_over_small_pages_are_planned_as_over_whole_ones(page_size
 @pytest.mark.parametrize(
     "lengths",
     [
-        Lengths(True, 1, 1024, 1024, 1024),
+        Lengths(True, 1, 512, 512, 512),
+        Lengths(True, 8, 2048, 256, 256),
+        Lengths(True, 4, 512, 128, 8192),
         Lengths(True, 16, 16384, 1024, 1024),
         Lengths(True, 4, 1024, 256, 16384),
         Lengths(True, 2, 3000, 2048, 2048),
