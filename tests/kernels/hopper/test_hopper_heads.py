@@ -26,6 +26,7 @@ def abreast(case: Case) -> list[int]:
     return [x.pipe.HEADS_ABREAST for x in plan.plan(problem_of(build(case, DEVICE))).launches]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", CASES)
 def test_items_of_a_few_heads_at_a_time_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])

@@ -100,26 +100,28 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def unit_and_head(index, found, blocks, S: gl.constexpr, P: gl.constexpr):
-    """(unit, KV head) of item `index`."""
-    if P.HEADS_ABREAST > 0:
-        gl.static_assert(not S.SPLIT)  # otherwise a sequence has more units than blocks
-        within = index - found.units * S.KV_HEADS
-        items = blocks * P.HEADS_ABREAST
-        head = within // items * P.HEADS_ABREAST + within % P.HEADS_ABREAST
-        return found.units + within % items // P.HEADS_ABREAST, head
-    else:
-        return index // S.KV_HEADS, index % S.KV_HEADS
+    """(unit, KV head) of item `index`, where a few heads of a sequence come before the next."""
+    gl.static_assert(not S.SPLIT)  # otherwise a sequence has more units than blocks
+    within = index - found.units * S.KV_HEADS
+    items = blocks * P.HEADS_ABREAST
+    head = within // items * P.HEADS_ABREAST + within % P.HEADS_ABREAST
+    return found.units + within % items // P.HEADS_ABREAST, head
 
 
 @gluon.jit
 def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, P: gl.constexpr):
     """(block of a sequence, KV head, tiles [from, to) of it, pieces, first slot, this one's) of item `index`."""
-    unit, kv_head = unit_and_head(index, found, blocks, S, P)
+    if P.HEADS_ABREAST > 0:
+        unit, kv_head = unit_and_head(index, found, blocks, S, P)
+    else:
+        unit = index // S.KV_HEADS
     uncut = _uncut(blocks, found.blocks, lists, S, P)
     behind = unit - found.units - uncut  # below 0 in an uncut block, whose slot nobody reads
     pieces = gl.where(behind < 0, 1, count_pieces(tiles, lists.size, S))
     number = behind // pieces
     piece = behind % pieces
+    if P.HEADS_ABREAST == 0:
+        kv_head = index % S.KV_HEADS
     slot = slots_before + (found.slots + number * pieces) * S.KV_HEADS + kv_head * pieces
     return uncut + number, kv_head, piece * tiles // pieces, (piece + 1) * tiles // pieces, pieces, slot, slot + piece
 
