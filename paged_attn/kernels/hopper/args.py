@@ -88,6 +88,12 @@ def rows_of_consumer(P):
 
 
 @triton.constexpr_function
+def in_halves(S, P):
+    """Whether two consumers have the same rows, of latents: each half of a tile's keys, and of the values' dims."""
+    return S.REST is not None and P.COLUMNS == 0
+
+
+@triton.constexpr_function
 def query_parts(P):
     """fp8 numbers that a query's number is the sum of; 1: it is one, or not fp8."""
     return 2 if P.FP8_KEYS and not P.FP8_PRODUCTS else 1
@@ -158,8 +164,9 @@ class LatentRoom(NamedTuple):
     """`Rings.extra` of keys that hold their values, for each consumer."""
 
     flags: Any  # [CONSUMERS, lanes, warps]
-    rest: Any  # queries [CONSUMERS, N, REST] against what keys have behind their values
-    both: Any  # barrier at which two consumers meet; of one never used
+    rest: Any  # queries [CONSUMERS, N, REST] against what keys have behind their values; of rows [1, ROWS, REST]
+    both: Any  # barrier at which two consumers meet, of rows numbers [CONSUMERS, ROWS] of each; of one never used
+    rest_at: Any  # address of `rest`, of rows; otherwise never used
 
 
 class Turns(NamedTuple):

@@ -10,14 +10,16 @@ from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch
 from ..common.schedule import find_share, room_of, unflatten, work
-from .args import LatentRoom, Results, Rings, Turn, Turns, in_one_ring, slots_of_tile
+from .args import LatentRoom, Results, Rings, Turn, Turns, in_halves, in_one_ring, slots_of_tile
 from .consuming.column_softmax import make_flags, make_flags_of_each
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of
+from .consuming.latent_rows import consume_halves, make_numbers, make_weights_of_both
 from .layouts import lanes_layout
 from .loading.gates import start_together
 from .loading.latent import make_rest
+from .loading.latent_rows import find_addresses, make_rest_of_rows
 from .loading.loader import fetch_descriptors, load_both, load_in_turn, load_tiles
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
@@ -44,7 +46,8 @@ def load_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            several = blocks if in_halves(S, P) and not S.ONE_BLOCK else None
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
             begin, end = tiles_of(item, mods, S)
@@ -83,10 +86,13 @@ def consume_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            several = blocks if in_halves(S, P) and not S.ONE_BLOCK else None
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
             if S.PIECE is not None:
                 if item.begin < item.end:
                     turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
+            elif in_halves(S, P):
+                turns = consume_halves(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             elif P.COLUMNS > 0:
                 turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER)
             else:
@@ -127,17 +133,25 @@ def shares_kernel(
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
-            values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, READERS)
+            ONCE: gl.constexpr = WARPGROUP if in_halves(S, P) else READERS  # read by whose tile it is
+            values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
             values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)
     dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:
         gl.static_assert(P.CONSUMERS == 1 or S.MERGE == 0)
-        flags = make_flags_of_each(P)
-        rest = make_rest(dtype, S, P) if S.REST > 0 else flags
-        extra = LatentRoom(flags, rest, make_meeting(READERS) if P.CONSUMERS > 1 else flags)
-        rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), extra)
+        if in_halves(S, P):
+            room, numbers = make_weights_of_both(dtype, S, P), make_numbers(P)
+            rest = make_rest_of_rows(dtype, S, P) if S.REST > 0 else numbers
+            keys, values, queries, rest_at = find_addresses(keys, values, queries, rest, S, P)
+            extra = LatentRoom(numbers, rest, numbers, rest_at)
+        else:
+            flags = make_flags_of_each(P)
+            rest = make_rest(dtype, S, P) if S.REST > 0 else flags
+            room = make_weights(queries, dtype, S, P)
+            extra = LatentRoom(flags, rest, make_meeting(READERS) if P.CONSUMERS > 1 else flags, 0)
+        rings = Rings(keys, values, queries, room, extra)
     elif P.COLUMNS > 0:
         rings = Rings(keys, values, queries, make_weights(queries, dtype, S, P), make_flags(P))
     elif S.PIECE is not None:

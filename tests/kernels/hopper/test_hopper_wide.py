@@ -122,7 +122,13 @@ TWO_CONSUMERS: dict[str, dict[str, Any]] = {
     "a lone decode, latents of 128 heads": LONE | MLA | dict(heads=128),
     "a lone decode, latents of 64 heads": LONE | MLA | dict(heads=64),
 }
-CASES = TWO_WIDTHS | WIDE | LATENTS | TWO_CONSUMERS
+SEVERAL = ragged((40, 300), (1, 200), (70, 70), (0, 9), (9, 130))  # queries in more blocks than one
+LATENT_CHUNKS: dict[str, dict[str, Any]] = {
+    "chunks, latents": SEVERAL | MLA | dict(sinks=True, padding=2),
+    "chunks, latents of 12 heads, features": SEVERAL | MLA | FEATURES | dict(heads=12, page_size=8),
+    "chunks, latents of 128 heads, new": ragged((9, 200), (2, 64)) | MLA | dict(heads=128, new=True, gate=True),
+}
+CASES = TWO_WIDTHS | WIDE | LATENTS | TWO_CONSUMERS | LATENT_CHUNKS
 QUICK = ("decodes, 192 and 128", "rows, 64 and 128, features", "drafts, 512", "drafts, latents of 8 heads")
 
 

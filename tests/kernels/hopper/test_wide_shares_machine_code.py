@@ -32,7 +32,7 @@ PRODUCTS = {
     "decode latent 32 heads": of_columns(576, 512),
     "decode latent of 512": of_columns(512, 512),
     "decode latent of 320": of_columns(320, 256),
-    "decode latent 64 heads": of_columns(576, 512),  # of each consumer
+    "decode latent 64 heads": 576 // 16 + 64 // 16,  # as rows, of each consumer
 }
 MAX_SPILLED, MAX_SPILLED_OF_LATENTS = 192, 16  # bytes of a thread
 MAX_RELOADED, MAX_RELOADED_OF_LATENTS = 16, 0  # registers of a loop over keys

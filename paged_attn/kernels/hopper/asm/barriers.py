@@ -60,6 +60,38 @@ def find_tag(tag, UNIT: gl.constexpr = 8):
     return gl.inline_asm_elementwise(FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
 
 
+@triton.constexpr_function
+def _find_all(count, unit):
+    """Of `count` tags, each one more than the one before it, in one walk downwards; 0 of one that is not there."""
+    found = [f"${i}" for i in range(count)]
+    text = (
+        "{ .reg .pred here, inside; .reg .b32 base, at, lane; .reg .b64 word, tag; "
+        "bar.warp.sync 0xffffffff; mov.u32 base, global_smem; mov.u32 at, %dynamic_smem_size; "
+        f"and.b32 at, at, {2**32 - unit:#x}; add.u32 at, at, base; "
+        f"mov.u32 lane, %laneid; shl.b32 lane, lane, {unit.bit_length() - 1}; sub.u32 at, at, lane;"
+        f" sub.u32 at, at, {unit}; {' '.join(f'mov.u32 {x}, 0;' for x in found)} "
+        "NEXT: setp.ge.s32 inside, at, base; @inside ld.shared.b64 word, [at]; "
+    )
+    for i, x in enumerate(found):
+        text += f"add.s64 tag, ${count}, {i}; setp.ne.u32 here, base, base; "
+        text += f"@inside setp.eq.b64 here, word, tag; @here mov.u32 {x}, at; "
+    text += f"vote.sync.any.pred inside, inside, 0xffffffff; sub.u32 at, at, {32 * unit}; @inside bra NEXT; "
+    return text + " ".join(f"redux.sync.max.u32 {x}, {x}, 0xffffffff;" for x in found) + " }"
+
+
+@triton.constexpr_function
+def _found(count):
+    return ",".join(["=&r"] * count) + ",l,~{memory}", (gl.int32,) * count
+
+
+@gluon.jit
+def find_tags(tag, COUNT: gl.constexpr, UNIT: gl.constexpr):
+    """Addresses in shared memory of so many tags, of which the warp has written them, at multiples of UNIT bytes."""
+    FIND: gl.constexpr = _find_all(COUNT, UNIT)
+    FOUND: gl.constexpr = _found(COUNT)
+    return gl.inline_asm_elementwise(FIND, FOUND[0], [tag], dtype=FOUND[1], is_pure=False, pack=1)
+
+
 @gluon.jit
 def init_at(address, arrivals):
     """mbarrier.init of one barrier with each thread, unless it is complete after no arrivals."""

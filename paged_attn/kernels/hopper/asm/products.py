@@ -62,3 +62,57 @@ def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
     return gl.inline_asm_elementwise(
         ASM, IN, [nothing + q_at, nothing + k_at], dtype=gl.float32, is_pure=False, pack=COLUMNS // 2
     )
+
+
+@triton.constexpr_function
+def _of_two_parts(columns, key_rows, dims, more, dtype):
+    """A product of 64 rows and `columns` of a tile's keys, of dims in two matrices, all in swizzled rows of 128 bytes.
+
+    The addresses, in units of 16 bytes, are those of the rows and keys, and of both against further dims.
+    """
+    n = columns // 2
+    numbers = ",".join(f"${i}" for i in range(n))
+    text = "{ .reg .b32 form; .reg .b64 a, b; wgmma.fence.sync.aligned; " + f"mov.u32 form, {1 << 30 | 64};"
+    for part, size in enumerate((dims, more)):
+        if size:
+            text += f" .reg .b32 q{part}, k{part};"
+            for name, place in (("q", 2 * part), ("k", 2 * part + 1)):
+                text += f" redux.sync.or.b32 {name}{part}, ${n + place * n}, 0xffffffff;"
+        for i in range(size // 16):
+            beside = i // 4 * 8
+            text += (
+                f" .reg .b32 q{part}_{i}, k{part}_{i};"
+                f" add.u32 q{part}_{i}, q{part}, {beside * 64 + i % 4 * 2};"
+                f" add.u32 k{part}_{i}, k{part}, {beside * key_rows + i % 4 * 2};"
+                f" mov.b64 a, {{q{part}_{i}, form}}; mov.b64 b, {{k{part}_{i}, form}};"
+                f" wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype}"
+                f" {{{numbers}}}, a, b, {int(part + i > 0)}, 1, 1, 0, 0;"
+            )
+    return text + " wgmma.commit_group.sync.aligned; }"
+
+
+@triton.constexpr_function
+def _in_two_parts(columns):
+    return ",".join(["=f"] * (columns // 2) + ["r"] * (2 * columns))
+
+
+@gluon.jit
+def multiply_two_parts(
+    q_at, k_at, more_q_at, more_k_at, scores, KEYS: gl.constexpr, DIM: gl.constexpr, MORE: gl.constexpr,
+    DTYPE: gl.constexpr,
+):  # fmt: skip
+    """Start the product of rows [64, DIM] and some of a tile's KEYS keys, and of MORE dims of both, at these addresses.
+
+    Of descriptors that lanes are not known to share ptxas makes six instructions and more for each.
+    """
+    COLUMNS: gl.constexpr = scores.shape[1]
+    ASM: gl.constexpr = _of_two_parts(COLUMNS, KEYS, DIM, MORE, "bf16" if gl.bfloat16 == DTYPE else "f16")
+    IN: gl.constexpr = _in_two_parts(COLUMNS)
+    nothing = gl.full([64, COLUMNS], 0, gl.int32, scores.type.layout)
+    places = [
+        nothing + q_at // 16,
+        nothing + k_at // 16,
+        nothing + more_q_at // 16,
+        nothing + more_k_at // 16,
+    ]
+    return gl.inline_asm_elementwise(ASM, IN, places, dtype=gl.float32, is_pure=False, pack=COLUMNS // 2)

@@ -1,5 +1,7 @@
 """Queries of keys that hold their values, in two parts: against the dims that are the values, and against the rest."""
 
+import triton
+
 from ...common.bounds import row_tile
 from ...common.numerics import decode
 from ...common.output import addresses
@@ -16,15 +18,22 @@ def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.REST], layout)
 
 
+@triton.constexpr_function
+def rows_brought(P):
+    """Rows that a consumer brings: its own, or half of those that two have."""
+    return P.COLUMNS if P.COLUMNS > 0 else P.ROWS // 2
+
+
 @gluon.jit
 def load_part(
     query, block, kv_head, mods, NUMBER: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PADDED: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Dims BEGIN ... END - 1 of a consumer's rows, PADDED at most, as many as it has columns, in the compute type."""
+    """Dims BEGIN ... END - 1, PADDED at most, of the rows that a consumer brings, in the compute type."""
     READ: gl.constexpr = rows_layout(8, PADDED, P.ROWS // 16)
-    row = NUMBER * P.COLUMNS + gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, READ))
-    rows = row_tile(block, kv_head, row, mods, P.CONSUMERS * P.COLUMNS // S.GROUP, S)
+    ROWS: gl.constexpr = rows_brought(P)
+    row = NUMBER * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
+    rows = row_tile(block, kv_head, row, mods, P.CONSUMERS * ROWS // S.GROUP, S)
     dim = BEGIN + gl.arange(0, PADDED, layout=gl.SliceLayout(0, READ))
     ptr, inside = addresses(rows, dim, query, END, S)
     return decode(gl.load(ptr, mask=inside, other=0), query.FP8, S.COMPUTE, S.NATIVE_FP8)

@@ -67,7 +67,7 @@ MIN_KEYS_WORTH_FP8_PRODUCTS: Annotated[
 def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
     """Columns of a block of so many rows, of one token or several; 0: they are rows."""
     if only_columns(p):
-        return wide_columns(rows)
+        return wide_columns(p, rows)
     if p.cache.itemsize == 1:
         most = MAX_ROWS
     elif p.packed:

@@ -17,7 +17,7 @@ from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
 from .wide_shares import (
     MAX_WIDE_COLUMNS,
-    consumers_of_columns,
+    consumers_of,
     halves,
     latent_parts,
     only_columns,
@@ -211,7 +211,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
     box = math.gcd(p.page_size, s.tile)
     if p.packed:
         box = min(box, MAX_BOX_ELEMENTS * p.cache.itemsize // 16)
-    consumers = consumers_of_columns(s.columns) if only_columns(p) else 1
+    consumers = consumers_of(p, s.columns)
     pieces = min(s.shares, s.tiles * p.seqs)  # that blocks of all sequences may have
     by_16 = s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and pieces > MAX_PIECES_JOINED_BY_8 * p.seqs
     return Pipe(
@@ -222,7 +222,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         KEY_STAGES=s.slots,
         VALUE_STAGES=s.value_slots,
         COLUMNS=s.columns // consumers,
-        HALVES=halves(p),
+        HALVES=halves(p, s.columns),
         PACKED=p.packed,
         # boxes of nothing go where queries will, and large heads leave room for few of those
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
@@ -245,7 +245,7 @@ def _pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
     """Of a box that brings nothing, beyond those of queries."""
     if only_columns(p):
-        return min(s.columns, MAX_WIDE_COLUMNS)
+        return min(s.columns, MAX_WIDE_COLUMNS) if s.columns else s.rows
     return 32 if s.columns and dim_of(p) > 128 else 64
 
 

@@ -1,5 +1,6 @@
 """Even shares of few rows of two widths, of more than 256 dims, and of keys that hold their values (latents)."""
 
+import os
 from typing import NamedTuple
 
 from ....records.plan import UNBOUNDED
@@ -7,14 +8,20 @@ from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
 from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, is_wide, rows_of, value_dim_of, widest_of
 
+# More rows of latents than this are rows, not columns; 0: all are columns, until a GPU has run the kernel of rows.
+LATENT_ROWS = int(os.environ.get("PAGED_ATTN_LATENT_ROWS", "32"))
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
 MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
 MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # of two consumers, which share the tiles
-MAX_BLOCKS_OF_LATENTS = 4  # of a sequence and part of the heads: each reads the keys, most of them from the L2
+MIN_DIMS_OF_HALVES = 128  # of values whose halves begin with lines of shared memory
+# Parts of the heads, and of columns also blocks of a sequence: each reads the keys, most of them from the L2.
+MAX_BLOCKS_OF_LATENTS = 4
 MAX_SLOTS = 6  # of a ring
 MIN_SLOTS_OF_REST = 2  # of dims that keys have behind their values: one is read while the next is on its way
 BYTES_OF_BARRIERS = 1 << 10  # and of what partitions are told
+TILE_OF_ROWS = 32  # keys of latents that one of two consumers of rows multiplies, while the other weighs
+BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # of a consumer, and of what two consumers of rows tell each other
 ROWS_OF_NOTHING = 32  # of queries, where a box that brings nothing may go (`loader.fetch_descriptors`)
 MAX_TURNED_COLUMNS = 8  # of results beyond 256 dims that are turned around in shared memory (`columns.is_turned`)
 
@@ -39,7 +46,9 @@ def shares_take(p: Problem) -> bool:
     most = MAX_LATENT_WIDTH if p.latent else MAX_WIDTH
     rows = rows_of(p, 1 if is_decode(p) else UNBOUNDED)
     if reads_latents(p):
-        return p.widest <= most and _blocks_of_latents(p, rows) <= MAX_BLOCKS_OF_LATENTS
+        parts = latent_parts(p)
+        blocks = parts if latents_are_rows(p, rows // parts) else _blocks_of_latents(p, rows)
+        return p.widest <= most and blocks <= MAX_BLOCKS_OF_LATENTS
     return p.widest <= most and rows <= (MAX_WIDE_COLUMNS if only_columns(p) else MAX_ROWS_OF_TWO_WIDTHS)
 
 
@@ -75,24 +84,40 @@ def only_columns(p: Problem) -> bool:
     return widest_of(p) > 256 or reads_latents(p)
 
 
-def wide_columns(rows: int) -> int:
-    """Columns of a block of so many rows that are always columns."""
-    return min(MAX_LATENT_COLUMNS, max(8, next_power_of_2(rows)))
+def latents_are_rows(p: Problem, rows: int) -> bool:
+    """Whether rows against latents, more than one consumer has columns for, are rows of the products of two."""
+    return reads_latents(p) and 0 < LATENT_ROWS < rows and value_dim_of(p) >= MIN_DIMS_OF_HALVES
 
 
-def consumers_of_columns(columns: int) -> int:
-    """Consumers that a block's columns are shared out among: one has no registers for more than 32 of wide heads."""
-    return max(1, columns // MAX_WIDE_COLUMNS)
+def wide_columns(p: Problem, rows: int) -> int:
+    """Columns of a block of so many rows that are always columns, but for those of many rows of latents: 0."""
+    return 0 if latents_are_rows(p, rows) else min(MAX_LATENT_COLUMNS, max(8, next_power_of_2(rows)))
+
+
+def consumers_of(p: Problem, columns: int) -> int:
+    """Consumers of a block.
+
+    Columns are shared out among as many as have registers for them, of wide heads 32 each; of rows of latents each
+    consumer has half of the results' dims.
+    """
+    if not only_columns(p):
+        return 1
+    return max(1, columns // MAX_WIDE_COLUMNS) if columns else 2
 
 
 def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     """As many slots as have room; half: of tiles of 64 keys where others would have 128."""
-    tile = 64 if half or widest_of(p) > 128 else 128
     rest = rest_of(p)
+    tile = 64 if half or widest_of(p) > 128 else 128
+    if rest is not None and columns == 0:
+        tile = TILE_OF_ROWS
     dims = dim_of(p), value_dim_of(p)
     room = SHARED_BYTES - _bytes_beside_rings(p, columns, tile)
     if rest is not None:
-        return _rings_of_latents(tile, rest, value_dim_of(p), 1 + halves(p), room)
+        if columns == 0:  # both rings have as many
+            slots = min(2 * MAX_SLOTS, room // (2 * tile * (value_dim_of(p) + rest)))
+            return WideRings(tile, slots, slots if rest else 0)
+        return _rings_of_latents(tile, rest, value_dim_of(p), 1 + halves(p, columns), room)
     slots = min(MAX_SLOTS, room // (2 * tile * sum(dims)))
     if slots > 1:
         return WideRings(tile, slots, slots)
@@ -111,9 +136,9 @@ def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> 
     return WideRings(tile, slots, min(cdiv(slots, parts), (room - slots * slot) // slot_of_rest))
 
 
-def halves(p: Problem) -> bool:
+def halves(p: Problem, columns: int) -> bool:
     """Whether the dims of latents that are values come in two slots a tile: of 256 dims a tile is a slot of 32 KB."""
-    return reads_latents(p) and value_dim_of(p) > 256
+    return reads_latents(p) and columns > 0 and value_dim_of(p) > 256
 
 
 def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
@@ -122,6 +147,8 @@ def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
     if widest_of(p) <= 256:
         rows = max(rows, ROWS_OF_NOTHING)
     dims = dim_of(p) if rest is None else value_dim_of(p) + rest
-    turned = consumers_of_columns(columns) == 1 and (value_dim_of(p) <= 256 or columns <= MAX_TURNED_COLUMNS)
-    flags = 512 * consumers_of_columns(columns)
-    return BYTES_OF_BARRIERS + 2 * rows * dims + columns * (2 * tile + 4 * value_dim_of(p) * turned) + flags
+    consumers = consumers_of(p, columns)
+    turned = consumers == 1 and (value_dim_of(p) <= 256 or columns <= MAX_TURNED_COLUMNS)
+    weights = 2 * tile * (columns or (2 * rows if rest is not None else 0))
+    flags = BYTES_OF_NUMBERS if rest is not None and columns == 0 else BYTES_OF_FLAGS * consumers
+    return BYTES_OF_BARRIERS + 2 * rows * dims + weights + 4 * columns * value_dim_of(p) * turned + flags

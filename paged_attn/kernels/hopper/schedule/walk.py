@@ -19,21 +19,27 @@ class Walk(NamedTuple):
 
 
 @gluon.jit
-def item_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
-    """(item, units of it) at a unit of a sequence whose blocks have so many tiles each."""
+def item_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=None):
+    """(item, units of it) at a unit of a sequence whose blocks have so many tiles each.
+
+    blocks: of the sequence, where they may be so many that shares have several: then a block that sees many keys is
+    followed by one that sees few, so that all shares have about as much to do.
+    """
     if S.PIECE is None:
-        return piece_at(batch, share, walk, tiles, kv_head, mods, S)
+        return piece_at(batch, share, walk, tiles, kv_head, mods, S, blocks)
     else:
         return fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S)
 
 
 @gluon.jit
-def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=None):
     """What a share has of a block is one piece."""
     tile = walk.unit - walk.before
     number = 0
     if batch.query_starts is not None:  # sequences may have several blocks
         number, tile = tile // tiles, tile % tiles
+    if blocks is not None:
+        number = gl.where(number % 2 == 0, number // 2, blocks - 1 - number // 2)
     block = block_of(batch, walk.seq, number, S)
     count = gl.minimum(tiles - tile, share.end - walk.unit)
     span = visible_range(block, mods, S.BLOCK_Q)

@@ -1,0 +1,198 @@
+"""64 rows of queries against keys that hold their values, by two consumers of the same rows, which take tiles in turn.
+
+Whose tile it is multiplies its keys and weighs them, and writes the weights and the rows' maxima into shared memory.
+Then both multiply these by the values, each by half of the dims: its results are 64 rows of half the dims, for which it
+has registers.  So one's softmax runs under products of the other, whatever either waits for.  A row's sum stays in two
+parts until an item ends.
+"""
+
+from ...common.bounds import row_tile, visible_range
+from ...common.merge import tell_cut
+from ...common.output import store_partial, store_rows
+from ...common.records import State
+from ...common.scores import scale_by_token
+from ...common.softmax import base_of, start
+from ..args import Turns
+from ..asm.maxima import rescale
+from ..asm.products import multiply_two_parts
+from ..asm.turns import meet_other, tell_read, tell_written, wait_read, wait_written
+from ..layouts import product_layout, threads_layout
+from ..loading.latent_rows import take_rows
+from ..loading.ring import advance, tile_of, wait_tile
+from ..shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from .by_thread import as_product, beside, by_thread, of_rows, spread
+from .tiles import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
+
+ROWS_CLEARED_AT_ONCE = gl.constexpr(8)  # whose words leave room for results in registers
+
+
+@gluon.jit
+def make_weights_of_both(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """Room for the weights of a tile of each consumer."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.TILE], dtype)
+    return gl.allocate_shared_memory(dtype, [2, P.ROWS, S.TILE], layout)
+
+
+@gluon.jit
+def make_numbers(P: gl.constexpr):
+    """Room for numbers of rows, by thread, that a consumer tells the other."""
+    return gl.allocate_shared_memory(gl.float32, [2, P.ROWS, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
+
+
+@gluon.jit
+def scale_half(acc, factor):
+    """Results times the factor [R, 4] of rows, as `scale_rows`."""
+    x = by_thread(acc)
+    return as_product(rescale(x, beside(factor, x), acc.shape[1]), acc)
+
+
+@gluon.jit
+def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
+    """Start <q, k> of a tile."""
+    keys, rests = rings.key, rings.value
+    wait_tile(keys, turn, P)
+    if S.REST > 0:
+        wait_tile(rests, turn, P)
+    at, rest_at = keys.at + turn.stage * (S.TILE * S.DIM * 2), rests.at + turn.stage * (S.TILE * S.REST * 2)
+    scores = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, False, P.ROWS))
+    return multiply_two_parts(
+        rings.queries.at, at, rings.extra.rest_at, rest_at, scores, S.TILE, S.DIM, S.REST, keys.slots.dtype
+    )
+
+
+@gluon.jit
+def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr):
+    """Start acc + weights @ v of half of the dims of a tile, whose weights are those of consumer OF."""
+    DIMS: gl.constexpr = S.VALUE_PADDED // 2
+    v = tile_of(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
+    return warpgroup_mma(rings.room.index(OF), v, acc, is_async=True)
+
+
+@gluon.jit
+def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
+    """(acc, maxima, sums by thread) by the maxima of the other's tile, whose weights are written then."""
+    wait_written(1 - NUMBER)
+    theirs = rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))
+    decay = gl.exp2(row_max - base_of(theirs))
+    return scale_half(acc, decay), theirs, sums * decay
+
+
+@gluon.jit
+def put_weights(weights, row_max, rings, NUMBER: gl.constexpr):
+    """The weights of a tile, and the maxima by which they are, where both consumers read them."""
+    rings.room.index(NUMBER).store(weights)
+    rings.extra.both.index(NUMBER).store(row_max)
+    fence_async_shared()
+    tell_written(NUMBER)
+
+
+@gluon.jit
+def attend_in_turn(
+    rings, turns, item, lo, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """(turns, state) after the tiles of an item, at least one, the last one first; acc is [R, VALUE_PADDED / 2].
+
+    Both rings have as many slots, and one turn.
+    """
+    keys, rests = rings.key, rings.value
+    end, count, context_len = item.block.seq_len, item.end - item.begin, rows.context_len
+    acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
+    slopes = slopes_of(rows, mods, S)
+    key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, False, P.ROWS)))
+    # all of a row's sum so far with the first of its four threads
+    lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
+    sums = gl.where(gl.expand_dims(lane == 0, 0), sums, 0.0)
+    before = turns.key  # where the tile before this consumer's next one is
+    if NUMBER == 0:  # the first tile, which has none before it
+        scores = multiply_latents(rings, before, S, P)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        if S.REST > 0:
+            release_tile(rests, before, P)
+        tile = item.end - 1
+        weights, decay, row_max, added, acc = judge(
+            scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
+        )
+        sums = sums * decay + added
+        clear_dead(keys, before, tile, lo, end, context_len, ROWS_CLEARED_AT_ONCE, S, P)
+        put_weights(weights, row_max, rings, NUMBER)
+        acc = multiply_half_of_values(rings, before, acc, NUMBER, NUMBER, S)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        release_tile(keys, before, P)
+        before = advance(before, P.KEY_STAGES)
+    for i in range(2 - NUMBER, count, 2):
+        tile = item.end - 1 - i
+        own = advance(before, P.KEY_STAGES)
+        scores = multiply_latents(rings, own, S, P)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        if S.REST > 0:
+            release_tile(rests, own, P)
+        acc, row_max, sums = take_maxima(acc, row_max, sums, rings, NUMBER, P)
+        acc = multiply_half_of_values(rings, before, acc, 1 - NUMBER, NUMBER, S)
+        weights, decay, row_max, added, acc = judge(
+            scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
+        )
+        sums = sums * decay + added
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        release_tile(keys, before, P)
+        if i + 1 < count:
+            tell_read(1 - NUMBER)
+        acc = scale_half(acc, decay)
+        clear_dead(keys, own, tile, lo, end, context_len, ROWS_CLEARED_AT_ONCE, S, P)
+        if i > 1:
+            wait_read(NUMBER)
+        put_weights(weights, row_max, rings, NUMBER)
+        acc = multiply_half_of_values(rings, own, acc, NUMBER, NUMBER, S)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        release_tile(keys, own, P)
+        before = advance(own, P.KEY_STAGES)
+    if count % 2 == NUMBER:  # the last tile is the other's
+        acc, row_max, sums = take_maxima(acc, row_max, sums, rings, NUMBER, P)
+        acc = multiply_half_of_values(rings, before, acc, 1 - NUMBER, NUMBER, S)
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        release_tile(keys, before, P)
+        before = advance(before, P.KEY_STAGES)
+    meet_other()  # the other has read the last maxima
+    rings.extra.both.index(NUMBER).store(sums)
+    meet_other()
+    sums += rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))
+    row_max, row_sum = of_rows(row_max, sums, state.max)
+    return Turns(before, before, turns.query), State(acc, row_max, row_sum)
+
+
+@gluon.jit
+def consume_halves(
+    out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """A consumer's half of the dims of an item's rows, from the first key to the stored result; returns the turns."""
+    DIMS: gl.constexpr = S.VALUE_PADDED // 2
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
+    LAYOUT: gl.constexpr = product_layout(DIMS, False, P.ROWS)
+    TOKENS: gl.constexpr = P.ROWS // S.GROUP
+    scales, done = results.scales, turns.query
+    block, kv_head = item.block, item.kv_head
+    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
+    row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
+    acc = gl.full([P.ROWS, DIMS], 0.0, gl.float32, LAYOUT)
+    if item.begin < item.end:
+        take_rows(query, rings.queries, rings.extra.rest, block, kv_head, mods, NUMBER, S, P)
+        scale = scale_by_token(score_scale(scales, kv_head, P), scales, rows, kv_head // P.PARTS)
+        span = visible_range(block, mods, TOKENS)
+        own_sum = row_sum if NUMBER == 0 else rows.slot * 0.0  # a sink is counted once
+        state = State(acc, row_max, own_sum)
+        turns, state = attend_in_turn(rings, turns, item, span.lo, rows, span, state, scale, mods, NUMBER, S, P)
+        done += 1
+        acc = state.acc * value_scale(scales, kv_head, P)
+        row_max, row_sum = state.max, state.sum
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
+    row = gl.arange(0, P.ROWS, layout=O_ROWS)
+    rows = row_tile(block, kv_head, row, mods, TOKENS, S)
+    state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
+    dim = NUMBER * DIMS + gl.arange(0, DIMS, layout=gl.SliceLayout(0, LAYOUT))
+    if item.pieces > 1:
+        valid = rows.valid & (row < S.LIVE)  # more queries than the host was told of have no room
+        store_partial(results.partial, item.row + row, valid, dim, state, S)
+    else:
+        store_rows(out, results.lse, rows, dim, state, scales, S)
+    if NUMBER == 0 and item.first > 0:
+        tell_cut(results.told, block, kv_head, item.pieces, item.first_row, S)
+    return Turns(turns.key, turns.value, done)
