@@ -92,6 +92,7 @@ LATENTS: dict[str, dict[str, Any]] = {
     "decodes, latents of 560 and 440": DECODE | MLA | dict(head_dim=560, value_dim=440),
     "decodes, latents of 5 KV heads": DECODE | MLA | dict(heads=20, kv_heads=5, head_dim=80, value_dim=64),
     "decodes in few pieces, latents": FEW_PIECES | MLA,
+    "decodes in few pieces, latents of 32 heads": FEW_PIECES | MLA | dict(heads=32),
     "decodes in few pieces, latents of 8 heads, features": FEW_PIECES | MLA | FEATURES | dict(heads=8),
     "40 decodes, more than a warp's threads, latents": ragged(*[(1, 5 * i) for i in range(40)])
     | dict(decode_form=True)

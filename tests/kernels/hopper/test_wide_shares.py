@@ -108,7 +108,19 @@ def test_as_many_pieces_of_latents_are_loaded_together_as_blocks_have(seqs: int,
     assert together == launch.pipe.JOINED
 
 
-@pytest.mark.parametrize("seqs, heads, rows, lanes", [(1, 16, 1, 16), (1, 64, 2, 8), (64, 32, 16, 1)])
+@pytest.mark.parametrize(
+    "seqs, heads, merges",
+    [(64, 16, False), (64, 32, False), (32, 16, False), (32, 32, True), (16, 16, True), (1, 8, True)],
+)
+def test_a_launch_merges_latents_where_their_last_program_would_wait_four_times(
+    seqs: int, heads: int, merges: bool
+) -> None:
+    of_each = dict(heads=heads, query_lens=(1,) * seqs, seq_lens=(4096,) * seqs)
+    (launch,) = plan.launches(problem(**MLA | of_each))
+    assert (launch.merge is not None) == merges
+
+
+@pytest.mark.parametrize("seqs, heads, rows, lanes", [(1, 16, 1, 16), (1, 64, 2, 8), (64, 64, 16, 1)])
 def test_pieces_of_latents_are_merged_64_dims_at_a_time(seqs: int, heads: int, rows: int, lanes: int) -> None:
     of_each = dict(heads=heads, query_lens=(1,) * seqs, seq_lens=(32768 // seqs * 8,) * seqs)
     (launch,) = plan.launches(problem(**MLA | of_each))

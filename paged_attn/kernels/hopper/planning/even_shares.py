@@ -58,6 +58,15 @@ MIN_STATES_WORTH_A_MERGE: Annotated[
         "48/1 1 x 32768 27.1 -> 16.3 us, 3 x 8192 37 -> 35.0; 8 of 4 x 8192 (4 pieces of 32 rows) 41 -> 42.8",
     ),
 ] = 192
+MIN_WAITS_WORTH_A_MERGE: Annotated[
+    int,
+    Threshold(
+        "times that the program of a block's last piece waits for states of 512 dims",
+        "each is 0.7 to 0.8 us; a launch of its own costs 3 to 5",
+        "not timed: latents of 16 heads, joined in place at once, take 5.7 us less than of 32, joined by a launch",
+    ),
+] = 4
+ELEMENTS_JOINED_AT_ONCE = 1 << 14  # 128 of each thread, `layouts.dims_at_once`
 ROWS_WORTH_A_COUNT: Annotated[
     int,
     Threshold(
@@ -172,6 +181,8 @@ def _tiles_per_share(p: Problem, s: ShareLayout) -> int:
 
 def _merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
     """Whether a launch of its own joins pieces of `rows` rows: where the last program of a block would take longer."""
+    if value_dim_of(p) > 256:
+        return _waits_for_wide_states(p, s, rows) >= MIN_WAITS_WORTH_A_MERGE and s.tiles > MAX_TILES_OF_ONE_SHARE
     live = min(rows, s.rows) * value_dim_of(p) // 128
     states = live * s.shares  # of all blocks of a KV head
     return (
@@ -237,9 +248,21 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
     )
 
 
+def _pieces_of_wide_blocks(p: Problem, s: ShareLayout) -> int:
+    """That most blocks have, where all are alike."""
+    return max(2, s.shares // (cost.seqs_tried(p) * max(1, s.blocks)))
+
+
 def _pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
     """Pieces that are loaded together: as many as most blocks have, so that there is room for more dims of them."""
-    return min(8, next_power_of_2(max(2, s.shares // (cost.seqs_tried(p) * max(1, s.blocks)))))
+    return min(8, next_power_of_2(_pieces_of_wide_blocks(p, s)))
+
+
+def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
+    """Times that the program of a block's last piece waits for memory while it joins all (`join.join_states`)."""
+    together = _pieces_of_wide_states(p, s)
+    at_once = max(8, min(rows, s.rows)) * value_dim_of(p) * together
+    return cdiv(_pieces_of_wide_blocks(p, s), together) * cdiv(at_once, ELEMENTS_JOINED_AT_ONCE)
 
 
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
