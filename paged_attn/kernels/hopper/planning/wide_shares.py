@@ -10,6 +10,8 @@ from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, is_wide, rows_of,
 
 # More rows of latents than this are rows, not columns; 0: all are columns, until a GPU has run the kernel of rows.
 LATENT_ROWS = int(os.environ.get("PAGED_ATTN_LATENT_ROWS", "32"))
+NEAR = os.environ.get("PAGED_ATTN_NEAR")  # tiles ahead of those in slots that the L2 fetches, of all latents
+TILES_NEAR = 3  # of 32 keys: 15 MB of all multiprocessors
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
 MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
@@ -139,6 +141,15 @@ def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> 
 def halves(p: Problem, columns: int) -> bool:
     """Whether the dims of latents that are values come in two slots a tile: of 256 dims a tile is a slot of 32 KB."""
     return reads_latents(p) and columns > 0 and value_dim_of(p) > 256
+
+
+def tiles_near(p: Problem, columns: int, blocks: int) -> int:
+    """Tiles ahead of those in slots that the L2 fetches: where memory decides, of few blocks that read the same."""
+    if not reads_latents(p) or p.new:
+        return 0
+    if NEAR is not None:
+        return int(NEAR)
+    return TILES_NEAR if columns == 0 and blocks <= MAX_BLOCKS_OF_LATENTS else 0
 
 
 def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
