@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 import paged_attn
-from tests.cases import Case, build
+from tests.cases import E4M3, Case, build
 from tests.variants import DECODE, FEATURES, LATENT, LONG, OF_512
 
 LONE = DECODE | dict(query_lens=(1,), seq_lens=LONG)
@@ -15,6 +15,7 @@ DRAFT_OF_4 = DECODE | dict(query_lens=(4,) * 64, seq_lens=(4096,) * 64, decode_f
 MIMO: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=192, value_dim=128)
 GROUP_16: dict[str, Any] = dict(heads=64, kv_heads=4, head_dim=192, value_dim=128)
 GEMMA: dict[str, Any] = dict(heads=16, kv_heads=4, head_dim=512)
+OF_E4M3: dict[str, Any] = dict(cache_dtype=E4M3, scales="float")
 SHARES: dict[str, dict[str, Any]] = {
     "decode 192 and 128": OF_512 | MIMO,
     "decode split 192 and 128": LONE | MIMO,
@@ -50,6 +51,14 @@ SHARES: dict[str, dict[str, Any]] = {
     "decode latent of 512 64 heads": OF_512 | LATENT | dict(heads=64, head_dim=512),
     "draft latent": DRAFT_OF_4 | LATENT,
     "decode latent 128 heads": OF_512 | LATENT | dict(heads=128),
+    "decode e4m3 latent": OF_512 | LATENT | OF_E4M3,
+    "decode split e4m3 latent": LONE | LATENT | OF_E4M3,
+    "decode e4m3 latent 8 heads features": OF_512 | LATENT | FEATURES | OF_E4M3 | dict(heads=8),
+    "decode e4m3 latent 32 heads": OF_512 | LATENT | OF_E4M3 | dict(heads=32),
+    "decode e4m3 latent 32 heads fp16": OF_512 | LATENT | OF_E4M3 | dict(heads=32, dtype=torch.float16),
+    "decode e4m3 latent of 512": OF_512 | LATENT | OF_E4M3 | dict(head_dim=512),
+    "decode e4m3 latent of 320": OF_512 | LATENT | OF_E4M3 | dict(head_dim=320, value_dim=256),
+    "decode e4m3 latent 64 heads": OF_512 | LATENT | OF_E4M3 | dict(heads=64),
 }
 
 

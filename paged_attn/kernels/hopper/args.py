@@ -80,6 +80,12 @@ def slots_of_tile(P):
 
 
 @triton.constexpr_function
+def raw_slots_of_rest(P):
+    """Slots that loaders fill of the dims that keys have behind their values, where a warpgroup widens them."""
+    return -(-P.RAW_STAGES // (2 if P.HALVES else 1))
+
+
+@triton.constexpr_function
 def rows_of_consumer(P):
     """Of a block: those that are columns of its products, or rows of them.
 

@@ -10,7 +10,7 @@ from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch
 from ..common.schedule import find_share, room_of, unflatten, work
-from .args import LatentRoom, Results, Rings, Turn, Turns, in_halves, in_one_ring, slots_of_tile
+from .args import LatentRoom, Results, Rings, Turn, Turns, in_halves, in_one_ring, raw_slots_of_rest, slots_of_tile
 from .consuming.column_softmax import make_flags, make_flags_of_each
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
@@ -19,6 +19,7 @@ from .consuming.latent_rows import consume_halves, make_numbers, make_weights_of
 from .layouts import lanes_layout
 from .loading.gates import start_together
 from .loading.latent import make_rest
+from .loading.latent_fp8 import widen_tiles
 from .loading.latent_rows import find_addresses, make_rest_of_rows
 from .loading.loader import fetch_descriptors, load_both, load_in_turn, load_tiles
 from .loading.packed import make_boxes
@@ -71,6 +72,15 @@ def load_share(
 
 
 @gluon.jit
+def load_rests(box, new_box, ring, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
+    """One warp: what fp8 latents have behind their values, if anything."""
+    if S.REST > 0:
+        RESTS: gl.constexpr = raw_slots_of_rest(P)
+        FROM: gl.constexpr = S.VALUE_DIM
+        load_share(box, new_box, ring, batch, share, walk, kv_head, mods, RESTS, S, P, None, None, None, FROM)
+
+
+@gluon.jit
 def consume_share(
     out, results, query, rings, batch, share, walk, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
@@ -104,6 +114,24 @@ def consume_share(
         mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
 
 
+@gluon.jit
+def convert_share(raw, rings, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
+    """A warpgroup: widens the tiles of a share on their way from loaders to consumers."""
+    raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    turns = raw_turns
+    unit, seq, before = walk.unit, walk.seq, walk.before
+    while unit < share.end:
+        blocks, tiles = room_of(batch, share, seq, mods, S)
+        if unit >= before + blocks * tiles:
+            before += blocks * tiles
+            seq += 1
+        else:
+            several = blocks if in_halves(S, P) and not S.ONE_BLOCK else None
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
+            raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
+            unit += count
+
+
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
 def shares_kernel(
     out, lse, scratch, query, key_box, value_box, new_key_box, new_value_box, query_starts, seq_lens, page_table,
@@ -125,11 +153,20 @@ def shares_kernel(
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS, S.REST is not None))
     first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
+    DIMS: gl.constexpr = S.DIM // slots_of_tile(P)
     if P.PACKED:
         keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, P.LOADERS, READERS)
         values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
+    elif P.CONVERT:
+        gl.static_assert(S.REST is not None and P.LOADERS == 1)
+        keys = make_ring(S.COMPUTE, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
+        REST_READERS: gl.constexpr = WARPGROUP if in_halves(S, P) else READERS  # of rows whose tile it is
+        values = make_ring(S.COMPUTE, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
+        RESTS: gl.constexpr = raw_slots_of_rest(P)
+        raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
+        raw_rests = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys
     else:
-        keys = make_ring(key_box.dtype, S.TILE, S.DIM // slots_of_tile(P), P.KEY_STAGES, P.LOADERS, READERS)
+        keys = make_ring(key_box.dtype, S.TILE, DIMS, P.KEY_STAGES, P.LOADERS, READERS)
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
@@ -137,7 +174,7 @@ def shares_kernel(
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
             values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)
-    dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
+    dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16 if S.REST is None else S.COMPUTE
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:
         gl.static_assert(P.CONSUMERS == 1 or S.MERGE == 0)
@@ -174,6 +211,24 @@ def shares_kernel(
             (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
             (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
+    elif P.CONVERT:
+        raw = Rings(raw_keys, raw_rests, queries, queries.slots, queries.slots)
+        R: gl.constexpr = P.RAW_STAGES
+        if P.CONSUMERS == 2:
+            gl.warp_specialize([
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
+                (convert_share, (raw, rings, batch, share, walk, kv_head, mods, S, P)),
+                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, kv_head, mods, R, S, P)),
+                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, kv_head, mods, S, P)),
+            ], [4, 4, 1, 1], [(472 - P.CONVERT_REGISTERS) // 16 * 8, P.CONVERT_REGISTERS, 40, 40])  # fmt: skip
+        else:
+            gl.warp_specialize([
+                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+                (convert_share, (raw, rings, batch, share, walk, kv_head, mods, S, P)),
+                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, kv_head, mods, R, S, P)),
+                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, kv_head, mods, S, P)),
+            ], [4, 1, 1], [P.CONVERT_REGISTERS, 40, 40])  # fmt: skip
     elif S.REST is not None:
         if P.CONSUMERS == 2 and S.REST == 0:
             gl.warp_specialize([

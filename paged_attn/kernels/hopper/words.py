@@ -22,12 +22,13 @@ def tiles_of(launch: Launch) -> str:
     pipe = launch.pipe
     rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
     if launch.shape.REST is not None:
-        rings = f"a ring of {pipe.KEY_STAGES} tiles of keys that hold their values"
+        rings = f"a ring of {pipe.KEY_STAGES} {'halves of ' * pipe.HALVES}tiles of keys that hold their values"
         rings += f" beside {pipe.VALUE_STAGES} of the {launch.shape.REST} dims behind these" * (launch.shape.REST > 0)
     elif pipe.VALUE_STAGES == 0:
         rings = f"a ring of {pipe.KEY_STAGES} slots that tiles of keys and of values take in turn"
     if pipe.CONVERT:
-        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
+        widened = "bfloat16" if launch.shape.COMPUTE.name == "bf16" else "float16"
+        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else widened}"
         rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE
         if pipe.FP8_KEYS and not pipe.FP8_PRODUCTS:
             rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"

@@ -9,7 +9,7 @@ import torch
 
 from paged_attn.kernels.hopper.planning.shapes import is_wide
 from paged_attn.planning import plan
-from tests.cases import E4M3, Case, build, problem_of, run
+from tests.cases import E4M3, E5M2, Case, build, problem_of, run
 from tests.hopper_cases import DEVICE, FEATURES, ragged, sized
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
@@ -129,7 +129,32 @@ LATENT_CHUNKS: dict[str, dict[str, Any]] = {
     "chunks, latents of 12 heads, features": SEVERAL | MLA | FEATURES | dict(heads=12, page_size=8),
     "chunks, latents of 128 heads, new": ragged((9, 200), (2, 64)) | MLA | dict(heads=128, new=True, gate=True),
 }
-CASES = TWO_WIDTHS | WIDE | LATENTS | TWO_CONSUMERS | LATENT_CHUNKS
+OF_E4M3: dict[str, Any] = MLA | dict(cache_dtype=E4M3, scales="float")
+FP8_LATENTS: dict[str, dict[str, Any]] = {
+    "decodes, e4m3 latents, page 64": DECODE | OF_E4M3 | dict(page_size=64),
+    "decodes, e4m3 latents of 8 heads, features": DECODE | OF_E4M3 | FEATURES | dict(heads=8),
+    "decodes, e4m3 latents of 32 heads, float16, page 8": DECODE
+    | OF_E4M3
+    | dict(heads=32, dtype=torch.float16, page_size=8),
+    "decodes, e4m3 latents of 512, gate": DECODE | OF_E4M3 | dict(head_dim=512, gate=True),
+    "decodes, e4m3 latents of 320 and 256, HND": DECODE
+    | OF_E4M3
+    | dict(head_dim=320, value_dim=256, layout="HND", scales="tensor"),
+    "decodes, e4m3 latents of 192 and 128, wider rows": DECODE
+    | OF_E4M3
+    | dict(head_dim=192, value_dim=128, shared_buffer=True),
+    "decodes, e5m2 latents": DECODE | OF_E4M3 | dict(cache_dtype=E5M2),
+    "decodes, all e4m3, latents": DECODE | OF_E4M3 | dict(dtype=E4M3, out_dtype=E4M3, scales="tensor"),
+    "drafts, e4m3 latents of 8 heads, window": DRAFTS | OF_E4M3 | dict(heads=8, window_size=(200, -1)),
+    "drafts, e4m3 latents of 4 heads, trees": DRAFTS | OF_E4M3 | dict(heads=4, qq_bias=4, tree=True, sinks=True),
+    "a lone decode, e4m3 latents": LONE | OF_E4M3,
+    "decodes in few pieces, e4m3 latents of 32 heads": FEW_PIECES | OF_E4M3 | dict(heads=32),
+    "decodes, e4m3 latents of 64 heads": DECODE | OF_E4M3 | dict(heads=64),
+    "decodes, e4m3 latents of 512, of 40 heads, features": DECODE | OF_E4M3 | FEATURES | dict(heads=40, head_dim=512),
+    "drafts, e4m3 latents, ragged table": DRAFTS | OF_E4M3 | dict(table="ragged", window_size=(200, -1)),
+    "a lone decode, e4m3 latents of 128 heads": LONE | OF_E4M3 | dict(heads=128),
+}
+CASES = TWO_WIDTHS | WIDE | LATENTS | TWO_CONSUMERS | LATENT_CHUNKS | FP8_LATENTS
 QUICK = ("decodes, 192 and 128", "rows, 64 and 128, features", "drafts, 512", "drafts, latents of 8 heads")
 
 

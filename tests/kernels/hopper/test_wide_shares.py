@@ -10,6 +10,7 @@ import torch
 
 from paged_attn.kernels.hopper import words
 from paged_attn.kernels.hopper.planning import plan
+from paged_attn.kernels.hopper.planning.conversion import WIDEN
 from paged_attn.kernels.hopper.planning.wide_shares import shares_take
 from paged_attn.launching.backend import Device
 from tests.cases import E4M3, Case, build, problem_of
@@ -101,6 +102,41 @@ def test_more_than_64_rows_of_latents_are_several_blocks(heads: int, queries: in
     assert launch.merge is not None
 
 
+OF_E4M3: dict[str, Any] = MLA | dict(cache_dtype=E4M3)
+
+
+@pytest.mark.parametrize(
+    "changes, expected",
+    [
+        ({}, (4, 1, 3)),  # two tiles of 16 bits, of which one is multiplied, beside one and a half of fp8
+        (dict(heads=32), (3, 1, 4)),
+        (dict(heads=64), (3, 1, 2)),
+        (dict(heads=128), (3, 1, 2)),
+        (dict(head_dim=512), (4, 0, 4)),
+        (dict(head_dim=320, value_dim=256), (2, 1, 6)),
+        (dict(head_dim=192, value_dim=128, heads=64), (2, 1, 6)),
+    ],
+    ids=str,
+)
+def test_fp8_latents_have_slots_of_both_kinds(changes: dict[str, Any], expected: tuple[int, ...]) -> None:
+    (launch,) = plan.launches(problem(**OF_E4M3 | changes))
+    pipe = launch.pipe
+    assert pipe.CONVERT == WIDEN
+    assert expected == (pipe.KEY_STAGES, pipe.VALUE_STAGES, pipe.RAW_STAGES)
+
+
+@pytest.mark.parametrize(
+    "query, operands", [(torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (E4M3, "float16")], ids=str
+)
+def test_fp8_latents_are_widened_to_the_type_of_16_bit_queries(query: torch.dtype, operands: str) -> None:
+    asked = problem(**OF_E4M3 | dict(dtype=query))._replace(compute=torch.float16)
+    (launch,) = plan.launches(asked)
+    assert not launch.shape.NORMALIZED
+    assert not launch.shape.BY_ROW
+    assert f"of fp8, products of {operands}, " in words.tiles_of(launch)
+    assert "4 that convert" in words.tiles_of(launch)
+
+
 @pytest.mark.parametrize("seqs, together", [(4, 8), (16, 8), (32, 4), (64, 2), (132, 2)])
 def test_as_many_pieces_of_latents_are_loaded_together_as_blocks_have(seqs: int, together: int) -> None:
     of_each = dict(query_lens=(1,) * seqs, seq_lens=(4096,) * seqs)
@@ -133,9 +169,9 @@ def test_pieces_of_latents_are_merged_64_dims_at_a_time(seqs: int, heads: int, r
     [
         dict(heads=71),
         dict(heads=320),
-        dict(cache_dtype=E4M3),
         dict(page_size=4),
         dict(batch_invariant=True),
+        dict(cache_dtype=E4M3, batch_invariant=True),
     ],
     ids=str,
 )

@@ -33,8 +33,14 @@ PRODUCTS = {
     "decode latent of 512": of_columns(512, 512),
     "decode latent of 320": of_columns(320, 256),
     "decode latent 64 heads": 576 // 16 + 64 // 16,  # as rows, of each consumer
+    "decode e4m3 latent": of_columns(576, 512),
+    "decode e4m3 latent 8 heads features": of_columns(576, 512),
+    "decode e4m3 latent 32 heads": of_columns(576, 512),
+    "decode e4m3 latent of 512": of_columns(512, 512),
+    "decode e4m3 latent 64 heads": of_columns(576, 512),
 }
 MAX_SPILLED, MAX_SPILLED_OF_LATENTS = 192, 16  # bytes of a thread
+MAX_SPILLED_BESIDE_CONVERTER = 80  # of two consumers, outside of loops: the converter has registers of theirs
 MAX_RELOADED, MAX_RELOADED_OF_LATENTS = 16, 0  # registers of a loop over keys
 MAX_MADE_UNIFORM = 8  # registers of a loop over latents: addresses of operands are made where they are uniform
 
@@ -49,7 +55,8 @@ def test_few_rows_multiply_no_more_than_they_have_to(variant: str, found: list[d
     (facts,) = [x for x in found if x["variant"] == variant and x["kernel"] == "shares_kernel"]
     assert facts["shared"] <= SHARED["sm90"]
     latent = "latent" in variant
-    assert facts["spilled"] <= (MAX_SPILLED_OF_LATENTS if latent else MAX_SPILLED)
+    most = MAX_SPILLED_OF_LATENTS if latent else MAX_SPILLED
+    assert facts["spilled"] <= (MAX_SPILLED_BESIDE_CONVERTER if variant == "decode e4m3 latent 64 heads" else most)
     assert not facts["advice"]
     for name in ("overtaken_readers", "reused_barriers", "unwritten", "boxes_in_loops_of_their_own", "before_waiting"):
         assert not facts[name], name

@@ -35,7 +35,7 @@ MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # columns beside which register
 def is_early(S, P):
     """Whether keys and values are on their way into registers while others are multiplied: where both have room."""
     return (
-        S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0
+        S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0 and S.REST is None
     ) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
 
 

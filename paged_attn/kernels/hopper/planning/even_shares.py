@@ -12,6 +12,7 @@ from ..args import Pipe
 from . import cost
 from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_OF_FEW_ROWS
 from .columns import MAX_COLUMNS, MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside, columns_of_shares
+from .conversion import WIDEN
 from .shapes import MAX_BOX_ELEMENTS, dim_of, is_wide, launch_of, merged, rows_of, shape_of, value_dim_of
 from .share_tiles import keys_are_soon_read, share_tiles
 from .softcap import has_tanh
@@ -24,8 +25,10 @@ from .wide_shares import (
     reads_latents,
     rest_of,
     tiles_near,
+    widened_to,
 )
 
+CONVERTER_REGISTERS = {1: 88, 2: 56}  # of a thread of the warpgroup that widens latents, beside so many consumers
 MIN_TILES_PER_SHARE: Annotated[
     int,
     Threshold(
@@ -94,6 +97,7 @@ class ShareLayout(NamedTuple):
     tile: int
     slots: int  # of the ring of keys
     value_slots: int  # of that of values; 0: both take those of one in turn
+    raw_slots: int  # of that of fp8 latents
     resident: int  # programs of a multiprocessor
     shares: int  # of each KV head
     blocks: int  # that a sequence may have
@@ -110,6 +114,8 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)  # values are as wide
     parts = latent_parts(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
+    if reads_latents(p):
+        p = p._replace(compute=widened_to(p))
     group, s = p.heads // p.kv_heads, _layout_of(p, longest, beside)
     programs = s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
@@ -127,6 +133,9 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     live = max(1, min(shape.BLOCK_Q, p.max_seqlen_q)) if p.ragged else 1
     least = _tiles_per_share(p, s)
     pipe = _pipe_of(p, s, least)._replace(PARTS=parts, BRIEF=longest == 1 and _waits_for_code(p, s))
+    if s.raw_slots:
+        registers = CONVERTER_REGISTERS[pipe.CONSUMERS]
+        pipe = pipe._replace(CONVERT=WIDEN, CONVERT_REGISTERS=registers, RAW_STAGES=s.raw_slots)
     launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
     # where two consumers have the columns of a block, neither joins them
     apart = not (beside or leads) and (pipe.CONSUMERS > 1 or _merge_joins_sooner(p, s, rows_of(p, longest)))
@@ -155,21 +164,22 @@ def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
 def _layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
     """Blocks of few rows as columns, or of 64 rows."""
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
-    if p.cache.itemsize == 1 or p.packed:
+    if (p.cache.itemsize == 1 and not reads_latents(p)) or p.packed:
         asked = min(asked, max(MAX_REGISTER_COLUMNS, group))
     if beside:
         columns, tile = columns_beside(p), ELEMENTS_OF_TILES_BESIDE // dim_of(p)
-        slots, value_slots = RINGS_OF_FEW_ROWS
+        (slots, value_slots), raw_slots = RINGS_OF_FEW_ROWS, 0
     else:
         columns = columns_of_shares(p, asked, asked > group)
-        tile, slots, value_slots = share_tiles(p, columns)
+        tile, slots, value_slots, raw_slots = share_tiles(p, columns)
     rows = columns or MAX_ROWS
     # fp8 leaves room for two programs, which wait in turn
-    resident = 2 if p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and dim_of(p) <= 128 else 1
+    two = p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and dim_of(p) <= 128 and not reads_latents(p)
+    resident = 2 if two else 1
     shares = max(1, resident * p.device.multiprocessors // p.kv_heads)
     blocks = cdiv(min(p.max_seqlen_q, longest), rows // group)
     tiles = cdiv(p.keys_seen(p.max_seqlen_q + tile), tile)
-    return ShareLayout(columns, rows, tile, slots, value_slots, resident, shares, blocks, tiles)
+    return ShareLayout(columns, rows, tile, slots, value_slots, raw_slots, resident, shares, blocks, tiles)
 
 
 def _tiles_per_share(p: Problem, s: ShareLayout) -> int:

@@ -33,6 +33,7 @@ class ShareTiles(NamedTuple):
     tile: int
     keys: int
     values: int  # 0: values take those of keys in turn
+    raw: int = 0  # of what is widened into slots of keys
 
 
 def keys_are_soon_read(p: Problem) -> bool:

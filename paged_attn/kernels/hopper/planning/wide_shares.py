@@ -3,6 +3,8 @@
 import os
 from typing import NamedTuple
 
+import torch
+
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
@@ -37,11 +39,12 @@ class WideRings(NamedTuple):
     tile: int
     keys: int
     values: int
+    raw: int = 0  # of fp8, before they are widened into slots of keys
 
 
 def shares_take(p: Problem) -> bool:
     """Whether these shares have all rows of a call of two widths or of wide heads."""
-    if not is_wide(p) or p.packed or p.batch_invariant or p.cache.itemsize != 2:
+    if not is_wide(p) or p.packed or p.batch_invariant or (p.cache.itemsize != 2 and not reads_latents(p)):
         return False
     if not in_boxes(p) or p.head_dim % 8 or p.value_width % 8 or min(p.head_dim, p.value_width) < MIN_WIDTH:
         return False
@@ -81,6 +84,13 @@ def rest_of(p: Problem) -> int | None:
     return max(64, next_power_of_2(rest)) if rest else 0
 
 
+def widened_to(p: Problem) -> torch.dtype:
+    """What fp8 latents are widened to: 16-bit queries stay as they are, and fp8 ones become float16, too."""
+    if p.cache.itemsize == 2 or p.query.itemsize == 1:
+        return p.compute
+    return p.query
+
+
 def only_columns(p: Problem) -> bool:
     """Whether rows are always columns of products."""
     return widest_of(p) > 256 or reads_latents(p)
@@ -116,6 +126,8 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     dims = dim_of(p), value_dim_of(p)
     room = SHARED_BYTES - _bytes_beside_rings(p, columns, tile)
     if rest is not None:
+        if p.cache.itemsize == 1:
+            return _rings_of_fp8_latents(tile, rest, value_dim_of(p), 1 + halves(p, columns), columns == 0, room)
         if columns == 0:  # both rings have as many
             slots = min(2 * MAX_SLOTS, room // (2 * tile * (value_dim_of(p) + rest)))
             return WideRings(tile, slots, slots if rest else 0)
@@ -136,6 +148,23 @@ def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> 
     if rest == 0:
         return WideRings(tile, slots, 0)
     return WideRings(tile, slots, min(cdiv(slots, parts), (room - slots * slot) // slot_of_rest))
+
+
+def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool, room: int) -> WideRings:
+    """Slots of 16 bits of two tiles, or of a tile and one more, and of fp8 as many as are left.
+
+    parts: slots that a tile's values take.  The rest is widened last and left first: one slot of 16 bits is enough, but
+    beside rows, whose rings go together and of which two tiles are multiplied at a time.
+    """
+    slot = tile * dim // parts  # of fp8
+    columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
+    for keys, least in ((4, 2), (3, 2)) if rows else columns:
+        rests = keys if rows else 1
+        left = room - 2 * (keys * slot + rests * tile * rest)
+        raw = max((n for n in range(MAX_SLOTS + 1) if n * slot + cdiv(n, parts) * tile * rest <= left), default=0)
+        if raw >= least:
+            break
+    return WideRings(tile, keys, min(rest, rests), raw)
 
 
 def halves(p: Problem, columns: int) -> bool:
