@@ -1,4 +1,4 @@
-"""A warpgroup between loaders and consumers of fp8 latents: each slot becomes one of 16 bits, once for all that read it.
+"""A warpgroup between loaders and consumers of fp8 latents: each slot becomes one of 16 bits, once for all readers.
 
 Keys are multiplied twice, and by two consumers: whoever widened them on their way into registers would do so as often.
 bfloat16 and float16 both hold every fp8 number, so queries stay what they are.

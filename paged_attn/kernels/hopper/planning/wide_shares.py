@@ -14,6 +14,8 @@ from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, is_wide, rows_of,
 LATENT_ROWS = int(os.environ.get("PAGED_ATTN_LATENT_ROWS", "32"))
 NEAR = os.environ.get("PAGED_ATTN_NEAR")  # tiles ahead of those in slots that the L2 fetches, of all latents
 TILES_NEAR = 3  # of 32 keys: 15 MB of all multiprocessors
+# Slots of 16 bits that fp8 latents are widened into, for the time of the experiment; 0: by rule.
+FP8_LATENT_SLOTS = int(os.environ.get("PAGED_ATTN_FP8_LATENT_SLOTS", "0"))
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
 MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
@@ -120,7 +122,7 @@ def consumers_of(p: Problem, columns: int) -> int:
 def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     """As many slots as have room; half: of tiles of 64 keys where others would have 128."""
     rest = rest_of(p)
-    tile = 64 if half or widest_of(p) > 128 else 128
+    tile = 64 if half or widest_of(p) > 128 or (rest is not None and p.cache.itemsize == 1) else 128
     if rest is not None and columns == 0:
         tile = TILE_OF_ROWS
     dims = dim_of(p), value_dim_of(p)
@@ -158,7 +160,8 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
     """
     slot = tile * dim // parts  # of fp8
     columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
-    for keys, least in ((4, 2), (3, 2)) if rows else columns:
+    choices = ((4, 2), (3, 2)) if rows else columns
+    for keys, least in choices if FP8_LATENT_SLOTS == 0 else ((FP8_LATENT_SLOTS, 0),):
         rests = keys if rows else 1
         left = room - 2 * (keys * slot + rests * tile * rest)
         raw = max((n for n in range(MAX_SLOTS + 1) if n * slot + cdiv(n, parts) * tile * rest <= left), default=0)
