@@ -45,7 +45,6 @@ class Pipe(NamedTuple):
     HEADS_ABREAST: int = 0  # KV heads of a sequence whose blocks come before those of the next ones; 0: of all heads
     PARTS: int = 1  # of a KV head's query heads, each of which is scheduled as if it had that head for itself
     HALVES: bool = False  # keys that hold their values have two slots a tile, each with half of the dims that are these
-    NEAR: int = 0  # tiles of latents further on that the L2 is told to fetch, where slots have no room for them
     FROM_DIM: int = 0  # the first of the values' dims, where a launch has VALUE_PADDED of them and others have the rest
 
 

@@ -36,8 +36,6 @@ def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
     new = call.new and call.new.key
     boxes: list[Any] = [cache_box(call.cache.key, *width, shape, pipe) for width in widths]
     new_boxes: list[Any] = [new_box(new, *width, shape, pipe) for width in widths]
-    if pipe.NEAR:  # what `loader.load_tiles` brings near
-        new_boxes[-1] = call.cache.key
     nothing: list[Any] = [None] * (2 - len(widths))
     return [*boxes, *nothing, *new_boxes, *nothing]
 

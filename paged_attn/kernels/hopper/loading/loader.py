@@ -4,7 +4,6 @@ from ...common.key_tiles import gap_before, in_cache
 from ...common.page_tables import page_at
 from ..args import slots_of_tile
 from ..shim import gl, gluon, load_box, mbarrier
-from .near import bring_tile_near
 from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
 
@@ -199,16 +198,8 @@ def load_tiles(
     P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):
-    """Tiles [begin, end) of a block's keys into the ring, the last one first.
-
-    The cache itself stands in the place of new_box where a loader brings tiles near, for nothing lies beside it then.
-    """
+    """Tiles [begin, end) of a block's keys into the ring, the last one first."""
     for i in range(end - begin):
-        if P.NEAR > 0 and (FROM > 0 or S.REST == 0):  # of two loaders that of fewer bytes
-            tile = end - 1 - i - P.NEAR
-            bring_tile_near(
-                new_box, table, batch.page_starts, tile, begin, first_key, block.seq_len, kv_head, S
-            )  # fmt: skip
         turn = load_tile(
             box, new_box, ring, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P, FROM
         )

@@ -24,7 +24,6 @@ from .wide_shares import (
     only_columns,
     reads_latents,
     rest_of,
-    tiles_near,
     widened_to,
 )
 
@@ -245,7 +244,6 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         VALUE_STAGES=s.value_slots,
         COLUMNS=s.columns // consumers,
         HALVES=halves(p, s.columns),
-        NEAR=tiles_near(p, s.columns, s.blocks),
         PACKED=p.packed,
         # boxes of nothing go where queries will, and large heads leave room for few of those
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),

@@ -1,6 +1,5 @@
 """Even shares of few rows of two widths, of more than 256 dims, and of keys that hold their values (latents)."""
 
-import os
 from typing import NamedTuple
 
 import torch
@@ -10,12 +9,6 @@ from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
 from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, is_wide, rows_of, value_dim_of, widest_of
 
-# More rows of latents than this are rows, not columns; 0: all are columns, until a GPU has run the kernel of rows.
-LATENT_ROWS = int(os.environ.get("PAGED_ATTN_LATENT_ROWS", "32"))
-NEAR = os.environ.get("PAGED_ATTN_NEAR")  # tiles ahead of those in slots that the L2 fetches, of all latents
-TILES_NEAR = 3  # of 32 keys: 15 MB of all multiprocessors
-# Slots of 16 bits that fp8 latents are widened into, for the time of the experiment; 0: by rule.
-FP8_LATENT_SLOTS = int(os.environ.get("PAGED_ATTN_FP8_LATENT_SLOTS", "0"))
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
 MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
@@ -99,8 +92,12 @@ def only_columns(p: Problem) -> bool:
 
 
 def latents_are_rows(p: Problem, rows: int) -> bool:
-    """Whether rows against latents, more than one consumer has columns for, are rows of the products of two."""
-    return reads_latents(p) and 0 < LATENT_ROWS < rows and value_dim_of(p) >= MIN_DIMS_OF_HALVES
+    """Whether rows against latents, more than one consumer has columns for, are rows of the products of two.
+
+    Not over fp8, whose kernel of rows no GPU has run.
+    """
+    dims = value_dim_of(p)
+    return reads_latents(p) and p.cache.itemsize == 2 and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
 
 
 def wide_columns(p: Problem, rows: int) -> int:
@@ -161,7 +158,7 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
     slot = tile * dim // parts  # of fp8
     columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
     choices = ((4, 2), (3, 2)) if rows else columns
-    for keys, least in choices if FP8_LATENT_SLOTS == 0 else ((FP8_LATENT_SLOTS, 0),):
+    for keys, least in choices:
         rests = keys if rows else 1
         left = room - 2 * (keys * slot + rests * tile * rest)
         raw = max((n for n in range(MAX_SLOTS + 1) if n * slot + cdiv(n, parts) * tile * rest <= left), default=0)
@@ -173,15 +170,6 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
 def halves(p: Problem, columns: int) -> bool:
     """Whether the dims of latents that are values come in two slots a tile: of 256 dims a tile is a slot of 32 KB."""
     return reads_latents(p) and columns > 0 and value_dim_of(p) > 256
-
-
-def tiles_near(p: Problem, columns: int, blocks: int) -> int:
-    """Tiles ahead of those in slots that the L2 fetches: where memory decides, of few blocks that read the same."""
-    if not reads_latents(p) or p.new:
-        return 0
-    if NEAR is not None:
-        return int(NEAR)
-    return TILES_NEAR if columns == 0 and blocks <= MAX_BLOCKS_OF_LATENTS else 0
 
 
 def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
