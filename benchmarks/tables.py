@@ -15,7 +15,8 @@ H200, H100 = "h200", "h100-80gb-hbm3"
 REPORTS: Mapping[str, Sequence[str]] = {
     H200: (
         "decode", "flashinfer/decode", "fp8", "ragged", "spec", "single", "mixed", "prefill", "flashinfer/prefill",
-        "window", "flashinfer/window", "features", "invariant", "layouts/survey", "models",
+        "window", "flashinfer/window", "features", "masks", "invariant", "layouts/survey", "models", "layers",
+        "wide", "mla",
     ),
     H100: ("decode", "fp8", "ragged", "spec", "mixed", "prefill", "features"),
 }  # fmt: skip
@@ -26,6 +27,10 @@ TITLES = {
     "mixed": "prefills beside decodes",
     "layouts/survey": "layouts, survey",
     "models": "layers of models",
+    "layers": "layers of models that ask for more than sizes",
+    "masks": "chunks, images, prefixes",
+    "wide": "wide heads, and values of another width",
+    "mla": "latents",
     "invariant": "batch_invariant, and the default mode",
 }
 INTRODUCTION = """# All figures

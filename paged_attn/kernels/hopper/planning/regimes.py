@@ -66,7 +66,7 @@ REGIMES = (
         "16 bits, or fp8 latents; up to 64 rows, beyond 256 dims 32, of latents any, in up to four parts of heads",
         "shares kernel, rows as columns, up to 256 dims also 64 rows, as more than 32 of latents are, of two consumers",
         "memory decides, as for others: rings have slots as bytes allow, or one has that keys and values take in turn",
-        "wide: decode b64 x 4096, 512 557 -> 490 us; mla: decode b64 x 4096, 32 heads 137 -> 85 us, 128 heads 335 -> 149",
+        "wide: decode b64 x 4096, 512 557 -> 487 us; mla: decode b64 x 4096, 32 heads 137 -> 85, 128 335 -> 149",
         shares_take,
         lambda p: (shares_launch(p, 1, 1),) if is_decode(p) else order.shares(p),
     ),
