@@ -14,7 +14,7 @@ SUITES = (
 )  # fmt: skip
 PEERS = (
     "paged-attn", "default mode", "sdpa cudnn", "sdpa flash", "cudnn paged", "flashinfer fa2", "flashinfer fa3",
-    "vllm triton",
+    "vllm triton", "flashmla",
 )  # fmt: skip
 ALL = (*SUITES, "trace")
 ABOUT = """Every case of a suite with every peer that can do it: a table, JSON and pictures.  Needs a GPU.

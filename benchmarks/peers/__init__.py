@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.peers import cudnn, flashinfer, ours, sdpa, vllm
+from benchmarks.peers import cudnn, flashinfer, flashmla, ours, sdpa, vllm
 from tests.cases import Case
 
 Call = Callable[[], Tensor]
@@ -27,5 +27,6 @@ PEERS: dict[str, Peer] = {
     "flashinfer fa2": flashinfer.fa2,
     "flashinfer fa3": flashinfer.fa3,
     "vllm triton": vllm.call,
+    "flashmla": flashmla.call,
 }
 BOUNDS = {"sdpa cudnn", "sdpa flash"}  # contiguous caches: what paged code is held against, not a competitor

@@ -20,14 +20,19 @@ WORKSPACE_BYTES = 512 << 20
 
 
 def fa2(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
+    if case.latent:
+        return _latent(case, inputs, "fa2")
     allow(case, "window", "softcap", "tree", "fp8")
     return _decode(case, inputs) if set(case.query_lens) == {1} else _prefill(case, inputs, "fa2")
 
 
 def fa3(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
-    allow(case, "window", "softcap")
+    if not case.latent:
+        allow(case, "window", "softcap")
     if torch.cuda.get_device_capability()[0] != 9:
         raise Cannot("fa3 is for Hopper")
+    if case.latent:
+        return _latent(case, inputs, "fa3")
     return _prefill(case, inputs, "fa3")
 
 
@@ -56,6 +61,31 @@ def _prefill(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], T
         **_options(case),
     )
     return _run(wrapper, case, inputs)
+
+
+def _latent(case: Case, inputs: dict[str, Any], backend: str) -> Callable[[], Tensor]:
+    """Keys that hold their values: both parts of them where they lie, by strides."""
+    allow(case, "latent", "wide heads", "values of another width")
+    if (case.head_dim, case.value_width) != (576, 512) or case.layout != "NHD" or not case.causal:
+        raise Cannot("only causal latents of 512 and 64 dims, NHD")
+    from flashinfer.mla import BatchMLAPagedAttentionWrapper
+
+    wrapper = BatchMLAPagedAttentionWrapper(_workspace(), backend=backend)
+    indptr, indices, _ = _pages(case, inputs)
+    starts = torch.tensor((0, *case.query_lens)).cumsum(0).int().to(indptr.device)
+    width, rest = case.value_width, case.head_dim - case.value_width
+    wrapper.plan(
+        starts, indptr, indices, inputs["seq_lens"].int(), case.heads, width, rest, case.page_size, True,
+        case.softmax_scale or case.head_dim**-0.5, case.dtype, case.dtype_of_cache,
+    )  # fmt: skip
+    q, cache = inputs["q"][: case.tokens], inputs["k_cache"].squeeze(2)
+    parts = q[..., :width].contiguous(), q[..., width:].contiguous(), cache[..., :width], cache[..., width:]
+
+    def call() -> Tensor:
+        out: Tensor = wrapper.run(*parts)
+        return out
+
+    return call
 
 
 def _run(wrapper: Any, case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:
