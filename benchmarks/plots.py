@@ -25,7 +25,7 @@ PEER_COLOURS = {
     "flashinfer fa2": "#0d9488",
     "flashinfer fa3": "#65a30d",
     "vllm triton": "#9333ea",
-    "flashmla": "#0d9488",
+    "flashmla": "#db2777",
 }
 MARKERS = "osD^vPX*<>"
 COLUMN_COLOURS = {"FlashInfer": "#0d9488", "cuDNN, paged": "#2563eb", "SDPA cuDNN, contiguous": "#a1a1aa"}
