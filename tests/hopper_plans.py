@@ -52,14 +52,6 @@ def planned(**changes: Any) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def asked(module: Any) -> Iterator[None]:
-    """The kernels of `planning.wide`, as if their environment variable asked for them."""
-    with _replanned() as monkeypatch:
-        monkeypatch.setattr(module, "ASKED", True)
-        yield
-
-
 def _never(p: Problem) -> bool:
     return False
 

@@ -81,7 +81,7 @@ def slots_of_tile(P):
 @triton.constexpr_function
 def raw_slots_of_rest(P):
     """Slots that loaders fill of the dims that keys have behind their values, where a warpgroup widens them."""
-    return -(-P.RAW_STAGES // (2 if P.HALVES else 1))
+    return -(-P.RAW_STAGES // slots_of_tile(P))
 
 
 @triton.constexpr_function
@@ -94,8 +94,8 @@ def rows_of_consumer(P):
 
 
 @triton.constexpr_function
-def in_halves(S, P):
-    """Whether two consumers have the same rows, of latents: each half of a tile's keys, and of the values' dims."""
+def has_latent_rows(S, P):
+    """Whether two consumers have the same rows, of latents: tiles in turn, and each half of the values' dims."""
     return S.REST is not None and P.COLUMNS == 0
 
 

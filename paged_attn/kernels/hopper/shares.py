@@ -10,12 +10,22 @@ from ..common.output import clear_padding, tokens_of
 from ..common.page_tables import pages_of
 from ..common.records import Batch
 from ..common.schedule import find_share, room_of, unflatten, work
-from .args import LatentRoom, Results, Rings, Turn, Turns, in_halves, in_one_ring, raw_slots_of_rest, slots_of_tile
+from .args import (
+    LatentRoom,
+    Results,
+    Rings,
+    Turn,
+    Turns,
+    has_latent_rows,
+    in_one_ring,
+    raw_slots_of_rest,
+    slots_of_tile,
+)
 from .consuming.column_softmax import make_flags, make_flags_of_each
 from .consuming.columns import consume_columns, make_weights
 from .consuming.consumer import consume
 from .consuming.fold import make_bank, tiles_of
-from .consuming.latent_rows import consume_halves, make_numbers, make_weights_of_both
+from .consuming.latent_rows import consume_latent_rows, make_numbers, make_weights_of_both
 from .layouts import lanes_layout
 from .loading.gates import start_together
 from .loading.latent import make_rest
@@ -47,7 +57,7 @@ def load_share(
             before += blocks * tiles
             seq += 1
         else:
-            several = blocks if in_halves(S, P) and not S.ONE_BLOCK else None
+            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
             item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q).lo
@@ -96,13 +106,13 @@ def consume_share(
             before += blocks * tiles
             seq += 1
         else:
-            several = blocks if in_halves(S, P) and not S.ONE_BLOCK else None
+            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
             item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
             if S.PIECE is not None:
                 if item.begin < item.end:
                     turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
-            elif in_halves(S, P):
-                turns = consume_halves(out, results, query, rings, turns, item, mods, NUMBER, S, P)
+            elif has_latent_rows(S, P):
+                turns = consume_latent_rows(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             elif P.COLUMNS > 0:
                 turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER)
             else:
@@ -126,8 +136,7 @@ def convert_share(raw, rings, batch, share, walk, kv_head, mods, S: gl.constexpr
             before += blocks * tiles
             seq += 1
         else:
-            several = blocks if in_halves(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
             raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
             unit += count
 
@@ -158,10 +167,9 @@ def shares_kernel(
         keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, P.LOADERS, READERS)
         values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
     elif P.CONVERT:
-        gl.static_assert(S.REST is not None and P.LOADERS == 1)
+        gl.static_assert(S.REST is not None and P.COLUMNS > 0 and P.LOADERS == 1)
         keys = make_ring(S.COMPUTE, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
-        REST_READERS: gl.constexpr = WARPGROUP if in_halves(S, P) else READERS  # of rows whose tile it is
-        values = make_ring(S.COMPUTE, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
+        values = make_ring(S.COMPUTE, S.TILE, S.REST, P.VALUE_STAGES, 1, READERS) if S.REST > 0 else keys
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
         raw_rests = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys
@@ -170,7 +178,7 @@ def shares_kernel(
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
-            ONCE: gl.constexpr = WARPGROUP if in_halves(S, P) else READERS  # read by whose tile it is
+            ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # read by whose tile it is
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
             values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)
@@ -178,7 +186,7 @@ def shares_kernel(
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:
         gl.static_assert(P.CONSUMERS == 1 or S.MERGE == 0)
-        if in_halves(S, P):
+        if has_latent_rows(S, P):
             room, numbers = make_weights_of_both(dtype, S, P), make_numbers(P)
             rest = make_rest_of_rows(dtype, S, P) if S.REST > 0 else numbers
             keys, values, queries, rest_at = find_addresses(keys, values, queries, rest, S, P)

@@ -160,7 +160,7 @@ def attend_in_turn(
 
 
 @gluon.jit
-def consume_halves(
+def consume_latent_rows(
     out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
     """A consumer's half of the dims of an item's rows, from the first key to the stored result; returns the turns."""

@@ -4,7 +4,7 @@ import triton
 
 from ...common.bounds import row_tile
 from ...common.output import load_query
-from ..args import Queries, QueryRows, Turn, dim_parts, in_halves, query_parts, slots_of_tile
+from ..args import Queries, QueryRows, Turn, dim_parts, has_latent_rows, query_parts, slots_of_tile
 from ..asm.barriers import arrive_at, await_at
 from ..asm.narrowing import e4m3_in_two
 from ..asm.prefetch import bring_near
@@ -44,7 +44,9 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
     SHAPE: gl.constexpr = [ROWS, 1, S.DIM // PARTS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     IN_TURN: gl.constexpr = take_turns(P)
-    SLOTS: gl.constexpr = PARTS * (P.QUERY_SLOTS if IN_TURN else 1 if in_halves(S, P) else P.CONSUMERS * query_parts(P))
+    SLOTS: gl.constexpr = PARTS * (
+        P.QUERY_SLOTS if IN_TURN else 1 if has_latent_rows(S, P) else P.CONSUMERS * query_parts(P)
+    )
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
     # what is never used is the slots: a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
