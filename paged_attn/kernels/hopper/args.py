@@ -81,7 +81,7 @@ def slots_of_tile(P):
 @triton.constexpr_function
 def raw_slots_of_rest(P):
     """Slots that loaders fill of the dims that keys have behind their values, where a warpgroup widens them."""
-    return -(-P.RAW_STAGES // slots_of_tile(P))
+    return -(-P.RAW_STAGES // (2 if P.HALVES else 1))  # slots_of_tile, which Triton 3.6 cannot call from here
 
 
 @triton.constexpr_function
