@@ -177,6 +177,18 @@ def test_pages_between_a_prefix_and_a_window_may_be_anything(device: str) -> Non
     refuses(paged_attn.paged_attention, inputs | {"check": True}, ValueError, text)
 
 
+@pytest.mark.parametrize("check", [False, True], ids=["", "checked"])
+@pytest.mark.parametrize("mask", [dict(window_size=(0, -1)), dict(chunk=2)], ids=["window", "chunk"])
+def test_the_page_of_a_window_that_begins_with_the_new_keys_may_be_anything(
+    mask: dict[str, Any], check: bool, device: str
+) -> None:
+    """Of 16 cached keys, 12 to a page, the first is a prefix; whatever else is seen is new, beside keys of page 1."""
+    case = Case("new", (48,), (64,), page_size=12, new=True, prefix=1, check=check, **mask)
+    inputs = build(case, device)
+    assert inputs["page_table"][0, 1] == BAD_PAGE
+    run(case, device)
+
+
 def test_hopper_leaves_a_prefix_behind_a_window_to_the_portable_kernels() -> None:
     text = "which do not take a prefix that stays visible behind a window or a chunk"
     for options in (dict(window=(99, -1)), dict(chunk=100)):

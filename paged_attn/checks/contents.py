@@ -73,7 +73,8 @@ def check_attention_contents(
             held += f", or of {axes.kv_heads} in the other kv_layout"
         raise ValueError(f"seq_lens[{i}] = {length[i]} needs {end[i]} keys in the cache, but {held}")
     column, table = torch.arange(axes.max_pages), page_table.cpu()
-    seen = (column >= (first // axes.page_size)[:, None]) | (column * axes.page_size < prefix[:, None])
+    seen = (first < end)[:, None] & (column >= (first // axes.page_size)[:, None])
+    seen |= column * axes.page_size < prefix[:, None]
     used = live[:, None] & seen & (column * axes.page_size < end[:, None])
     for i in first_true((used & ((table < 0) | (table >= axes.pages))).flatten()):
         seq, col = divmod(i, axes.max_pages)

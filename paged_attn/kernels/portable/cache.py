@@ -37,6 +37,7 @@ def load_ids(source, tile, S: tl.constexpr):
         # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
         inside = column >= source.first // S.PAGE
         if source.prefix is not None:
+            inside &= source.first < source.end  # else nobody sees more than the prefix, of whatever page first lies in
             inside |= column * S.PAGE < source.prefix
         inside &= column * S.PAGE < source.end
         return tl.load(page_at(source.pages, column, source.page_starts), mask=inside, other=0).to(tl.int32)
