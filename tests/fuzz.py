@@ -146,7 +146,7 @@ class Worker:
             return reports
         self.process = None
         if status != 0:
-            said = (self.folder / "said").read_text(errors="replace")[-2000:]
+            said = _without_frames((self.folder / "said").read_text(errors="replace"))[-2000:]
             error = f"{'a call that does not end' if stuck else f'the process ended with status {status}'}: {said}"
             last = {
                 "test": None,
@@ -160,6 +160,11 @@ class Worker:
             if self.left > 0 and time.time() < self.until and not (self.folder.parent / "stop").exists():
                 self.start()
         return reports
+
+
+def _without_frames(said: str) -> str:
+    """What a process has said but for the frames of a C++ stack, behind which the error itself is lost."""
+    return "\n".join(line for line in said.splitlines() if not line.startswith(("frame #", "Exception raised from")))
 
 
 def work(given: argparse.Namespace) -> None:

@@ -171,8 +171,8 @@ def _ways(rng: random.Random) -> Iterator[str]:
 
 
 def _simplest(call: Call, error: str, until: float, begin: Callable[[Call], None]) -> tuple[Call, str]:
-    """With as few fields other than their defaults, sequences and tokens as fail."""
-    again = True
+    """With as few fields other than their defaults, sequences and tokens as fail with an error of the same type."""
+    again, kind = True, error.partition(":")[0]
     while again:
         again = False
         for simpler in _simpler(call):
@@ -180,7 +180,7 @@ def _simplest(call: Call, error: str, until: float, begin: Callable[[Call], None
                 return call, error
             begin(simpler)
             found = failure(simpler)
-            if found:
+            if found and found.partition(":")[0] == kind:
                 call, error, again = simpler, found, True
                 break
     return call, error

@@ -73,6 +73,24 @@ def torch_chunks(
 
 
 @triton.jit
+def curve(score, query_pos, key_pos, head, points):
+    """A learned curve over scores, straight between its 9 points: what is loaded depends on the score."""
+    place = score * 4.0 + 4.0
+    place = tl.where(place < 7.99, place, 7.99)  # of what nobody sees the score may be NaN
+    place = tl.where(place > 0.0, place, 0.0)
+    left = place.to(tl.int32)
+    begin = tl.load(points + left)
+    return score + begin + (place - left.to(tl.float32)) * (tl.load(points + left + 1) - begin)
+
+
+def torch_curve(score: Tensor, query_pos: Tensor, key_pos: Tensor, head: Tensor, points: Tensor) -> Tensor:
+    place = (score * 4.0 + 4.0).clamp(0.0, 7.99)
+    left = place.long()
+    begin = points.double()[left]
+    return score + begin + (place - left) * (points.double()[left + 1] - begin)
+
+
+@triton.jit
 def own_blocks(score, query_pos, key_pos, head):
     """Makes a block of its own, which Gluon would want a layout of."""
     return score + tl.sum(tl.arange(0, 4), 0)
@@ -97,5 +115,6 @@ MODS = {
     "softcap": UserMod(softcap, torch_softcap, lambda heads, device: (3.0,)),
     "relative": UserMod(relative, torch_relative, _table),
     "own blocks": UserMod(own_blocks, torch_own_blocks, lambda heads, device: ()),
+    "curve": UserMod(curve, torch_curve, lambda heads, device: (torch.linspace(-1.0, 1.0, 9).square().to(device),)),
     "chunks": UserMod(chunks, torch_chunks, _biases),
 }

@@ -47,6 +47,23 @@ def test_a_fault_is_found_and_its_test_has_nothing_that_it_does_not_need(fault: 
         names["test_what_fuzzing_has_found"]("cpu")
 
 
+def test_a_test_of_a_fault_fails_as_the_call_that_was_found_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its sinks the call would be refused, which is an error of another type."""
+
+    def run(case: Case, device: str, **_: Any) -> None:
+        if not case.sinks and max(case.seq_lens) < 90:
+            raise TypeError("refused")
+        if case.sinks:
+            raise AssertionError("wrong")
+
+    monkeypatch.setattr(fuzzing, "run", run)
+    case = Case("found", (3,), (21,), sinks=True)
+    _, error = fuzzing._simplest(
+        fuzzing.Call("run", case, ()), "AssertionError: wrong", time.time() + 60, lambda _: None
+    )
+    assert error == "AssertionError: wrong"
+
+
 def test_a_seed_draws_the_same_calls_again(fault: Any) -> None:
     drawn: list[list[Case]] = []
     for _ in range(2):

@@ -141,10 +141,10 @@ def call_score_mod(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.cons
     if S.SCORE_MOD is not None:
         last = rows.context_len + rows.query_len - 1
         key_pos = tile + key
-        if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
-            if tile + S.TILE > rows.context_len:
-                key_pos = position_of(key_pos, rows, mods)
-                key_pos = tl.maximum(key_pos, 0)
+        if mods.query_positions is not None:
+            # A branch here would become one with that of the bias, and what the function loads by these positions would
+            # then depend on the scores, which Triton's pipeliner refuses up to 3.8.
+            key_pos = tl.maximum(position_of(key_pos, rows, mods), 0)
         if not FULL or mods.query_positions is not None:
             key_pos = tl.minimum(key_pos, last)
         query_pos = tl.minimum(tl.maximum(rows.pos, 0), last)

@@ -12,6 +12,7 @@ from ...records.regime import Threshold
 from ...records.rounding import cdiv, next_power_of_2
 from ..common.records import Shape
 from ..common.score_mod import of_this_dialect
+from .score_mod import loads_by_score
 from .tuning import (
     MAX_SCRATCH_BYTES,
     WIDE,
@@ -115,6 +116,11 @@ def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
     return _launch(p, config, p.tokens // block_q + p.seqs, False, shortest, longest)
 
 
+def _holds_tiles_ahead(p: Problem, rows: int) -> bool:
+    """Whether Triton's pipeliner takes a loop with the user's function in it: beside wgmma it does not take all."""
+    return p.score_mod is None or p.device.arch != "sm90" or rows < 64 or not loads_by_score(p.score_mod)
+
+
 def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: int, longest: int) -> Launch:
     group = p.heads // p.kv_heads
     rows = max(config.rows, next_power_of_2(group))
@@ -143,7 +149,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         LIVE=live,
         TILE=config.tile,
         CHUNK=math.gcd(config.tile, p.page_size),
-        STAGES=config.stages,
+        STAGES=config.stages if _holds_tiles_ahead(p, rows) else 1,
         COMPUTE=_TRITON_DTYPES[p.compute],
         # three tensor-core products of split operands come within rounding of float32's own
         PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",

@@ -1,0 +1,63 @@
+"""Whether tiles may be in flight beside a user's function: not where what it loads depends on the score.
+
+Triton's pipeliner moves such a load, and with it the product that the score is of, to an earlier stage of the loop.  Up
+to Triton 3.8 it then fails, for wgmma has no predicate for the first rounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.interpreter import InterpretedFunction
+
+from ...launching.locks import FIRST
+from ..common.score_mod import ScoreMod, compiled
+
+
+@triton.jit
+def try_kernel(scores, args, score_mod: tl.constexpr):
+    """The function on a block of scores, the first thing that is loaded."""
+    row, key = tl.arange(0, 16), tl.arange(0, 16)
+    place = row[:, None] * 16 + key[None, :]
+    x = tl.load(scores + place)
+    x = score_mod(x, row[:, None], key[None, :], row[:, None], *args)
+    tl.store(scores + place, x.to(tl.float32))
+
+
+@functools.lru_cache(maxsize=256)
+def loads_by_score(asked: ScoreMod) -> bool:
+    """Whether the function reads memory at places that depend on the score; of interpreted ones it does not matter."""
+    if isinstance(triton.language.standard.sum, InterpretedFunction):
+        return False
+    signature: dict[str, Any] = {"scores": "*fp32", "args": asked.types, "score_mod": "constexpr"}
+    source = ASTSource(try_kernel, signature, {(2,): compiled(asked.function)})
+    with FIRST:
+        kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
+    return address_depends_on_first_load(kernel.asm["ttir"])
+
+
+def address_depends_on_first_load(ttir: str) -> bool:
+    """Whether a load's operands come from the result of the first one; branches and loops on it count as if they did.
+
+    >>> address_depends_on_first_load('''
+    ...     %1 = tt.load %0 : tensor<16x!tt.ptr<f32>>
+    ...     %2 = arith.fptosi %1 : tensor<16xf32> to tensor<16xi32>
+    ...     %3 = tt.addptr %arg1, %2 : tensor<16x!tt.ptr<f32>>, tensor<16xi32>
+    ...     %4 = tt.load %3 : tensor<16x!tt.ptr<f32>>''')
+    True
+    """
+    derived: set[str] = set()
+    for line in ttir.splitlines():
+        names, _, operation = line.partition(" = ") if re.match(r"\s*%", line) else ("", "", line)
+        uses = derived.intersection(re.findall(r"%\w+", operation))
+        if uses and ("tt.load" in operation or "scf." in operation):
+            return True
+        if uses or (not derived and "tt.load" in operation):
+            derived.update(re.findall(r"%\w+", names))
+    return False

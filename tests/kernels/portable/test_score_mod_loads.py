@@ -1,0 +1,18 @@
+"""Which users' functions the portable kernels hold no tiles ahead of: Triton cannot move a load by score."""
+
+from __future__ import annotations
+
+from tests.own_process import run
+
+SCRIPT = """
+from paged_attn.kernels.common.score_mod import ScoreMod, type_of
+from paged_attn.kernels.portable.score_mod import loads_by_score
+from tests.score_mods import MODS
+for name, mod in MODS.items():
+    if loads_by_score(ScoreMod(mod.triton, tuple(type_of(x) for x in mod.args(4, "cpu")))):
+        print(name)
+"""
+
+
+def test_only_a_function_whose_loads_depend_on_the_score_loads_by_it() -> None:
+    assert run(SCRIPT, TRITON_INTERPRET="0") == "curve\n"
