@@ -152,8 +152,8 @@ def test_copies_hold_what_the_cache_holds(page_size: int, copies: list[list[torc
             assert not bits(copy)[whole[0], : first % PAGE].any()
 
 
-def test_the_plan_over_copies_is_that_of_a_cache_of_whole_pages() -> None:
+def test_the_plan_over_copies_is_that_of_a_cache_of_whole_pages(device: str) -> None:
     small = Case("small", (40,), (300,), heads=4, kv_heads=2, head_dim=128, page_size=4, dtype=torch.bfloat16)
-    problem, whole = (problem_of(build(replace(small, page_size=size), filled=False)) for size in (4, PAGE))
+    problem, whole = (problem_of(build(replace(small, page_size=size), device, filled=False)) for size in (4, PAGE))
     problem = problem._replace(max_seqlen_k=whole.max_seqlen_k)
     assert over(problem, copies_of(problem)) == whole
