@@ -48,11 +48,11 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> Any:
     return chosen
 
 
-def runner(page_size: int = 1, dtype: torch.dtype = torch.float32, **others: Any) -> Any:
+def runner(page_size: int = 1, dtype: torch.dtype = torch.float32, value_dim: int = DIM, **others: Any) -> Any:
     """What of a model runner the backend looks at: SGLang's own pools."""
     pool = MHATokenToKVPool(
         size=SLOTS, page_size=page_size, dtype=dtype, head_num=KV_HEADS, head_dim=DIM, layer_num=1, device="cpu",
-        enable_memory_saver=False, enable_alt_stream=False,
+        v_head_dim=value_dim, enable_memory_saver=False, enable_alt_stream=False,
     )  # fmt: skip
     rng = torch.Generator().manual_seed(2)
     for buffer in (*pool.k_buffer, *pool.v_buffer):

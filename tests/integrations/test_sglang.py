@@ -47,6 +47,17 @@ def test_a_mixed_batch_is_one_of_extends() -> None:
     torch.testing.assert_close(out, wanted(of, made, q), **CLOSE)
 
 
+@pytest.mark.parametrize("lengths", [DECODE, EXTEND])
+def test_values_may_be_of_another_width(lengths: Any) -> None:
+    of = runner(value_dim=16)
+    made = batch(of, lengths)
+    backend = Backend(of)
+    backend.init_forward_metadata(made)
+    q, k, v = tensors(len(made.input_ids))
+    out = backend.forward(q, k, v[..., :16].contiguous(), layer(v_head_dim=16), made)
+    torch.testing.assert_close(out, wanted(of, made, q), **CLOSE)
+
+
 def test_options_of_a_layer_are_those_of_paged_attention() -> None:
     sinks = torch.tensor([1.0, -1.0, 0.5, 2.0])
     for options, others, same in (

@@ -43,7 +43,6 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     "others, word",
     [
-        ({"use_mla_backend": True}, "MLA"),
         ({"model_config": SimpleNamespace(is_encoder_decoder=True)}, "encoders"),
         ({"kv_index_translator": SimpleNamespace(is_translating=True)}, "unified pool"),
     ],
@@ -68,7 +67,6 @@ def test_speculation_and_context_parallelism_are_refused_by_name(settings: Any) 
     [
         ({"attn_type": AttentionType.ENCODER_ONLY}, {}, "encoder_only"),
         ({"is_cross_attention": True}, {}, "is_cross_attention"),
-        ({"v_head_dim": 16}, {}, "v_head_dim"),
         ({"pos_encoding_mode": "ALIBI"}, {}, "ALIBI"),
         ({"logit_capping_method": "other"}, {}, "logit_capping_method other"),
         ({}, {"score_mod": object()}, "score_mod"),

@@ -52,18 +52,18 @@ class Backend(AttentionBackend):
     # ---- layers -------------------------------------------------------------------------------------
 
     def forward_decode(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
-                       **others: Any) -> Tensor:  # fmt: skip
+                       **others: Any) -> Any:  # fmt: skip
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache, others)
 
     def forward_extend(self, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, save_kv_cache: bool = True,
-                       **others: Any) -> Tensor:  # fmt: skip
+                       **others: Any) -> Any:  # fmt: skip
         return self._attend(q, k, v, layer, forward_batch, save_kv_cache, others)
 
     def _attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
-                others: dict[str, Any]) -> Tensor:  # fmt: skip
-        """q [tokens, heads * head_dim] -> the same; new keys and values are stored first."""
+                others: dict[str, Any]) -> Any:  # fmt: skip
+        """q [tokens, heads * head_dim] -> [tokens, heads * v_head_dim]; new keys and values are stored first."""
         sinks = others.pop("sinks", None)
-        _refuse_layer(layer, others)
+        refuse_layer(layer, others)
         tables = self.forward_metadata
         assert tables is not None, "SGLang calls init_forward_metadata first"
         if save and k is not None and v is not None:
@@ -75,26 +75,25 @@ class Backend(AttentionBackend):
         page_size = 1 if apart else self.slots.page_size
         k_cache, v_cache = self._caches(layer.layer_id, page_size)
         fp8 = k_cache.dtype.itemsize == FP8_BYTES
-        window = layer.sliding_window_size
         out = paged_attention(
-            q.reshape(-1, layer.tp_q_head_num, layer.head_dim), k_cache, v_cache,
+            q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim), k_cache, v_cache,
             tables.window_table if apart else tables.page_table,  # type: ignore[arg-type]
             tables.seq_lens, tables.cu_seqlens_q,
             max_seqlen_q=tables.max_seqlen_q,
             max_seqlen_k=tables.max_seqlen_k,
             softmax_scale=layer.scaling,
-            window_size=(-1 if window is None else window, 0) if window != -1 else (-1, -1),
+            window_size=window_of(layer),
             softcap=layer.logit_cap or 0.0,
             sinks=sinks,
             k_scale=(layer.k_scale_float or 1.0) if fp8 else None,
             v_scale=(layer.v_scale_float or 1.0) if fp8 else None,
             batch_invariant=self.batch_invariant,
         )  # fmt: skip
-        return out.view(out.shape[0], -1)  # type: ignore[union-attr]
+        return out.flatten(1)  # type: ignore[union-attr]
 
     def _caches(self, layer: int, page_size: int) -> tuple[Tensor, Tensor]:
         """Keys and values [pages, page_size, kv_heads, head_dim], views of the pool's; made once."""
-        keys, values = self.token_to_kv_pool.get_kv_buffer(layer)
+        keys, values = self._pages_of(layer)
         kept = self._pages.get((layer, page_size))
         if kept is None or kept[0] != keys.data_ptr():
             if keys.ndim != 3 or getattr(self.token_to_kv_pool, "is_quantized_kv_cache", False):
@@ -107,6 +106,10 @@ class Backend(AttentionBackend):
             kept = self._pages[layer, page_size] = (keys.data_ptr(), *views)
         return kept[1:]
 
+    def _pages_of(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [slots, kv_heads, head_dim]."""
+        return self.token_to_kv_pool.get_kv_buffer(layer)
+
     def support_triton(self) -> bool:
         return True
 
@@ -117,7 +120,6 @@ def _refuse_runner(runner: Any) -> None:
 
     translator = getattr(runner, "kv_index_translator", None)
     refused = {
-        "MLA": getattr(runner, "use_mla_backend", False),
         "encoders beside decoders": getattr(runner.model_config, "is_encoder_decoder", False),
         "the unified pool, whose slots are translated": getattr(translator, "is_translating", False),
         "speculative decoding": get_spec().speculative_algorithm is not None,
@@ -127,12 +129,17 @@ def _refuse_runner(runner: Any) -> None:
         raise NotImplementedError(f"paged_attn does not know SGLang's {', '.join(asked)}")
 
 
-def _refuse_layer(layer: Any, others: dict[str, Any]) -> None:
+def window_of(layer: Any) -> tuple[int, int]:
+    """SGLang counts the keys before a query's own; -1 or None: all."""
+    before = layer.sliding_window_size
+    return (-1, -1) if before is None or before == -1 else (before, 0)
+
+
+def refuse_layer(layer: Any, others: dict[str, Any]) -> None:
     """Raises NotImplementedError naming what of a layer, or of a call, is not known."""
     asked = [name for name, value in others.items() if value is not None]
     asked += [] if layer.attn_type == AttentionType.DECODER else [f"attn_type {layer.attn_type.value}"]
     asked += ["is_cross_attention"] if layer.is_cross_attention else []
-    asked += ["v_head_dim apart from head_dim"] if layer.v_head_dim != layer.qk_head_dim else []
     asked += [] if layer.pos_encoding_mode == "NONE" else [f"pos_encoding_mode {layer.pos_encoding_mode}"]
     asked += [] if layer.logit_capping_method == "tanh" else [f"logit_capping_method {layer.logit_capping_method}"]
     asked += ["xai_temperature_len"] if layer.xai_temperature_len > 0 else []

@@ -9,6 +9,7 @@ from typing import Any
 NAME = "paged_attn"
 REGISTRY = "sglang.srt.layers.attention.attention_registry"
 ARGUMENTS = "sglang.srt.server_args"
+METHODS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 
 
 def register() -> str:
@@ -26,6 +27,9 @@ def register() -> str:
     fixed = getattr(arguments, "DETERMINISTIC_ATTENTION_BACKEND_CHOICES", None)
     if fixed is not None and NAME not in fixed:
         arguments.add_deterministic_attention_backend_choices([NAME])
+    chunked = getattr(arguments, "CHUNKED_PREFIX_CACHE_SUPPORTED_ATTENTION_BACKENDS", None)
+    if chunked is not None and NAME not in chunked:
+        arguments.add_chunked_prefix_cache_attention_backend(NAME)
     return NAME
 
 
@@ -38,9 +42,15 @@ def plugin() -> None:
 
 
 def _create(runner: Any) -> Any:
-    from .backend import Backend
+    if not getattr(runner, "use_mla_backend", False):
+        from .backend import Backend
 
-    return Backend(runner)
+        return Backend(runner)
+    from .latent import LatentBackend, method_of
+
+    methods = _attribute(_module(METHODS), "AttentionBackendRegistry")
+    methods.register(NAME, method_of)
+    return LatentBackend(runner)
 
 
 def _module(name: str) -> Any:

@@ -79,6 +79,11 @@ class Slots(NamedTuple):
         return self.window_pool.translate_loc_from_full_to_swa(batch.out_cache_loc)
 
 
+def starts_of(counts: Tensor) -> Tensor:
+    """[n + 1] int32, where each of n rows begins and the last ends."""
+    return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
+
+
 def tables_of(batch: Any, slots: Slots) -> Tables:
     """Of an eager step: decodes, or prompts and parts of prompts, with decodes among them or without."""
     mode = batch.forward_mode
@@ -92,7 +97,7 @@ def tables_of(batch: Any, slots: Slots) -> Tables:
     if not mode.is_decode():
         if not (mode.is_mixed() or mode.name == "EXTEND"):
             raise NotImplementedError(f"paged_attn does not know SGLang's {mode.name}")
-        starts = torch.nn.functional.pad(batch.extend_seq_lens.cumsum(0, dtype=torch.int32), (1, 0))
+        starts = starts_of(batch.extend_seq_lens)
         longest = max(batch.extend_seq_lens_cpu)
     return Tables(
         _page_table(batch, slots, bound),
