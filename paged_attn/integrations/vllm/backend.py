@@ -49,6 +49,10 @@ class Backend(AttentionBackend):
         return True
 
     @classmethod
+    def supports_rswa(cls) -> bool:
+        return True
+
+    @classmethod
     def supports_sink(cls) -> bool:
         return True
 

@@ -15,12 +15,11 @@ NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc"
           "slot_mapping", "causal")  # fmt: skip
 # Of a batch, what would change its attention, and what it is.
 REFUSED = {
-    "rswa_prefix_lens": "a sliding window beside a global prefix (R-SWA)",
     "dcp_local_seq_lens": "decode context parallelism",
     "encoder_seq_lens": "attention to an encoder",
 }
 # Of a batch, what this attention does not depend on.
-SERVED = ("mm_req_doc_ranges",)  # where a batch has it
+SERVED = ("mm_req_doc_ranges", "rswa_prefix_lens")  # where a batch, or a model, has it
 IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
            "encoder_seq_lens_cpu", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound", "positions",
            "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip

@@ -102,7 +102,10 @@ class Impl(AttentionImpl):
         slopes = self.alibi_slopes
         if slopes is not None and slopes.device != q.device:
             slopes = self.alibi_slopes = slopes.to(q.device)
-        m, window = attn_metadata, self.sliding_window
+        m = attn_metadata
+        window = self.sliding_window if m.window is None else m.window
+        if m.window is not None and slopes is not None:
+            raise NotImplementedError("paged_attn does not know ALiBi beside R-SWA, in which queries stand elsewhere")
         # Of a causal batch a window ends at the query: by itself, or by causality, where images show later keys.
         ahead = 0 if m.spans is None else -1
         paged_attention(
@@ -114,6 +117,8 @@ class Impl(AttentionImpl):
             causal=m.causal,
             # without causality, of all sequences or of some, vLLM's windows look as far ahead as back
             window_size=(-1, -1) if window is None else (window - 1, ahead if m.causal is True else window - 1),
+            prefix_lens=m.prefix_lens,
+            query_positions=m.query_positions,
             spans=m.spans,
             clip_spans=m.spans is not None and bool(getattr(layer, "mm_prefix_clamp_sliding_window", False)),
             softcap=self.logits_soft_cap,

@@ -18,6 +18,7 @@ from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
 from paged_attn.integrations.flash_attn.unified import spans_of
 
 from . import host
+from .rswa import prompts_of, twice
 
 UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata)
 # A bound on keys is rounded up to it, so that calls of successive steps are of few kinds: what is new is checked and
@@ -38,6 +39,11 @@ class Metadata(AttentionMetadata):
     slot_mapping: Tensor
     causal: bool | Tensor  # of all sequences, or bool [seqs]
     spans: Tensor | None = None  # [seqs, R, 2], images whose tokens see each other
+    # Of models with R-SWA (rswa.py), in place of a layer's window:
+    window: int | None = None
+    prefix_lens: Tensor | None = None  # [seqs]
+    query_positions: Tensor | None = None  # [tokens]
+    split: bool = False  # each of vLLM's sequences is two
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
@@ -49,6 +55,15 @@ class Builder(AttentionMetadataBuilder[Metadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.prompts = prompts_of(vllm_config, device)
+        if self.prompts is not None:  # copied at each step
+            self.supports_draft_decode_metadata_update = False
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        """With R-SWA what is made of sequences of several tokens lies elsewhere at each step."""
+        rswa = getattr(vllm_config.model_config, "rswa_window", None) is not None
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if rswa else cls._cudagraph_support
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
@@ -57,10 +72,15 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         c = common_attn_metadata
         host.refuse(c, UNKNOWN)
         bound = -(-c.max_seq_len // BUCKET) * BUCKET
-        return Metadata(
+        made = Metadata(
             c.num_actual_tokens, c.max_query_len, bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
             c.slot_mapping, c.causal, _spans(c),
         )  # fmt: skip
+        if self.prompts is None:
+            return made
+        if made.spans is not None or made.causal is not True:
+            raise NotImplementedError("paged_attn does not know R-SWA beside images that see each other, or not causal")
+        return self.prompts.applied(made, c.rswa_prefix_lens)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
         """Bounds that hold at each replay, and short sequences meanwhile, since a capture runs the model, too."""
@@ -74,7 +94,8 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         return made
 
     def update_block_table(self, metadata: Metadata, blk_table: Tensor, slot_mapping: Tensor) -> Metadata:
-        return dataclasses.replace(metadata, block_table=blk_table, slot_mapping=slot_mapping)
+        table = twice(blk_table) if metadata.split else blk_table
+        return dataclasses.replace(metadata, block_table=table, slot_mapping=slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: Metadata) -> None:
         """What changes from step to step lies in tensors of vLLM's."""
