@@ -42,6 +42,7 @@ def attend(
         alibi_slopes=slopes_of(given, max_seqlen_q == 1 or causal is True or window[1] == 0),
         sinks=given.get("sinks"),
         qq_bias=given.get("qq_bias"),
+        query_positions=given.get("query_positions"),
         q_scale=scale("q_descale", given.get("q_descale"), q),
         k_scale=scale("k_descale", given.get("k_descale"), k),
         v_scale=scale("v_descale", given.get("v_descale"), v),

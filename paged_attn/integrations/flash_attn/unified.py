@@ -9,6 +9,7 @@ from torch import Tensor
 
 from .call import attend, bound, int32, window_of
 from .orders import bind
+from .rswa import split
 
 
 def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Tensor:
@@ -24,7 +25,8 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         window_size: (left, _): a query sees so many keys before it, and where it is not causal as many behind it.
         mm_prefix_range: [seqs, R, 2] int32 | int64; ranges, their last number included, whose queries see each other;
             a window bounds them where mm_prefix_clamp_sliding_window is True.  Of one token or none: no range.
-        rswa_prefix_lens [seqs], rswa_window: keys that stay visible behind a window of so many keys.
+        rswa_prefix_lens [seqs], rswa_window: keys that stay visible behind a window of so many keys, in place of the
+            other window; causal, and without ranges and slopes.
         q_descale, k_descale, v_descale: as in flash_attn_varlen_func.
         output_scale: float or [1] float32, for an fp8 out.
 
@@ -37,10 +39,14 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
     for name in ("out", "cu_seqlens_q", "seqused_k", "page_table"):
         if name not in given:
             raise TypeError(f"unified_attention() needs {'block_table' if name == 'page_table' else name}")
+    table, lens, starts = given["page_table"], int32(given["seqused_k"]), int32(given["cu_seqlens_q"])
+    most, changed = bound(given.get("max_seqlen_q")), _behind(given)
+    if "prefix_lens" in changed and most != 1:
+        table, lens, starts, *behind = split(changed["prefix_lens"], table, lens, starts, len(q))
+        changed["prefix_lens"], changed["query_positions"] = behind
     out, _ = attend(
-        q, k, v, given["page_table"], int32(given["seqused_k"]), int32(given["cu_seqlens_q"]), _behind(given),
-        max_seqlen_q=bound(given.get("max_seqlen_q")), max_seqlen_k=bound(given.get("max_seqlen_k")),
-    )  # fmt: skip
+        q, k, v, table, lens, starts, changed, max_seqlen_q=most, max_seqlen_k=bound(given.get("max_seqlen_k"))
+    )
     return out
 
 
@@ -54,6 +60,12 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
         changed["prefix_lens"] = int32(given["rswa_prefix_lens"])
         left = int(given["rswa_window"]) - 1
     causal = given.get("causal", False)
+    if "prefix_lens" in changed:
+        beside = {"mm_prefix_range": given.get("mm_prefix_range"), "alibi_slopes": given.get("alibi_slopes")}
+        if asked := [name for name, value in beside.items() if value is not None]:
+            raise ValueError(f"unified_attention() of paged_attn does not take {', '.join(asked)} beside rswa_window")
+        if causal is not True:
+            raise ValueError("unified_attention() of paged_attn needs causal = True beside rswa_window")
     # Without causality, of all sequences or of some, a window looks as far ahead as back; it never hides later keys
     # of a range.
     changed["window_size"] = (left, -1 if causal is True else left)

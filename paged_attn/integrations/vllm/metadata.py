@@ -15,10 +15,11 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
 
+from paged_attn.integrations.flash_attn.rswa import twice
 from paged_attn.integrations.flash_attn.unified import spans_of
 
 from . import host
-from .rswa import prompts_of, twice
+from .rswa import prompts_of
 
 UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata)
 # A bound on keys is rounded up to it, so that calls of successive steps are of few kinds: what is new is checked and
