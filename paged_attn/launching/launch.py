@@ -14,6 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from . import backend, context, driver, scratch, trust, versions
 from .backend import INTERPRET, current, interpreting
+from .hooks import tell_plainly
 from .locks import FIRST
 from .template import STREAM, Argument, Descriptors, Placed, caller, fill, filler
 
@@ -50,6 +51,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
             return kernel[grid](*args, **options)
     with FIRST:
         context.provide()
+        tell_plainly(kernel)
         compiled = kernel.warmup(*args, grid=grid, **options)
         if any(hasattr(arg, "sizes") for arg in args):
             resize(compiled, args)

@@ -8,6 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from ..launching import backend, launch, versions
+from ..launching.hooks import tell_plainly
 
 
 class CompileOnly:
@@ -39,6 +40,7 @@ def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None
         raise RuntimeError("kernels are interpreted in this process: start it with TRITON_INTERPRET=0")
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+        tell_plainly(kernel)
         found(kernel.warmup(*args, grid=grid, **options))
 
     triton.runtime.driver.set_active(CompileOnly(target_of(device)))

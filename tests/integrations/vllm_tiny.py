@@ -18,6 +18,7 @@ os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     HF_HUB_OFFLINE="1",
     VLLM_NO_USAGE_STATS="1",
+    VLLM_USE_FLASHINFER_SAMPLER="0",
     TOKENIZERS_PARALLELISM="false",
     VLLM_PLUGINS=os.environ.get("VLLM_PLUGINS", ""),
 )
