@@ -64,6 +64,18 @@ def test_options_of_a_layer_are_those_of_paged_attention(options: dict[str, Any]
     torch.testing.assert_close(out, made.wanted(told, **same), **CLOSE)
 
 
+def test_a_bias_may_be_of_square_roots() -> None:
+    """As vLLM's Triton kernel adds it: no bias towards later keys."""
+    slopes = [0.5, 0.25, 0.1, 0.05]
+    told = dict(score_mod_args=(torch.tensor(slopes, dtype=torch.float64)[:, None, None],))
+    told["score_mod"] = lambda s, query, key, head, x: s - x * (query - key).clamp(min=0).double().sqrt()  # type: ignore[assignment]
+    impl = made.implementation(alibi_slopes=slopes, use_alibi_sqrt=True)
+    for causal in (True, False):
+        out, call = made.attend(impl, made.cache(), made.MIXED, causal=causal)
+        torch.testing.assert_close(out, made.wanted(call, causal=causal, **told), **CLOSE)
+    assert backend.Backend.supports_alibi_sqrt()
+
+
 def test_without_causality_a_window_looks_both_ways() -> None:
     out, told = made.attend(made.implementation(), made.cache(), made.PREFILL, causal=False)
     torch.testing.assert_close(out, made.wanted(told, causal=False), **CLOSE)
@@ -237,8 +249,7 @@ def test_a_group_may_take_over_what_another_has_built() -> None:
 @pytest.mark.parametrize(
     "options, word",
     [
-        ({"attn_type": AttentionType.ENCODER_ONLY}, "encoder_only"),
-        ({"use_alibi_sqrt": True}, "use_alibi_sqrt"),
+        ({"attn_type": "something else"}, "something else"),
         ({"chunk_lookback": 1}, "chunk_lookback"),
         ({"something": 3}, "something"),
     ],
@@ -265,7 +276,6 @@ def test_context_parallelism_is_refused_by_name(name: str, what: str, monkeypatc
 @pytest.mark.parametrize(
     "others, word",
     [
-        ({"encoder_seq_lens": torch.tensor([3, 3, 3])}, "encoder_seq_lens"),
         ({"dcp_local_seq_lens": torch.tensor([3, 3, 3])}, "decode context parallelism"),
     ],
 )
@@ -321,7 +331,7 @@ def test_nothing_of_this_host_is_unknown() -> None:
 
 def test_the_layer_takes_the_arguments_of_vllms_own() -> None:
     theirs, ours = (made.parameters(x.__init__) for x in (TritonAttentionImpl, made.Impl))
-    assert set(theirs) - set(ours) <= {"use_alibi_sqrt", "chunk_lookback"}
+    assert set(theirs) - set(ours) <= {"chunk_lookback"}
     positional = made.parameters(AttentionImpl.__init__)
     assert ours[: len(positional)] == positional, "vLLM passes them by position"
     for name in ("forward", "do_kv_cache_update"):
@@ -347,6 +357,8 @@ def asked(**others: Any) -> list[str]:
         {"use_non_causal": True},
         {"use_mm_prefix": True},
         {"use_batch_invariant": True},
+        {"attn_type": AttentionType.ENCODER_ONLY},
+        {"attn_type": AttentionType.ENCODER_DECODER},
         {"use_per_head_quant_scales": True, "kv_cache_dtype": "fp8"},
         {"kv_cache_dtype": "fp8_e5m2", "head_size": 80, "block_size": 544, "dtype": torch.float16},
     ],
@@ -359,7 +371,7 @@ def test_vllm_finds_no_reason_against_what_is_served(others: dict[str, Any]) -> 
     "others, word",
     [
         ({"use_mla": True}, "MLA"),
-        ({"attn_type": AttentionType.ENCODER_ONLY}, "attention type"),
+        ({"attn_type": "something else"}, "attention type"),
         ({"head_size": 640}, "head_size"),
         ({"block_size": 12}, "block_size"),
         ({"kv_cache_dtype": "nvfp4"}, "kv_cache_dtype"),

@@ -29,19 +29,19 @@ pytestmark = pytest.mark.skipif(not _has_cpu_engine(), reason="needs the wheel v
 
 
 @functools.cache
-def start(*arguments: str) -> subprocess.Popen[str]:
+def start(*arguments: str, module: str = "vllm_tiny") -> subprocess.Popen[str]:
     """The engine, in a process of its own."""
-    command = [sys.executable, "-m", "tests.integrations.vllm_tiny", *arguments]
+    command = [sys.executable, "-m", f"tests.integrations.{module}", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=dict(os.environ), stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
 
 @functools.cache
-def says(*arguments: str) -> dict[str, Any]:
+def says(*arguments: str, module: str = "vllm_tiny") -> dict[str, Any]:
     """Its line, once it has ended."""
-    out = start(*arguments).communicate(timeout=LIMIT)[0]
+    out = start(*arguments, module=module).communicate(timeout=LIMIT)[0]
     lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
-    assert len(lines) == 1, "the engine ended early: run tests.integrations.vllm_tiny with " + " ".join(arguments)
+    assert len(lines) == 1, f"the engine ended early: run tests.integrations.{module} with {' '.join(arguments)}"
     return dict(json.loads(lines[0].removeprefix("RESULT ")))
 
 
@@ -77,3 +77,16 @@ def test_drafts_change_no_token_of_llama() -> None:
         start(*arguments)
     plain, drafted = (says(*arguments) for arguments in of)
     assert drafted["tokens"] == plain["tokens"]
+
+
+@pytest.mark.long
+def test_embeddings_of_bert_are_those_of_vllms_own_attention() -> None:
+    """Layers of an encoder, which cache nothing."""
+    of = [("--attention", attention) for attention in ("default", "paged_attn")]
+    for arguments in of:
+        start(*arguments, module="vllm_embed")
+    want, got = (says(*arguments, module="vllm_embed") for arguments in of)
+    assert (want["attention"][:5], got["attention"]) == ("vllm.", "paged_attn.integrations.vllm.impl")
+    for mine, theirs in zip(got["embeddings"], want["embeddings"], strict=True):
+        assert max(map(abs, theirs)) > 0.1
+        assert mine == pytest.approx(theirs, abs=1e-5)

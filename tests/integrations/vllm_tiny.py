@@ -37,11 +37,16 @@ LATENT = dict(  # of the only sizes that vLLM's own kernel for CPUs has
     first_k_dense_replace=2, n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
     moe_intermediate_size=64, n_shared_experts=1,
 )  # fmt: skip
+CHUNKS = dict(  # of Llama 4's local layers, here the first
+    attention_chunk_size=32, no_rope_layers=[1, 0], intermediate_size_mlp=128, num_local_experts=2,
+    num_experts_per_tok=1, interleave_moe_layer_step=100,
+)  # fmt: skip
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", SIZES),
     "gemma2": ("Gemma2", SIZES | MIXED | CAPS | dict(tie_word_embeddings=True)),  # softcap, sliding and full layers
     "bloom": ("Bloom", SIZES | dict(n_layer=2, n_head=4, tie_word_embeddings=True, initializer_range=0.5)),  # ALiBi
     "deepseek": ("DeepseekV3", {k: x for k, x in SIZES.items() if k != "head_dim"} | LATENT),  # latent attention
+    "llama4": ("Llama4", SIZES | CHUNKS),  # chunked layers, a temperature by position
     "gpt_oss": ("GptOss", SIZES | MIXED | dict(num_local_experts=2, num_experts_per_tok=1)),  # sinks
 }
 START = [7, 3, 11, 5] * 10
@@ -56,7 +61,8 @@ def save(kind: str, folder: str) -> None:
 
     torch.manual_seed(0)
     name, config = KINDS[kind]
-    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**config))
+    kind_of_config = next(x for x in (f"{name}TextConfig", f"{name}Config") if hasattr(transformers, x))
+    model = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, kind_of_config)(**config))
     for layer, weight in model.named_parameters():
         if "sinks" in layer:
             torch.nn.init.normal_(weight, 1.0, 1.0)
@@ -98,7 +104,7 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
         sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False)
         outs = engine.generate(asked, sampling, use_tqdm=False)
         alone = [engine.generate([one], sampling, use_tqdm=False)[0] for one in asked] if singly else outs
-        chosen = engine.apply_model(_implementation)
+        chosen = engine.apply_model(implementation)
     import vllm
 
     tokens, single = ([list(out.outputs[0].token_ids) for out in of] for of in (outs, alone))
@@ -106,7 +112,7 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
     return versions | dict(tokens=tokens) | (dict(alone_equal=single == tokens) if singly else {})
 
 
-def _implementation(model: Any) -> str:
+def implementation(model: Any) -> str:
     """The modules of the classes that compute the model's attention, of latents those of prefills, too."""
     layers = [m for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "head_size")]
     parts = [part for m in layers for part in (m.impl, getattr(m, "prefill_backend", None)) if part is not None]

@@ -9,7 +9,7 @@ from vllm import envs
 from vllm.v1.attention.backend import AttentionBackend, MultipleOf
 
 from . import host
-from .impl import Impl
+from .impl import SERVED, Impl
 from .metadata import Builder
 
 PAGE = 8  # tokens that Hopper's kernels want of a page, or a multiple
@@ -17,7 +17,7 @@ MOST_DIMS = 512
 
 
 class Backend(AttentionBackend):
-    """Decoder attention on a GPU, by the name CUSTOM."""
+    """Attention on a GPU, of decoders, of encoders and to these, by the name CUSTOM."""
 
     accept_output_buffer: bool = True
     forward_includes_kv_cache_update: bool = False
@@ -46,6 +46,14 @@ class Backend(AttentionBackend):
 
     @classmethod
     def supports_sliding_window(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_attn_type(cls, attn_type: str) -> bool:
+        return attn_type in SERVED
+
+    @classmethod
+    def supports_alibi_sqrt(cls) -> bool:
         return True
 
     @classmethod

@@ -16,10 +16,10 @@ NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc"
 # Of a batch, what would change its attention, and what it is.
 REFUSED = {
     "dcp_local_seq_lens": "decode context parallelism",
-    "encoder_seq_lens": "attention to an encoder",
 }
 # Of a batch, what this attention does not depend on.
-SERVED = ("mm_req_doc_ranges", "rswa_prefix_lens")  # where a batch, or a model, has it
+# Where a batch, a model or a layer has it; vLLM puts encoder_seq_lens in the place of seq_lens for attention to these.
+SERVED = ("mm_req_doc_ranges", "rswa_prefix_lens", "encoder_seq_lens")
 IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
            "encoder_seq_lens_cpu", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound", "positions",
            "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip

@@ -12,14 +12,18 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from paged_attn import paged_attention, write_kv
 
+from .alibi import alibi_sqrt
 from .metadata import Metadata
 
 # What else models hand to an implementation, and the value that means nothing.
-NEUTRAL = {"use_alibi_sqrt": False, "chunk_lookback": -1}
+NEUTRAL = {"chunk_lookback": -1}
+# Of an encoder keys are the call's own, and nothing is cached; a decoder's attention to one has a cache.
+ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
+SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
 
 
 class Impl(AttentionImpl):
-    """Decoder attention; vLLM gives it the layer's weights' part, and calls it between the layer's projections."""
+    """Attention of a layer; vLLM gives it the layer's weights' part, and calls it between the layer's projections."""
 
     supports_dcp: ClassVar[bool] = False
     supports_pcp: ClassVar[bool] = False
@@ -37,11 +41,12 @@ class Impl(AttentionImpl):
         attn_type: str = AttentionType.DECODER,
         kv_sharing_target_layer_name: str | None = None,
         sinks: Tensor | None = None,
+        use_alibi_sqrt: bool = False,
         **others: Any,
     ) -> None:
-        if attn_type != AttentionType.DECODER:
+        if attn_type not in SERVED:
             raise NotImplementedError(
-                f"paged_attn serves decoders in vLLM, not attn_type {getattr(attn_type, 'value', attn_type)}"
+                f"paged_attn does not know attn_type {getattr(attn_type, 'value', attn_type)} of vLLM's layers"
             )
         for name, value in others.items():
             if value is not None and value != NEUTRAL.get(name):
@@ -57,11 +62,16 @@ class Impl(AttentionImpl):
         self.sliding_window = sliding_window
         self.logits_soft_cap = logits_soft_cap or 0.0
         self.alibi_slopes = None if alibi_slopes is None else torch.tensor(alibi_slopes, dtype=torch.float32)
+        self.use_alibi_sqrt = bool(use_alibi_sqrt) and alibi_slopes is not None
         self.sinks = sinks
         self.batch_invariant = bool(envs.VLLM_BATCH_INVARIANT)
-        self.fp8 = fp8_of(kv_cache_dtype)
+        self.encodes = attn_type in ENCODERS
+        if self.encodes and self.batch_invariant:
+            raise NotImplementedError("paged_attn does not know VLLM_BATCH_INVARIANT of encoders, which have no cache")
+        self.fp8 = None if self.encodes else fp8_of(kv_cache_dtype)
         # vLLM quantises queries to e4m3 only.
-        self.supports_quant_query_input = current_platform.is_cuda() and kv_cache_dtype in ("fp8", "fp8_e4m3")
+        quantises = kv_cache_dtype in ("fp8", "fp8_e4m3") and not self.encodes
+        self.supports_quant_query_input = current_platform.is_cuda() and quantises
         self._seen: Tensor | None = None
         self._caches: tuple[Tensor, Tensor] | None = None
 
@@ -69,6 +79,8 @@ class Impl(AttentionImpl):
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         """vLLM calls it ahead of forward, but of layers that read another one's cache."""
+        if self.encodes:
+            return
         k_cache, v_cache = self.caches(kv_cache)
         tokens = slot_mapping.shape[0]
         if key.shape[0] != tokens:  # padding has no slots
@@ -95,7 +107,11 @@ class Impl(AttentionImpl):
             return output.fill_(0)
         if output_block_scale is not None:
             raise NotImplementedError("paged_attn quantises results by one scale, not by output_block_scale")
-        k_cache, v_cache = self.caches(kv_cache)
+        own: dict[str, Any] = {}
+        if self.encodes:
+            k_cache, v_cache, own = key.unsqueeze(2), value.unsqueeze(2), {"k_new": key, "v_new": value}
+        else:
+            k_cache, v_cache = self.caches(kv_cache)
         heads, dim = self.num_heads, self.head_size
         q = query if query.ndim == 3 else query.view(-1, heads, dim)
         out = output if output.ndim == 3 else output.view(-1, heads, dim)
@@ -104,8 +120,8 @@ class Impl(AttentionImpl):
             slopes = self.alibi_slopes = slopes.to(q.device)
         m = attn_metadata
         window = self.sliding_window if m.window is None else m.window
-        if m.window is not None and slopes is not None:
-            raise NotImplementedError("paged_attn does not know ALiBi beside R-SWA, in which queries stand elsewhere")
+        if slopes is not None:
+            own |= self._slopes(slopes, m)
         # Of a causal batch a window ends at the query: by itself, or by causality, where images show later keys.
         ahead = 0 if m.spans is None else -1
         paged_attention(
@@ -122,12 +138,12 @@ class Impl(AttentionImpl):
             spans=m.spans,
             clip_spans=m.spans is not None and bool(getattr(layer, "mm_prefix_clamp_sliding_window", False)),
             softcap=self.logits_soft_cap,
-            alibi_slopes=slopes,
             sinks=self.sinks,
             q_scale=layer._q_scale if q.dtype.itemsize == 1 else None,
             out=out,
             out_scale=output_scale,
             batch_invariant=self.batch_invariant,
+            **own,
             **self._scales(layer),
         )  # fmt: skip
         return output
@@ -144,6 +160,16 @@ class Impl(AttentionImpl):
             self._seen = kv_cache
             self._caches = (cache[..., : self.head_size], cache[..., self.head_size :])
         return self._caches
+
+    def _slopes(self, slopes: Tensor, metadata: Metadata) -> dict[str, Any]:
+        """ALiBi as keywords of paged_attention."""
+        if metadata.window is not None:
+            raise NotImplementedError("paged_attn does not know ALiBi beside R-SWA, in which queries stand elsewhere")
+        if self.use_alibi_sqrt:
+            return {"score_mod": alibi_sqrt, "score_mod_args": (slopes,)}
+        if metadata.causal is not True:
+            raise NotImplementedError("paged_attn does not know ALiBi without causality: its bias rises to later keys")
+        return {"alibi_slopes": slopes}
 
     def _scales(self, layer: Any) -> dict[str, Any]:
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}

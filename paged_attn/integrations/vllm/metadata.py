@@ -72,9 +72,9 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         """A common prefix is part of each sequence's pages; there is no cascade."""
         c = common_attn_metadata
         host.refuse(c, UNKNOWN)
-        bound = -(-c.max_seq_len // BUCKET) * BUCKET
+        bound = -(-int(c.max_seq_len) // BUCKET) * BUCKET  # of chunks both bounds are numpy's
         made = Metadata(
-            c.num_actual_tokens, c.max_query_len, bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
+            c.num_actual_tokens, int(c.max_query_len), bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
             c.slot_mapping, c.causal, _spans(c),
         )  # fmt: skip
         if self.prompts is None:
