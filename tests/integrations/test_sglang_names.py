@@ -53,10 +53,12 @@ def test_runners_of_another_kind_are_refused_by_name(others: dict[str, Any], wor
 
 
 def test_speculation_and_context_parallelism_are_refused_by_name(settings: Any) -> None:
-    settings.spec.speculative_algorithm = "EAGLE"
-    with pytest.raises(NotImplementedError, match="speculative decoding"):
+    settings.spec.speculative_algorithm = "NGRAM"
+    with pytest.raises(NotImplementedError, match="speculative decoding by NGRAM"):
         Backend(runner())
     settings.spec.speculative_algorithm = None
+    with pytest.raises(NotImplementedError, match="draft models"):
+        Backend(runner(is_draft_worker=True))
     settings.parallel.attn_dcp_size = 2
     with pytest.raises(NotImplementedError, match="decode context parallelism"):
         Backend(runner())
@@ -82,10 +84,11 @@ def test_layers_of_another_kind_are_refused_by_name(options: dict[str, Any], oth
 @pytest.mark.parametrize(
     "others, word",
     [
-        ({"spec_info": object()}, "spec_info"),
+        ({"spec_info": object(), "forward_mode": ForwardMode.DECODE}, "spec_info"),
+        ({"spec_info": object(), "forward_mode": ForwardMode.TARGET_VERIFY}, "drafts of kind object"),
         ({"encoder_lens": torch.ones(3)}, "encoder_lens"),
         ({"forward_mode": ForwardMode.DLLM_EXTEND}, "DLLM_EXTEND"),
-        ({"forward_mode": ForwardMode.TARGET_VERIFY}, "TARGET_VERIFY"),
+        ({"forward_mode": ForwardMode.DRAFT_EXTEND_V2}, "DRAFT_EXTEND_V2"),
     ],
 )
 def test_batches_of_another_kind_are_refused_by_name(others: dict[str, Any], word: str) -> None:

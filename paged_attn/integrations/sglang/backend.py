@@ -11,7 +11,9 @@ from torch import Tensor
 
 from paged_attn import paged_attention
 
-from .tables import Captured, Slots, Tables, tables_of
+from .captured import Captured
+from .drafts import ALGORITHMS, mask_of, words_of
+from .tables import Slots, Tables, tables_of
 
 FP8_BYTES = 1
 
@@ -28,6 +30,8 @@ class Backend(AttentionBackend):
         self.slots = Slots(runner.req_to_token_pool.req_to_token, getattr(runner, "page_size", 1) or 1,
                            pool if translates else None)  # fmt: skip
         self.batch_invariant = _deterministic()
+        rows = self.slots.rows
+        self._mask = mask_of(len(rows), rows.device)
         self.forward_metadata: Tables | None = None
         self._captured: Captured | None = None
         self._pages: dict[tuple[int, int], tuple[int, Tensor, Tensor]] = {}
@@ -39,7 +43,7 @@ class Backend(AttentionBackend):
         self.forward_metadata = None if idle else tables_of(forward_batch, self.slots)
 
     def init_cuda_graph_state(self, max_bs: int, max_num_tokens: int) -> None:
-        self._captured = Captured(self.slots, max_bs)
+        self._captured = Captured(self.slots, max_bs, max_num_tokens)
 
     def init_forward_metadata_out_graph(self, forward_batch: Any, in_capture: bool = False) -> None:
         if self._captured is None:
@@ -48,6 +52,17 @@ class Backend(AttentionBackend):
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
         return 1  # padding reads the slot that the pool keeps for it
+
+    @property
+    def verify_mask(self) -> Any:
+        """Where SGLang writes which drafts of a tree see which."""
+        return self._mask
+
+    def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
+        """SGLang has made its tables before the drafts were there; a tree's mask is of these."""
+        of = self.forward_metadata
+        if of is not None and of.qq_mask is not None:
+            of.qq_mask.copy_(words_of(spec_info.custom_mask, len(of.seq_lens), int(spec_info.draft_token_num)))
 
     # ---- layers -------------------------------------------------------------------------------------
 
@@ -85,6 +100,8 @@ class Backend(AttentionBackend):
             window_size=window_of(layer),
             softcap=layer.logit_cap or 0.0,
             sinks=sinks,
+            qq_mask=tables.qq_mask,
+            query_positions=positions_of(layer, tables),
             k_scale=(layer.k_scale_float or 1.0) if fp8 else None,
             v_scale=(layer.v_scale_float or 1.0) if fp8 else None,
             batch_invariant=self.batch_invariant,
@@ -119,10 +136,12 @@ def _refuse_runner(runner: Any) -> None:
     from sglang.srt.runtime_context import get_parallel, get_spec
 
     translator = getattr(runner, "kv_index_translator", None)
+    algorithm = get_spec().speculative_algorithm
     refused = {
         "encoders beside decoders": getattr(runner.model_config, "is_encoder_decoder", False),
         "the unified pool, whose slots are translated": getattr(translator, "is_translating", False),
-        "speculative decoding": get_spec().speculative_algorithm is not None,
+        f"speculative decoding by {algorithm}": algorithm is not None and algorithm not in ALGORITHMS,
+        "draft models (give --speculative-draft-attention-backend another)": getattr(runner, "is_draft_worker", False),
         "decode context parallelism": get_parallel().attn_dcp_size > 1,
     }
     if asked := [what for what, wanted in refused.items() if wanted]:
@@ -133,6 +152,11 @@ def window_of(layer: Any) -> tuple[int, int]:
     """SGLang counts the keys before a query's own; -1 or None: all."""
     before = layer.sliding_window_size
     return (-1, -1) if before is None or before == -1 else (before, 0)
+
+
+def positions_of(layer: Any, tables: Tables) -> Tensor | None:
+    """Where nodes of trees stand, which a window counts by."""
+    return None if window_of(layer) == (-1, -1) else tables.query_positions
 
 
 def refuse_layer(layer: Any, others: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from paged_attn import paged_attention
 from paged_attn.integrations.flash_attn import flash_attn_varlen_func
 
-from .backend import FP8_BYTES, Backend, refuse_layer, window_of
+from .backend import FP8_BYTES, Backend, positions_of, refuse_layer, window_of
 from .tables import Tables, starts_of
 
 
@@ -82,6 +82,8 @@ class LatentBackend(Backend):
             window_size=window_of(layer),
             softcap=layer.logit_cap or 0.0,
             sinks=sinks,
+            qq_mask=tables.qq_mask,
+            query_positions=positions_of(layer, tables),
             k_scale=scale,
             v_scale=scale,
             batch_invariant=self.batch_invariant,

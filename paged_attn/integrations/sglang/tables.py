@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .drafts import drafts_of, words_of
+
 # A bound on keys is rounded up to it, so that calls of successive steps are of few kinds.
 BUCKET = 1024
 # Keys that a program of SGLang's kernel copies, about.
@@ -30,6 +32,8 @@ class Tables(NamedTuple):
     cu_seqlens_q: Tensor | None
     max_seqlen_q: int
     max_seqlen_k: int
+    qq_mask: Tensor | None = None  # of trees of drafts
+    query_positions: Tensor | None = None
 
 
 class Slots(NamedTuple):
@@ -39,18 +43,18 @@ class Slots(NamedTuple):
     page_size: int
     window_pool: Any
 
-    def bound(self, batch: Any) -> int:
-        """Of the keys of any sequence; what the host knows, else what a row can hold."""
-        longest = self.rows.shape[1] if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max())
+    def bound(self, batch: Any, drafts: int = 0) -> int:
+        """Of the keys of any sequence, drafts included; what the host knows, else what a row can hold."""
+        longest = self.rows.shape[1] if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max()) + drafts
         return min(-(-longest // BUCKET) * BUCKET, self.rows.shape[1])
 
     def pages(self, requests: Tensor, bound: int) -> Tensor:
         """[seqs, pages] of the first `bound` keys, of pages of several tokens."""
         return self.rows[:, : bound : self.page_size].index_select(0, requests) // self.page_size
 
-    def keys(self, batch: Any, bound: int) -> int:
+    def keys(self, batch: Any, bound: int, drafts: int = 0) -> int:
         """Of all sequences, a bucket for each rounded up; what the host does not know may be `bound` of each."""
-        known = None if batch.seq_lens_sum is None else int(batch.seq_lens_sum)
+        known = None if batch.seq_lens_sum is None else int(batch.seq_lens_sum) + drafts * batch.batch_size
         most, bucket = batch.batch_size * bound, batch.batch_size * BUCKET
         return most if known is None else min(most, -(-known // bucket) * bucket)
 
@@ -85,75 +89,47 @@ def starts_of(counts: Tensor) -> Tensor:
 
 
 def tables_of(batch: Any, slots: Slots) -> Tables:
-    """Of an eager step: decodes, or prompts and parts of prompts, with decodes among them or without."""
+    """Of an eager step: decodes, prompts and parts of prompts, with decodes among them or without, or drafts."""
     mode = batch.forward_mode
-    if batch.spec_info is not None:
-        raise NotImplementedError("paged_attn does not know SGLang's speculative decoding, spec_info of a batch")
     if batch.encoder_lens is not None:
         raise NotImplementedError("paged_attn does not know attention to an encoder, encoder_lens of a batch")
-    bound = slots.bound(batch)
-    requests = batch.req_pool_indices
-    starts, longest = None, 1
-    if not mode.is_decode():
-        if not (mode.is_mixed() or mode.name == "EXTEND"):
-            raise NotImplementedError(f"paged_attn does not know SGLang's {mode.name}")
+    requests, lens, starts, longest, drafts = batch.req_pool_indices, batch.seq_lens, None, 1, 0
+    mask = positions = None
+    if mode.is_target_verify():
+        drafts, seen = drafts_of(batch)
+        seqs, longest = len(lens), drafts
+        lens = lens + drafts
+        starts = torch.arange(0, (seqs + 1) * drafts, drafts, dtype=torch.int32, device=lens.device)
+        if seen is not None:
+            mask, positions = words_of(seen, seqs, drafts), batch.positions
+    elif mode.is_decode():
+        if batch.spec_info is not None:
+            raise NotImplementedError("paged_attn does not know decodes of SGLang's draft models, spec_info of a batch")
+    elif mode.is_mixed() or mode.name == "EXTEND":
         starts = starts_of(batch.extend_seq_lens)
         longest = max(batch.extend_seq_lens_cpu)
+    else:
+        raise NotImplementedError(f"paged_attn does not know SGLang's {mode.name}")
+    bound = slots.bound(batch, drafts)
     return Tables(
-        _page_table(batch, slots, bound),
+        _page_table(batch, slots, lens, bound, drafts),
         slots.window(requests, bound),
         slots.window_slots(batch),
-        batch.seq_lens,
+        lens,
         starts,
         longest,
         bound,
+        mask,
+        positions,
     )
 
 
-def _page_table(batch: Any, slots: Slots, bound: int) -> PageTable:
+def _page_table(batch: Any, slots: Slots, lens: Tensor, bound: int, drafts: int) -> PageTable:
     """Of an eager step."""
-    requests, lens = batch.req_pool_indices, batch.seq_lens
+    requests = batch.req_pool_indices
     if slots.page_size > 1:
         return slots.pages(requests, bound)
     indptr = torch.zeros(len(lens) + 1, dtype=torch.int32, device=lens.device)
-    indices = torch.empty(slots.keys(batch, bound), dtype=torch.int32, device=lens.device)
+    indices = torch.empty(slots.keys(batch, bound, drafts), dtype=torch.int32, device=lens.device)
     slots.ragged(requests, lens, bound, indptr, indices)
     return indptr, indices
-
-
-class Captured:
-    """Tables of decodes that graphs read, at addresses that stay."""
-
-    def __init__(self, slots: Slots, most: int) -> None:
-        keys, device = slots.rows.shape[1], slots.rows.device
-        wide = slots.window_pool is not None
-        self.slots = slots
-        self.pages = torch.zeros(most, -(-keys // slots.page_size), dtype=torch.int32, device=device)
-        self.starts = torch.zeros(most + 1, dtype=torch.int32, device=device)  # of rows one behind the other in pages
-        self.window = torch.zeros(most, keys, dtype=torch.int32, device=device) if wide else None
-        self.window_slots = torch.zeros(most, dtype=torch.int64, device=device) if wide else None
-        self.lens = torch.zeros(most, dtype=torch.int32, device=device)
-
-    def fill(self, batch: Any) -> Tables:
-        """Copy what the batch says; called before a graph is captured, and before each of its replays."""
-        if not batch.forward_mode.is_decode() or batch.spec_info is not None:
-            name = batch.forward_mode.name
-            raise NotImplementedError(f"paged_attn has graphs of SGLang's decodes only, not of {name}")
-        seqs, bound = batch.batch_size, self.slots.bound(batch)
-        requests = batch.req_pool_indices[:seqs]
-        lens = batch.seq_lens[:seqs]
-        self.lens[:seqs].copy_(lens)
-        table: PageTable = self.pages[:seqs]
-        if self.slots.page_size > 1:
-            found = self.slots.pages(requests, bound)
-            self.pages[:seqs, : found.shape[1]].copy_(found)
-        else:
-            table = self.starts[: seqs + 1], self.pages.flatten()
-            self.slots.ragged(requests, lens, bound, *table)
-        window = slots = None
-        if self.window is not None and self.window_slots is not None:
-            self.window[:seqs, :bound].copy_(self.slots.window(requests, bound))  # type: ignore[arg-type]
-            if (new := self.slots.window_slots(batch)) is not None:
-                self.window_slots[: len(new)].copy_(new)
-            window, slots = self.window[:seqs], self.window_slots[:seqs]
-        return Tables(table, window, slots, self.lens[:seqs], None, 1, self.slots.rows.shape[1])
