@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import schema
+from .arguments import ARGUMENTS, PLACES, Options, Tensors, schema
 from .calls.untraced import untraced
 from .checks.plain import refuse_gradient, watched
 from .lazy import at_first_call
+from .written import function, listed
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
@@ -31,34 +32,24 @@ WRITE = """(
 _library = torch.library.Library("paged_attn", "DEF")
 
 
-@untraced
-def _attention(
-    q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
-    kv_layout: Any = "NHD", max_seqlen_q: Any = None, max_seqlen_k: Any = None, page_starts: Any = None,
-    k_new: Any = None, v_new: Any = None, softmax_scale: Any = None, causal: Any = True, causal_seqs: Any = None,
-    window_size: Any = (-1, -1), prefix_lens: Any = None, spans: Any = None, clip_spans: Any = False,
-    chunk: Any = None, softcap: Any = 0.0, alibi_slopes: Any = None, sinks: Any = None,
-    qq_bias: Any = None, qq_mask: Any = None, query_positions: Any = None, q_scale: Any = None, k_scale: Any = None,
-    v_scale: Any = None,
-    gate: Any = None, out_scale: Any = None, only: Any = None, batch_invariant: Any = False, check: Any = None,
-    return_lse: bool = False,
-) -> Any:  # fmt: skip
-    """Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in its schema."""
+# The places of a call, of which no operator has a score_mod, and a graph's window is a list.
+_NAMES = {name: name for name in (*Tensors._fields, *Options._fields)}
+_NAMES |= {x.name: "None" for x in ARGUMENTS if x.schema is None and x.name != "return_lse"}
+_NAMES["window_size"] = "tuple(window_size)"
+_FIRST = (*PLACES, "out")
+_NAMED = [x for x in ARGUMENTS if x.schema is not None and x.name not in _FIRST]
+
+# Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in its schema.
+_attention: Callable[..., Any] = untraced(function(f"""\
+def _attention({listed(_FIRST)} {listed(f"{x.name}={x.default!r}" for x in _NAMED)} return_lse=False):
     result = attend(
-        q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
-        (
-            page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, qq_mask,
-            query_positions, q_scale, k_scale,
-            v_scale, gate, out_scale, None,
-        ),
-        (
-            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, tuple(window_size), clip_spans, chunk,
-            softcap, None,
-            return_lse, only, batch_invariant,
-        ),
+        {listed(_FIRST)}
+        ({listed(_NAMES[name] for name in Tensors._fields if name not in _FIRST)}),
+        ({listed(_NAMES[name] for name in Options._fields)}),
         check,
-    )  # fmt: skip
+    )
     return result[1] if return_lse else None
+""", globals()))  # fmt: skip
 
 
 @untraced

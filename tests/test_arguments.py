@@ -32,7 +32,7 @@ from paged_attn.arguments import (
     bound,
     of_kind,
 )
-from paged_attn.calls import attend
+from paged_attn.calls.form import form_of
 from paged_attn.checks import arguments as checks
 from paged_attn.cli.explain import explain
 from paged_attn.cli.prepare import prepare as prepare_command
@@ -220,7 +220,7 @@ def test_the_form_of_a_call_has_every_argument(argument: Argument) -> None:
     def form(value: Any) -> Any:
         given, options = bound(plain | given_as(argument, value))
         *tensors, out = given
-        return attend._form(*tensors[:6], out, tuple(tensors[6:]), tuple(options))
+        return form_of(*tensors[:6], out, tuple(tensors[6:]), tuple(options))
 
     if argument.kind == CHECK or argument.name in PLACES[:-1]:
         return  # is asked of every call; is a tensor of every call
@@ -246,15 +246,15 @@ def test_an_option_too_few_or_too_many_is_no_call() -> None:
     given, options = bound(dict.fromkeys(PLACES))
     *tensors, out = given
     try:
-        attend._form(*tensors[:6], out, tuple(tensors[6:]), tuple(options))
+        form_of(*tensors[:6], out, tuple(tensors[6:]), tuple(options))
     except ValueError as error:
-        pytest.fail(f"attend._form has {error} of {Options._fields} or {Tensors._fields[6:-1]}")
+        pytest.fail(f"form_of has {error} of {Options._fields} or {Tensors._fields[6:-1]}")
     for wrong in (tuple(options)[:-1], (*options, None)):
         with pytest.raises(ValueError, match="values to unpack"):
-            attend._form(*tensors[:6], out, tuple(tensors[6:]), wrong)
+            form_of(*tensors[:6], out, tuple(tensors[6:]), wrong)
     for wrong in (tuple(tensors[6:-1]), (*tensors[6:], None)):
         with pytest.raises(ValueError, match="values to unpack"):
-            attend._form(*tensors[:6], out, wrong, tuple(options))
+            form_of(*tensors[:6], out, wrong, tuple(options))
 
 
 @every

@@ -18,14 +18,16 @@ from ..records import layout
 from ..records.call import Call, scales, scales_tokens
 from ..records.posed import problem_of
 from . import checked, memo
+from .form import form_of
 from .untraced import untraced
 
 LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its inverse may be infinite
 MOST_CAPS = 2.0**96
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
-
-RAGGED = ("a ragged page table",)
 RETURN_LSE = Options._fields.index("return_lse")
+TENSORS = {*Tensors._fields}
+# Arguments that modifiers have a field of the same name for: it holds them as they are, unless it is told otherwise.
+IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields, *Options._fields)]
 
 
 @untraced
@@ -34,7 +36,7 @@ def attend(
     others: tuple[Any, ...], options: tuple[Any, ...], check: bool | None,
 ) -> Any:  # fmt: skip
     """What paged_attention returns for these Tensors, `others` those after cu_seqlens_q, and these Options."""
-    form, tensors = _form(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
+    form, tensors = form_of(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
     found, of = memo.again(form, tensors), None
     if found is None or (found[1][1] == found[1][2]) is not found[0].latent:
         of = memo.signature(form, tensors)
@@ -55,37 +57,6 @@ def attend(
     else:
         launches.again([*addresses, *[x.data_ptr() for x in made]] if made else addresses)
     return (out, lse) if options[RETURN_LSE] else out
-
-
-def _form(
-    q: Any, keys: Any, values: Any, table: Any, lens: Any, starts: Any, out: Any,
-    others: tuple[Any, ...], options: tuple[Any, ...],
-) -> tuple[Any, tuple[Any, ...]]:  # fmt: skip
-    """What decides a call but the facts of its tensors, and those that are there; every call waits for it."""
-    tensors = (q, keys, values, table, lens) if starts is None else (q, keys, values, table, lens, starts)
-    _, max_q, max_k, scale, causal, window, clip, chunk, softcap, _, lse, _, invariant = options
-    try:
-        left, right = window
-    except (TypeError, ValueError):  # a window of another form will be refused
-        return [], tensors
-    form: tuple[Any, ...] = (
-        # numbers of different types are equal, and some of those types are refused
-        options, type(max_q), type(max_k), type(scale), type(causal), type(left), type(right), type(clip), type(chunk),
-        type(softcap), type(lse), type(invariant), starts is None, out is None,
-    )  # fmt: skip
-    page_starts, a, b, c, d, e, f, g, h, mask, i, j, k, l, gate, m, more = others
-    if page_starts is not None:
-        form += RAGGED
-        tensors += (page_starts,)
-    if not (a is b is c is d is e is f is g is h is mask is i is j is k is l is gate is m is more is None):
-        others = others[1:]
-        if more is not None:
-            if not isinstance(more, (tuple, list)):  # it will be refused
-                return [], tensors
-            others = (*others[:-1], *more)
-        form += memo.form_of(others)
-        tensors += tuple([x for x in others if isinstance(x, Tensor)])
-    return form, tensors if out is None else tensors + (out,)
 
 
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.Signature | None) -> Any:
@@ -162,28 +133,24 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     slots_right = None if apart else right
     if x.causal_seqs is not None and slots_right is None:
         slots_right = FAR
-    mods = Modifiers(
+    as_given = {name: getattr(x if name in TENSORS else options, name) for name in IN_MODIFIERS}
+    changed = dict(
         left=left,
         # a causal query sees nothing to its right, however wide its window
         right=0 if options.causal else slots_right,
         softcap=cap if options.softcap > 0 else None,
-        alibi_slopes=x.alibi_slopes,
-        qq_bias=x.qq_bias,
         qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(-2),
         qq_bias_size=None if x.qq_bias is None else x.qq_bias.shape[-1],
-        sinks=x.sinks,
-        query_positions=x.query_positions,
         position_right=right if apart else None,
         chunk=chunk,
         causal=x.causal_seqs,
-        prefix_lens=x.prefix_lens,
         **_spans(x.spans, options, None if apart else right),
         score_mod_args=None if options.score_mod is None else x.score_mod_args,
         qq_bias_stride_seq=None if x.qq_bias is None or x.qq_bias.ndim < 3 else x.qq_bias.stride(0),
-        qq_mask=x.qq_mask,
         qq_mask_stride=None if x.qq_mask is None else x.qq_mask.stride(0),
         qq_words=None if x.qq_mask is None else x.qq_mask.shape[1],
     )
+    mods = Modifiers(**as_given | changed)
     return Call(
         out=layout.rows(x.out),
         lse=lse,

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn.calls import attend, memo
+from paged_attn.calls.form import form_of
 from tests.cases import E4M3, Case, bits, build
 
 Inputs = dict[str, Any]
@@ -186,7 +187,7 @@ def described(inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
     inputs["score_mod_args"] = inputs["score_mod_args"] or None
     *others, out = (inputs[name] for name in attend.Tensors._fields)
     options = (inputs[name] for name in attend.Options._fields)
-    return attend._form(*others[:6], out, tuple(others[6:]), tuple(options))
+    return form_of(*others[:6], out, tuple(others[6:]), tuple(options))
 
 
 def signature_of(inputs: Inputs) -> Any:

@@ -1,0 +1,47 @@
+"""The form of a call: what decides it but the facts of its tensors.  Every call waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor  # noqa: F401, which the text asks for
+
+from ..arguments import ARGUMENTS, OPTION, PLACES, Options, Tensors
+from ..written import function, listed
+from . import memo  # noqa: F401
+from .untraced import untraced
+
+RAGGED = ("a ragged page table",)
+GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # by their names
+# numbers of different types are equal, and some of those types are refused
+NUMBERS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.check[:1] not in ((), ("choice",), ("window",))]
+
+
+# (form, tensors) of a call by its Tensors and its Options; its text follows from the table.
+form_of: Callable[..., tuple[Any, tuple[Any, ...]]] = untraced(function(f"""\
+def form_of({listed(PLACES)} out, others, options):
+    tensors = ({listed(PLACES[:-1])}) if cu_seqlens_q is None else ({listed(PLACES)})
+    ({listed(Options._fields)}) = options
+    try:
+        left, right = window_size
+    except (TypeError, ValueError):  # a window of another form will be refused
+        return [], tensors
+    form = (
+        options, type(left), type(right), {listed(f"type({name})" for name in NUMBERS)}
+        cu_seqlens_q is None, out is None,
+    )
+    ({listed(GIVEN)}) = others
+    if page_starts is not None:
+        form += RAGGED
+        tensors += (page_starts,)
+    if not ({" is ".join(GIVEN[1:])} is None):
+        others = others[1:]
+        if score_mod_args is not None:
+            if not isinstance(score_mod_args, (tuple, list)):  # it will be refused
+                return [], tensors
+            others = (*others[:-1], *score_mod_args)
+        form += memo.form_of(others)
+        tensors += tuple([x for x in others if isinstance(x, Tensor)])
+    return form, tensors if out is None else tensors + (out,)
+""", globals()))  # fmt: skip
