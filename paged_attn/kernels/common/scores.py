@@ -58,6 +58,13 @@ def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
 
 
 @triton.jit
+def hides_between(mods, S: tl.constexpr):
+    """Whether keys between a row's bounds may be hidden, by `modify` or `cut_own`: a tile within may show it nothing."""
+    OF_PAIRS: tl.constexpr = mods.qq_bias is not None or mods.qq_mask is not None or S.SCORE_MOD is not None
+    return OF_PAIRS or mods.query_positions is not None
+
+
+@triton.jit
 def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
     """Minus infinity where a query's bits hide keys of the call: a word of each row for 32 of these."""
     if mods.qq_mask is not None:

@@ -11,7 +11,7 @@ from ..common.page_tables import pages_of
 from ..common.query_blocks import block_of, find_block
 from ..common.records import Batch, KeyValues, Query, Source, State
 from ..common.schedule import find_share, first_tile, pieces_of, place_on_line, room_of, share_of, unflatten, work
-from ..common.scores import cut_own, mask, modify, scale_by_token
+from ..common.scores import cut_own, hides_between, mask, modify, scale_by_token
 from ..common.softmax import merge, start, update
 from .cache import lives, load_box, load_ids, load_kv, locate
 from .latent import load_latent, load_queries
@@ -57,8 +57,7 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
             scores = mask(scores, rows, key, tile, source.end, mods)
     scores = cut_own(scores, rows, key, tile, mods, S)
     # all keys of a full tile count for every row, unless one of these hides some
-    OF_PAIRS: tl.constexpr = mods.qq_bias is not None or mods.qq_mask is not None or S.SCORE_MOD is not None
-    HIDES: tl.constexpr = OF_PAIRS or mods.query_positions is not None
+    HIDES: tl.constexpr = hides_between(mods, S)
     return update(state, scores, unit, v, S, FULL and not HIDES)
 
 

@@ -2,7 +2,7 @@
 
 from ...common.key_tiles import end_in, gap_before
 from ...common.numerics import LOG2E, scale_of
-from ...common.scores import add_qq_bias, call_score_mod, cut_own, load_slopes, move_own, softcap
+from ...common.scores import add_qq_bias, call_score_mod, cut_own, hides_between, load_slopes, move_own, softcap
 from ...common.softmax import base_of
 from ..args import slots_of_tile
 from ..asm.numbers import logistic, tanh
@@ -199,13 +199,8 @@ def judge(
     """
     # Biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less.
     # A sink may be the first maximum, and so far below all scores that their differences to it lose their bits.
-    PLAIN: gl.constexpr = (
-        mods.qq_bias is None
-        and mods.qq_mask is None
-        and mods.query_positions is None
-        and mods.sinks is None
-        and S.SCORE_MOD is None
-    )
+    HIDES: gl.constexpr = hides_between(mods, S)
+    PLAIN: gl.constexpr = not HIDES and mods.sinks is None
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
     unit, shift, cap_factor = scale * LOG2E, None, None
     if AT_ONCE and P.TERMS > 0:
