@@ -59,7 +59,7 @@ def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def hides_between(mods, S: tl.constexpr):
-    """Whether keys between a row's bounds may be hidden, by `modify` or `cut_own`: a tile within may show it nothing."""
+    """Whether `modify` or `cut_own` may hide keys between a row's bounds: a tile between these may show it nothing."""
     OF_PAIRS: tl.constexpr = mods.qq_bias is not None or mods.qq_mask is not None or S.SCORE_MOD is not None
     return OF_PAIRS or mods.query_positions is not None
 
