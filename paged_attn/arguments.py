@@ -38,6 +38,8 @@ class Argument(NamedTuple):
     plan: tuple[str, ...]  # fields of Problem that it may change
     model: tuple[str, ...] | str  # fields of Model, keywords of prepare(), that tell it of all calls; or why none does
     asked: tuple[str, ...]  # keywords of explain's question_of, options of the command, that tell it
+    others: tuple[Any, ...] = ()  # of an option: values beside its default, which tests try at every place
+    help: str = ""  # of its option of the command; "": that has words, or a form, of its own in cli/options.py
 
 
 CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "boxable", "rows_per_page", "adjacent")
@@ -66,9 +68,15 @@ ARGUMENTS = (
     Argument(
         "kv_layout", OPTION, "NHD", "str", ("choice", ("NHD", "HND")),
         ("page_size", "kv_heads", "pairable", "rows_per_page", "adjacent", "max_seqlen_k"), ("kv_layout",), ("layout",),
+        others=("HND",),
     ),
-    Argument("max_seqlen_q", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_q",), LENGTHS, ("max_queries",)),
-    Argument("max_seqlen_k", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_k",), LENGTHS, ("max_keys",)),
+    Argument(
+        "max_seqlen_q", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_q",), LENGTHS, ("max_queries",),
+        others=(1,),
+    ),
+    Argument(
+        "max_seqlen_k", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_k",), LENGTHS, ("max_keys",), others=(7,)
+    ),
     Argument("page_starts", PART, None, "Tensor?", (), ("max_seqlen_k",), ("page_indices",), ()),
     Argument(
         "k_new", TENSOR, None, "Tensor?", (), ("new", "new_box", "compute", "pairable", "max_seqlen_k"),
@@ -76,19 +84,31 @@ ARGUMENTS = (
     ),
     Argument("v_new", TENSOR, None, "Tensor?", (), ("new_box", "latent"), ("new", "latent"), ("new", "latent")),
     Argument(
-        "softmax_scale", OPTION, None, "float?", ("number", "a finite number or None"), ("positive",), ALWAYS_SO, ()
+        "softmax_scale", OPTION, None, "float?", ("number", "a finite number or None"), ("positive",), ALWAYS_SO, (),
+        others=(-0.5, 0.0, 0.5),
     ),
-    Argument("causal", OPTION, True, "bool", ("boolean", "True, False or a bool tensor"), (), ("causal",), ("causal",)),
+    Argument(
+        "causal", OPTION, True, "bool", ("boolean", "True, False or a bool tensor"), (), ("causal",), ("causal",),
+        others=(False,),
+    ),
     Argument("causal_seqs", PART, None, "Tensor?", (), (), ("causal_seqs",), ("causal_seqs",)),
     Argument(
-        "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",)
+        "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",),
+        others=((5, -1), (-1, 5)),
     ),
     Argument("prefix_lens", TENSOR, None, "Tensor?", (), ("prefix",), ("prefix_lens",), ("prefix_lens",)),
     Argument("spans", TENSOR, None, "Tensor?", (), ("spans",), ("spans",), ("spans",)),
-    Argument("clip_spans", OPTION, False, "bool", ("boolean",), (), ("clip_spans",), ("clip_spans",)),
-    Argument("chunk", OPTION, None, "int?", ("integer", 1), ("window_left",), ("chunk",), ("chunk",)),
     Argument(
-        "softcap", OPTION, 0.0, "float", ("number", "a finite number >= 0", 0), ("softcap",), ("softcap",), ("softcap",)
+        "clip_spans", OPTION, False, "bool", ("boolean",), (), ("clip_spans",), ("clip_spans",),
+        others=(True,), help="The window and the chunk bound spans, too.",
+    ),
+    Argument(
+        "chunk", OPTION, None, "int?", ("integer", 1), ("window_left",), ("chunk",), ("chunk",),
+        others=(100, 5), help="Chunked attention: positions of a chunk.",
+    ),
+    Argument(
+        "softcap", OPTION, 0.0, "float", ("number", "a finite number >= 0", 0), ("softcap",), ("softcap",),
+        ("softcap",), others=(3.0,), help="Scores become N tanh(score / N); 0: off.",
     ),
     Argument("alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",)),
     Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",)),
@@ -105,15 +125,20 @@ ARGUMENTS = (
     Argument("gate", TENSOR, None, "Tensor?", (), (), ("gate",), ("gate",)),
     Argument("out", RESULT, None, "Tensor(a!)", (), (), ("out_dtype",), ()),
     Argument("out_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
-    Argument("return_lse", OPTION, False, None, ("boolean",), ("lse",), ("return_lse",), ("lse",)),
-    Argument("only", OPTION, None, "str?", ("choice", ("decode", "prefill")), ("only",), ALWAYS_SO, ()),
+    Argument("return_lse", OPTION, False, None, ("boolean",), ("lse",), ("return_lse",), ("lse",), others=(True,)),
     Argument(
-        "batch_invariant", OPTION, False, "bool", ("boolean",), ("batch_invariant",), ALWAYS_SO, ("batch_invariant",)
+        "only", OPTION, None, "str?", ("choice", ("decode", "prefill")), ("only",), ALWAYS_SO, (), others=("decode",)
+    ),
+    Argument(
+        "batch_invariant", OPTION, False, "bool", ("boolean",), ("batch_invariant",), ALWAYS_SO, ("batch_invariant",),
+        others=(True,),
     ),
     Argument("check", CHECK, None, "bool?", (), (), NOTHING, ()),
 )  # fmt: skip
 
 BY_NAME = {x.name: x for x in ARGUMENTS}
+# Options that a model has under their own names; but for a few that it has in other words.
+OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
 WITHIN = {"page_starts": "page_table", "causal_seqs": "causal"}  # the arguments that callers give each PART in
 PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # what callers may give without its name
 

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paged_attn.arguments import ARGUMENTS, OPTION
+
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BAD_PAGE = 2**31 - 1
 
@@ -166,6 +168,10 @@ class Case:
         return self.out_dtype or (torch.bfloat16 if is_fp8(self.dtype) else self.dtype)
 
 
+# Options of a call that a case has as they are.
+OPTIONS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.name != "score_mod" and hasattr(Case, x.name)]
+
+
 def is_fp8(dtype: torch.dtype) -> bool:
     return dtype.itemsize == 1
 
@@ -197,20 +203,18 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["k_new"], inputs["v_new"] = _new(case, rng)
 
     inputs["kv_layout"] = "HND" if case.layout == "HND" else "NHD"
-    inputs.update(causal=case.causal, window_size=case.window_size, chunk=case.chunk)
+    inputs.update({name: getattr(case, name) for name in OPTIONS})
     if case.causal_by_seq:
         every_other = [case.causal == (seq % 2 == 0) for seq in range(len(case.query_lens))]
         inputs["causal"] = torch.tensor(every_other, dtype=torch.bool, device=device)
     if case.spans:
         inputs["spans"] = torch.tensor(spans_of(case), dtype=case.integers, device=device)
-        inputs["clip_spans"] = case.clip_spans
     if case.prefix:
         inputs["prefix_lens"] = torch.tensor(case.prefix_lens, dtype=case.integers, device=device)
-    inputs.update(softcap=case.softcap, return_lse=case.lse)
+    inputs["return_lse"] = case.lse
     for name, scale in scales.items():
         of_all = name == "out_scale" or not isinstance(scale, Tensor)
         inputs[name] = scale if of_all else SCALES[case.scales](scale, len(case.seq_lens))
-    inputs.update(only=case.only, batch_invariant=case.batch_invariant, softmax_scale=case.softmax_scale)
     if case.bounds:
         longest = max(case.query_lens, default=0), max(0, *case.seq_lens)
         inputs.update(max_seqlen_q=longest[0] + case.slack, max_seqlen_k=longest[1] + case.slack)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from paged_attn.arguments import ARGUMENTS, OPTION
 from tests.cases import E4M3, E5M2, Case, is_fp8
 from tests.random_batches import random_decodes, random_lengths
 
@@ -84,6 +85,13 @@ OPTIONS: dict[str, Draw] = {
     "qq_mask": one_of(0, 0, 0, 0, 0, 1, 2),
     "token_scales": maybe(0.1),
     "table": one_of("", "", "", "", "ragged", "gaps", "views"),
+}
+ELSEWHERE = {"score_mod", "softmax_scale", "only"}  # of anything alone
+# Options that are drawn in no other way: mostly as they are by default.
+OPTIONS |= {
+    x.name: one_of(*[x.default] * 9, *x.others)
+    for x in ARGUMENTS
+    if x.kind == OPTION and hasattr(Case, x.name) and x.name not in {*SIZES, *OPTIONS, *ELSEWHERE}
 }
 # Anything that is legal.
 ANYTHING: dict[str, Draw] = {

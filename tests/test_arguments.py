@@ -19,6 +19,7 @@ from paged_attn.arguments import (
     ARGUMENTS,
     BY_NAME,
     CHECK,
+    OF_MODELS,
     OPTION,
     PART,
     PLACES,
@@ -263,9 +264,27 @@ def test_an_option_outside_its_limits_is_refused_by_its_name(argument: Argument)
     if argument.kind != OPTION or argument.name == "score_mod":  # which is refused together with its arguments
         assert not argument.check
         return
-    with pytest.raises((TypeError, ValueError), match=rf"^{argument.name}\b"):
+    with pytest.raises(TypeError, match=rf"^{argument.name}\b"):
         checks.check_options(**{argument.name: object()})
     checks.check_options(**{argument.name: argument.default})
+
+
+# Of each rule a value that breaks it, and what is said of that.
+WRONG: dict[str, Callable[..., tuple[Any, str]]] = {
+    "boolean": lambda words="True or False": (1, f"{words}, got int"),
+    "choice": lambda words: ("", f"{' or '.join(map(repr, words))}, got ''"),
+    "integer": lambda least: (least - 1, f"None or an int >= {least} and < 2^31, got {least - 1}"),
+    "number": lambda words, least=0: ("3", f"{words}, got str"),
+    "window": lambda: (4, "(left, right), two ints >= -1, got int"),
+}
+
+
+@every
+def test_an_option_outside_its_limits_is_refused_word_for_word(argument: Argument) -> None:
+    for rule, *limits in [argument.check] if argument.check else []:
+        value, wanted = WRONG[rule](*limits)
+        with pytest.raises((TypeError, ValueError), match=f"^{re.escape(f'{argument.name} must be {wanted}')}$"):
+            checks.check_options(**{argument.name: value})
 
 
 # ---- plans -------------------------------------------------------------------------------------------------------
@@ -281,7 +300,8 @@ CALL: dict[str, Any] = dict(
     k_new=half(4, 2, 64), v_new=half(4, 2, 64), score_mod=relative, score_mod_args=(half(4), 3),
 )  # fmt: skip
 KEYS: torch.Tensor = CALL["k_cache"]
-OTHER: dict[str, tuple[Any, ...]] = {
+# Values beside those that CALL has, and the defaults; of options those of the table.
+OTHER: dict[str, tuple[Any, ...]] = {x.name: x.others for x in ARGUMENTS if x.others} | {
     "q": (half(5, 8, 64), half(4, 4, 32), half(4, 4, 128)[..., :64], CALL["q"].float(), half(4, 4, 65)[..., 1:]),
     "k_cache": (half(6, 16, 1, 64), half(6, 8, 2, 65)[..., 1:], CALL["v_cache"].to(torch.float8_e4m3fn)),
     "v_cache": (half(6, 8, 2, 65)[..., 1:], half(6, 8, 2, 128)[..., :64], half(6, 8, 2, 32), KEYS[..., :32]),
@@ -289,20 +309,11 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "page_starts": (torch.zeros(5, dtype=torch.int32),),
     "seq_lens": (torch.zeros(3, dtype=torch.int32),),
     "cu_seqlens_q": (torch.zeros(5, dtype=torch.int32),),
-    "kv_layout": ("HND",),
-    "max_seqlen_q": (1,),
-    "max_seqlen_k": (7,),
     "k_new": (None, half(4, 2, 65)[..., 1:]),
     "v_new": (half(4, 2, 65)[..., 1:],),
-    "softmax_scale": (-0.5, 0.0, 0.5),
-    "causal": (False,),
     "causal_seqs": (torch.ones(4, dtype=torch.bool),),
-    "window_size": ((5, -1), (-1, 5)),
     "prefix_lens": (torch.ones(4, dtype=torch.int32),),
     "spans": (torch.zeros(4, 3, 2, dtype=torch.int32),),
-    "clip_spans": (True,),
-    "chunk": (5,),
-    "softcap": (3.0,),
     "alibi_slopes": (torch.zeros(4),),
     "sinks": (torch.zeros(4),),
     "qq_bias": (half(4, 4),),
@@ -316,9 +327,6 @@ OTHER: dict[str, tuple[Any, ...]] = {
     "gate": (half(4, 4, 64),),
     "out": (half(4, 4, 64),),
     "out_scale": (2.0,),
-    "return_lse": (True,),
-    "only": ("decode",),
-    "batch_invariant": (True,),
     "check": (True,),
 }
 
@@ -329,7 +337,7 @@ def told(**changes: Any) -> Problem:
 
 @every
 def test_the_planner_is_told_of_an_argument_what_the_table_says(argument: Argument) -> None:
-    assert argument.name in OTHER, f"tests/test_arguments.py has no other value of {argument.name}"
+    assert argument.name in OTHER, f"paged_attn/arguments.py, or this file, has no other value of {argument.name}"
     before, changed = told(), set()
     for value in OTHER[argument.name]:
         after = told(**given_as(argument, value))
@@ -374,12 +382,12 @@ PLAIN = dict(
     out_dtype=torch.float16, kv_layout="NHD", new=False, causal=True, window_size=(-1, -1), softcap=0.0, alibi=False,
     sinks=None, gate=None, qq_bias=0, query_positions=False, scales="number", return_lse=False,
 )  # fmt: skip
-UNLIKE: dict[str, Any] = dict(
+UNLIKE: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
-    out_dtype=torch.float32, kv_layout="HND", new=True, causal=False, window_size=(5, -1), softcap=3.0, chunk=7,
-    causal_seqs=True, prefix_lens=True, spans=3, clip_spans=True, alibi=True, sinks=torch.float32, qq_bias=4,
+    out_dtype=torch.float32, kv_layout="HND", new=True,
+    causal_seqs=True, prefix_lens=True, spans=3, alibi=True, sinks=torch.float32, qq_bias=4,
     query_positions=True, qq_mask=2, scales="per_head",
-    return_lse=True, gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
+    gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
     score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True,
 )  # fmt: skip
 
@@ -430,9 +438,8 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
     lacks("paged-attn prepare", options - other, {*wanted, "score_mod_args"})
 
 
-VALUES: dict[str, Any] = dict(
-    causal=False, window=(5, -1), chunk=7, causal_seqs=True, prefix_lens=True, spans=3, clip_spans=True, softcap=3.0,
-    alibi=True, sinks=True, qq_bias=4, qq_mask=2,
+VALUES: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
+    window=(5, -1), causal_seqs=True, prefix_lens=True, spans=3, alibi=True, sinks=True, qq_bias=4, qq_mask=2,
     query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
     heads=16, kv_heads=4, head_dim=64, page_size=32, value_dim=48, latent=True, dtype=torch.float16,
     kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,

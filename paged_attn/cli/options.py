@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from paged_attn.arguments import OF_MODELS, Argument
 from paged_attn.launching import gpus
 
 if TYPE_CHECKING:
@@ -54,8 +55,18 @@ def device(help: str) -> Decorated:
     return click.option("--device", type=DeviceName(), metavar="NAME", help=f"{help}  h200, b200, sm90, sm90:132 ...")
 
 
+def option_of(argument: Argument) -> Decorated:
+    """The option of a row of the table of arguments, of the kind that its check says."""
+    rule, *limits = argument.check
+    name = f"--{argument.name.replace('_', '-')}"
+    if rule == "boolean":
+        return click.option(name, is_flag=True, default=argument.default, help=argument.help)
+    kind = click.IntRange(limits[0]) if rule == "integer" else click.FloatRange(limits[1])
+    return click.option(name, type=kind, default=argument.default, help=argument.help)
+
+
 # How every call of a model is: a line for each, of all verbs that ask for a model.
-MODEL = (
+MODEL: tuple[Decorated, ...] = (
     click.option("--heads", type=positive, default=32, show_default=True, help="Query heads."),
     click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads."),
     click.option("--head-dim", type=click.IntRange(1, 576), default=128, show_default=True),
@@ -76,9 +87,7 @@ MODEL = (
     click.option("--causal-seqs", is_flag=True, help="causal is a tensor; here all are as --causal says."),
     click.option("--prefix-lens", is_flag=True, help="prefix_lens are given; what is counted takes them for 0."),
     click.option("--spans", type=click.IntRange(0), default=0, help="R of [seqs, R, 2] spans; not counted."),
-    click.option("--clip-spans", is_flag=True, help="clip_spans."),
-    click.option("--chunk", type=positive, help="Chunked attention: positions of a chunk."),
-    click.option("--softcap", type=click.FloatRange(0), default=0.0),
+    *(option_of(x) for x in OF_MODELS if x.help),
     click.option("--alibi", is_flag=True, help="alibi_slopes are given."),
     click.option("--qq-bias", type=click.IntRange(0), default=0, help="n of an [n, n] query-query bias."),
     click.option("--qq-mask", type=click.IntRange(0, 32), default=0, help="Words of 32 own keys of a qq_mask."),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import namedtuple
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..arguments import ARGUMENTS, OPTION, bound
+from ..arguments import OF_MODELS, bound
 from ..launching.backend import Device
 from ..planning import plan
 from ..planning.dialects import dialect
@@ -18,8 +19,8 @@ from ..records.problem import Problem
 from .named import Named
 
 
-class Model(NamedTuple):
-    """What the calls of a model have in common; the fields are those of prepare()."""
+class _Written(NamedTuple):
+    """The fields of a model that something here asks for."""
 
     heads: int
     kv_heads: int
@@ -51,7 +52,6 @@ class Model(NamedTuple):
     latent: bool = False  # values are the first dims of keys
     prefix_lens: bool = False
     spans: int = 0
-    clip_spans: bool = False
 
     @property
     def value_width(self) -> int:
@@ -59,9 +59,20 @@ class Model(NamedTuple):
         return self.value_dim or self.head_dim
 
 
-# Options that a model has under their own names.
-AS_THEY_ARE = [x.name for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,)]
-AS_THEY_ARE = [name for name in AS_THEY_ARE if name not in ("kv_layout", "score_mod")]  # which it has in other words
+# Other options of a call that a model has: they are passed on, and nothing else.
+PASSED = {x.name: x.default for x in OF_MODELS if x.name not in _Written._fields}
+if TYPE_CHECKING:
+    Model = _Written
+else:
+    _Fields = namedtuple(
+        "_Fields", [*_Written._fields, *PASSED], defaults=[*_Written._field_defaults.values(), *PASSED.values()]
+    )
+
+    class Model(_Fields):
+        """What the calls of a model have in common; the fields are those of prepare()."""
+
+        __slots__ = ()
+        value_width = _Written.value_width
 
 
 class Lengths(NamedTuple):
@@ -142,7 +153,7 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         max_seqlen_q=batch.max_seqlen_q,
         max_seqlen_k=batch.max_seqlen_k,
         kv_layout="NHD" if model.kv_layout == "x" else model.kv_layout,
-        **{name: getattr(model, name) for name in AS_THEY_ARE},
+        **{x.name: getattr(model, x.name) for x in OF_MODELS},
         out=torch.empty(batch.tokens, model.heads, model.value_width, dtype=model.out_dtype),
         check=False,
     )

@@ -108,9 +108,8 @@ TENSORS = ("q", "k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", 
 TENSORS += ("query_positions",)
 NUMBERS: tuple[Any, ...] = (None, True, False, 0, 1, 1.0, 2, 20, 33, 0.0, 0.5, -1.0, "NHD", "HND", (-1, -1), (1, 0))
 NUMBERS += ((True, 0), (1.0, 0), [1, 0], (1, 0, 0), float("nan"), "decode", "prefill")
-OPTIONS = ("kv_layout", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal", "window_size", "softcap", "chunk")
-OPTIONS += ("clip_spans",)
-OPTIONS += ("return_lse", "only", "check", "k_scale", "v_scale", "q_scale", "out_scale", "qq_bias", "k_new")
+OPTIONS = tuple(name for name in attend.Options._fields if name not in ("score_mod", "batch_invariant"))
+OPTIONS += ("check", "k_scale", "v_scale", "q_scale", "out_scale", "qq_bias", "k_new")
 TENSOR_CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "none": lambda x: None,
     "list": lambda x: x.tolist() if x.dtype != E4M3 else [],

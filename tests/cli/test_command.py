@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner
 
 import paged_attn
+from paged_attn.arguments import OF_MODELS
 from paged_attn.cli import main, prepare
 from paged_attn.launching.backend import Device
 from paged_attn.preparation import prepare as preparation
@@ -107,12 +108,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words = "--heads 64 --kv-heads 4 --head-dim 64 --value-dim 48 --latent --page-size 32 --dtype bf16 --kv-dtype e4m3 "
     words += "--layout x-packed "
-    words += "--token-scales --chunk 9 --causal-seqs --prefix-lens --spans 3 --clip-spans "
-    words += "--window 127 -1 --not-causal --softcap 3 --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
+    words += "--token-scales --causal-seqs --prefix-lens --spans 3 "
+    words += "--window 127 -1 --not-causal --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
     words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
     words += "--gate float32 --qq-mask 2 "
     words += "--lse --scales tensor --integers int64 --page-indices int32 --max-seqs 8 --max-tokens 64 "
-    words += "--max-seqlen 512 --processes 2"
+    words += "--max-seqlen 512 --processes 2 "
+    from_rows = {x.name: x.others[0] for x in OF_MODELS if x.help}
+    for name, value in from_rows.items():
+        words += f"--{name.replace('_', '-')} " + ("" if value is True else f"{value} ")
     result = CliRunner().invoke(main, ["prepare", *words.split(), "--device", "b200", "--json"])
     assert result.exit_code == 0, result.output
     tensor, number = asked[0].pop("score_mod_args")
@@ -121,8 +125,8 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
         dict(
             heads=64, kv_heads=4, head_dim=64, value_dim=48, latent=True, page_size=32, dtype=torch.bfloat16,
             cache_dtype=torch.float8_e4m3fn,
-            out_dtype=torch.bfloat16, kv_layout="x", new=True, chunk=9, causal_seqs=True, prefix_lens=True, spans=3,
-            clip_spans=True, token_scales=True, causal=False, window_size=(127, -1), softcap=3.0,
+            out_dtype=torch.bfloat16, kv_layout="x", new=True, causal_seqs=True, prefix_lens=True, spans=3,
+            token_scales=True, causal=False, window_size=(127, -1), **from_rows,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
             score_mod=score_mods.alibi, gate=torch.float32, qq_mask=2,
             page_indices=torch.int32, return_lse=True, max_seqs=8, max_tokens=64, max_seqlen=512,

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks import traces
 from benchmarks.suites import SUITES
+from paged_attn.arguments import OF_MODELS
 from paged_attn.launching.backend import Device
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from paged_attn.preparation.named import named
@@ -18,12 +19,13 @@ from tests.cases import Case
 from tests.score_mods import MODS
 
 H200 = Device("sm90", 132)
+# Options that a case and a model have under one name.
+ALIKE = [x.name for x in OF_MODELS if hasattr(Case, x.name)]
 # Fields of a case that a problem is made of, or that no plan depends on.
 TOLD = {
-    "name", "query_lens", "seq_lens", "heads", "kv_heads", "head_dim", "value_dim", "page_size", "dtype",
-    "cache_dtype", "out_dtype", "layout", "latent", "new", "causal", "causal_by_seq", "window_size", "prefix",
-    "spans", "clip_spans", "chunk", "softmax_scale", "softcap", "alibi", "sinks", "qq_bias", "bias_of_seqs", "qq_mask",
-    "tree", "positions", "score_mod", "gate", "scales", "token_scales",
+    *ALIKE, "name", "query_lens", "seq_lens", "heads", "kv_heads", "head_dim", "value_dim", "page_size", "dtype",
+    "cache_dtype", "out_dtype", "layout", "latent", "new", "causal_by_seq", "prefix", "spans", "softmax_scale", "alibi",
+    "sinks", "qq_bias", "bias_of_seqs", "qq_mask", "tree", "positions", "score_mod", "gate", "scales", "token_scales",
     "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run",
 }  # fmt: skip
 
@@ -42,9 +44,7 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         out_dtype=case.dtype_of_out,
         kv_layout=case.layout,
         new=case.new,
-        causal=case.causal,
-        window_size=case.window_size,
-        softcap=case.softcap,
+        **{name: getattr(case, name) for name in ALIKE},
         alibi=case.alibi,
         sinks=case.dtype if case.sinks and case.dtype.itemsize > 1 else torch.float32 if case.sinks else None,
         qq_bias=case.qq_bias,
@@ -55,11 +55,9 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         score_mod=mod and named(mod.triton, mod.args(case.heads, "cpu")),
         value_dim=case.value_dim,
         latent=case.latent,
-        chunk=case.chunk,
         causal_seqs=case.causal_by_seq,
         prefix_lens=case.prefix > 0,
         spans=case.spans,
-        clip_spans=case.clip_spans,
         gate=case.dtype if case.gate else None,
         token_scales=case.token_scales,
     )
