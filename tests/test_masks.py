@@ -22,6 +22,7 @@ from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
 from tests.explain.test_explain import ask
+from tests.masks import BY_HAND, MASKS
 from tests.test_batch_invariance import chunked, in_order  # noqa: F401, a fixture
 from tests.test_reference import attend, random_qkv
 
@@ -31,34 +32,6 @@ Cut = Callable[..., None]
 # Blocks of several tiles and pieces; queries that begin and end beside borders of tiles of 32 and of chunks; decodes,
 # nobody, and queries before key 0.
 LENGTHS = {"query_lens": (37, 1, 0, 9, 64, 1, 3), "seq_lens": (87, 67, 9, 66, 64, 1, 2)}
-
-MASKS: dict[str, dict[str, Any]] = {
-    "chunk of a tile": dict(chunk=32),
-    "chunk across tiles": dict(chunk=43),
-    "chunk within a tile": dict(chunk=5),
-    "chunk of one": dict(chunk=1),
-    "chunk longer than all": dict(chunk=1000),
-    "chunk, not causal": dict(chunk=43, causal=False),
-    "chunk, window": dict(chunk=43, window_size=(20, -1)),
-    "causal or not": dict(causal_by_seq=True),
-    "not causal or causal, chunk": dict(causal_by_seq=True, causal=False, chunk=43),
-    "causal or not, window": dict(causal_by_seq=True, window_size=(20, 6)),
-    "spans": dict(spans=3),
-    "spans beyond a window": dict(spans=2, window_size=(9, -1)),
-    "spans in a window": dict(spans=2, window_size=(9, 12), clip_spans=True),
-    "spans in chunks": dict(spans=3, chunk=20, clip_spans=True),
-    "spans beyond chunks": dict(spans=3, chunk=20),
-    "spans, prefix, window": dict(spans=2, prefix=11, window_size=(9, -1)),
-    "spans, not causal, window": dict(spans=2, window_size=(9, 3), causal=False),
-    "spans, causal or not": dict(spans=2, causal_by_seq=True, window_size=(9, 3)),
-    "prefix": dict(prefix=20),
-    "prefix, window": dict(prefix=11, window_size=(9, -1)),
-    "prefix, window of one": dict(prefix=3, window_size=(0, -1)),
-    "prefix, chunk": dict(prefix=11, chunk=20),
-    "prefix, window both ways": dict(prefix=11, window_size=(9, 3), causal=False),
-    "prefix, to the right": dict(prefix=20, window_size=(-1, 3), causal=False),
-    "chunk, window both ways": dict(chunk=43, window_size=(20, 6), causal=False),
-}
 
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -274,12 +247,9 @@ def means(queries: int, keys: int, **options: Any) -> list[float]:
     return (out[:, 0, 0] * lse[:, 0].exp()).round().tolist()
 
 
-def test_a_query_sees_the_keys_of_its_own_chunk() -> None:
-    """Chunks of 3: keys 0 1 2 | 3 4 5 | 6."""
-    assert means(5, 7, chunk=3) == [0b100 + 0b11, 0b1000, 0b11000, 0b111000, 0b1000000]
-    assert means(4, 7, chunk=3, causal=False) == [0b111000] * 3 + [0b1000000]
-    assert means(2, 7, chunk=3, window_size=(1, -1)) == [0b110000, 0b1000000]
-    assert means(4, 7, chunk=3, window_size=(0, 1), causal=False) == [0b11000, 0b110000, 0b100000, 0b1000000]
+@pytest.mark.parametrize("queries, keys, options, seen", BY_HAND, ids=str)
+def test_a_query_sees_what_is_said_by_hand(queries: int, keys: int, options: dict[str, Any], seen: list[int]) -> None:
+    assert means(queries, keys, **options) == seen
 
 
 def test_queries_of_a_chunk_are_a_sequence_of_their_own() -> None:

@@ -9,6 +9,7 @@ import pytest
 from tests import hopper_plans
 from tests.cases import run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.masks import LONG_MASKS as MASKS
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
@@ -20,17 +21,6 @@ MIXED = ragged((1, 500), (40, 230), (150, 150), (64, 300), (1, 1), (17, 33), (1,
 LONG = ragged((300, 500), (300, 300), (300, 430)) | dict(bounds=True)
 ALL: dict[str, Any] = dict(softcap=20.0, alibi=True, sinks=True)
 
-MASKS: dict[str, dict[str, Any]] = {
-    "chunk": dict(chunk=192),
-    "chunk, window": dict(chunk=150, window_size=(100, -1)),
-    "causal or not": dict(causal_by_seq=True),
-    "prefix": dict(prefix=70),
-    "spans": dict(spans=2),
-    "spans beyond a window": dict(spans=2, window_size=(100, -1)),
-    "spans in a window": dict(spans=3, window_size=(100, 40), clip_spans=True),
-    "prefix, to the right": dict(prefix=70, window_size=(-1, 9), causal=False),
-    "chunk, not causal": dict(chunk=150, causal=False),
-}
 CASES: dict[str, dict[str, Any]] = {
     "decodes": DECODES,
     "decodes, all": DECODES | ALL,
