@@ -1,12 +1,15 @@
 """Masks of keys: lines of each for the portable kernels, for the Hopper kernels, and what queries see by hand.
 
-Every test of masks goes through all of these: beside other features, in any batch, in every kind of kernel.  A mask
-that moves bounds has a line in tests/kernels/common/test_visited_tiles.py, too, which counts tiles.
+Every test of masks goes through all of these: beside other features, in any batch, in every kind of kernel.  What moves
+bounds has a line more, by which tests/kernels/common/test_visited_tiles.py counts tiles.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import triton.language as tl
 
 # Over tiles of 32 keys, sequences of up to 87: within a tile, across tiles, longer than all.
 MASKS: dict[str, dict[str, Any]] = {
@@ -58,3 +61,96 @@ BY_HAND: list[tuple[int, int, dict[str, Any], list[int]]] = [
     (2, 7, dict(chunk=3, window_size=(1, -1)), [0b110000, 0b1000000]),
     (4, 7, dict(chunk=3, window_size=(0, 1), causal=False), [0b11000, 0b110000, 0b100000, 0b1000000]),
 ]
+
+
+class Mask(NamedTuple):
+    """What kernels are given of a mask, the arguments of a call for it, and what it shows."""
+
+    mods: dict[str, Any]  # a list is a tensor of one sequence
+    call: dict[str, Any]
+    sees: Callable[[int, int], bool]  # (position of a query, position of a key)
+
+
+# Within a tile of 4 and across some; beside each other, and across tiles of 64; none; behind all keys.
+SPANS = [[2, 4], [5, 14], [14, 15], [-1, -1], [20, 37], [50, 140], [1000, 2000]]
+COUNT: dict[str, Any] = dict(spans_count=len(SPANS), spans_stride=2 * len(SPANS), spans_step=2)
+
+
+def together(q: int, k: int) -> bool:
+    return any(a <= q < b and a <= k < b for a, b in SPANS)
+
+
+BOUNDS = {
+    "causal": Mask(dict(right=0), {}, lambda q, k: k <= q),
+    "all": Mask({}, dict(causal=False), lambda q, k: True),
+    "left": Mask(dict(left=5, right=0), dict(window_size=(5, -1)), lambda q, k: q - 5 <= k <= q),
+    "left, not causal": Mask(dict(left=5), dict(window_size=(5, -1), causal=False), lambda q, k: q - 5 <= k),
+    "right": Mask(dict(right=6), dict(window_size=(-1, 6), causal=False), lambda q, k: k <= q + 6),
+    "both": Mask(
+        dict(left=9, right=2), dict(window_size=(9, 2), causal=False), lambda q, k: q - 9 <= k <= q + 2
+    ),
+    "chunk": Mask(dict(left=5, right=0, chunk=6), dict(chunk=6), lambda q, k: q // 6 * 6 <= k <= q),
+    "chunk, not causal": Mask(dict(left=5, chunk=6), dict(chunk=6, causal=False), lambda q, k: q // 6 == k // 6),
+    "chunk, window": Mask(
+        dict(left=3, right=0, chunk=70), dict(chunk=70, window_size=(3, -1)),
+        lambda q, k: max(q - 3, q // 70 * 70) <= k <= q,
+    ),
+    "chunk, window both ways": Mask(
+        dict(left=3, right=2, chunk=7), dict(chunk=7, window_size=(3, 2), causal=False),
+        lambda q, k: q // 7 == k // 7 and q - 3 <= k <= q + 2,
+    ),
+    "spans": Mask(
+        dict(right=0, spans=[SPANS], **COUNT), dict(spans=[SPANS]), lambda q, k: k <= q or together(q, k)
+    ),
+    "spans beyond a window": Mask(
+        dict(left=3, right=0, spans=[SPANS], **COUNT), dict(spans=[SPANS], window_size=(3, -1)),
+        lambda q, k: q - 3 <= k <= q or together(q, k),
+    ),
+    "spans in a window": Mask(
+        dict(left=3, right=0, spans=[SPANS], CLIP_SPANS=tl.constexpr(True), spans_right=2, **COUNT),
+        dict(spans=[SPANS], window_size=(3, 2), clip_spans=True),
+        lambda q, k: q - 3 <= k <= q + 2 and (k <= q or together(q, k)),
+    ),
+    "spans in chunks": Mask(
+        dict(left=8, right=0, chunk=9, spans=[SPANS], CLIP_SPANS=tl.constexpr(True), **COUNT),
+        dict(spans=[SPANS], chunk=9, clip_spans=True),
+        lambda q, k: q // 9 == k // 9 and (k <= q or together(q, k)),
+    ),
+    "prefix": Mask(dict(right=0, prefix_lens=[6]), dict(prefix_lens=[6]), lambda q, k: k <= q or k < 6),
+    "prefix, right": Mask(
+        dict(right=1, prefix_lens=[70]), dict(prefix_lens=[70], window_size=(-1, 1), causal=False),
+        lambda q, k: k <= q + 1 or k < 70,
+    ),
+    "causal by sequence": Mask(dict(right=1 << 30, causal=[True]), dict(causal=[True]), lambda q, k: k <= q),
+    "not causal by sequence": Mask(dict(right=3, causal=[False]), dict(causal=[False], window_size=(-1, 3)),
+        lambda q, k: k <= q + 3,
+    ),
+    "itself": Mask(dict(left=0, right=0), dict(window_size=(0, 0)), lambda q, k: k == q),
+}  # fmt: skip
+# Masks of bounds that may leave a gap, of keys that nobody sees, between those that somebody sees.
+GAPS = {
+    "prefix, window": Mask(
+        dict(left=5, right=0, prefix_lens=[6]), dict(prefix_lens=[6], window_size=(5, -1)),
+        lambda q, k: q - 5 <= k <= q or k < 6,
+    ),
+    "prefix of a tile, window": Mask(
+        dict(left=2, right=0, prefix_lens=[4]), dict(prefix_lens=[4], window_size=(2, -1)),
+        lambda q, k: q - 2 <= k <= q or k < 4,
+    ),
+    "prefix of one, chunk": Mask(
+        dict(left=6, right=0, chunk=7, prefix_lens=[1]), dict(prefix_lens=[1], chunk=7),
+        lambda q, k: q // 7 * 7 <= k <= q or k < 1,
+    ),
+    "prefix, spans beyond a window": Mask(
+        dict(left=3, right=0, prefix_lens=[3], spans=[SPANS], **COUNT),
+        dict(spans=[SPANS], prefix_lens=[3], window_size=(3, -1)),
+        lambda q, k: q - 3 <= k <= q or k < 3 or together(q, k),
+    ),
+    "no prefix, window": Mask(
+        dict(left=5, right=0, prefix_lens=[0]), dict(prefix_lens=[0], window_size=(5, -1)), lambda q, k: q - 5 <= k <= q
+    ),
+    "long prefix, window both ways": Mask(
+        dict(left=2, right=2, prefix_lens=[67]), dict(prefix_lens=[67], window_size=(2, 2), causal=False),
+        lambda q, k: q - 2 <= k <= q + 2 or k < 67,
+    ),
+}  # fmt: skip
