@@ -203,8 +203,8 @@ def paged_attention(
             window_size=window_size, prefix_lens=prefix_lens, spans=spans, clip_spans=clip_spans, chunk=chunk,
             softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, qq_mask=qq_mask,
             query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
-            gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only, batch_invariant=batch_invariant,
-            check=check,
+            gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
+            batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
@@ -214,8 +214,8 @@ def paged_attention(
             None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
-            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, clip_spans, chunk, softcap,
-            score_mod, return_lse, only, batch_invariant,
+            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, clip_spans, chunk,
+            softcap, score_mod, return_lse, only, batch_invariant,
         ),
         check,
     )  # fmt: skip

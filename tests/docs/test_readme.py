@@ -63,6 +63,9 @@ def test_diffs_apply_and_do_what_the_program_behind_them_says(block: Block, tmp_
     shutil.copytree(ROOT / "paged_attn", tmp_path / "paged_attn", ignore=shutil.ignore_patterns("__pycache__"))
     diffs = [x for x in blocks(block.page, "diff") if max(programs, default=0) < x.line < block.line]
     for diff in diffs:
+        for file in re.findall(r"^--- a/(?!paged_attn/)(.*)", diff.text, re.M):
+            (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, tmp_path / file)
         apply(diff.text, tmp_path)
     (tmp_path / "program.py").write_text(block.text, encoding="utf-8")
     done = subprocess.run(
