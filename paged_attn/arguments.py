@@ -39,6 +39,10 @@ class Argument(NamedTuple):
     model: tuple[str, ...] | str  # fields of Model, keywords of prepare(), that tell it of all calls; or why none does
     asked: tuple[str, ...]  # keywords of explain's question_of, options of the command, that tell it
     others: tuple[Any, ...] = ()  # of an option: values beside its default, which tests try at every place
+    axes: tuple[
+        str, ...
+    ] = ()  # of a tensor that is checked by its row: names of its axes; those of no call are its own
+    dtypes: str = ""  # of that: what it may be, one of KINDS in checks/arguments.py
     help: str = ""  # of its option of the command; "": that has words, or a form, of its own in cli/options.py
 
 
@@ -91,13 +95,21 @@ ARGUMENTS = (
         "causal", OPTION, True, "bool", ("boolean", "True, False or a bool tensor"), (), ("causal",), ("causal",),
         others=(False,),
     ),
-    Argument("causal_seqs", PART, None, "Tensor?", (), (), ("causal_seqs",), ("causal_seqs",)),
+    Argument(
+        "causal_seqs", PART, None, "Tensor?", (), (), ("causal_seqs",), ("causal_seqs",), axes=("seqs",), dtypes="bool"
+    ),
     Argument(
         "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",),
         others=((5, -1), (-1, 5)),
     ),
-    Argument("prefix_lens", TENSOR, None, "Tensor?", (), ("prefix",), ("prefix_lens",), ("prefix_lens",)),
-    Argument("spans", TENSOR, None, "Tensor?", (), ("spans",), ("spans",), ("spans",)),
+    Argument(
+        "prefix_lens", TENSOR, None, "Tensor?", (), ("prefix",), ("prefix_lens",), ("prefix_lens",),
+        axes=("seqs",), dtypes="integer",
+    ),
+    Argument(
+        "spans", TENSOR, None, "Tensor?", (), ("spans",), ("spans",), ("spans",),
+        axes=("seqs", "R", "2"), dtypes="integer",
+    ),
     Argument(
         "clip_spans", OPTION, False, "bool", ("boolean",), (), ("clip_spans",), ("clip_spans",),
         others=(True,), help="The window and the chunk bound spans, too.",
@@ -110,11 +122,22 @@ ARGUMENTS = (
         "softcap", OPTION, 0.0, "float", ("number", "a finite number >= 0", 0), ("softcap",), ("softcap",),
         ("softcap",), others=(3.0,), help="Scores become N tanh(score / N); 0: off.",
     ),
-    Argument("alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",)),
-    Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",)),
-    Argument("qq_bias", TENSOR, None, "Tensor?", (), ("qq_bias",), ("qq_bias",), ("qq_bias",)),
-    Argument("qq_mask", TENSOR, None, "Tensor?", (), (), ("qq_mask",), ("qq_mask",)),
-    Argument("query_positions", TENSOR, None, "Tensor?", (), (), ("query_positions",), ("query_positions",)),
+    Argument(
+        "alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",),
+        axes=("heads",), dtypes="float32",
+    ),
+    Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",), axes=("heads",), dtypes="beside scores"),
+    Argument(
+        "qq_bias", TENSOR, None, "Tensor?", (), ("qq_bias",), ("qq_bias",), ("qq_bias",),
+        axes=("n", "n"), dtypes="beside scores",  # or one of each sequence
+    ),
+    Argument(
+        "qq_mask", TENSOR, None, "Tensor?", (), (), ("qq_mask",), ("qq_mask",), axes=("tokens", "words"), dtypes="int32"
+    ),
+    Argument(
+        "query_positions", TENSOR, None, "Tensor?", (), (), ("query_positions",), ("query_positions",),
+        axes=("tokens",), dtypes="integer",
+    ),
     Argument("score_mod", OPTION, None, None, (), ("score_mod",), ("score_mod",), ("score_mod",)),
     Argument("score_mod_args", SEVERAL, (), None, (), ("score_mod",), ("score_mod",), ("score_mod_args",)),
     Argument(
@@ -122,7 +145,10 @@ ARGUMENTS = (
     ),
     Argument("k_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("v_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
-    Argument("gate", TENSOR, None, "Tensor?", (), (), ("gate",), ("gate",)),
+    Argument(
+        "gate", TENSOR, None, "Tensor?", (), (), ("gate",), ("gate",),
+        axes=("tokens", "heads", "value_dim"), dtypes="beside scores",
+    ),
     Argument("out", RESULT, None, "Tensor(a!)", (), (), ("out_dtype",), ()),
     Argument("out_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("return_lse", OPTION, False, None, ("boolean",), ("lse",), ("return_lse",), ("lse",), others=(True,)),
@@ -139,6 +165,7 @@ ARGUMENTS = (
 BY_NAME = {x.name: x for x in ARGUMENTS}
 # Options that a model has under their own names; but for a few that it has in other words.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
+BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors whose axes and dtypes their rows tell
 WITHIN = {"page_starts": "page_table", "causal_seqs": "causal"}  # the arguments that callers give each PART in
 PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # what callers may give without its name
 

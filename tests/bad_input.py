@@ -113,4 +113,4 @@ def as_bytes(given: Tensor) -> Tensor:
 def accept(inputs: Inputs) -> check.Axes:
     """The host's check alone, with the defaults of the public call."""
     given, options = bound(inputs)
-    return check.check_attention(**given._asdict(), **options._asdict())
+    return check.check_attention(given, options)

@@ -392,7 +392,7 @@ def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
     from paged_attn.records import posed
 
     given, options = bound(inputs)
-    check.check_attention(**given._asdict(), **options._asdict())
+    check.check_attention(given, options)
     return posed.problem_of(given, options, device or backend.device_of(given.q.device), backend.INTERPRET)
 
 

@@ -26,6 +26,7 @@ from paged_attn.arguments import (
     REQUIRED,
     RESULT,
     SCALE,
+    TENSOR,
     WITHIN,
     Argument,
     Options,
@@ -35,6 +36,7 @@ from paged_attn.arguments import (
 )
 from paged_attn.calls.form import form_of
 from paged_attn.checks import arguments as checks
+from paged_attn.checks.page_table import STARTS
 from paged_attn.cli.explain import explain
 from paged_attn.cli.prepare import prepare as prepare_command
 from paged_attn.explain import question
@@ -115,11 +117,13 @@ def test_an_operator_has_what_a_graph_can_hold() -> None:
     assert absent == {"score_mod", "score_mod_args"}, "a graph holds no functions; all else it can"
 
 
-def test_the_check_of_the_host_takes_every_argument() -> None:
-    given = inspect.signature(checks.check_attention).parameters
-    options = [name for name, x in given.items() if x.kind is x.VAR_KEYWORD]
-    assert options == ["options"]
-    lacks("checks.check_attention", set(given) - {"options"}, Tensors._fields)
+@every
+def test_what_is_no_tensor_is_refused_by_its_name(argument: Argument) -> None:
+    if argument.kind in (TENSOR, PART, SCALE, RESULT):
+        given, options = bound(CALL)
+        name = STARTS if argument.name == "page_starts" else WITHIN.get(argument.name, argument.name)
+        with pytest.raises((TypeError, ValueError), match=f"^{name} must"):  # scales of 16 bits must be None
+            checks.check_attention(given._replace(**{argument.name: "none"}), options)
 
 
 # ---- what arrives where ------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def attend(
 
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.Signature | None) -> Any:
     """Check, plan, launch, and keep what was found out."""
-    axes = checks.check_attention(**given._asdict(), **options._asdict())
+    axes = checks.check_attention(given, options)
     device = device_of(given.q.device)
     if checked.enabled(check):
         checks.check_attention_contents(

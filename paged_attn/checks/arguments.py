@@ -1,4 +1,4 @@
-"""Bad input of each public function, and what it gets: a line per argument.
+"""Bad input of each public function, and what it gets: options and most tensors by the rows of the table.
 
 The checks of each call look only at what the host knows (axes.py); a checked call reads the device, too (contents.py).
 Nothing launches or writes.
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import BY_NAME
+from ..arguments import BY_NAME, BY_ROWS, PLACES, WITHIN, Options, Tensors
 from ..latent import MAX_DIM, lies_in
 from ..launching.locks import FIRST
 from .axes import (
@@ -61,47 +61,39 @@ RULES: dict[str, Callable[..., None]] = {
     "number": number,
     "window": window,
 }
+# What a row of a tensor calls its dtypes; "beside scores" is one of q's, or float32.
+KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
+# What results share no memory with, beside the queries: in the order in which errors tell it.
+APART = [name for name in Tensors._fields if name not in ("q", "out", "score_mod_args")]
 
 
-def check_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    page_table: Tensor,
-    seq_lens: Tensor,
-    cu_seqlens_q: Tensor | None,
-    *,
-    page_starts: Tensor | None,
-    k_new: Tensor | None,
-    v_new: Tensor | None,
-    causal_seqs: Tensor | None,
-    prefix_lens: Tensor | None,
-    spans: Tensor | None,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    qq_bias: Tensor | None,
-    qq_mask: Tensor | None,
-    query_positions: Tensor | None,
-    score_mod_args: Any,
-    q_scale: float | Tensor | None,
-    k_scale: float | Tensor | None,
-    v_scale: float | Tensor | None,
-    gate: Tensor | None,
-    out: Tensor | None,
-    out_scale: float | Tensor | None,
-    **options: Any,
-) -> Axes:
+def _pairs(spans: Tensor) -> None:
+    if spans.shape[2] != 2:
+        raise ValueError(f"spans must be [seqs, R, 2], begins and ends, got {list(spans.shape)}")
+
+
+def _few_words(qq_mask: Tensor) -> None:
+    if qq_mask.shape[1] > MAX_WORDS:
+        raise ValueError(f"qq_mask must have words <= {MAX_WORDS}, got {list(qq_mask.shape)}")
+
+
+FURTHER: dict[str, Callable[[Tensor], None]] = {"spans": _pairs, "qq_mask": _few_words}  # beside axes and dtypes
+
+
+def check_attention(given: Tensors, options: Options) -> Axes:
     """Everything the host can know about a call of paged_attention: raises, or returns its sizes."""
+    q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q = given[: len(PLACES)]
+    page_starts, k_new, v_new, out = given.page_starts, given.k_new, given.v_new, given.out
     door = Door()
     door.tensor("q", q, ("tokens", "heads", "head_dim"), QUERY)
-    door.caches(k_cache, v_cache, options["kv_layout"], CACHE_FOR[q.dtype])
+    door.caches(k_cache, v_cache, options.kv_layout, CACHE_FOR[q.dtype])
     admit_page_table(door, page_table, page_starts, seq_lens)
     sizes = door.sizes
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
         raise door.wrong_heads(heads)
     if k_new is None and page_starts is None:  # new keys would have settled kv_heads; a ragged table has no width
-        _doubt(door, options["max_seqlen_k"])
+        _doubt(door, options.max_seqlen_k)
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1
         door.tensor("cu_seqlens_q", cu_seqlens_q, ("seqs + 1",), INTEGER)
@@ -117,32 +109,17 @@ def check_attention(
         dtypes = HALF if unscaled in FP8 else SAME[unscaled]
         door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes)
         if not latent:
-            door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])  # type: ignore[union-attr]
-    if causal_seqs is not None:
-        door.tensor("causal", causal_seqs, ("seqs",), BOOL)
-    if prefix_lens is not None:
-        door.tensor("prefix_lens", prefix_lens, ("seqs",), INTEGER)
-    if spans is not None:
-        door.tensor("spans", spans, ("seqs", "R", "2"), INTEGER)
-        if spans.shape[2] != 2:
-            raise ValueError(f"spans must be [seqs, R, 2], begins and ends, got {list(spans.shape)}")
-    if alibi_slopes is not None:
-        door.tensor("alibi_slopes", alibi_slopes, ("heads",), FLOAT32)
-    if sinks is not None:
-        door.tensor("sinks", sinks, ("heads",), BIAS_FOR[q.dtype])
-    if qq_bias is not None:
-        of_seqs = isinstance(qq_bias, Tensor) and qq_bias.ndim == 3
-        door.tensor("qq_bias", qq_bias, ("seqs", "n", "n") if of_seqs else ("n", "n"), BIAS_FOR[q.dtype])
-    if qq_mask is not None:
-        door.tensor("qq_mask", qq_mask, ("tokens", "words"), INT32)
-        if sizes["words"] > MAX_WORDS:
-            raise ValueError(f"qq_mask must have words <= {MAX_WORDS}, got {list(qq_mask.shape)}")
-    if query_positions is not None:
-        door.tensor("query_positions", query_positions, ("tokens",), INTEGER)
-    if gate is not None:
-        door.tensor("gate", gate, ("tokens", "heads", "value_dim"), BIAS_FOR[q.dtype])
+            door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])
+    kinds = KINDS | {"beside scores": BIAS_FOR[q.dtype]}
+    for x in BY_ROWS:
+        value = getattr(given, x.name)
+        if value is not None:
+            of_seqs = x.name == "qq_bias" and isinstance(value, Tensor) and value.ndim == 3
+            door.tensor(WITHIN.get(x.name, x.name), value, ("seqs", *x.axes) if of_seqs else x.axes, kinds[x.dtypes])
+            if x.name in FURTHER:
+                FURTHER[x.name](value)
     more: dict[str, Tensor] = {}
-    score_mod = options["score_mod"]
+    score_mod, score_mod_args = options.score_mod, given.score_mod_args
     if score_mod is not None or score_mod_args is not None:
         with FIRST:
             from .score_mod import check_score_mod  # it is Triton's, which importing the package leaves alone
@@ -153,19 +130,14 @@ def check_attention(
         writable("out", out)
         if not same_elements(out, q):  # a block's queries are read before its results are written
             apart("out", out, q=q)
-        apart(
-            "out", out, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens,
-            cu_seqlens_q=cu_seqlens_q, k_new=k_new, v_new=v_new, causal=causal_seqs, prefix_lens=prefix_lens,
-            spans=spans, alibi_slopes=alibi_slopes,
-            sinks=sinks, qq_bias=qq_bias, qq_mask=qq_mask, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, gate=gate,
-            out_scale=out_scale, **more, **{STARTS: page_starts},
-        )  # fmt: skip
-    check_query_scale(door, q_scale, q)
-    door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
-    door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
-    door.scale("out_scale", out_scale, "out", (q if out is None else out).dtype, axis=None)
-    check_options(**options)
-    if options["batch_invariant"] and k_new is not None:
+        others = {STARTS if name == "page_starts" else WITHIN.get(name, name): getattr(given, name) for name in APART}
+        apart("out", out, **others, **more)
+    check_query_scale(door, given.q_scale, q)
+    door.scale("k_scale", given.k_scale, "k_cache", k_cache.dtype)
+    door.scale("v_scale", given.v_scale, "v_cache", v_cache.dtype)
+    door.scale("out_scale", given.out_scale, "out", (q if out is None else out).dtype, axis=None)
+    check_options(**options._asdict())
+    if options.batch_invariant and k_new is not None:
         # a tile at the border would be two, one of the cache and one of k_new
         raise ValueError(
             "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"

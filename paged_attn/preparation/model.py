@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from ..arguments import OF_MODELS, bound
+from ..arguments import BY_ROWS, OF_MODELS, WITHIN, bound
 from ..launching.backend import Device
 from ..planning import plan
 from ..planning.dialects import dialect
@@ -161,24 +161,7 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
         call["cu_seqlens_q"] = torch.empty(batch.seqs + 1, dtype=model.integers)
     if model.new:
         call["k_new"], call["v_new"] = new_rows(model, batch.tokens)
-    if model.causal_seqs:
-        call["causal"] = torch.empty(batch.seqs, dtype=torch.bool)
-    if model.prefix_lens:
-        call["prefix_lens"] = torch.empty(batch.seqs, dtype=model.integers)
-    if model.spans:
-        call["spans"] = torch.empty(batch.seqs, model.spans, 2, dtype=model.integers)
-    if model.alibi:
-        call["alibi_slopes"] = torch.empty(model.heads)
-    if model.sinks is not None:
-        call["sinks"] = torch.empty(model.heads, dtype=model.sinks)
-    if model.qq_bias:
-        call["qq_bias"] = torch.empty(model.qq_bias, model.qq_bias, dtype=model.dtype)
-    if model.qq_mask:
-        call["qq_mask"] = torch.empty(batch.tokens, model.qq_mask, dtype=torch.int32)
-    if model.query_positions:
-        call["query_positions"] = torch.empty(batch.tokens, dtype=model.integers)
-    if model.gate is not None:
-        call["gate"] = torch.empty(batch.tokens, model.heads, model.value_width, dtype=model.gate)
+    call |= _by_rows(model, batch)
     if model.score_mod is not None:
         call["score_mod"], call["score_mod_args"] = model.score_mod.function, model.score_mod.score_mod_args()
     scale = {"number": 1.0, "tensor": torch.empty(1), "per_head": torch.empty(kv_heads)}[model.scales]
@@ -188,6 +171,19 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
     if model.token_scales:
         call["q_scale"] = torch.empty(batch.tokens, 1)
     return call
+
+
+def _by_rows(model: Model, batch: Lengths) -> dict[str, torch.Tensor]:
+    """Tensors that a field of the model tells of: by True, by a type of scores, or by the size of an axis."""
+    sizes = dict(seqs=batch.seqs, tokens=batch.tokens, heads=model.heads, value_dim=model.value_width) | {"2": 2}
+    dtypes = dict(integer=model.integers, bool=torch.bool, float32=torch.float32, int32=torch.int32)
+    found = {}
+    for x in BY_ROWS:
+        told = getattr(model, x.model[0])
+        if told:
+            dtype = told if isinstance(told, torch.dtype) else dtypes.get(x.dtypes, model.dtype)
+            found[WITHIN.get(x.name, x.name)] = torch.empty([sizes.get(axis, told) for axis in x.axes], dtype=dtype)
+    return found
 
 
 def _page_table(model: Model, batch: Lengths) -> Any:

@@ -104,14 +104,15 @@ def test_caches_that_overlap_each_other_are_not_written(device: str) -> None:
     assert torch.equal(memory[0, 1], k[0])
 
 
-@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "k_new", "v_new"])
+@pytest.mark.parametrize("name", ["q", "k_cache", "v_cache", "k_new", "v_new", "query_positions"])
 def test_an_out_in_the_memory_of_an_input_is_refused(name: str) -> None:
-    inputs = build(NEW)
+    inputs = build(replace(NEW, positions="tree"))
     memory = inputs[name].as_strided((inputs[name].numel(),), (1,), 0)
     wider = torch.zeros(memory.numel() + inputs["out"].numel(), dtype=memory.dtype)
     at = wider[: memory.numel()].copy_(memory)
     inputs[name] = at.view(inputs[name].shape)
-    inputs["out"] = wider[memory.numel() - 32 : memory.numel() - 32 + inputs["out"].numel()].view(inputs["out"].shape)
+    after = max(0, memory.numel() - 32)
+    inputs["out"] = wider.view(inputs["out"].dtype)[after:][: inputs["out"].numel()].view(inputs["out"].shape)
     refuses(paged_attn.paged_attention, inputs, ValueError, f"out must share no memory with {name}")
 
 

@@ -55,7 +55,7 @@ def call_to(asked: Question) -> tuple[Any, Any, Any]:
     problem = asked.problem
     lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
     given, options = bound(call_of(asked.model, lengths) | dict(batch_invariant=asked.batch_invariant))
-    return given, options, paged_attn.checks.arguments.check_attention(**given._asdict(), **options._asdict())
+    return given, options, paged_attn.checks.arguments.check_attention(given, options)
 
 
 # ---- dialects
