@@ -17,7 +17,7 @@ import paged_attn
 from paged_attn.kernels.common.bounds import visible_range
 from paged_attn.kernels.common.records import Block, Modifiers, Source
 from paged_attn.kernels.common.schedule import first_tile
-from paged_attn.kernels.portable.attention import may_hide
+from paged_attn.kernels.portable.tiles import may_hide
 from paged_attn.launching import backend
 from paged_attn.planning import plan
 from tests.cases import Case, build, problem_of
