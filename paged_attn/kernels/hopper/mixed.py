@@ -13,7 +13,8 @@ from ..common.page_tables import pages_of
 from ..common.records import Batch, Scratch
 from ..common.schedule import find_share, room_of, unflatten, work
 from .args import Jobs, Results, Rings, Turn, Turns
-from .blocks import consume_items, hand_out_items, load_items, make_rings
+from .block_roles import consume_items, hand_out_items, load_items
+from .blocks import make_rings
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .layouts import lanes_layout
@@ -46,7 +47,7 @@ def lanes(S: gl.constexpr):
 
 @gluon.jit
 def hand_out_blocks(box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`blocks.hand_out_items` by a warp that makes the lists, too, while another one makes the shares of few rows."""
+    """`block_roles.hand_out_items` by a warp that makes the lists, too, while another makes the shares of few rows."""
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lists = known_same(make_lists(jobs.batch, lanes(ONE), jobs.mods, ONE, P))
     hand_out_items(box, new_box, ring, jobs, lists, P.LOADERS - 1, STAGES, S, P)

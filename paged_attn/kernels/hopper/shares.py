@@ -4,141 +4,35 @@ What a program does follows from the sequences' lengths alone, as in the portabl
 line of units, here loaders and consumers walk along it each for itself: one consumer of four warps, or two.
 """
 
-from ..common.bounds import visible_range
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
-from ..common.page_tables import pages_of
 from ..common.records import Batch
-from ..common.schedule import find_share, room_of, unflatten, work
+from ..common.schedule import find_share, unflatten, work
 from .args import (
     LatentRoom,
     Results,
     Rings,
-    Turn,
-    Turns,
     has_latent_rows,
     in_one_ring,
     raw_slots_of_rest,
     slots_of_tile,
 )
 from .consuming.column_softmax import make_flags, make_flags_of_each
-from .consuming.columns import consume_columns, make_weights
-from .consuming.consumer import consume
-from .consuming.fold import make_bank, tiles_of
-from .consuming.latent_rows import consume_latent_rows, make_numbers, make_weights_of_both
+from .consuming.columns import make_weights
+from .consuming.fold import make_bank
+from .consuming.latent_rows import make_numbers, make_weights_of_both
 from .layouts import lanes_layout
 from .loading.gates import start_together
 from .loading.latent import make_rest
-from .loading.latent_fp8 import widen_tiles
 from .loading.latent_rows import find_addresses, make_rest_of_rows
-from .loading.loader import fetch_descriptors, load_both, load_in_turn, load_tiles
+from .loading.loader import fetch_descriptors
 from .loading.packed import make_boxes
 from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
 from .schedule.arrival import told_in
-from .schedule.walk import Walk, item_at
-from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon, mbarrier
-
-
-@gluon.jit
-def load_share(
-    box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-    value_box=None, new_value_box=None, values=None, FROM: gl.constexpr = 0,
-):  # fmt: skip
-    """One warp: the tiles of a share for one ring, or for that of keys and that of values, or for both in one."""
-    turn = Turn(0, 0)
-    head = kv_head
-    if P.PARTS > 1:
-        head = kv_head // P.PARTS  # of the cache
-    unit, seq, before = walk.unit, walk.seq, walk.before
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
-        else:
-            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
-            table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
-            begin, end = tiles_of(item, mods, S)
-            if value_box is None:
-                turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, item.block, head, begin, end, lo, 0, STAGES, S, P, FROM
-                )
-            elif values is None:
-                for i in range(end - begin):
-                    turn = load_in_turn(
-                        box, value_box, new_box, new_value_box, ring, turn, table, batch, item.block, head,
-                        end - 1 - i, lo, STAGES, S, P,
-                    )  # fmt: skip
-            else:
-                for i in range(end - begin):
-                    turn = load_both(
-                        box, value_box, new_box, new_value_box, ring, values, turn, table, batch, item.block, head,
-                        end - 1 - i, lo, STAGES, S, P,
-                    )  # fmt: skip
-            unit += count
-
-
-@gluon.jit
-def load_rests(box, new_box, ring, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
-    """One warp: what fp8 latents have behind their values, if anything."""
-    if S.REST > 0:
-        RESTS: gl.constexpr = raw_slots_of_rest(P)
-        FROM: gl.constexpr = S.VALUE_DIM
-        load_share(box, new_box, ring, batch, share, walk, kv_head, mods, RESTS, S, P, None, None, None, FROM)
-
-
-@gluon.jit
-def consume_share(
-    out, results, query, rings, batch, share, walk, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr,
-    P: gl.constexpr,
-):  # fmt: skip
-    """A consumer: all blocks, and pieces of blocks, of a share."""
-    if P.PREFETCH and NUMBER == 0:
-        mbarrier.wait(rings.queries.full.index(0), 0)
-    turns = Turns(Turn(0, 0), Turn(0, 0), 0)
-    unit, seq, before = walk.unit, walk.seq, walk.before
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
-        else:
-            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
-            if S.PIECE is not None:
-                if item.begin < item.end:
-                    turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
-            elif has_latent_rows(S, P):
-                turns = consume_latent_rows(out, results, query, rings, turns, item, mods, NUMBER, S, P)
-            elif P.COLUMNS > 0:
-                turns = consume_columns(out, results, query, rings, turns, item, mods, S, P, NUMBER)
-            else:
-                turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
-            unit += count
-    if S.MERGE == 0:  # sooner, all programs of the merge would go to the first multiprocessors that have room
-        gdc_launch_dependents()
-    if P.PREFETCH:
-        mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
-
-
-@gluon.jit
-def convert_share(raw, rings, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
-    """A warpgroup: widens the tiles of a share on their way from loaders to consumers."""
-    raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
-    turns = raw_turns
-    unit, seq, before = walk.unit, walk.seq, walk.before
-    while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
-        if unit >= before + blocks * tiles:
-            before += blocks * tiles
-            seq += 1
-        else:
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
-            raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
-            unit += count
+from .schedule.walk import Walk
+from .share_roles import consume_share, convert_share, load_rests, load_share
+from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])

@@ -1,0 +1,158 @@
+"""What warps of `blocks_kernel` do with items: load, hand out, multiply, convert."""
+
+from ..common.bounds import visible_range
+from ..common.page_tables import pages_of
+from ..common.records import Block
+from .args import Turn, Turns, queries_leave_early
+from .consuming import pingpong
+from .consuming.ahead import consume_items_ahead
+from .consuming.columns import consume_columns
+from .consuming.consumer import consume
+from .loading.convert import convert_tiles
+from .loading.loader import load_tile, load_tiles
+from .loading.queries import load_queries
+from .schedule.lists import first_of_many
+from .schedule.mail import publish, read
+from .schedule.schedule import ask, begin_lists, item_from, leave_lists, settle
+from .shim import gdc_launch_dependents, gdc_wait, gl, gluon
+
+# Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
+# have that long to come.  More would bind a program to an item long before it is free.
+TILES_LEFT_AT_NEXT_ITEM = gl.constexpr(4)
+
+
+@gluon.jit
+def load_items(
+    box, new_box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr,
+):  # fmt: skip
+    """One warp: its part of the tiles of every item; FIRST: the queries too."""
+    mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
+    turn = Turn(0, 0)
+    number, done = 0, 0
+    item = read(mail, number, 1)
+    while item.kv_head >= 0:
+        if item.begin < item.end:
+            table = pages_of(batch, item.block.seq)
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            kv_head, end = item.kv_head // P.PARTS, item.end
+            if FIRST and queries_leave_early(P):  # keys have room sooner than queries
+                end -= 1
+                turn = load_tile(
+                    box, new_box, ring, turn, table, batch, item.block, kv_head, end, lo, PART, STAGES, S, P
+                )  # fmt: skip
+            if FIRST and P.QUERY_BOX:
+                load_queries(query_box, queries, done, ring, turn, item, S, P)
+                done += 1
+            turn = load_tiles(
+                box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, end, lo, PART, STAGES, S, P
+            )  # fmt: skip
+        number += 1
+        item = read(mail, number, 1)
+
+
+@gluon.jit
+def hand_out_items(
+    box, new_box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
+
+    One consumer has nobody else whose products could run while its next keys come, so all are told of the next item
+    before the values of this one's last tiles are sent for, TILES_LEFT_AT_NEXT_ITEM of them.  Copies of a consumer gain
+    nothing by that.
+    """
+    ALONE: gl.constexpr = P.CONSUMERS == 1
+    mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
+    turn = Turn(0, 0)
+    number = batch.num_seqs * 0
+    next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
+    taken, from_many = begin_lists(lists, S, P)
+    table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # of no item
+    block = Block(number, number, number, number, number)
+    answer = number
+    working = number == 0
+    while working:
+        taken, item = item_from(batch, taken, from_many, lists, mods, S, P)
+        publish(mail, number, item)
+        if ALONE:
+            rest_end = gl.minimum(end, tile + TILES_LEFT_AT_NEXT_ITEM)
+            turn = load_tiles(
+                box, new_box, ring, turn, table, batch, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P
+            )
+        number += 1
+        working = item.kv_head >= 0
+        if working:
+            table = pages_of(batch, item.block.seq)
+            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            block, kv_head, tile, end = item.block, item.kv_head // P.PARTS, item.begin, item.end
+            if ALONE:
+                for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
+                    at = end - 1 - i
+                    if at <= tile + TILES_LEFT_AT_NEXT_ITEM:
+                        from_many, answer = ask(counters, taken, lists, P)
+                    if at >= tile + TILES_LEFT_AT_NEXT_ITEM:
+                        turn = load_tile(
+                            box, new_box, ring, turn, table, batch, block, kv_head, at, lo, PART, STAGES, S, P
+                        )
+            else:
+                turn = load_tiles(
+                    box, new_box, ring, turn, table, batch, block, kv_head, tile + 1, end, lo, PART, STAGES, S, P
+                )  # fmt: skip
+                from_many, answer = ask(counters, taken, lists, P)
+                if tile < end:
+                    turn = load_tile(
+                        box, new_box, ring, turn, table, batch, block, kv_head, tile, lo, PART, STAGES, S, P
+                    )
+            taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
+    leave_lists(counters)
+    if P.FOLLOWS:
+        gdc_wait()
+
+
+@gluon.jit
+def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A consumer: its rows of every item, from the first key to the stored result."""
+    pingpong.begin(P)
+    if P.AHEAD:
+        consume_items_ahead(out, results, rings, jobs, S, P)
+    else:
+        turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+        number = 0
+        item = read(jobs.mail, number, P.ROWS // 16)
+        while item.kv_head >= 0:
+            if NUMBER == 0 and P.COLUMNS > 0:
+                if item.block.query_len * S.GROUP <= P.COLUMNS:
+                    turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
+                else:
+                    turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
+            else:
+                turns = consume(out, results, query, rings, turns, item, jobs.mods, NUMBER, S, P)
+            number += 1
+            item = read(jobs.mail, number, P.ROWS // 16)
+    if S.MERGE == 0:  # as in `share_roles.consume_share`
+        gdc_launch_dependents()
+
+
+@gluon.jit
+def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
+    """One warpgroup: the tiles of every item from fp8 into what the consumers take."""
+    raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
+    turns = raw_turns
+    number = 0
+    item = read(jobs.mail, number, 4)
+    while item.kv_head >= 0:
+        lo = visible_range(item.block, jobs.mods, S.BLOCK_Q).lo
+        raw_turns, turns = convert_tiles(
+            raw, raw_turns, rings, turns, item.begin, item.end, lo, item.block.seq_len, S, P
+        )  # fmt: skip
+        number += 1
+        item = read(jobs.mail, number, 4)
+
+
+@gluon.jit
+def beside(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """A warpgroup beside the first consumer: another one, or the converter, which comes last."""
+    if NUMBER < P.CONSUMERS:
+        consume_items(out, results, query, rings, jobs, NUMBER, S, P)
+    else:
+        convert_items(raw, rings, jobs, S, P)
