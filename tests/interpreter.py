@@ -1,8 +1,8 @@
 """Triton's interpreter without what it does again and again: the same operations on the same numbers, in less time.
 
-It asks all of triton.language for its functions at every call of a helper, makes a table of types for every type that
-it looks up and a tuple with a type of its own for every shape, and computes sums of integers again in 64 bits for a
-comparison that only a debug build looks at.
+It works out at every operation what it is for operands of such types, asks all of triton.language for its functions at
+every call of a helper, makes a table of types for every type that it looks up and a tuple with a type of its own for
+every shape, and computes sums of integers again in 64 bits for a comparison that only a debug build looks at.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from tests.replayed import replayed
+
 # What is replaced here, or relied on, and how its source begins to hash where it is as it was read (3.6 to 3.9).
 READ = {
     interpreter.InterpretedFunction.__call__: {"f2446df4"},
     interpreter._patch_lang: {"e5beeba7"},
+    interpreter._patch_attr: {"e0c1b7d6", "935587c8"},  # 3.6: of other lines
+    TritonSemantic.to_tensor: {"aec8898b", "2111735b"},
     interpreter._get_np_dtype: {"8f20d41e"},
     tl.block_type.__init__: {"403f4b01"},
     tl.tensor.__init__: {"d9b043b5"},
@@ -130,9 +134,27 @@ def _leave_out_unread_checks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", sanitize)
 
 
+def _replay_operations(patch: pytest.MonkeyPatch) -> None:
+    """What is to be done on arrays depends on types alone: `replayed`."""
+    known: dict[Any, Any] = {}
+    to_tensor = TritonSemantic.to_tensor
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        if member not in known:
+            known[member] = replayed(member)
+        scope.set_attr(obj, name, known[member])
+
+    def as_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
+        return x if type(x) is tl.tensor else to_tensor(self, x, check_type)
+
+    patch.setattr(interpreter, "_patch_attr", patch_attr)
+    patch.setattr(TritonSemantic, "to_tensor", as_tensor)
+
+
 PATCHES = {
     _patch_language_once: (interpreter.InterpretedFunction.__call__, interpreter._patch_lang),
     _look_types_up: (interpreter._get_np_dtype,),
     _share_shapes: (tl.block_type.__init__, tl.tensor.__init__, tl.tuple.__eq__),
+    _replay_operations: (interpreter._patch_attr, TritonSemantic.to_tensor),
     _leave_out_unread_checks: (TritonSemantic.binary_op_sanitize_overflow_impl,),
 }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -125,3 +126,52 @@ def test_nobody_reads_whether_integers_overflow(both: Both) -> None:
     """Sums wrap in either, so nothing is lost where they are not computed twice."""
     plain, quick = both(lambda: launched(2**31 - 2))
     assert plain == quick == [2**30 - 1, 2**30 - 1, -(2**30), -(2**30) + 1]
+
+
+@triton.jit
+def numbers_kernel(out, x, other, NUMBER: tl.constexpr):
+    at = tl.arange(0, 2)
+    value = tl.load(x + at).to(tl.float32)
+    loaded = tl.load(x + at, mask=at < 1, other=tl.load(other)).to(tl.float32)  # Triton's asks whether a number is zero
+    tl.store(out + at, value * NUMBER)
+    tl.store(out + 2 + at, loaded)
+    tl.store(out + 4 + at, (value + NUMBER) * 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_an_operation_is_worked_out_anew_for_other_numbers_of_the_source_and_other_types(
+    dtype: torch.dtype, both: Both
+) -> None:
+    """Numbers that are equal, but of other types or signs, and an operand on whose value the steps depend."""
+
+    def computed() -> list[Tensor]:
+        found = []
+        for number in (1, True, 1.0, 0, -0.0, 0.0, 3, 2.5, float("inf")):
+            for other in (0, 7):
+                out = torch.full((6,), -1.0)
+                numbers_kernel[(1,)](
+                    out, torch.tensor([-2, 3], dtype=dtype), torch.tensor([other], dtype=dtype), number
+                )
+                found.append(out)
+        return found
+
+    with np.errstate(invalid="ignore"):
+        plain, quick = both(computed)
+    assert all(same(one, other) for one, other in zip(plain, quick, strict=True))
+    assert [x[3].item() for x in quick] == [0, 7] * 9
+    assert len({str(x.tolist()) for x in quick[::2]}) == 5  # Triton makes no zero negative
+
+
+def test_operations_are_replayed_where_they_can_be() -> None:
+    """Else the suite takes hours: of a call's operations most are known after the first."""
+    from tests import replayed
+
+    case = Case("again", (5, 1), (35, 20), lse=False)
+    recorded: list[Any] = []
+    plain = replayed._recorded
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replayed, "_recorded", lambda *args: recorded.append(args) or plain(*args))
+        for _ in range(2):
+            recorded.clear()
+            paged_attn.paged_attention(**build(case))
+    assert recorded == []

@@ -1,0 +1,197 @@
+"""Operations of Triton's interpreter, each worked out once for the types that it meets.
+
+An operation of triton.language looks at the types of its operands, at length, and then asks a builder for a few steps
+on arrays.  Which steps depends on the types and on the numbers of the source alone, so they are written down when an
+operation first meets these, and asked for again from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+# Steps whose results nobody changes: what they make of numbers of the source is made once.
+CONSTANT = ("get_", "create_splat", "create_make_range", "create_int_cast", "create_fp_", "create_si_", "create_ui_")
+
+
+class Unknown(Exception):
+    """What an operation was given or did is nothing that can be written down."""
+
+
+class Recorder:
+    """A builder that does what it is asked for, and writes it down."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        self.steps: list[tuple[str, tuple[Any, ...], dict[str, Any], Any]] = []
+        self.looked = False  # somebody looked at a number, so that what follows may depend on it
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.builder, name)
+        if not name.startswith(("create_", "get_")):
+            return method
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            self.steps.append((name, args, kwargs, result))
+            return result
+
+        return step
+
+
+def replayed(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation that looks at the types of its operands once."""
+    semantic, tensor = interpreter.interpreter_semantic, tl.tensor
+    plans: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("_semantic", None)
+        if type(semantic.builder) is Recorder:  # an operation within another
+            return operation(*args, **kwargs, _semantic=semantic)
+        key: list[Any] = []
+        try:
+            for x in args:
+                if type(x) is tensor:
+                    key.append(x.type.name)
+                else:
+                    _describe(x, key)
+            for name, x in kwargs.items():
+                key.append(name)
+                _describe(x, key)
+        except Unknown:
+            return operation(*args, **kwargs, _semantic=semantic)
+        kind = tuple(key)
+        if kind not in plans:
+            plans[kind], result = _recorded(operation, args, kwargs)
+            return result
+        plan = plans[kind]
+        return operation(*args, **kwargs, _semantic=semantic) if plan is None else plan(*args, **kwargs)
+
+    return call
+
+
+def _describe(x: Any, key: list[Any]) -> None:
+    """Add what an operation may know of an operand before it runs: a tensor's type, or a number of the source."""
+    kind = type(x)
+    if kind is tl.tensor:
+        key.append(x.type.name)
+        return
+    key.append(kind)
+    if kind is tl.constexpr:
+        _describe(x.value, key)
+    elif kind is int or kind is bool or kind is str or x is None:
+        key.append(x)
+    elif kind is float:
+        key.append(repr(x))  # of zero with its sign
+    elif isinstance(x, tl.dtype):
+        key.append(x.name)
+    elif kind is slice:
+        for part in (x.start, x.stop, x.step):
+            _describe(part, key)
+    elif kind is list or kind is tuple:
+        key.append(len(x))
+        for part in x:
+            if type(part) is tl.tensor:
+                raise Unknown
+            _describe(part, key)
+    else:
+        raise Unknown
+
+
+def _recorded(
+    operation: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any] | None, Any]:
+    """How an operation is done again, None if it has to be worked out anew each time, and its result."""
+    semantic = interpreter.interpreter_semantic
+    recorder = Recorder(semantic.builder)
+    plain = {of: of.__bool__ for of in (tl.tensor, interpreter.TensorHandle)}
+
+    def look(self: Any) -> bool:
+        handle = getattr(self, "handle", self)
+        recorder.looked |= handle.data.size == 1  # larger ones are true to the interpreter, whatever they hold
+        return plain[type(self)](self)
+
+    semantic.builder = recorder
+    for of in plain:
+        of.__bool__ = look
+    try:
+        result = operation(*args, **kwargs, _semantic=semantic)
+    finally:
+        semantic.builder = recorder.builder
+        for of, method in plain.items():
+            of.__bool__ = method
+    try:
+        return None if recorder.looked else _plan(recorder, args, kwargs, result), result
+    except Unknown:
+        return None, result
+
+
+def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Callable[..., Any]:
+    """The steps as a function of the same operands."""
+    names: dict[int, str] = {}  # where a handle comes from
+    constants: dict[int, Any] = {}
+    scope: dict[str, Any] = {"new": tl.tensor.__new__, "Tensor": tl.tensor}
+    for i, x in enumerate(args):
+        if type(x) is tl.tensor:
+            names.setdefault(id(x.handle), f"args[{i}].handle")
+    for name, x in kwargs.items():
+        if type(x) is tl.tensor:
+            names.setdefault(id(x.handle), f"kwargs[{name!r}].handle")
+
+    def bound(x: Any) -> str:
+        name = f"c{len(scope)}"
+        scope[name] = x
+        return name
+
+    def told(x: Any) -> str:
+        if id(x) in names:
+            return names[id(x)]
+        if id(x) in constants or not isinstance(x, interpreter.TensorHandle):
+            if isinstance(x, (list, tuple)):
+                parts = "".join(f"{told(part)}, " for part in x)
+                return f"[{parts}]" if isinstance(x, list) else f"({parts})"
+            if isinstance(x, (interpreter.BlockPointerHandle, interpreter.TensorDescHandle)):
+                raise Unknown
+            return bound(x)
+        raise Unknown
+
+    lines: list[str] = []
+    for i, (name, given, named, made) in enumerate(recorder.steps):
+        handles = list(_handles(made))
+        operands = list(_handles([*given, *named.values()]))
+        if all(id(x) in constants for x in operands) and name.startswith(CONSTANT):
+            for x in handles:
+                constants[id(x)] = x
+                x.data.flags.writeable = False
+            continue
+        passed = [told(x) for x in given] + [f"{key}={told(x)}" for key, x in named.items()]
+        lines.append(f"t{i} = {bound(getattr(recorder.builder, name))}({', '.join(passed)})")
+        if isinstance(made, tuple):
+            names |= {id(x): f"t{i}[{j}]" for j, x in enumerate(made)}
+        elif isinstance(made, interpreter.TensorHandle):
+            names[id(made)] = f"t{i}"
+        elif made is not None:
+            raise Unknown
+    results = result if isinstance(result, tuple) else (result,)
+    for i, x in enumerate(results):
+        if type(x) is not tl.tensor:
+            raise Unknown
+        handle = "None" if x.handle is None else told(x.handle)
+        lines += [f"r{i} = new(Tensor)", f"r{i}.handle = {handle}"]
+        lines += [f"r{i}.{name} = {bound(value)}" for name, value in vars(x).items() if name != "handle"]
+    every = "".join(f"r{i}, " for i in range(len(results)))
+    lines.append(f"return ({every})" if isinstance(result, tuple) else "return r0")
+    exec("def plan(*args, **kwargs):\n" + "".join(f"    {line}\n" for line in lines), scope)
+    return scope["plan"]
+
+
+def _handles(values: Any) -> Iterable[Any]:
+    """All that stand for numbers of a launch."""
+    if isinstance(values, interpreter.TensorHandle):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for x in values:
+            yield from _handles(x)
