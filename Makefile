@@ -45,10 +45,11 @@ demo: $(READY)  ## serve a traffic mix over a paged cache, every step checked
 
 test: $(STAMP)  ## the CPU suite: Triton's interpreter, and small batches for Hopper kernels, simulated
 	$(VPY) -m pytest tests -n 2 --dist worksteal $(ARGS)
-	$(if $(ARGS),,$(SIMULATE) -m quick)
+	$(if $(ARGS),,$(SIMULATE) -m "quick and not thorough")
 
-thorough: $(STAMP)  ## machine code of every variant of every kernel, of which `make test` compiles a part
+thorough: $(STAMP)  ## machine code of every kernel, and small batches simulated, of which `make test` does a part
 	$(VPY) -m pytest tests -m thorough -n 2 --dist worksteal $(ARGS)
+	$(if $(ARGS),,$(SIMULATE) -m "quick and thorough")
 
 simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 	$(SIMULATE) $(or $(ARGS),-m quick)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +30,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not torch.cuda.is_available():  # on machines that workers share, threads of theirs wait for each other's
+        workers = getattr(session.config, "workerinput", {}).get("workercount", 1)
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
     if simulator.SIMULATES:
         from tests.simulator import process
 
@@ -40,6 +44,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     has_gpu = torch.cuda.is_available()
     has_hopper = has_gpu and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9
     selection.mark(items)
+    if simulator.SIMULATES:
+        selection.leave_to_thorough(items)
     for item in items:
         hopper, gpu = item.get_closest_marker("hopper"), item.get_closest_marker("gpu")
         if simulator.SIMULATES and not hopper:
@@ -53,6 +59,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     elif not simulator.SIMULATES:
         selection.thin_out(config, items)
     selection.balance(config, items)
+
+
+def pytest_collection_finish() -> None:
+    # What was imported and collected stays: looking through it again and again takes a tenth of the time.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,7 @@
 """Which tests run where, and in which order, from what the tests say of themselves.
 
 - `gpu`, `hopper`, `quick`, `long` are said by tests.
-- `thorough` is said by what takes minutes, and whose like the whole suite has.
+- `thorough` is said by what takes minutes, and whose like the whole suite has; and is true of most that is simulated.
 - `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
 - `smoke`: the first case of each test that a GPU may fail, and what CI simulates.
 """
@@ -47,6 +47,23 @@ ONE_IN = {
 def drawn(name: str, one_in: int) -> bool:
     """Whether a case is one of those that are always taken, of which there is one in so many."""
     return zlib.crc32(name.encode()) % one_in == 0
+
+
+# Of the quick cases of a test's kind so many make one that `make test` simulates; the others `make thorough` does.
+SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper.py": 3}
+SIMULATED = ("[prompt, softcap, float16]",)  # whatever is drawn: a format that no other case has
+
+
+def leave_to_thorough(items: list[pytest.Item]) -> None:
+    """Where Hopper kernels are simulated, mark most of the quick cases as `thorough`, but the first of each test."""
+    met: set[str] = set()
+    for item in items:
+        if item.get_closest_marker("quick"):
+            test = item.nodeid.partition("[")[0]
+            taken = drawn(item.nodeid, SIMULATED_ONE_IN.get(item.path.name, 2)) or item.nodeid.endswith(SIMULATED)
+            if test in met and not taken:
+                item.add_marker(pytest.mark.thorough)
+            met.add(test)
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:

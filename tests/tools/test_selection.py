@@ -15,6 +15,7 @@ class Item:
     """A test that says of itself what a node of pytest would."""
 
     def __init__(self, name: str, *marks: str, device: bool = False) -> None:
+        self.path = Path()
         self.nodeid, self.marks, self.fixturenames = name, [*marks], ("device",) * device
 
     def get_closest_marker(self, name: str) -> bool:
@@ -93,3 +94,29 @@ def test_a_cpu_takes_one_case_in_so_many_and_the_first_of_each_test() -> None:
         asked = list(items)
         selection.thin_out(config, asked)
         assert asked == items
+
+
+def test_most_quick_cases_are_thorough_where_they_are_simulated_but_the_first_of_each_test() -> None:
+    def items() -> list[Any]:
+        found = [
+            Item(f"tests/{file}::{test}[{case}]", "hopper", *["quick"] * (case > 0))
+            for file, test in names
+            for case in range(61)
+        ]
+        for item in found:
+            item.path = Path(item.nodeid.partition("::")[0])
+        return found
+
+    names = [("test_hopper.py", "a"), ("test_hopper_tree.py", "b"), ("test_simulator.py", "c")]
+    found = items()
+    selection.leave_to_thorough(found)
+    left = {
+        test: [i for i, x in enumerate(found) if f"::{test}[" in x.nodeid and "thorough" in x.marks]
+        for _, test in names
+    }
+    assert all("quick" in found[i].marks for some in left.values() for i in some)
+    assert 30 < len(left["a"]) < 50
+    assert 20 < len(left["b"]) < 40
+    assert left["c"] == []
+    first = [next(i for i, x in enumerate(found) if f"::{test}[1]" in x.nodeid) for _, test in names]
+    assert not {*first} & {i for some in left.values() for i in some}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import triton
 
-from tests import selection, variants
+from tests import variants
 from tests.hopper_complaints import (
     BESIDE_BLOCKS,
     BRIEF,
@@ -34,7 +34,8 @@ FOR_NVIDIA = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
 )
 
-PARTS = 4  # of less than a minute each, for workers to share
+PARTS = 2  # processes, for workers to share
+THOROUGH_PARTS = 6  # of less than a minute each
 # Of the Hopper dialect: every shape of pipe, and every feature.
 HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "two lists",
@@ -65,14 +66,21 @@ INVARIANT = ("invariant 32", "invariant 4096", "invariant 1")  # which are compi
 # test_wide_blocks_machine_code.py.
 NAMES = [name for name, _ in variants.calls(HOPPER) if " user " not in name and " and " not in name]
 NAMES = [name for name in NAMES if name not in INVARIANT]
-# In the whole suite one in three, those whose machine code is held by digests, and of each kind that complaints know
-# one at least.
+# In the whole suite those whose machine code is held by digests, and of each kind that complaints know one at least;
+# all by `make thorough`.
 KINDS = dict(
     merged=MERGED, cut=CUT, in_turn=IN_TURN, in_words=IN_WORDS, meet=MEET, results=RESULTS, exact=EXACT,
     polynomial=POLYNOMIAL, reload=HOPPER_MAY_RELOAD, spill=HOPPER_MAY_SPILL, beside=BESIDE_BLOCKS, brief=BRIEF,
     columns=COLUMNS,
 )  # fmt: skip
-ALWAYS = [name for name in NAMES if selection.drawn(name, 3) or name in digests.PLAIN["hopper"]]
+OF_KINDS = (
+    "speculate 64",
+    "prompts x-packed head_dim 64",
+    "long exact softcap of 10",
+    "long exact softcap",
+    "mixed features",
+)
+ALWAYS = [name for name in NAMES if name in digests.PLAIN["hopper"] or name in OF_KINDS]
 THOROUGH = [name for name in NAMES if name not in ALWAYS]
 
 
@@ -80,7 +88,8 @@ def slices() -> Iterator[Any]:
     """Names of variants, a process for each list."""
     for part in range(PARTS):
         yield pytest.param(ALWAYS[part::PARTS], id=str(part))
-        yield pytest.param(THOROUGH[part::PARTS], id=f"thorough-{part}", marks=pytest.mark.thorough)
+    for part in range(THOROUGH_PARTS):
+        yield pytest.param(THOROUGH[part::THOROUGH_PARTS], id=f"thorough-{part}", marks=pytest.mark.thorough)
 
 
 def test_the_whole_suite_has_kernels_of_every_kind() -> None:
@@ -144,7 +153,7 @@ def test_hopper_kernels_fit_with_the_largest_heads_and_boxes() -> None:
     ("variant", "ahead", "waits"),
     [
         ("few keys before blocks", "attention_kernel", None),  # portable kernels follow as any kernel does
-        ("many heads before blocks", "attention_kernel", None),
+        pytest.param("many heads before blocks", "attention_kernel", None, marks=pytest.mark.thorough),
         ("parts behind decodes", "shares_kernel", 1),
     ],
 )

@@ -3,6 +3,7 @@ needed.  Needs no GPU."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -45,14 +46,27 @@ MAX_RELOADED, MAX_RELOADED_OF_LATENTS = 16, 0  # registers of a loop over keys
 MAX_MADE_UNIFORM = 8  # registers of a loop over latents: addresses of operands are made where they are uniform
 
 
-@pytest.fixture(scope="module")
-def found() -> list[dict[str, Any]]:
-    return compiled("sm90", *PRODUCTS, "--exactly", "--calls", "tests.wide_variants")
+# In the whole suite these, one of each kind; all by `make thorough`.
+ALWAYS = (
+    "decode 192 and 128",
+    "decode 512",
+    "decode split latent",
+    "decode latent 64 heads",
+    "decode e4m3 latent 64 heads",
+)
+VARIANTS = [pytest.param(x, marks=[pytest.mark.thorough] * (x not in ALWAYS)) for x in PRODUCTS]
 
 
-@pytest.mark.parametrize("variant", PRODUCTS)
-def test_few_rows_multiply_no_more_than_they_have_to(variant: str, found: list[dict[str, Any]]) -> None:
-    (facts,) = [x for x in found if x["variant"] == variant and x["kernel"] == "shares_kernel"]
+@functools.cache
+def found(thorough: bool) -> list[dict[str, Any]]:
+    """Reports of the whole suite's variants, or of the others: a process each."""
+    names = [x for x in PRODUCTS if (x in ALWAYS) != thorough]
+    return compiled("sm90", *names, "--exactly", "--calls", "tests.wide_variants")
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_few_rows_multiply_no_more_than_they_have_to(variant: str) -> None:
+    (facts,) = [x for x in found(variant not in ALWAYS) if x["variant"] == variant and x["kernel"] == "shares_kernel"]
     assert facts["shared"] <= SHARED["sm90"]
     latent = "latent" in variant
     most = MAX_SPILLED_OF_LATENTS if latent else MAX_SPILLED
@@ -69,7 +83,7 @@ def test_few_rows_multiply_no_more_than_they_have_to(variant: str, found: list[d
         assert not latent or loop.get("R2UR", 0) <= MAX_MADE_UNIFORM
 
 
-def test_what_joins_states_of_wide_rows_is_small(found: list[dict[str, Any]]) -> None:
-    merges = [x for x in found if x["kernel"] == "merge_blocks_kernel"]
+def test_what_joins_states_of_wide_rows_is_small() -> None:
+    merges = [x for x in found(thorough=False) if x["kernel"] == "merge_blocks_kernel"]
     assert {"decode split latent", "decode latent 64 heads"} <= {x["variant"] for x in merges}
     assert not [text for facts in merges for text in merge_complaints(facts)]

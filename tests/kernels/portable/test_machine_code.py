@@ -12,28 +12,36 @@ import triton
 import triton.language as tl
 
 from paged_attn.launching import launch, versions
-from tests import selection, variants
+from tests import variants
 from tests.kernels import digests
 from tests.machine_code import ARITHMETIC, MULTIPROCESSORS, SHARED, compiled
 
-PARTS = 3  # processes for sm90: so many that workers share them evenly, so few that imports do not count
-# All variants for sm90, one in four of them in the whole suite, and those whose machine code is held by digests.
+THOROUGH_PARTS = 4  # processes: so many that workers share them evenly, so few that imports do not count
+# All variants for sm90; in the whole suite those whose machine code is held by digests, and of each other kind one.
 NAMES = [name for name, _ in variants.calls()]
-ALWAYS = [name for name in NAMES if selection.drawn(name, 4) or name in digests.PLAIN["portable"]]
+OTHER_KINDS = (
+    "merge", "write", "decode features", "decode group 64", "decode split latent", "prefill invariant split",
+    "prefill features",
+)  # fmt: skip
+ALWAYS = [name for name in NAMES if name in digests.PLAIN["portable"] or name in OTHER_KINDS]
 THOROUGH = [name for name in NAMES if name not in ALWAYS]
 # Of each of the others every eighth variant from here on, and from four later on: three variants of four have a second
-# target.
+# target.  Of the eighth the whole suite has every third.
 EIGHTHS = {"sm80": 0, "sm100": 1, "gfx942": 2}
 
 
 def slices() -> Iterator[Any]:
     """(target, names of variants), a process each."""
-    for part in range(PARTS):
-        yield pytest.param("sm90", ALWAYS[part::PARTS], id=f"sm90-{part}")
-        yield pytest.param("sm90", THOROUGH[part::PARTS], id=f"sm90-thorough-{part}", marks=pytest.mark.thorough)
+    yield pytest.param("sm90", ALWAYS, id="sm90")
+    for part in range(THOROUGH_PARTS):
+        names = THOROUGH[part::THOROUGH_PARTS]
+        yield pytest.param("sm90", names, id=f"sm90-thorough-{part}", marks=pytest.mark.thorough)
     for target, first in EIGHTHS.items():
-        yield pytest.param(target, NAMES[first::8], id=target)
-        yield pytest.param(target, NAMES[first + 4 :: 8], id=f"{target}-thorough", marks=pytest.mark.thorough)
+        eighth = NAMES[first::8]
+        some = eighth[::3]
+        more = [name for name in [*eighth, *NAMES[first + 4 :: 8]] if name not in some]
+        yield pytest.param(target, some, id=target)
+        yield pytest.param(target, more, id=f"{target}-thorough", marks=pytest.mark.thorough)
 
 
 # Spilled bytes per thread that a prefill variant may have: none on sm90, the one target that tiles were chosen on, and
@@ -237,6 +245,7 @@ def test_every_target_is_compiled_for_in_the_whole_suite_and_every_variant_where
     always = {x.values[0] for x in slices() if not x.marks}
     assert always == {*EIGHTHS, "sm90"} == {*MULTIPROCESSORS}
     assert sorted(name for x in slices() if x.values[0] == "sm90" for name in x.values[1]) == sorted(NAMES)
+    assert {*OTHER_KINDS, *digests.PLAIN["portable"]} == {*ALWAYS}
 
 
 def test_a_kernel_that_does_not_fit_is_complained_about() -> None:
