@@ -36,12 +36,17 @@ VARIANTS = {
         *("decode of 12", "decode split all fp8", "speculate 32", "prefill window sinks", "long", "two lists"),
         *("chunk x-packed new", "mixed", "mixed e4m3, no lse"),
     ),
+    # of two widths, wide heads and latents, few rows and blocks of many
+    "wide": (
+        *("decode 192 and 128", "decode split latent", "decode latent 64 heads", "decode e4m3 latent 32 heads"),
+        "prompts new 192 and 128",
+    ),
     # small batches of `hopper_cases`, against the reference
     "simulated": ("decodes", "even drafts", "chunk, features", "chunk of e4m3", "mixed over e4m3, group 3"),
     # `selftest`: a call of each layout and kind, against the reference
     "interpreted": ("selftest",),
 }
-DONE = {"portable": "sound", "hopper": "sound", "simulated": "right", "interpreted": "right"}
+DONE = {"portable": "sound", "hopper": "sound", "wide": "sound", "simulated": "right", "interpreted": "right"}
 # What one version's compiler does worse, and why it is left so: (version, variant) to how its complaint begins.
 KNOWN_COMPLAINTS = {
     ("3.8.0", "long"): "permutes words of weights",  # carried as numbers: `shim.COPIES_OPERANDS` says why
@@ -108,12 +113,12 @@ def fetch(version: str, needs: Sequence[str], folder: Path) -> str:
 def tried(dialect: str) -> Iterator[dict[str, str]]:
     """Each variant when it begins and when it is done; one that fails has a reason."""
     os.environ["TRITON_INTERPRET"] = "1" if dialect == "interpreted" else "0"
-    os.environ["PAGED_ATTN_HOPPER"] = "1" if dialect in ("hopper", "simulated") else "0"
+    os.environ["PAGED_ATTN_HOPPER"] = "0" if dialect in ("portable", "interpreted") else "1"
     os.environ["SIMULATE"] = "1" if dialect == "simulated" else "0"
     from paged_attn.kernels.hopper import available
 
-    missing = available.why_no_gluon() if dialect in ("hopper", "simulated") else None
-    attempt = {"simulated": _simulate, "interpreted": _interpret}.get(dialect, _compile)
+    missing = available.why_no_gluon() if os.environ["PAGED_ATTN_HOPPER"] == "1" else None
+    attempt = {"simulated": _simulate, "interpreted": _interpret, "wide": _compile_wide}.get(dialect, _compile)
     for variant in VARIANTS[dialect]:
         yield {"variant": variant}
         try:
@@ -149,6 +154,23 @@ def _compile(variant: str) -> None:
         assert any(text.startswith(known) for text in wrong), f"no longer {known!r}: take it from the table"
         wrong = [text for text in wrong if not text.startswith(known)]
     assert not wrong, "; ".join(wrong)
+
+
+def _compile_wide(variant: str) -> None:
+    """What a compiler that refuses a helper of theirs shows, and products as many as they need."""
+    from tests import hopper_complaints, variants, wide_variants
+    from tests.kernels.hopper import test_wide_blocks_machine_code, test_wide_shares_machine_code
+    from tests.machine_code import SHARED, compile_calls, report
+
+    few_rows = variant in wide_variants.SHARES
+    tests = test_wide_shares_machine_code if few_rows else test_wide_blocks_machine_code
+    call = dict((wide_variants if few_rows else variants).calls([variant]))[variant]
+    reports = [report(variant, kernel) for _, kernel in compile_calls(TARGET, [(variant, call)])]
+    (facts,) = [x for x in reports if x["kernel"] == ("shares_kernel" if few_rows else "blocks_kernel")]
+    assert facts["shared"] <= SHARED[TARGET], f"takes {facts['shared']} bytes of shared memory"
+    assert not facts["advice"], facts["advice"]
+    loops = [x for x in facts["innermost"] if hopper_complaints.products(x) >= 8]
+    assert {x["HGMMA"] for x in loops} == {tests.PRODUCTS[variant]}, "does other products"
 
 
 def _simulate(variant: str) -> None:

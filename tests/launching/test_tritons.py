@@ -10,7 +10,7 @@ import pytest
 import triton
 
 from paged_attn.launching import versions
-from tests import tritons, variants
+from tests import tritons, variants, wide_variants
 from tests.hopper_cases import SMALL
 
 
@@ -30,10 +30,11 @@ def test_known_complaints_are_about_what_is_tried() -> None:
     assert all(version in tritons.VERSIONS and variant in named for version, variant in tritons.KNOWN_COMPLAINTS)
 
 
-@pytest.mark.parametrize("dialect", ["portable", "hopper", "simulated"])
+@pytest.mark.parametrize("dialect", ["portable", "hopper", "wide", "simulated"])
 def test_every_variant_exists_under_its_name(dialect: str) -> None:
     named = tritons.VARIANTS[dialect]
-    assert set(named) <= (SMALL if dialect == "simulated" else dict(variants.calls(named))).keys()
+    there = SMALL if dialect == "simulated" else dict(variants.calls(named))
+    assert set(named) <= {*there, *(wide_variants.SHARES if dialect == "wide" else ())}
 
 
 def test_a_compiler_that_dies_costs_its_variant_and_those_after_it() -> None:
