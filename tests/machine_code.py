@@ -14,13 +14,12 @@ import json
 import os
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests import sass
+from tests import sass, warm
 
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 # Bytes of shared memory that one program may have.
@@ -156,10 +155,10 @@ def report(variant: str, kernel: Any, disassemble: bool = True) -> dict[str, Any
 
 def compiled(target: str, *args: str, **environment: str) -> list[dict[str, Any]]:
     """The reports of this module, from a process in which kernels are compiled."""
-    command = [sys.executable, "-m", "tests.machine_code", target, *args]
+    command = ["-m", "tests.machine_code", target, *args]
     environment = os.environ | {"TRITON_INTERPRET": "0"} | environment
     root = Path(__file__).parents[1]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=3600)
+    done = warm.run(command, environment, root)
     assert done.returncode == 0, f"{' '.join(command)} failed:\n{done.stderr[-4000:]}"
     return [json.loads(line) for line in done.stdout.splitlines()]
 

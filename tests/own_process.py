@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from tests import warm
 
 LIMIT = 300  # seconds, only so that what hangs ends
 CALL = """
@@ -49,5 +50,4 @@ def ended(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "script.py")
         path.write_text(CALL + script)
-        command = [sys.executable, str(path)]
-        return subprocess.run(command, env=environment | environ, capture_output=True, text=True, timeout=LIMIT)
+        return warm.run([str(path)], environment | environ, timeout=LIMIT)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import paged_attn
 from benchmarks import headline, runner, tables
 from paged_attn import reference
 from paged_attn.cli import main
+from tests import warm
 from tests.cases import TOLERANCES
 from tests.documents import DIFFS, PAGES, README, ROOT, Block, anchors, apply, blocks, links, name
 
@@ -68,13 +67,7 @@ def test_diffs_apply_and_do_what_the_program_behind_them_says(block: Block, tmp_
             shutil.copy(ROOT / file, tmp_path / file)
         apply(diff.text, tmp_path)
     (tmp_path / "program.py").write_text(block.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-    )
+    done = warm.run([str(tmp_path / "program.py")], os.environ | {"PYTHONPATH": ""}, tmp_path)
     assert diffs
     assert done.returncode == 0, done.stderr
 

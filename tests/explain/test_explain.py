@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from paged_attn.planning import plan
 from paged_attn.planning.steps import steps_of
 from paged_attn.preparation.model import call_of
 from paged_attn.records import posed
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = dict(
@@ -223,7 +222,7 @@ print(len(heard), len(launches))
 print([x.pipe for x in launches], trust.why_untrusted("sm90"))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONWARNINGS": "", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment)
+    done = warm.run(["-c", program], environment, ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == ["0 1", "[None] nobody has tried them on such a GPU"]
 

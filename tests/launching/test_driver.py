@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from paged_attn.launching import driver
 from paged_attn.launching.driver import BOX
 from paged_attn.launching.template import Argument
+from tests import warm
 
 COUNT = 5  # addresses: of two tensors, of scratch, and the stream
 FIRST, SECOND = (1 << 40, 2 << 40, 3 << 40, 4 << 40, 7), (5 << 40, 6 << 40, 3 << 40, 4 << 40, 9)
@@ -273,10 +272,7 @@ for step, compiled in kept:
 def test_kernels_take_what_the_driver_is_told(asked: str, variants: list[str], names: str) -> None:
     """Whatever Triton this is: each parameter has the size that the PTX declares, those of Triton's own included."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "PAGED_ATTN_HOPPER": asked}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM.format(variants=variants)],
-        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True,
-    )  # fmt: skip
+    done = warm.run(["-c", PROGRAM.format(variants=variants)], environment, Path(__file__).parents[2])
     assert done.returncode == 0, done.stderr
     kernels, scratch = (done.stdout.splitlines()[i::2] for i in (0, 1))
     assert set(names.split()) <= {line.split()[0] for line in kernels}

@@ -18,6 +18,7 @@ import triton
 from paged_attn import selftest, tryout
 from paged_attn.kernels.hopper import available
 from paged_attn.launching import trial, trust, versions
+from tests import warm
 
 ROOT = Path(__file__).parents[2]
 SMALL = [selftest.Case("decode", [1, 1], [5, 30]), selftest.Case("fp8", [1, 3], [9, 20], kv_dtype=torch.float8_e4m3fn)]
@@ -209,7 +210,7 @@ for case in selftest.TRIED:
 print(*sorted(set(names)))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "PAGED_ATTN_HOPPER": "1"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = warm.run(["-c", program], environment, ROOT)
     assert done.returncode == 0, done.stderr
     assert {"blocks_kernel", "mixed_kernel", "shares_kernel", "write_kv_kernel"} <= set(done.stdout.split())
 
@@ -222,5 +223,5 @@ warnings.simplefilter("error")
 import paged_attn
 """
     environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = warm.run(["-c", program], environment, ROOT)
     assert done.returncode == 0, done.stderr

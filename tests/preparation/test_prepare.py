@@ -27,6 +27,7 @@ from paged_attn.serving import trace
 from paged_attn.serving.batch import batch_of
 from paged_attn.serving.pages import Pages
 from paged_attn.serving.scheduler import Scheduler, StepPart
+from tests import warm
 
 H200 = Device("sm90", 132)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
@@ -286,8 +287,7 @@ def test_what_was_compiled_for_another_machine_is_found_on_disk(tmp_path: Path) 
     }
 
     def prepare(processes: int) -> list[list[int]]:
-        command = [sys.executable, str(script), str(processes)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=HANGS)
+        done = warm.run([str(script), str(processes)], environment, timeout=HANGS)
         assert done.returncode == 0, done.stderr[-4000:]
         return [json.loads(line)[:2] for line in done.stdout.splitlines()[-2:]]
 

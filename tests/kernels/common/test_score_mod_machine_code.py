@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import triton
 
+from tests import warm
 from tests.machine_code import ARITHMETIC, compiled
 
 FOR_NVIDIA = pytest.mark.skipif(
@@ -49,15 +50,14 @@ def test_a_function_goes_to_hopper_unless_gluon_does_not_compile_it() -> None:
 @FOR_NVIDIA
 def test_explain_says_what_the_compiler_said(tmp_path: Any) -> None:
     import os
-    import subprocess
-    import sys
 
     for mod, args, words in (
         ("alibi", "float32", "Hopper's"),
         ("own_blocks", "", "a score_mod that Gluon does not compile (GluonSemantic.arange() missing"),
     ):
-        command = [sys.executable, "-m", "paged_attn", "explain", "--device", "h200"]
+        command = ["-m", "paged_attn", "explain", "--device", "h200"]
         command += ["--score-mod", f"tests.score_mods:{mod}", "--score-mod-args", args]
         environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        done = warm.run(command, environment)
+        assert done.returncode == 0, done.stderr
         assert words in " ".join(done.stdout.split())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from paged_attn.kernels.hopper import shim
+from tests import warm
 
 ROOT = Path(__file__).parents[3]
 KERNELS = sorted(path for path in (ROOT / "paged_attn" / "kernels" / "hopper").rglob("*.py") if path.name != "shim.py")
@@ -58,7 +57,7 @@ rename(gl.shared_memory_descriptor, "_reinterpret", "reinterpret", stays=False)
 def said(program: str, **environ: str) -> list[str]:
     """The lines that a Python of its own prints, whose kernels are compiled."""
     environment = os.environ | {"TRITON_INTERPRET": "0", "PAGED_ATTN_HOPPER": "1"} | environ
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, env=environment)
+    done = warm.run(["-c", program], environment, ROOT)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
