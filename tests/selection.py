@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 
 import pytest
 
@@ -49,21 +50,20 @@ def drawn(name: str, one_in: int) -> bool:
     return zlib.crc32(name.encode()) % one_in == 0
 
 
-# Of the quick cases of a test's kind so many make one that `make test` simulates; the others `make thorough` does.
-SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper.py": 3}
-SIMULATED = ("[prompt, softcap, float16]",)  # whatever is drawn: a format that no other case has
+# Of a test's quick cases `make test` simulates the first and each so-manieth; the others `make thorough` does.
+SIMULATED_ONE_IN = {"test_simulator.py": 1, "test_hopper.py": 3, "test_hopper_any.py": 6}  # elsewhere 2
+SIMULATED = ("[prompt, softcap, float16]",)  # a format that no other case has
 
 
 def leave_to_thorough(items: list[pytest.Item]) -> None:
-    """Where Hopper kernels are simulated, mark most of the quick cases as `thorough`, but the first of each test."""
-    met: set[str] = set()
+    """Where Hopper kernels are simulated, mark most of the quick cases as `thorough`."""
+    met: Counter[str] = Counter()
     for item in items:
         if item.get_closest_marker("quick"):
             test = item.nodeid.partition("[")[0]
-            taken = drawn(item.nodeid, SIMULATED_ONE_IN.get(item.path.name, 2)) or item.nodeid.endswith(SIMULATED)
-            if test in met and not taken:
+            if met[test] % SIMULATED_ONE_IN.get(item.path.name, 2) and not item.nodeid.endswith(SIMULATED):
                 item.add_marker(pytest.mark.thorough)
-            met.add(test)
+            met[test] += 1
 
 
 def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
