@@ -9,6 +9,9 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0
 ARGS   ?=
 
+# Python keeps what it makes of the tests' sources: a session that makes it anew begins ten seconds later.
+unexport PYTHONDONTWRITEBYTECODE
+
 VENV  := .venv
 VPY   := $(VENV)/bin/python
 STAMP := $(VENV)/installed
