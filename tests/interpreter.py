@@ -25,6 +25,7 @@ READ = {
     interpreter._patch_lang: {"e5beeba7"},
     interpreter._patch_attr: {"e0c1b7d6", "935587c8"},  # 3.6: of other lines
     TritonSemantic.to_tensor: {"aec8898b", "2111735b"},
+    interpreter.TensorHandle: {"0efd336d", "3202e4a6"},
     interpreter._get_np_dtype: {"8f20d41e"},
     tl.block_type.__init__: {"403f4b01"},
     tl.tensor.__init__: {"d9b043b5"},
@@ -134,6 +135,15 @@ def _leave_out_unread_checks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", sanitize)
 
 
+def _make_handles(patch: pytest.MonkeyPatch) -> None:
+    """At once, without a look at the size of numbers that the interpreter itself has made of the type."""
+
+    def init(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    patch.setattr(interpreter.TensorHandle, "__init__", init)
+
+
 def _replay_operations(patch: pytest.MonkeyPatch) -> None:
     """What is to be done on arrays depends on types alone: `replayed`."""
     known: dict[Any, Any] = {}
@@ -155,6 +165,7 @@ PATCHES = {
     _patch_language_once: (interpreter.InterpretedFunction.__call__, interpreter._patch_lang),
     _look_types_up: (interpreter._get_np_dtype,),
     _share_shapes: (tl.block_type.__init__, tl.tensor.__init__, tl.tuple.__eq__),
+    _make_handles: (interpreter.TensorHandle,),
     _replay_operations: (interpreter._patch_attr, TritonSemantic.to_tensor),
     _leave_out_unread_checks: (TritonSemantic.binary_op_sanitize_overflow_impl,),
 }

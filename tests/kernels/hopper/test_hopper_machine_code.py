@@ -141,6 +141,7 @@ def test_hopper_kernels_of_invariant_calls_do_the_same_arithmetic() -> None:
 
 
 @FOR_NVIDIA
+@pytest.mark.thorough  # test_hopper_plan.py counts the same bytes
 def test_hopper_kernels_fit_with_the_largest_heads_and_boxes() -> None:
     found = compiled("sm90", "large boxes", "--no-sass")
     shared = {x["variant"]: x["shared"] for x in found if x["kernel"] == "shares_kernel"}

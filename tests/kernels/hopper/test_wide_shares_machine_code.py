@@ -84,6 +84,6 @@ def test_few_rows_multiply_no_more_than_they_have_to(variant: str) -> None:
 
 
 def test_what_joins_states_of_wide_rows_is_small() -> None:
-    merges = [x for x in found(thorough=False) if x["kernel"] == "merge_blocks_kernel"]
+    merges = [x for x in found(False) if x["kernel"] == "merge_blocks_kernel"]
     assert {"decode split latent", "decode latent 64 heads"} <= {x["variant"] for x in merges}
     assert not [text for facts in merges for text in merge_complaints(facts)]
