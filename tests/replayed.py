@@ -48,7 +48,8 @@ def replayed(operation: Callable[..., Any]) -> Callable[..., Any]:
     plans: dict[tuple[Any, ...], Callable[..., Any] | None] = {}
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("_semantic", None)
+        if kwargs:
+            kwargs.pop("_semantic", None)
         if type(semantic.builder) is Recorder:  # an operation within another
             return operation(*args, **kwargs, _semantic=semantic)
         key: list[Any] = []
@@ -107,26 +108,37 @@ def _recorded(
     """How an operation is done again, None if it has to be worked out anew each time, and its result."""
     semantic = interpreter.interpreter_semantic
     recorder = Recorder(semantic.builder)
-    plain = {of: of.__bool__ for of in (tl.tensor, interpreter.TensorHandle)}
+    args, kwargs = tuple(map(_apart, args)), {name: _apart(x) for name, x in kwargs.items()}
+    looks = [(of, name) for of in (tl.tensor, interpreter.TensorHandle) for name in ("__bool__", "__index__")]
+    plain = {(of, name): getattr(of, name) for of, name in looks if hasattr(of, name)}
 
-    def look(self: Any) -> bool:
-        handle = getattr(self, "handle", self)
-        recorder.looked |= handle.data.size == 1  # larger ones are true to the interpreter, whatever they hold
-        return plain[type(self)](self)
+    def looked(of: type, name: str) -> Callable[[Any], Any]:
+        def look(self: Any) -> Any:
+            recorder.looked |= getattr(self, "handle", self).data.size == 1  # larger ones are true, whatever they hold
+            return plain[of, name](self)
+
+        return look
 
     semantic.builder = recorder
-    for of in plain:
-        of.__bool__ = look
+    for of, name in plain:
+        setattr(of, name, looked(of, name))
     try:
         result = operation(*args, **kwargs, _semantic=semantic)
     finally:
         semantic.builder = recorder.builder
-        for of, method in plain.items():
-            of.__bool__ = method
+        for (of, name), method in plain.items():
+            setattr(of, name, method)
     try:
         return None if recorder.looked else _plan(recorder, args, kwargs, result), result
     except Unknown:
         return None, result
+
+
+def _apart(x: Any) -> Any:
+    """A tensor of the same numbers whose handle no other operand has: next time these may be two."""
+    if type(x) is not tl.tensor:
+        return x
+    return tl.tensor(interpreter.TensorHandle(x.handle.data, x.handle.dtype, x.handle.attr), x.type)
 
 
 def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Callable[..., Any]:

@@ -162,6 +162,21 @@ def test_an_operation_is_worked_out_anew_for_other_numbers_of_the_source_and_oth
     assert len({str(x.tolist()) for x in quick[::2]}) == 5  # Triton makes no zero negative
 
 
+@triton.jit
+def operands_kernel(out, x):
+    at = tl.arange(0, 4)
+    one, other = tl.load(x + at), tl.load(x + 4 + at)
+    tl.store(out + at, one * one)
+    tl.store(out + 4 + at, one * other)
+    tl.store(out + 8 + at, tl.where(one > one, one, one) + tl.where(one > other, one, other))
+
+
+def test_an_operation_that_met_an_operand_twice_takes_two_operands() -> None:
+    out, x = torch.zeros(12), torch.tensor([1.0, 2, 3, 4, 4, 3, 2, 1])
+    operands_kernel[(1,)](out, x)
+    assert out.tolist() == [1, 4, 9, 16, 4, 6, 6, 4, 5, 5, 6, 8]
+
+
 def test_operations_are_replayed_where_they_can_be() -> None:
     """Else the suite takes hours: of a call's operations most are known after the first."""
     from tests import replayed
