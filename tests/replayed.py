@@ -165,7 +165,7 @@ def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], res
             if isinstance(x, (list, tuple)):
                 parts = "".join(f"{told(part)}, " for part in x)
                 return f"[{parts}]" if isinstance(x, list) else f"({parts})"
-            if isinstance(x, (interpreter.BlockPointerHandle, interpreter.TensorDescHandle)):
+            if type(x).__module__ == interpreter.__name__:  # a pointer to a block, a descriptor
                 raise Unknown
             return bound(x)
         raise Unknown
