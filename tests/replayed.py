@@ -161,14 +161,12 @@ def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], res
     def told(x: Any) -> str:
         if id(x) in names:
             return names[id(x)]
-        if id(x) in constants or not isinstance(x, interpreter.TensorHandle):
-            if isinstance(x, (list, tuple)):
-                parts = "".join(f"{told(part)}, " for part in x)
-                return f"[{parts}]" if isinstance(x, list) else f"({parts})"
-            if type(x).__module__ == interpreter.__name__:  # a pointer to a block, a descriptor
-                raise Unknown
-            return bound(x)
-        raise Unknown
+        if isinstance(x, (list, tuple)):
+            parts = "".join(f"{told(part)}, " for part in x)
+            return f"[{parts}]" if isinstance(x, list) else f"({parts})"
+        if id(x) not in constants and type(x).__module__ == interpreter.__name__:
+            raise Unknown  # a handle that comes from nowhere, a pointer to a block, a descriptor
+        return bound(x)
 
     lines: list[str] = []
     for i, (name, given, named, made) in enumerate(recorder.steps):
