@@ -57,7 +57,7 @@ thorough: $(STAMP)  ## machine code of every kernel, and small batches simulated
 simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 	$(SIMULATE) $(or $(ARGS),-m quick)
 
-test-gpu: $(READY)  ## the suite on this machine's GPU; ARGS="-m smoke" for a part of it
+test-gpu: $(READY)  ## the suite on this machine's GPU; ARGS="-m smoke" for a part, -m "thorough or not thorough" for every case
 	$(RUN) -m pytest tests $(BESIDE) $(ARGS)
 
 fuzz: $(READY)  ## random calls of everything against the reference: a minute, or ARGS="--seconds 600"

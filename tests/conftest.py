@@ -56,6 +56,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     if has_gpu and not simulator.SIMULATES:
         selection.leave_to_cpus(config, items)
+        selection.thin_out(config, items, selection.ONE_IN_ON_GPU)
     elif not simulator.SIMULATES:
         selection.thin_out(config, items)
     selection.balance(config, items)

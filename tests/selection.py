@@ -44,6 +44,16 @@ ONE_IN = {
     "test_token_scales.py": 2, "test_matrix.py": 2,
 }  # fmt: skip
 
+# On a GPU a case is its kernels' compilation, some five seconds of a core, and twelve workers have nine minutes.
+ONE_IN_ON_GPU = {
+    "test_hopper.py": 6, "test_masks.py": 8, "test_latent.py": 6, "test_paged_attention.py": 4, "test_matrix.py": 4,
+    "test_batch_invariance.py": 4, "test_ends.py": 4, "test_hopper_masks.py": 4, "test_fp8.py": 4, "test_widths.py": 4,
+    "test_hopper_numbers.py": 3, "test_positions.py": 3, "test_hopper_wide.py": 3, "test_hopper_join.py": 3,
+    "test_hopper_positions.py": 3, "test_score_mod.py": 3, "test_gate.py": 3, "test_tree.py": 3,
+    "test_hopper_wide_blocks.py": 3, "test_hopper_gate.py": 3, "test_pieces.py": 2, "test_copies.py": 2,
+    "test_token_scales.py": 2, "test_hopper_tree.py": 2, "test_hopper_token_scales.py": 2,
+}  # fmt: skip
+
 
 def drawn(name: str, one_in: int) -> bool:
     """Whether a case is one of those that are always taken, of which there is one in so many."""
@@ -66,8 +76,8 @@ def leave_to_thorough(items: list[pytest.Item]) -> None:
             met[test] += 1
 
 
-def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Without a GPU, deselect what is `thorough`, and most of `ONE_IN`'s cases, unless file or marker is asked for.
+def thin_out(config: pytest.Config, items: list[pytest.Item], one_in: dict[str, int] = ONE_IN) -> None:
+    """Deselect what is `thorough`, and most cases of large matrices, unless file or marker is asked for.
 
     Of these each test keeps its first.
     """
@@ -78,7 +88,7 @@ def thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
     left: list[pytest.Item] = []
     for item in items:
         test = item.nodeid.partition("[")[0]
-        taken = drawn(item.nodeid, ONE_IN.get(item.path.name, 1)) or test not in met
+        taken = drawn(item.nodeid, one_in.get(item.path.name, 1)) or test not in met
         (kept if taken and not item.get_closest_marker("thorough") else left).append(item)
         met.add(test)
     items[:] = kept
