@@ -39,7 +39,8 @@ def loads_by_score(asked: ScoreMod) -> bool:
     source = ASTSource(try_kernel, signature, {(2,): compiled(asked.function)})
     with FIRST:
         kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
-    return address_depends_on_first_load(kernel.asm["ttir"])
+    ttir = kernel.asm.get("ttir")  # which TRITON_STORE_BINARY_ONLY leaves out
+    return ttir is None or address_depends_on_first_load(ttir)
 
 
 def address_depends_on_first_load(ttir: str) -> bool:
