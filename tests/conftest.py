@@ -30,10 +30,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("filterwarnings", "ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 
 
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if not torch.cuda.is_available():  # on machines that workers share, threads of theirs wait for each other's
-        workers = getattr(session.config, "workerinput", {}).get("workercount", 1)
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+def pytest_sessionstart() -> None:
+    if (
+        not torch.cuda.is_available()
+    ):  # of small operations: threads only wait for each other, most of all beside workers
+        torch.set_num_threads(1)
     if simulator.SIMULATES:
         from tests.simulator import process
 
