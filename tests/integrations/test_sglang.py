@@ -24,6 +24,8 @@ from tests.integrations.sglang_batch import (
     wanted,
 )
 
+from sglang.srt.layers.radix_attention import AttentionType  # isort: skip
+
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
@@ -69,6 +71,32 @@ def test_options_of_a_layer_are_those_of_paged_attention() -> None:
         made = batch(of, EXTEND)
         out, q = run(of, made, layer(**options), **others)
         torch.testing.assert_close(out, wanted(of, made, q, **same), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", [AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL])
+def test_prompts_of_encoders_are_seen_both_ways(kind: Any) -> None:
+    """As over SGLang's FlashAttention: windows, too; decodes are the last of their keys anyway."""
+    for options, same in (({}, {}), ({"sliding_window_size": 7}, {"window_size": (7, 7)})):
+        for lengths in ([(20, 20), (5, 5)], DECODE):
+            of = runner()
+            made = batch(of, lengths)
+            out, q = run(of, made, layer(attn_type=kind, **options))
+            torch.testing.assert_close(out, wanted(of, made, q, causal=False, **same), **CLOSE)
+
+
+@pytest.mark.parametrize("lengths", [DECODE, EXTEND])
+def test_a_temperature_grows_behind_a_length_and_a_softcap(lengths: Any) -> None:
+    """As SGLang's Triton kernels have it."""
+    of, made_layer = runner(), layer(logit_cap=2.0)
+    made_layer.xai_temperature_len = 16
+
+    def grown(score: torch.Tensor, query: torch.Tensor, *_: Any) -> torch.Tensor:
+        return score * torch.where(query > 16, query.double().log2() / 4, 1.0)
+
+    made = batch(of, lengths)
+    out, q = run(of, made, made_layer)
+    torch.testing.assert_close(out, wanted(of, made, q, softcap=2.0, score_mod=grown), **CLOSE)
+    assert not torch.allclose(out, wanted(of, made, q, softcap=2.0))
 
 
 def test_windows_are_those_of_sglangs_own_attention() -> None:

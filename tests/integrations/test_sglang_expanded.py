@@ -161,6 +161,10 @@ def test_calls_of_another_kind_are_refused_by_name() -> None:
         backend.forward(q, k, v, expanded(), made, topk_indices=torch.zeros(1))
     with pytest.raises(NotImplementedError, match=r"\[1, 48, 32\] in this pool.*\[4, 40, 20\]"):
         backend.forward(q, k, v, expanded(), made)
+    warmer = expanded()
+    warmer.xai_temperature_len = 16
+    with pytest.raises(NotImplementedError, match="xai_temperature_len 16 of latent attention"):
+        backend.forward(q, k, v, warmer, made)
     made.mha_return_lse = True
     with pytest.raises(NotImplementedError, match="sinks and windows of latent attention in chunks"):
         backend.forward(q, k, v, expanded(sliding_window_size=4), made, save_kv_cache=False)

@@ -28,7 +28,6 @@ from tests.integrations.sglang_batch import (
 
 from sglang.srt.layers.attention import attention_registry  # isort: skip
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend  # isort: skip
-from sglang.srt.layers.radix_attention import AttentionType  # isort: skip
 
 from paged_attn.integrations import flash_attn  # isort: skip
 from paged_attn.integrations import sglang as adapter  # isort: skip
@@ -67,7 +66,6 @@ def test_speculation_and_context_parallelism_are_refused_by_name(settings: Any) 
 @pytest.mark.parametrize(
     "options, others, word",
     [
-        ({"attn_type": AttentionType.ENCODER_ONLY}, {}, "encoder_only"),
         ({"is_cross_attention": True}, {}, "is_cross_attention"),
         ({"pos_encoding_mode": "ALIBI"}, {}, "ALIBI"),
         ({"logit_capping_method": "other"}, {}, "logit_capping_method other"),

@@ -14,8 +14,10 @@ from paged_attn import paged_attention
 from .captured import Captured
 from .drafts import ALGORITHMS, mask_of, words_of
 from .tables import Slots, Tables, tables_of
+from .temperature import modifier
 
 FP8_BYTES = 1
+BOTH_WAYS = (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)
 
 
 class Backend(AttentionBackend):
@@ -90,6 +92,8 @@ class Backend(AttentionBackend):
         page_size = 1 if apart else self.slots.page_size
         k_cache, v_cache = self._caches(layer.layer_id, page_size)
         fp8 = k_cache.dtype.itemsize == FP8_BYTES
+        both = layer.attn_type in BOTH_WAYS and batch.forward_mode.is_extend_without_speculative()
+        before, after = window_of(layer)
         out = paged_attention(
             q.reshape(-1, layer.tp_q_head_num, layer.qk_head_dim), k_cache, v_cache,
             tables.window_table if apart else tables.page_table,  # type: ignore[arg-type]
@@ -97,7 +101,8 @@ class Backend(AttentionBackend):
             max_seqlen_q=tables.max_seqlen_q,
             max_seqlen_k=tables.max_seqlen_k,
             softmax_scale=layer.scaling,
-            window_size=window_of(layer),
+            causal=not both,
+            window_size=(before, before if both else after),
             softcap=layer.logit_cap or 0.0,
             sinks=sinks,
             qq_mask=tables.qq_mask,
@@ -105,6 +110,7 @@ class Backend(AttentionBackend):
             k_scale=(layer.k_scale_float or 1.0) if fp8 else None,
             v_scale=(layer.v_scale_float or 1.0) if fp8 else None,
             batch_invariant=self.batch_invariant,
+            **(modifier(layer.xai_temperature_len) if layer.xai_temperature_len > 0 else {}),
         )  # fmt: skip
         return out.flatten(1)  # type: ignore[union-attr]
 
@@ -162,11 +168,9 @@ def positions_of(layer: Any, tables: Tables) -> Tensor | None:
 def refuse_layer(layer: Any, others: dict[str, Any]) -> None:
     """Raises NotImplementedError naming what of a layer, or of a call, is not known."""
     asked = [name for name, value in others.items() if value is not None]
-    asked += [] if layer.attn_type == AttentionType.DECODER else [f"attn_type {layer.attn_type.value}"]
     asked += ["is_cross_attention"] if layer.is_cross_attention else []
     asked += [] if layer.pos_encoding_mode == "NONE" else [f"pos_encoding_mode {layer.pos_encoding_mode}"]
     asked += [] if layer.logit_capping_method == "tanh" else [f"logit_capping_method {layer.logit_capping_method}"]
-    asked += ["xai_temperature_len"] if layer.xai_temperature_len > 0 else []
     if asked:
         raise NotImplementedError(f"paged_attn does not know {', '.join(asked)} of SGLang's attention layers")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 from torch import Tensor
 
@@ -41,6 +42,9 @@ class LatentBackend(Backend):
         """As SGLang calls it: q [tokens, heads * dims], or without the rotated part, which is then `q_rope`."""
         q_rope, k_rope, sinks = (others.pop(name, None) for name in ("q_rope", "k_rope", "sinks"))
         refuse_layer(layer, others)
+        if layer.attn_type != AttentionType.DECODER or layer.xai_temperature_len > 0:
+            asked = f"attn_type {layer.attn_type.value}, xai_temperature_len {layer.xai_temperature_len}"
+            raise NotImplementedError(f"paged_attn does not know {asked} of latent attention in SGLang")
         tables = self.forward_metadata
         assert tables is not None, "SGLang calls init_forward_metadata first"
         sizes = layer.tp_k_head_num, layer.qk_head_dim, layer.v_head_dim
