@@ -4,6 +4,6 @@ vLLM finds `plugin` by its entry point and calls it in each of its processes; `r
 themselves.
 """
 
-from .registration import plugin, register, unregister
+from .registration import plugin, plugin_diffkv, register, unregister
 
-__all__ = ["plugin", "register", "unregister"]
+__all__ = ["plugin", "plugin_diffkv", "register", "unregister"]

@@ -55,6 +55,7 @@ class Impl(AttentionImpl):
             if getattr(self, name, 1) > 1:
                 raise NotImplementedError(f"paged_attn does not know {what} context parallelism, {name} > 1")
         self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.head_size_v = head_size
         self.num_kv_heads = num_kv_heads or num_heads
         self.num_queries_per_kv = self.num_heads // self.num_kv_heads
         self.kv_cache_dtype, self.attn_type = kv_cache_dtype, attn_type
@@ -114,7 +115,7 @@ class Impl(AttentionImpl):
             k_cache, v_cache = self.caches(kv_cache)
         heads, dim = self.num_heads, self.head_size
         q = query if query.ndim == 3 else query.view(-1, heads, dim)
-        out = output if output.ndim == 3 else output.view(-1, heads, dim)
+        out = output if output.ndim == 3 else output.view(-1, heads, self.head_size_v)
         slopes = self.alibi_slopes
         if slopes is not None and slopes.device != q.device:
             slopes = self.alibi_slopes = slopes.to(q.device)
@@ -151,10 +152,11 @@ class Impl(AttentionImpl):
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [blocks, kv_heads, block, head_size], views of the layer's cache; made once."""
         if self._seen is not kv_cache or self._caches is None:
-            if kv_cache.ndim != 4 or kv_cache.shape[-1] != 2 * self.head_size:
+            width = self.head_size + self.head_size_v
+            if kv_cache.ndim != 4 or kv_cache.shape[-1] != width:
                 raise NotImplementedError(
-                    f"paged_attn knows vLLM's caches [blocks, {self.num_kv_heads}, block, {2 * self.head_size}], keys "
-                    f"beside values of the same size, got {list(kv_cache.shape)}"
+                    f"paged_attn knows vLLM's caches [blocks, {self.num_kv_heads}, block, {width}], keys of "
+                    f"{self.head_size} dims beside values of {self.head_size_v}, got {list(kv_cache.shape)}"
                 )
             cache = kv_cache if self.fp8 is None else kv_cache.view(self.fp8)
             self._seen = kv_cache

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 from typing import Any
 
 REGISTRY = "vllm.v1.attention.backends.registry"
 BACKENDS = {
     "CUSTOM": "paged_attn.integrations.vllm.chosen.Backend",
+    "TRITON_ATTN_DIFFKV": "paged_attn.integrations.vllm.diffkv.Backend",
     "CPU_ATTN": "paged_attn.integrations.vllm.backend.CPUBackend",
     "CPU_MLA": "paged_attn.integrations.vllm.latent.CPUBackend",
 }
@@ -22,8 +24,9 @@ def register(member: str = "CUSTOM") -> str:
     """Take a member of vLLM's AttentionBackendEnum for this library; returns its name, to choose the backend by.
 
     Args:
-        member: "CUSTOM", or "CPU_ATTN" and, of latent attention, "CPU_MLA", which vLLM takes on a CPU whatever is asked
-            for: its own CPU backend is then replaced in this process.  unregister() gives it back.
+        member: "CUSTOM".  Or one whose own backend is then replaced in this process, until unregister() gives it back:
+            "TRITON_ATTN_DIFFKV", which models ask for whose values are of another width than keys; "CPU_ATTN" and, of
+            latent attention, "CPU_MLA", which vLLM takes on a CPU whatever is asked for.
 
     With CUSTOM comes the same member of vLLM's prefill backends for latent attention, which is chosen by itself.
 
@@ -65,6 +68,16 @@ def plugin() -> None:
         register()
     except (ImportError, RuntimeError) as error:
         logging.getLogger(__name__).warning("paged_attn is no attention backend of this vLLM: %s", error)
+
+
+def plugin_diffkv() -> None:
+    """A second entry point, which takes the place of a backend of vLLM's: only where VLLM_PLUGINS names it."""
+    if "paged_attn_diffkv" not in os.environ.get("VLLM_PLUGINS", "").split(","):
+        return
+    try:
+        register("TRITON_ATTN_DIFFKV")
+    except (ImportError, RuntimeError, ValueError) as error:
+        logging.getLogger(__name__).warning("paged_attn has no values of another width in this vLLM: %s", error)
 
 
 def _prefill(member: str) -> Any:
