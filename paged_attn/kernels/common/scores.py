@@ -60,8 +60,12 @@ def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
 @triton.jit
 def hides_between(mods, S: tl.constexpr):
     """Whether `modify` or `cut_own` may hide keys between a row's bounds: a tile between these may show it nothing."""
-    OF_PAIRS: tl.constexpr = mods.qq_bias is not None or mods.qq_mask is not None or S.SCORE_MOD is not None
-    return OF_PAIRS or mods.query_positions is not None
+    return (
+        mods.qq_bias is not None
+        or mods.qq_mask is not None
+        or mods.query_positions is not None
+        or S.SCORE_MOD is not None
+    )
 
 
 @triton.jit
