@@ -1,7 +1,8 @@
 """The arguments of paged_attention: a row for each, in the order of its signature.
 
-Records of a call, the schemas of the operators and the checks of host values are made from these rows.  Signatures that
-people read are written out: tests/test_arguments.py compares each with the rows, and names what a place has forgotten.
+Records of a call, its form, the operators, checks, a model's calls and options of the command are made from these rows.
+Signatures that people read are written out: tests/test_arguments.py and test_arguments_told.py compare each with the
+rows, and name what a place has forgotten.
 """
 
 from __future__ import annotations
