@@ -198,9 +198,10 @@ def _simpler(call: Call) -> Iterator[Call]:
             changes.append(_lengths(*others[0], *others[1]))
             # what needs one sequence's queries and another's keys may need them of one sequence
             before = lengths[i - 1]
-            joined = max(queries, before[0]), max(keys, before[1])
             rest = [pair for j, pair in enumerate(lengths) if j not in (i, (i - 1) % len(lengths))]
-            changes.append(_lengths(*rest, joined))
+            for fewest in (min, max):
+                joined = fewest(queries, before[0]), max(keys, before[1])
+                changes.append(_lengths(*rest, joined))
         context = keys - queries
         fewer = [(queries, queries + left) for left in _smaller(context)]
         fewer += [(left, context + left) for left in _smaller(queries) if left]

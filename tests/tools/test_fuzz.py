@@ -47,6 +47,13 @@ def test_a_fault_is_found_and_its_test_has_nothing_that_it_does_not_need(fault: 
         names["test_what_fuzzing_has_found"]("cpu")
 
 
+def test_of_two_sequences_one_is_left_that_has_the_queries_of_one_and_the_keys_of_the_other(fault: Any) -> None:
+    fault(lambda case: max(case.seq_lens) > 20 and 3 in case.query_lens)
+    call = fuzzing.Call("run", Case("found", (3, 5), (3, 21)), ())
+    simplest, _ = fuzzing._simplest(call, "AssertionError: wrong", time.time() + 600, lambda _: None)
+    assert (simplest.case.query_lens, simplest.case.seq_lens) == ((3,), (21,))
+
+
 def test_a_test_of_a_fault_fails_as_the_call_that_was_found_did(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without its sinks the call would be refused, which is an error of another type."""
 
