@@ -115,6 +115,7 @@ def convert_share(raw, rings, batch, share, walk, kv_head, mods, S: gl.constexpr
             before += blocks * tiles
             seq += 1
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
+            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
             raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
             unit += count

@@ -61,9 +61,10 @@ def shares_kernel(
         keys = ring_of(make_boxes(key_box, P.KEY_STAGES, S, P), P.KEY_STAGES, P.LOADERS, READERS)
         values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
     elif P.CONVERT:
-        gl.static_assert(S.REST is not None and P.COLUMNS > 0 and P.LOADERS == 1)
+        gl.static_assert(S.REST is not None and P.LOADERS == 1)
         keys = make_ring(S.COMPUTE, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
-        values = make_ring(S.COMPUTE, S.TILE, S.REST, P.VALUE_STAGES, 1, READERS) if S.REST > 0 else keys
+        REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # of rows whose tile it is
+        values = make_ring(S.COMPUTE, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
         raw_rests = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys

@@ -110,11 +110,11 @@ OF_E4M3: dict[str, Any] = MLA | dict(cache_dtype=E4M3)
     [
         ({}, (4, 1, 3)),  # two tiles of 16 bits, of which one is multiplied, beside one and a half of fp8
         (dict(heads=32), (3, 1, 4)),
-        (dict(heads=64), (3, 1, 2)),
-        (dict(heads=128), (3, 1, 2)),
+        (dict(heads=64), (3, 3, 2)),  # of rows: 32 keys each, and the rest beside them
+        (dict(heads=128), (3, 3, 2)),
         (dict(head_dim=512), (4, 0, 4)),
         (dict(head_dim=320, value_dim=256), (2, 1, 6)),
-        (dict(head_dim=192, value_dim=128, heads=64), (2, 1, 6)),
+        (dict(head_dim=192, value_dim=128, heads=64), (4, 4, 6)),
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ from ..args import Turns
 from ..asm.maxima import rescale
 from ..asm.products import multiply_two_parts
 from ..asm.turns import meet_other, tell_read, tell_written, wait_read, wait_written
-from ..layouts import product_layout, threads_layout
+from ..layouts import product_layout, results_layout, threads_layout
 from ..loading.latent_rows import take_rows
 from ..loading.ring import advance, tile_of, wait_tile
 from ..shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
@@ -166,7 +166,7 @@ def consume_latent_rows(
     """A consumer's half of the dims of an item's rows, from the first key to the stored result; returns the turns."""
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
-    LAYOUT: gl.constexpr = product_layout(DIMS, False, P.ROWS)
+    LAYOUT: gl.constexpr = results_layout(DIMS, False, P.ROWS, P.CONVERT > 0)
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     scales, done = results.scales, turns.query
     block, kv_head = item.block, item.kv_head

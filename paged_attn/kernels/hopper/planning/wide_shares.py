@@ -92,12 +92,9 @@ def only_columns(p: Problem) -> bool:
 
 
 def latents_are_rows(p: Problem, rows: int) -> bool:
-    """Whether rows against latents, more than one consumer has columns for, are rows of the products of two.
-
-    Not over fp8, which has none: beside a converter products have no registers for 256 columns.
-    """
+    """Whether rows against latents, more than one consumer has columns for, are rows of the products of two."""
     dims = value_dim_of(p)
-    return reads_latents(p) and p.cache.itemsize == 2 and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
+    return reads_latents(p) and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
 
 
 def wide_columns(p: Problem, rows: int) -> int:
@@ -126,7 +123,7 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     room = SHARED_BYTES - _bytes_beside_rings(p, columns, tile)
     if rest is not None:
         if p.cache.itemsize == 1:
-            return _rings_of_fp8_latents(tile, rest, value_dim_of(p), 1 + halves(p, columns), room)
+            return _rings_of_fp8_latents(tile, rest, value_dim_of(p), 1 + halves(p, columns), columns == 0, room)
         if columns == 0:  # both rings have as many
             slots = min(2 * MAX_SLOTS, room // (2 * tile * (value_dim_of(p) + rest)))
             return WideRings(tile, slots, slots if rest else 0)
@@ -149,18 +146,21 @@ def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> 
     return WideRings(tile, slots, min(cdiv(slots, parts), (room - slots * slot) // slot_of_rest))
 
 
-def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> WideRings:
+def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool, room: int) -> WideRings:
     """Slots of 16 bits of two tiles, or of a tile and one more, and of fp8 as many as are left.
 
-    parts: slots that a tile's values take.  The rest is widened last and left first: one slot of 16 bits is enough.
+    parts: slots that a tile's values take.  The rest is widened last and left first: one slot of 16 bits is enough, but
+    beside rows, whose rings go together and of which two tiles are multiplied at a time.
     """
     slot = tile * dim // parts  # of fp8
-    for keys, least in ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts)):
-        left = room - 2 * (keys * slot + tile * rest)
+    columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
+    for keys, least in ((4, 2), (3, 2)) if rows else columns:
+        rests = keys if rows else 1
+        left = room - 2 * (keys * slot + rests * tile * rest)
         raw = max((n for n in range(MAX_SLOTS + 1) if n * slot + cdiv(n, parts) * tile * rest <= left), default=0)
         if raw >= least:
             break
-    return WideRings(tile, keys, min(rest, 1), raw)
+    return WideRings(tile, keys, min(rest, rests), raw)
 
 
 def halves(p: Problem, columns: int) -> bool:
