@@ -152,6 +152,8 @@ FP8_LATENTS: dict[str, dict[str, Any]] = {
     "decodes, e4m3 latents of 64 heads": DECODE | OF_E4M3 | dict(heads=64),
     "decodes, e4m3 latents of 512, of 40 heads, features": DECODE | OF_E4M3 | FEATURES | dict(heads=40, head_dim=512),
     "drafts, e4m3 latents, ragged table": DRAFTS | OF_E4M3 | dict(table="ragged", window_size=(200, -1)),
+    "drafts, e4m3 latents of 32 heads": DRAFTS | OF_E4M3 | dict(heads=32),
+    "12 tokens, e4m3 latents, features": ragged((12, 200), (1, 70), (3, 3)) | OF_E4M3 | FEATURES | dict(bounds=True),
     "a lone decode, e4m3 latents of 128 heads": LONE | OF_E4M3 | dict(heads=128),
 }
 CASES = TWO_WIDTHS | WIDE | LATENTS | TWO_CONSUMERS | LATENT_CHUNKS | FP8_LATENTS
