@@ -14,5 +14,22 @@ for name, mod in MODS.items():
 """
 
 
+COMPILE = """
+from tests.cases import Case, build
+from tests.machine_code import compile_calls
+from tests.variants import PREFILL
+import paged_attn
+
+given = build(Case("curve", **PREFILL | dict(score_mod="curve")), filled=False)
+for _, kernel in compile_calls("sm90", [("curve", lambda: paged_attn.paged_attention(**given))]):
+    print(kernel.name)
+"""
+
+
+def test_a_prefill_with_a_load_by_score_compiles_for_wgmma() -> None:
+    """Up to Triton 3.8 it would not with tiles ahead."""
+    assert run(COMPILE, TRITON_INTERPRET="0", PAGED_ATTN_HOPPER="0") == "attention_kernel\n"
+
+
 def test_only_a_function_whose_loads_depend_on_the_score_loads_by_it() -> None:
     assert run(SCRIPT, TRITON_INTERPRET="0") == "curve\n"
