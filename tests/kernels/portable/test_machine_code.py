@@ -62,8 +62,8 @@ NAMED_MAY_SPILL = {
 FROM_3_7_MAY_SPILL = {
     ("sm90", "decode page 128"): 16, ("sm90", "prefill fp32"): 8, ("sm100", "prefill invariant features"): 352
 }  # fmt: skip
-# As other prefills of gfx942 over fp8, of 512 dims; words of a mask on sm100, outside the loop over keys; and keys that
-# sm80 decodes by hand, of which 16 rows spill 48.
+# As other prefills of gfx942 over fp8, of 512 dims; words of a mask on sm100; and keys that sm80
+# decodes by hand, of which 16 rows spill 48.
 ONE_TARGET_MAY_SPILL = {("gfx942", "prefill latent e4m3"): 612, ("sm100", "speculate mask"): 24} | dict.fromkeys(
     (("sm80", "decode split latent e4m3"), ("sm80", "decode split latent 128 heads e4m3")), 48
 )
