@@ -102,7 +102,6 @@ ATTENTION = {
     "prefill alibi": PREFILL | dict(alibi=True),
     "prefill user alibi": PREFILL | dict(score_mod="alibi of ints"),
     "prefill user softcap": PREFILL | dict(score_mod="softcap"),
-    "prefill user table tree at depths": PREFILL | dict(score_mod="relative", positions="tree", qq_bias=32, tree=True),
     "decode 192 and 128": DECODE | dict(head_dim=192, value_dim=128),
     "decode head_dim 512": DECODE | dict(head_dim=512, heads=16, kv_heads=4),
     "decode split head_dim 512": DECODE | dict(query_lens=(1,), seq_lens=LONG, head_dim=512, heads=16, kv_heads=4),

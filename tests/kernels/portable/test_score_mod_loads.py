@@ -20,15 +20,17 @@ from tests.machine_code import compile_calls
 from tests.variants import PREFILL
 import paged_attn
 
-given = build(Case("curve", **PREFILL | dict(score_mod="curve")), filled=False)
-for _, kernel in compile_calls("sm90", [("curve", lambda: paged_attn.paged_attention(**given))]):
-    print(kernel.name)
+CALLS = dict(score_mod="curve"), dict(score_mod="relative", positions="tree", qq_bias=32, tree=True)
+for fields in CALLS:
+    given = build(Case("called", **PREFILL | fields), filled=False)
+    for _, kernel in compile_calls("sm90", [("called", lambda: paged_attn.paged_attention(**given))]):
+        print(kernel.name)
 """
 
 
-def test_a_prefill_with_a_load_by_score_compiles_for_wgmma() -> None:
-    """Up to Triton 3.8 it would not with tiles ahead."""
-    assert run(COMPILE, TRITON_INTERPRET="0", PAGED_ATTN_HOPPER="0") == "attention_kernel\n"
+def test_prefills_whose_functions_load_by_score_or_by_position_beside_a_bias_compile_for_wgmma() -> None:
+    """Up to Triton 3.8 neither would as other loops are compiled."""
+    assert run(COMPILE, TRITON_INTERPRET="0", PAGED_ATTN_HOPPER="0") == "attention_kernel\n" * 2
 
 
 def test_only_a_function_whose_loads_depend_on_the_score_loads_by_it() -> None:
