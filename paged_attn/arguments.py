@@ -40,9 +40,8 @@ class Argument(NamedTuple):
     model: tuple[str, ...] | str  # fields of Model, keywords of prepare(), that tell it of all calls; or why none does
     asked: tuple[str, ...]  # keywords of explain's question_of, options of the command, that tell it
     others: tuple[Any, ...] = ()  # of an option: values beside its default, which tests try at every place
-    axes: tuple[
-        str, ...
-    ] = ()  # of a tensor that is checked by its row: names of its axes; those of no call are its own
+    # Of a tensor that is checked by its row: names of its axes, of which those of no call are its own.
+    axes: tuple[str, ...] = ()
     dtypes: str = ""  # of that: what it may be, one of KINDS in checks/arguments.py
     help: str = ""  # of its option of the command; "": that has words, or a form, of its own in cli/options.py
 

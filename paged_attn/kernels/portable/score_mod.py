@@ -44,15 +44,7 @@ def loads_by_score(asked: ScoreMod) -> bool:
 
 
 def address_depends_on_first_load(ttir: str) -> bool:
-    """Whether a load's operands come from the result of the first one; branches and loops on it count as if they did.
-
-    >>> address_depends_on_first_load('''
-    ...     %1 = tt.load %0 : tensor<16x!tt.ptr<f32>>
-    ...     %2 = arith.fptosi %1 : tensor<16xf32> to tensor<16xi32>
-    ...     %3 = tt.addptr %arg1, %2 : tensor<16x!tt.ptr<f32>>, tensor<16xi32>
-    ...     %4 = tt.load %3 : tensor<16x!tt.ptr<f32>>''')
-    True
-    """
+    """Whether a load's operands come from the result of the first one; branches and loops on it count as if they did."""
     derived: set[str] = set()
     for line in ttir.splitlines():
         names, _, operation = line.partition(" = ") if re.match(r"\s*%", line) else ("", "", line)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from paged_attn.kernels.portable.score_mod import address_depends_on_first_load
 from tests.own_process import run
 
 SCRIPT = """
@@ -35,3 +38,20 @@ def test_prefills_whose_functions_load_by_score_or_by_position_beside_a_bias_com
 
 def test_only_a_function_whose_loads_depend_on_the_score_loads_by_it() -> None:
     assert run(SCRIPT, TRITON_INTERPRET="0") == "curve\n"
+
+
+FIRST = "    %1 = tt.load %0 : tensor<16x!tt.ptr<f32>>\n    %2 = arith.fptosi %1 : tensor<16xf32> to tensor<16xi32>\n"
+
+
+@pytest.mark.parametrize(
+    ("rest", "depends"),
+    [
+        ("%3 = tt.addptr %arg1, %2 : tensor<16x!tt.ptr<f32>>\n    %4 = tt.load %3 : tensor<16xf32>", True),
+        ("%3 = tt.addptr %arg1, %arg2 : tensor<16x!tt.ptr<f32>>\n    %4 = tt.load %3 : tensor<16xf32>", False),
+        ("%3 = scf.if %2 -> (tensor<16xf32>) {", True),
+        ("tt.store %0, %1 : tensor<16x!tt.ptr<f32>>", False),
+    ],
+    ids=["an address of it", "an address of another", "a branch on it", "a store of it"],
+)
+def test_what_depends_on_the_first_load_is_told_by_names(rest: str, depends: bool) -> None:
+    assert address_depends_on_first_load(f"{FIRST}    {rest}\n") is depends
