@@ -194,7 +194,7 @@ def test_trees_are_verified_over_latents() -> None:
             path = torch.cat([mine[:n], mine[n:][seen_of()[s, node]]])[:, None]
             row = s * EACH + node
             want = sglang_latent.attention(q[row : row + 1], path, path[..., : sglang_latent.RANK])
-            torch.testing.assert_close(out[row].view(want.shape), want, atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(out[row].view(want.shape), want, **CLOSE)
 
 
 def test_drafts_of_another_kind_are_refused_by_name() -> None:
