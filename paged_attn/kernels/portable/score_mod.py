@@ -44,7 +44,7 @@ def loads_by_score(asked: ScoreMod) -> bool:
 
 
 def address_depends_on_first_load(ttir: str) -> bool:
-    """Whether a load's operands come from the result of the first one; branches and loops on it count as if they did."""
+    """Whether a load's operands come from the result of the first one; a branch or a loop on it counts as a load."""
     derived: set[str] = set()
     for line in ttir.splitlines():
         names, _, operation = line.partition(" = ") if re.match(r"\s*%", line) else ("", "", line)
