@@ -13,7 +13,7 @@ import paged_attn
 from paged_attn import reference
 from paged_attn.explain.question import memory
 from tests.cases import E4M3, E5M2, Case, build, compare, run
-from tests.explain.test_explain import ask
+from tests.explain.asked import ask
 
 FP16, BF16 = torch.float16, torch.bfloat16
 Cut = Callable[..., None]

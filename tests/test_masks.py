@@ -21,10 +21,10 @@ from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
 from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
-from tests.explain.test_explain import ask
+from tests.explain.asked import ask
 from tests.masks import BY_HAND, MASKS
+from tests.one_sequence import attend, random_qkv
 from tests.test_batch_invariance import chunked, in_order  # noqa: F401, a fixture
-from tests.test_reference import attend, random_qkv
 
 FP16 = torch.float16
 Cut = Callable[..., None]

@@ -20,8 +20,8 @@ from paged_attn.kernels.common.records import Block, Modifiers
 from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
-from tests.explain.test_explain import ask
-from tests.test_reference import attend, random_qkv
+from tests.explain.asked import ask
+from tests.one_sequence import attend, random_qkv
 from tests.trees import assert_branches, bias_of, branches, depths, path_to, random_tree, with_tree
 
 FP16, BF16 = torch.float16, torch.bfloat16

@@ -13,8 +13,8 @@ import torch
 import paged_attn
 from paged_attn import reference
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
-from tests.explain.test_explain import ask
-from tests.test_reference import attend, random_qkv
+from tests.explain.asked import ask
+from tests.one_sequence import attend, random_qkv
 from tests.trees import assert_branches, bias_of, depths, path_to, random_tree
 
 FP16, BF16 = torch.float16, torch.bfloat16

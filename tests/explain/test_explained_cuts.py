@@ -12,7 +12,7 @@ from paged_attn.kernels import cuts
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.kernels.common.schedule import find_share, share_of, work
 from paged_attn.planning import plan
-from tests.explain.test_explain import ask
+from tests.explain.asked import ask
 
 
 @triton.jit
