@@ -1,4 +1,4 @@
-"""`explain` on dialects and devices: it is told what the planner is told, and says which kernels a call gets, and why."""
+"""`explain` on dialects and devices: it knows what the planner is told, and says whose kernels a call gets, and why."""
 
 from __future__ import annotations
 
