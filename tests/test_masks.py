@@ -21,10 +21,11 @@ from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
 from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
+from tests.chunks import attend as call
+from tests.chunks import chunked, in_order, same, whole  # noqa: F401, a fixture of all tests
 from tests.explain.asked import ask
 from tests.masks import BY_HAND, MASKS
 from tests.one_sequence import attend, random_qkv
-from tests.test_batch_invariance import chunked, in_order  # noqa: F401, a fixture
 
 FP16 = torch.float16
 Cut = Callable[..., None]
@@ -69,9 +70,6 @@ def test_plans_as_they_are_take_a_mask(mask: str, device: str) -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_mask_shows_a_query_the_same_in_any_batch_and_any_chunks_of_prefill(mask: str, device: str) -> None:
-    from tests.test_batch_invariance import attend as call
-    from tests.test_batch_invariance import same, whole
-
     fields = MASKS[mask]
     if (
         not fields.get("causal", True)
