@@ -17,7 +17,7 @@ from paged_attn.preparation.model import Lengths, Model, problem_of
 from paged_attn.records.plan import UNBOUNDED, Launch
 from paged_attn.records.problem import Problem
 from tests.cases import E4M3
-from tests.kernels.hopper.test_hopper_plan import H200
+from tests.kernels.hopper.planned import H200
 from tests.random_calls import SIZES, drawn
 
 

@@ -12,7 +12,7 @@ from paged_attn.kernels.hopper.planning.block_items import PIECES_PER_PROGRAM
 from paged_attn.kernels.hopper.planning.even_shares import shares_launch
 from paged_attn.records.plan import UNBOUNDED
 from paged_attn.records.problem import Problem
-from tests.kernels.hopper.test_hopper_plan import CALL, FP8, even
+from tests.kernels.hopper.planned import CALL, FP8, even
 
 ALL_FP8: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn, compute=torch.float16)
 

@@ -10,7 +10,7 @@ import torch
 from paged_attn.kernels.hopper.planning import plan as hopper
 from paged_attn.records import layout
 from tests.cases import Case, build, problem_of
-from tests.kernels.hopper.test_hopper_plan import CALL, H200, PACKED
+from tests.kernels.hopper.planned import CALL, H200, PACKED
 
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [

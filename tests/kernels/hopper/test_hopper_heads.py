@@ -11,7 +11,7 @@ from paged_attn.planning import plan
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import DEVICE, ragged, sized
 from tests.hopper_plans import planned
-from tests.kernels.hopper.test_hopper_plan import even
+from tests.kernels.hopper.planned import even
 
 pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

@@ -16,7 +16,7 @@ from paged_attn.records.problem import Problem
 from tests import hopper_plans, simulator
 from tests.cases import E4M3, build, problem_of, run
 from tests.hopper_cases import DEVICE, sized
-from tests.kernels.hopper.test_hopper_plan import MIXED, even
+from tests.kernels.hopper.planned import MIXED, even
 
 E4M3_CACHE: dict[str, Any] = dict(cache=torch.float8_e4m3fn, compute=torch.float16)
 ALL_E4M3: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn)

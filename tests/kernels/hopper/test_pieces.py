@@ -18,7 +18,7 @@ from paged_attn.kernels.hopper.planning.block_items import MIN_TILES_PER_PIECE, 
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_KEYS_OF_HALF_TILES
 from paged_attn.kernels.hopper.planning.pieces import PieceSizes, piece_size
 from paged_attn.records.plan import Launch
-from tests.kernels.hopper.test_hopper_plan import CALL
+from tests.kernels.hopper.planned import CALL
 
 TILE, TOKENS, HEADS, PROGRAMS = 128, 32, 8, 132
 
