@@ -47,7 +47,8 @@ ONE_IN = {
 # On a GPU a case is its kernels' compilation, some five seconds of a core, and twelve workers have nine minutes.
 ONE_IN_ON_GPU = {
     "test_hopper.py": 6, "test_masks.py": 8, "test_latent.py": 6, "test_paged_attention.py": 4, "test_matrix.py": 4,
-    "test_batch_invariance.py": 4, "test_batch_invariance_of_plans.py": 4, "test_ends.py": 4, "test_hopper_masks.py": 4, "test_fp8.py": 4, "test_widths.py": 4,
+    "test_batch_invariance.py": 4, "test_batch_invariance_of_plans.py": 4,
+    "test_ends.py": 4, "test_hopper_masks.py": 4, "test_fp8.py": 4, "test_widths.py": 4,
     "test_hopper_numbers.py": 3, "test_positions.py": 3, "test_hopper_wide.py": 3, "test_hopper_join.py": 3,
     "test_hopper_positions.py": 3, "test_score_mod.py": 3, "test_gate.py": 3, "test_tree.py": 3,
     "test_hopper_wide_blocks.py": 3, "test_hopper_gate.py": 3, "test_pieces.py": 2, "test_copies.py": 2,
