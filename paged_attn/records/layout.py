@@ -6,7 +6,8 @@ import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..kernels.common.records import KV, KeyValues, PageStarts, Rows, Shape
+from ..kernels.common.records import KV, KeyValues, PageStarts, Rows
+from ..kernels.common.shape import Shape
 
 # Strides of tokens and heads from which on offsets inside a block of rows are counted in 64 bits.  Below, 32 are enough
 # for 256 rows, 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`) and, of tokens, the 16 warps x 132 programs of

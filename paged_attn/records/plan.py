@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ..kernels.common.records import Shape
+from ..kernels.common.shape import Shape
 
 UNBOUNDED = 2**31 - 1  # query tokens of a sequence
 
