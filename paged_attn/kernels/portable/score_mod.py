@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any
 
 import triton
 import triton.language as tl
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime.interpreter import InterpretedFunction
 
-from ...launching.locks import FIRST
-from ..common.score_mod import ScoreMod, compiled
+from ..common.score_mod import ScoreMod
+from ..common.score_mod_trial import compile_trial
 
 
 @triton.jit
@@ -33,12 +29,9 @@ def try_kernel(scores, args, score_mod: tl.constexpr):
 @functools.lru_cache(maxsize=256)
 def loads_by_score(asked: ScoreMod) -> bool:
     """Whether the function reads memory at places that depend on the score; of interpreted ones it does not matter."""
-    if isinstance(triton.language.standard.sum, InterpretedFunction):
+    kernel = compile_trial(asked, try_kernel)
+    if kernel is None:
         return False
-    signature: dict[str, Any] = {"scores": "*fp32", "args": asked.types, "score_mod": "constexpr"}
-    source = ASTSource(try_kernel, signature, {(2,): compiled(asked.function)})
-    with FIRST:
-        kernel = triton.compile(source, target=GPUTarget("cuda", 90, 32))
     ttir = kernel.asm.get("ttir")  # which TRITON_STORE_BINARY_ONLY leaves out
     return ttir is None or address_depends_on_first_load(ttir)
 

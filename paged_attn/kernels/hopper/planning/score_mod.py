@@ -3,39 +3,29 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime.interpreter import InterpretedFunction
-
-from ....launching.locks import FIRST
-from ...common.score_mod import ScoreMod, compiled
+from ...common.score_mod import ScoreMod
+from ...common.score_mod_trial import compile_trial
 from ..shim import GluonASTSource, gl, gluon
 
 
 @gluon.jit
-def try_kernel(out, args, score_mod: gl.constexpr):
+def try_kernel(scores, args, score_mod: gl.constexpr):
     """A function on a block of scores as consumers have them."""
     L: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0])
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
     key = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
     place = gl.expand_dims(row, 1) * 64 + gl.expand_dims(key, 0)
-    scores = gl.load(out + place)
-    scores = score_mod(scores, row[:, None], key[None, :], row[:, None], *args)
-    gl.store(out + place, scores.to(gl.float32))
+    x = gl.load(scores + place)
+    x = score_mod(x, row[:, None], key[None, :], row[:, None], *args)
+    gl.store(scores + place, x.to(gl.float32))
 
 
 @functools.lru_cache(maxsize=256)
 def why_not(asked: ScoreMod) -> str | None:
     """What the compiler says of a function that it does not take, in a line; nothing where Triton is interpreted."""
-    if isinstance(triton.language.standard.sum, InterpretedFunction):
-        return None
-    signature: dict[str, Any] = {"out": "*fp32", "args": asked.types, "score_mod": "constexpr"}
     try:
-        with FIRST:
-            source = GluonASTSource(try_kernel, signature, {(2,): compiled(asked.function)})
-            triton.compile(source, target=GPUTarget("cuda", 90, 32))
+        compile_trial(asked, try_kernel, GluonASTSource)
     except Exception as error:  # of any kind: it is the user's code
         return _line(error)
     return None
