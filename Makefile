@@ -58,7 +58,7 @@ simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 	$(SIMULATE) $(or $(ARGS),-m quick)
 
 test-gpu: $(READY)  ## the suite on this machine's GPU; ARGS="-m smoke" for a part, -m "thorough or not thorough" for every case
-	$(RUN) -m pytest tests $(BESIDE) $(ARGS)
+	$(RUN) -m pytest tests $(BESIDE) --durations 20 --junitxml build/test-gpu.xml $(ARGS)
 
 fuzz: $(READY)  ## random calls of everything against the reference: a minute, or ARGS="--seconds 600"
 	$(RUN) -m tests.fuzz $(ARGS)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import selection, simulator  # before the package decides whether it is interpreted
+from tests import durations, selection, simulator  # before the package decides whether it is interpreted
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
@@ -57,10 +57,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     if has_gpu and not simulator.SIMULATES:
         selection.leave_to_cpus(config, items)
-        selection.thin_out(config, items, selection.ONE_IN_ON_GPU)
+        selection.thin_out(config, items, selection.on_a_gpu)
     elif not simulator.SIMULATES:
         selection.thin_out(config, items)
     selection.balance(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if torch.cuda.is_available():
+        durations.tell(terminalreporter)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    with durations.compiling(item) if torch.cuda.is_available() else contextlib.nullcontext():
+        return (yield)
 
 
 def pytest_collection_finish() -> None:

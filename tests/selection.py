@@ -3,29 +3,33 @@
 - `gpu`, `hopper`, `quick`, `long` are said by tests.
 - `thorough` is said by what takes minutes, and whose like the whole suite has; and is true of most that is simulated.
 - `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
-- `smoke`: the first case of each test that a GPU may fail, and what CI simulates.
+- `smoke`: the first case of each test that has several, and that a GPU may fail.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
+
+Taken = Callable[[list[pytest.Item]], list[pytest.Item]]  # of a test's cases those that the whole suite has
 
 
 def mark(items: list[pytest.Item]) -> None:
     """Add `host` and `smoke` to those that they are true of."""
-    seen: set[str] = set()
+    met: set[str] = set()
     for item in items:
         kernels = item.get_closest_marker("gpu") or item.get_closest_marker("hopper")
         if not kernels and "device" not in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.host)
             continue
-        test = item.nodeid.partition("[")[0]
-        if test not in seen or item.get_closest_marker("quick"):
+        test, _, parameters = item.nodeid.partition("[")
+        if parameters and test not in met:
             item.add_marker(pytest.mark.smoke)
-        seen.add(test)
+        met.add(test)
 
 
 def leave_to_cpus(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -44,21 +48,30 @@ ONE_IN = {
     "test_token_scales.py": 2, "test_matrix.py": 2,
 }  # fmt: skip
 
-# On a GPU a case is its kernels' compilation, some five seconds of a core, and twelve workers have nine minutes.
-ONE_IN_ON_GPU = {
-    "test_hopper.py": 6, "test_masks.py": 8, "test_latent.py": 6, "test_paged_attention.py": 4, "test_matrix.py": 4,
-    "test_batch_invariance.py": 4, "test_batch_invariance_of_plans.py": 4,
-    "test_ends.py": 4, "test_hopper_masks.py": 4, "test_fp8.py": 4, "test_widths.py": 4,
-    "test_hopper_numbers.py": 3, "test_positions.py": 3, "test_hopper_wide.py": 3, "test_hopper_join.py": 3,
-    "test_hopper_positions.py": 3, "test_score_mod.py": 3, "test_gate.py": 3, "test_tree.py": 3,
-    "test_hopper_wide_blocks.py": 3, "test_hopper_gate.py": 3, "test_pieces.py": 2, "test_copies.py": 2,
-    "test_token_scales.py": 2, "test_hopper_tree.py": 2, "test_hopper_token_scales.py": 2,
-}  # fmt: skip
+# On a GPU a case is mostly the compilation of its kernels: some four seconds of a core, and twelve workers have nine
+# minutes.  In these files cases are lists and matrices of variants, of which few are another case's.  Elsewhere many
+# cases share what is compiled, and all are taken.
+OF_VARIANTS = ("tests/test_", "tests/kernels/hopper/test_hopper")
+MOST_ON_A_GPU = 8  # cases of a test
 
 
 def drawn(name: str, one_in: int) -> bool:
     """Whether a case is one of those that are always taken, of which there is one in so many."""
     return zlib.crc32(name.encode()) % one_in == 0
+
+
+def on_a_cpu(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """The first case of a test, and one in so many."""
+    return [x for x in cases if x is cases[0] or drawn(x.nodeid, ONE_IN.get(x.path.name, 1))]
+
+
+def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """The first case of a test, and others by lot: the root of their number of cases that are variants."""
+    if not cases[0].nodeid.startswith(OF_VARIANTS):
+        return cases
+    first, *others = cases
+    count = min(MOST_ON_A_GPU, round(math.sqrt(len(cases))))
+    return [first, *sorted(others, key=lambda x: zlib.crc32(x.nodeid.encode()))[: count - 1]]
 
 
 # Of a test's quick cases `make test` simulates the first and each so-manieth; the others `make thorough` does.
@@ -77,22 +90,16 @@ def leave_to_thorough(items: list[pytest.Item]) -> None:
             met[test] += 1
 
 
-def thin_out(config: pytest.Config, items: list[pytest.Item], one_in: dict[str, int] = ONE_IN) -> None:
-    """Deselect what is `thorough`, and most cases of large matrices, unless file or marker is asked for.
-
-    Of these each test keeps its first.
-    """
+def thin_out(config: pytest.Config, items: list[pytest.Item], taken: Taken = on_a_cpu) -> None:
+    """Deselect what is `thorough`, and cases of each test that are not taken, unless file or marker is asked for."""
     if "thorough" in config.option.markexpr or any(".py" in argument for argument in config.args):
         return
-    met: set[str] = set()
-    kept: list[pytest.Item] = []
-    left: list[pytest.Item] = []
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        test = item.nodeid.partition("[")[0]
-        taken = drawn(item.nodeid, one_in.get(item.path.name, 1)) or test not in met
-        (kept if taken and not item.get_closest_marker("thorough") else left).append(item)
-        met.add(test)
-    items[:] = kept
+        cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    met = {id(x) for of_one in cases.values() for x in taken(of_one) if not x.get_closest_marker("thorough")}
+    left = [x for x in items if id(x) not in met]
+    items[:] = [x for x in items if id(x) in met]
     config.hook.pytest_deselected(items=left)
 
 

@@ -324,10 +324,11 @@ if __name__ == "__main__":
 @pytest.fixture(scope="module")
 def prepared_here() -> paged_attn.preparation.prepare.Summary:
     """Kernels of the sizes below on disk, for the GPU of this machine."""
-    return paged_attn.prepare(**SIZES, max_seqs=SEQS, max_tokens=TOKENS, max_seqlen=16384)
+    return paged_attn.prepare(**SIZES, max_seqs=SEQS, max_tokens=TOKENS, max_seqlen=16384, processes=4)
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 def test_nothing_is_compiled_while_a_trace_is_served(
     prepared_here: Any, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,6 +358,7 @@ def test_nothing_is_compiled_while_a_trace_is_served(
 
 
 @pytest.mark.gpu
+@pytest.mark.long
 def test_the_first_call_of_a_process_compiles_nothing_where_kernels_lie_on_disk(
     prepared_here: Any, tmp_path: Path
 ) -> None:

@@ -38,7 +38,7 @@ def test_every_worker_begins_with_its_part_of_the_long_tests(workers: int) -> No
         assert all(item.get_closest_marker("long") for item in run[:count])
 
 
-def test_a_test_without_a_device_is_of_the_host_and_the_first_case_of_another_is_smoke() -> None:
+def test_a_test_without_a_device_is_of_the_host_and_the_first_of_several_cases_of_another_is_smoke() -> None:
     items: Any = [
         Item("a"),
         Item("b[1]", device=True),
@@ -50,7 +50,7 @@ def test_a_test_without_a_device_is_of_the_host_and_the_first_case_of_another_is
     selection.mark(items)
     found = {item.nodeid: {"host", "smoke"} & {*item.marks} for item in items}
     smoke = {"smoke"}
-    assert found == {"a": {"host"}, "b[1]": smoke, "b[2]": set(), "c[1]": smoke, "c[2]": smoke, "d": smoke}
+    assert found == {"a": {"host"}, "b[1]": smoke, "b[2]": set(), "c[1]": smoke, "c[2]": set(), "d": set()}
     told: list[Any] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: told.extend(items))
     for expression, arguments, left in (("", ["tests"], 1), ("host", ["tests"], 0), ("", ["tests/test_a.py"], 0)):
@@ -94,6 +94,26 @@ def test_a_cpu_takes_one_case_in_so_many_and_the_first_of_each_test() -> None:
         asked = list(items)
         selection.thin_out(config, asked)
         assert asked == items
+
+
+def test_a_gpu_takes_the_root_of_the_number_of_cases_that_are_variants_and_the_first_of_each_test() -> None:
+    def taken(file: str, cases: int) -> list[int]:
+        items: list[Any] = [Item(f"{file}::test[{case}]", device=True) for case in range(cases)]
+        hook, kept = _Hook(), list(items)
+        config: Any = SimpleNamespace(args=["tests"], hook=hook, option=SimpleNamespace(markexpr=""))
+        selection.thin_out(config, kept, selection.on_a_gpu)
+        assert len(kept) + len(hook.left) == cases
+        return [items.index(x) for x in kept]
+
+    for cases, count in ((1, 1), (2, 1), (3, 2), (12, 3), (25, 5), (64, 8), (400, 8)):
+        some = taken("tests/test_masks.py", cases)
+        assert some == sorted(set(some)), "in their order"
+        assert some[0] == 0
+        assert len(some) == count
+        assert len(taken("tests/kernels/hopper/test_hopper_tree.py", cases)) == count
+        assert len(taken("tests/checks/test_check.py", cases)) == cases
+    before, after = (set(taken("tests/test_masks.py", cases)) for cases in (100, 101))
+    assert len(before - after) <= 1, "one more case takes the place of one"
 
 
 def test_most_quick_cases_are_thorough_where_they_are_simulated_but_the_first_of_each_test() -> None:
