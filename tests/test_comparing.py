@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from paged_attn import reference
-from tests.cases import Case, build, compare
+from tests import comparing
+from tests.cases import E4M3, Case, build, compare
 
 
 def test_compare_accepts_the_rounded_reference_and_rejects_a_wrong_weight() -> None:
@@ -21,3 +22,14 @@ def test_compare_accepts_the_rounded_reference_and_rejects_a_wrong_weight() -> N
             compare(case, wrong, lse.float(), inputs)
         with pytest.raises(AssertionError, match="long: lse"):
             compare(case, out, wrong_lse.float(), inputs)
+
+
+def test_compare_accepts_zeros_of_fp8_where_no_row_of_many_sees_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparing, "rounds_weights", lambda problem: True)  # as some of Hopper's kernels do
+    case = Case("blind", (1,), (0,), heads=8, head_dim=64, dtype=E4M3, cache_dtype=E4M3, out_dtype=E4M3, padding=130)
+    inputs = build(case)
+    inputs["out"] = torch.zeros_like(inputs["out"])
+    _, lse = reference.paged_attention(**inputs)
+    assert compare(case, inputs["out"], lse.float(), inputs) <= 1
