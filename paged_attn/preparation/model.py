@@ -29,18 +29,18 @@ class _Written(NamedTuple):
     dtype: torch.dtype
     cache_dtype: torch.dtype
     out_dtype: torch.dtype
-    kv_layout: str
-    new: bool
-    causal: bool
-    window_size: tuple[int, int]
-    softcap: float
-    alibi: bool
-    sinks: torch.dtype | None
-    qq_bias: int
-    query_positions: bool
-    gate: torch.dtype | None
-    scales: str
-    return_lse: bool
+    kv_layout: str = "NHD"
+    new: bool = False
+    causal: bool = True
+    window_size: tuple[int, int] = (-1, -1)
+    softcap: float = 0.0
+    alibi: bool = False
+    sinks: torch.dtype | None = None
+    qq_bias: int = 0
+    query_positions: bool = False
+    gate: torch.dtype | None = None
+    scales: str = "number"
+    return_lse: bool = False
     integers: torch.dtype = torch.int32
     page_indices: torch.dtype | None = None
     score_mod: Named | None = None
