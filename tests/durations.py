@@ -16,26 +16,25 @@ import pytest
 FILES = 25  # that are told, those of most seconds first
 
 
+spent = Counter[str]()  # by the test that runs: kernels compiled, and seconds of their compilation
+
+
+def _listener(*, times: Any, cache_hit: bool, **_: Any) -> None:
+    if not cache_hit:
+        spent.update(kernels=1, compiling=times.total / 1e6)
+
+
 @contextlib.contextmanager
 def compiling(item: pytest.Item) -> Iterator[None]:
-    """Count what Triton compiles inside, and its seconds; beside whoever listens already."""
+    """Count what Triton compiles inside; nothing while somebody else listens."""
     import triton
 
-    spent = Counter[str]()
-    before = triton.knobs.compilation.listener
-
-    def listener(*, times: Any, cache_hit: bool, **more: Any) -> None:
-        if not cache_hit:
-            spent.update(kernels=1, compiling=times.total / 1e6)
-        if before is not None:
-            before(times=times, cache_hit=cache_hit, **more)
-
-    triton.knobs.compilation.listener = listener
+    if triton.knobs.compilation.listener is None:
+        triton.knobs.compilation.listener = _listener
+    spent.clear()
     try:
         yield
     finally:
-        if triton.knobs.compilation.listener is listener:
-            triton.knobs.compilation.listener = before
         item.user_properties.extend(spent.items())
 
 
