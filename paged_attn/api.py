@@ -38,7 +38,7 @@ def paged_attention(
     v_new: torch.Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool | torch.Tensor = True,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] | torch.Tensor = (-1, -1),
     prefix_lens: torch.Tensor | None = None,
     spans: torch.Tensor | None = None,
     clip_spans: bool = False,
@@ -103,7 +103,8 @@ def paged_attention(
         causal: a query sees no key after its own position.  False: every query sees all seq_len keys.
             Or bool [seqs]: which sequences are causal.
         window_size: (left, right) keys visible before and after a query's own position; -1 = all.  A model's "sliding
-            window W" is left = W - 1.
+            window W" is left = W - 1.  Or [heads, 2] int32 | int64: those of each query head, as of streaming heads
+            beside full ones; each number is less than 2^31.  Of a KV head is read what its own heads see.
         prefix_lens: [seqs] int32 | int64; keys of a sequence before this position are visible to all of its queries,
             whatever causal, the window and chunk hide: a prefix in both directions, that stays behind a window.  0 or
             less: none; more than the sequence has: all.  It counts places, as causal does.
@@ -186,11 +187,13 @@ def paged_attention(
     """
     if others:
         refuse(paged_attention, others)
-    page_starts = causal_seqs = None
+    page_starts = causal_seqs = head_windows = None
     if isinstance(page_table, (tuple, list)):
         page_table, page_starts = table_parts(page_table)
     if causal is not True and causal is not False and isinstance(causal, torch.Tensor):
         causal, causal_seqs = False, causal
+    if not isinstance(window_size, tuple) and isinstance(window_size, torch.Tensor):
+        window_size, head_windows = (-1, -1), window_size
     if torch.compiler.is_compiling():
         if score_mod is not None:
             raise ValueError(
@@ -200,17 +203,17 @@ def paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
             k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, causal_seqs=causal_seqs,
-            window_size=window_size, prefix_lens=prefix_lens, spans=spans, clip_spans=clip_spans, chunk=chunk,
-            softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, qq_bias=qq_bias, qq_mask=qq_mask,
-            query_positions=query_positions, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale,
-            gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
+            window_size=window_size, head_windows=head_windows, prefix_lens=prefix_lens, spans=spans,
+            clip_spans=clip_spans, chunk=chunk, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            qq_bias=qq_bias, qq_mask=qq_mask, query_positions=query_positions, q_scale=q_scale, k_scale=k_scale,
+            v_scale=v_scale, gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
             batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
     return attend(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out,
         (
-            page_starts, k_new, v_new, causal_seqs, prefix_lens, spans, alibi_slopes, sinks, qq_bias, qq_mask,
-            query_positions, q_scale, k_scale, v_scale, gate, out_scale,
+            page_starts, k_new, v_new, causal_seqs, head_windows, prefix_lens, spans, alibi_slopes, sinks, qq_bias,
+            qq_mask, query_positions, q_scale, k_scale, v_scale, gate, out_scale,
             None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (

@@ -103,6 +103,10 @@ ARGUMENTS = (
         others=((5, -1), (-1, 5)),
     ),
     Argument(
+        "head_windows", PART, None, "Tensor?", (), ("head_windows",), ("head_windows",), ("head_windows",),
+        axes=("heads", "2"), dtypes="integer",
+    ),
+    Argument(
         "prefix_lens", TENSOR, None, "Tensor?", (), ("prefix",), ("prefix_lens",), ("prefix_lens",),
         axes=("seqs",), dtypes="integer",
     ),
@@ -166,7 +170,8 @@ BY_NAME = {x.name: x for x in ARGUMENTS}
 # Options that a model has under their own names; but for a few that it has in other words.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
 BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors whose axes and dtypes their rows tell
-WITHIN = {"page_starts": "page_table", "causal_seqs": "causal"}  # the arguments that callers give each PART in
+WITHIN = {"page_starts": "page_table", "causal_seqs": "causal", "head_windows": "window_size"}  # of each PART
+INSTEAD: dict[str, Any] = {"causal_seqs": False, "head_windows": (-1, -1)}  # of the option, what it is then
 PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # what callers may give without its name
 
 
@@ -218,8 +223,9 @@ def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
     """A call by its keywords; what it does not name has its default."""
     values = {x.name: x.default for x in ARGUMENTS if x.default is not REQUIRED} | given
     values["page_table"], values["page_starts"] = table_parts(values["page_table"])
-    if hasattr(values["causal"], "dtype"):
-        values["causal"], values["causal_seqs"] = False, values["causal"]
+    for part, option in INSTEAD.items():
+        if hasattr(values[WITHIN[part]], "dtype"):
+            values[WITHIN[part]], values[part] = option, values[WITHIN[part]]
     tensors = Tensors(**{name: values.pop(name) for name in Tensors._fields})
     for name in of_kind(CHECK):
         values.pop(name)

@@ -2,7 +2,8 @@
 
 `attention(...)` writes out and returns nothing, `attention_lse(...)` also returns the log-sum-exp; `write_kv(...)`;
 `merge_states(outs, lses)`.  They take the arguments of the functions, with `out` always given and scales in tensors.
-`causal_seqs` is what is given as `causal` where that is a tensor; `causal` is then False.
+`causal_seqs` is what is given as `causal` where that is a tensor; `causal` is then False.  `head_windows` is what is
+given as `window_size` where that is a tensor; `window_size` is then (-1, -1).
 
 Where torch looks into it, `write_kv` is two operators, each of which changes one cache.  Of one that changes two views
 of one buffer torch.compile would copy a view, for it allows each operator one change of a buffer in place.

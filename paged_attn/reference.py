@@ -31,7 +31,7 @@ def paged_attention(
     v_new: Tensor | None = None,
     softmax_scale: float | None = None,
     causal: bool | Tensor = True,
-    window_size: tuple[int, int] = (-1, -1),
+    window_size: tuple[int, int] | Tensor = (-1, -1),
     prefix_lens: Tensor | None = None,
     spans: Tensor | None = None,
     clip_spans: bool = False,
@@ -70,7 +70,7 @@ def paged_attention(
     value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     score_scale = scale * _per_token(q_scale, num_kv_heads, q)  # [tokens, G]
-    left, right = window_size
+    left, right = _sides(window_size, q)  # [H or 1, 1, 1]
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, num_heads), -torch.inf, dtype=torch.float64, device=q.device)
@@ -87,7 +87,7 @@ def paged_attention(
         written[start:end] = True
 
         # Only keys [first, seq_len) are visible to any query, so pages before `first` need not exist.
-        first = 0 if left < 0 else max(0, context_len - left)
+        first = 0 if (left < 0).any() else max(0, context_len - int(left.max()))
         if chunk is not None:
             first = max(first, context_len // chunk * chunk)
         ranges = [] if spans is None else spans[seq].tolist()
@@ -136,10 +136,8 @@ def paged_attention(
                     (a <= query[block, None]) & (query[block, None] < b) & (a <= key[None, :]) & (key[None, :] < b)
                 )
             visible = ~ahead | together if clip_spans else ~ahead
-            if left >= 0:
-                visible &= distance >= -left
-            if right >= 0:
-                visible &= distance <= right
+            before, behind = (left < 0) | (distance >= -left), (right < 0) | (distance <= right)
+            visible = visible & before & behind  # [H or 1, T, N]
             if chunk is not None:
                 visible &= key_pos[None, :] // chunk == query_pos[block, None] // chunk
             visible |= key[None, :] < prefix
@@ -204,6 +202,12 @@ def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
     weights, lse = _softmax(lses, 0)
     weights = weights[..., None]
     return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse
+
+
+def _sides(window_size: tuple[int, int] | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys that heads see before and after a query's position, each [heads, 1, 1], or [1, 1, 1] of all."""
+    windows = torch.as_tensor(window_size, device=like.device).long().view(-1, 2, 1, 1)
+    return windows[:, 0], windows[:, 1]
 
 
 def _per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:

@@ -74,6 +74,13 @@ def positions_of(case: Case) -> Tensor:
     return torch.tensor(positions, dtype=torch.int32)
 
 
+def windows_of(case: Case) -> Tensor:
+    """[heads, 2], the window of each head; of a strided case a slice of a wider tensor."""
+    wider = torch.full((case.heads, 2 + case.strided), BAD_PAGE, dtype=case.integers)
+    wider[:, :2] = torch.tensor(case.windows)
+    return wider[:, :2]
+
+
 def mask_of(case: Case, rng: torch.Generator) -> Tensor:
     """[tokens, words] int32: about half of all, and that of a query itself where it has one."""
     shape, least = (case.tokens, case.qq_mask), -(2**31)
@@ -127,7 +134,8 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
     page, device = case.page_size, rng.device
     query_lens, contexts = torch.tensor(case.query_lens), torch.tensor(case.context_lens)
     held = (contexts if case.new else torch.tensor(case.seq_lens)).clamp(min=0)  # keys in the cache
-    first = (contexts - case.window_size[0]).clamp(min=0) if case.window_size[0] >= 0 else torch.zeros_like(held)
+    lefts = [left for left, _ in case.windows]
+    first = (contexts - max(lefts)).clamp(min=0) if min(lefts) >= 0 else torch.zeros_like(held)
     if case.chunk is not None:
         first = first.maximum(contexts // case.chunk * case.chunk)
     if case.spans and not case.clip_spans:

@@ -30,6 +30,7 @@ from tests.case_tensors import (
     scales_of,
     spans_of,
     token_scales_of,
+    windows_of,
 )
 from tests.comparing import (
     FP8_NORM,
@@ -97,6 +98,7 @@ class Case:
     causal: bool = True
     causal_by_seq: bool = False  # causal is a tensor: every other sequence is as `causal` says, from the first on
     window_size: tuple[int, int] = (-1, -1)
+    head_windows: tuple[tuple[int, int], ...] = ()  # window_size is a tensor: heads have these in turn
     spans: int = 0  # so many of each sequence at most (`spans_of`), and one that is none
     clip_spans: bool = False
     chunk: int | None = None
@@ -145,6 +147,12 @@ class Case:
     @property
     def context_lens(self) -> tuple[int, ...]:
         return tuple(seq - query for seq, query in zip(self.seq_lens, self.query_lens, strict=True))
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """The window of each head."""
+        given = self.head_windows or (self.window_size,)
+        return tuple([given[head % len(given)] for head in range(self.heads)])
 
     @property
     def value_width(self) -> int:
@@ -203,6 +211,8 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
     if case.causal_by_seq:
         every_other = [case.causal == (seq % 2 == 0) for seq in range(len(case.query_lens))]
         inputs["causal"] = torch.tensor(every_other, dtype=torch.bool, device=device)
+    if case.head_windows:
+        inputs["window_size"] = windows_of(case).to(device)
     if case.spans:
         inputs["spans"] = torch.tensor(spans_of(case), dtype=case.integers, device=device)
     if case.prefix:

@@ -10,6 +10,9 @@ import torch
 
 from paged_attn.arguments import (
     ARGUMENTS,
+    BY_NAME,
+    INSTEAD,
+    OPTION,
     PART,
     WITHIN,
     Argument,
@@ -20,6 +23,9 @@ from tests.score_mods import relative
 NAMES = [x.name for x in ARGUMENTS if x.kind != PART]  # of signatures; parts are given within others
 H200 = Device("sm90", 132)
 every = pytest.mark.parametrize("argument", ARGUMENTS, ids=lambda x: x.name)
+
+
+assert {*INSTEAD} == {name for name, within in WITHIN.items() if BY_NAME[within].kind == OPTION}
 
 
 def lacks(place: str, has: Iterable[str], wanted: Iterable[str] = NAMES) -> None:

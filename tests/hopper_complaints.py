@@ -10,10 +10,10 @@ from tests.machine_code import SHARED
 # Loops over keys of 64 rows a warpgroup, as many as consumers, and of few rows.
 ROWS = {
     "draft 16": 1, "lone draft": 1, "one decode group 48": 1, "one draft head_dim 256": 1,
-    "draft of 12": 1, "invariant 1": 1, "lone mask": 1,
+    "draft of 12": 1, "invariant 1": 1, "lone mask": 1, "lone windows by head": 1,
     "invariant 32": 2, "invariant 4096": 2, "long": 3, "long fp16": 3, "long alibi": 3,
     "long softcap of 10": 3, "long group 3": 3, "long exact softcap of 10": 2,
-    "long gate": 3, "long token scales": 3,
+    "long gate": 3, "long token scales": 3, "long windows by head": 3,
     "chunk x-packed new": 2,
 }  # fmt: skip
 OF_MANY_COLUMNS = "draft of 4", "draft of 8"  # 16 and 32
@@ -21,6 +21,7 @@ COLUMNS = {"two lists": 1, "two lists group 3": 1, "two lists new": 1, "two list
 MERGED = {
     "lone draft",
     "lone mask",
+    "lone windows by head",
     "draft 16",
     "one decode group 48",
     "one draft head_dim 256",
@@ -51,6 +52,7 @@ MORE_CODE = {
     "draft of 8 e4m3 x-packed": 70,
     "prompts x-packed": 50, "prompts x-packed head_dim 64": 44, "chunk x-packed head_dim 256": 56,
     "long gate": 145, "speculate 32 mask": 98, "long chunks": 74, "long spans window": 73, "of 512 gate": 31,
+    "long windows by head": 121, "lone windows by head": 54,
 }  # fmt: skip
 BESIDE_BLOCKS = {  # of the even shares of a launch before that of blocks
     "mixed e4m3": 51, "mixed e4m3, no lse": 49, "mixed all fp8": 50, "mixed all fp8, no lse": 48,
@@ -68,6 +70,7 @@ MEET = {
     "long head_dim 64, no window": 0, "prompts x-packed": 0, "prompts x-packed head_dim 64": 0,
     "chunk x-packed head_dim 256": 0, "chunk x-packed new": 10, "long x-packed": 0,
     "long gate": 0, "long token scales": 0, "long chunks": 0, "long spans window": 0, "speculate 32 mask": 2,
+    "long windows by head": 0,
 }  # fmt: skip
 RESULTS = {
     "prompts head_dim 64 alibi": 8,
@@ -91,7 +94,7 @@ ALIBI_FUSED = 3  # a score: its bias, what weighs, and that again where maxima r
 # Three consumers carry weights in words, and so do four warpgroups, which nothing takes apart.
 IN_WORDS = (
     "long", "long fp16", "long alibi", "long softcap of 10", "long head_dim 64", "long head_dim 64, no window",
-    "long gate", "long token scales",
+    "long gate", "long token scales", "long windows by head",
 )  # fmt: skip
 MATRICES = 16  # four at a time of 8 x 8 numbers: 64 keys and values of 128 dims with each warp
 CUT = (  # blocks that are joined where the piece is that was done last

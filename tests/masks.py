@@ -38,6 +38,23 @@ MASKS: dict[str, dict[str, Any]] = {
     "prefix, window both ways": dict(prefix=11, window_size=(9, 3), causal=False),
     "prefix, to the right": dict(prefix=20, window_size=(-1, 3), causal=False),
     "chunk, window both ways": dict(chunk=43, window_size=(20, 6), causal=False),
+    "windows by head": dict(head_windows=((-1, -1), (20, -1))),
+    "windows by head, KV heads and groups differ": dict(
+        heads=6, kv_heads=2, head_windows=((9, -1), (0, -1), (40, -1), (-1, -1))
+    ),
+    "windows by head, all stream": dict(heads=4, kv_heads=2, head_windows=((40, -1), (9, -1), (20, -1), (0, -1))),
+    "windows by head, both ways": dict(
+        heads=4, kv_heads=2, causal=False, head_windows=((9, 3), (20, 0), (-1, 6), (3, -1))
+    ),
+    "windows by head, causal or not": dict(
+        heads=4, kv_heads=2, causal_by_seq=True, head_windows=((20, 6), (9, -1), (5, 0), (5, 2))
+    ),
+    "windows by head, chunk": dict(chunk=43, head_windows=((-1, -1), (20, -1))),
+    "windows by head, prefix": dict(
+        heads=4, kv_heads=2, prefix=11, head_windows=((-1, -1), (20, -1), (9, -1), (3, -1))
+    ),
+    "windows by head, spans beyond them": dict(spans=2, head_windows=((3, -1), (20, -1))),
+    "windows by head, spans in them": dict(spans=2, clip_spans=True, head_windows=((9, 12), (3, 0))),
 }
 
 # Over tiles of 64 and 128 keys, sequences of up to 1500.
@@ -51,6 +68,9 @@ LONG_MASKS: dict[str, dict[str, Any]] = {
     "spans in a window": dict(spans=3, window_size=(100, 40), clip_spans=True),
     "prefix, to the right": dict(prefix=70, window_size=(-1, 9), causal=False),
     "chunk, not causal": dict(chunk=150, causal=False),
+    "windows by head": dict(head_windows=((-1, -1), (100, -1), (200, -1), (0, -1))),
+    "windows by KV head": dict(head_windows=((-1, -1),) * 4 + ((100, -1), (130, -1), (70, -1), (100, -1))),
+    "windows by head, not causal": dict(causal=False, head_windows=((100, 40), (-1, 9), (0, 0), (300, -1))),
 }
 
 # Queries, keys, options, and of each query the sum of 2^key over all keys that it sees.

@@ -60,6 +60,10 @@ SIZES: dict[str, Draw] = {
     "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0),
     "alibi": maybe(0.1),
 }
+# Of heads in turn: a full one beside a streaming one, by KV head or within groups; streaming ones; to both sides.
+HEAD_WINDOWS = (
+    ((-1, -1), (100, -1)), ((-1, -1), (-1, -1), (64, -1), (0, -1)), ((5, -1), (70, 3), (0, 0)), ((-1, 0), (63, 50)),
+)  # fmt: skip
 GROUPS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 20, 24, 32, 33, 40, 48, 64)
 # The rest of a case of these.
 OPTIONS: dict[str, Draw] = {
@@ -67,6 +71,7 @@ OPTIONS: dict[str, Draw] = {
     "heads": lambda rng, f: f["kv_heads"] * rng.choice([n for n in GROUPS if n * f["kv_heads"] <= f["most_heads"]]),
     "causal": lambda rng, f: not sometimes(rng, 0.1),
     "causal_by_seq": maybe(0.1),
+    "head_windows": one_of(*[()] * 9, HEAD_WINDOWS[0]),
     "spans": one_of(*[0] * 9, 1, 3),
     "clip_spans": maybe(0.3),
     "prefix": one_of(*[0] * 9, 20, 100),
@@ -135,6 +140,7 @@ ANYTHING: dict[str, Draw] = {
 BATCH: dict[str, Draw] = {
     "window_size": lambda rng, f: tuple(n if n < 0 else rng.choice([n, n, n, 0, 1, 63, 64]) for n in f["window_size"]),
     # numbers that kernels are told, not compiled for
+    "head_windows": lambda rng, f: f.get("head_windows") and rng.choice(HEAD_WINDOWS),
     "chunk": lambda rng, f: f.get("chunk") and rng.choice([f["chunk"], 2, 64, 65, 200]),
     "softmax_scale": lambda rng, f: (
         f.get("softmax_scale")

@@ -17,6 +17,7 @@ from paged_attn.arguments import (
     ARGUMENTS,
     BY_NAME,
     CHECK,
+    INSTEAD,
     OPTION,
     PART,
     PLACES,
@@ -104,17 +105,23 @@ def test_the_call_gives_every_argument_its_place(monkeypatch: pytest.MonkeyPatch
     marked: dict[str, Any] = {name: Marked(name) for name in NAMES}
     marked["page_table"] = Marked("page_starts"), Marked("page_table")
     args, _ = caught(api, "attend", monkeypatch, lambda: api.paged_attention(**marked))
-    assert_a_call_arrives("api.paged_attention", args, {"causal_seqs": None})
+    assert_a_call_arrives("api.paged_attention", args, dict.fromkeys(INSTEAD))
 
 
-def test_the_call_gives_a_tensor_as_causal_a_place_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", INSTEAD)
+def test_the_call_gives_a_tensor_instead_of_an_option_a_place_of_its_own(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The option is then what leaves all to the tensor: not causal, no window."""
     marked: dict[str, Any] = {name: Marked(name) for name in NAMES}
-    marked["causal"] = torch.ones(4, dtype=torch.bool)
+    tensor = marked[WITHIN[name]] = torch.ones(4, 2)
     args, _ = caught(api, "attend", monkeypatch, lambda: api.paged_attention(**marked))
     given, options = dict(zip(Tensors._fields[6:], args[7])), dict(zip(Options._fields, args[8]))
-    assert given["causal_seqs"] is marked["causal"]
-    assert options["causal"] is False
-    assert bound(dict.fromkeys(PLACES) | {"causal": marked["causal"]})[0].causal_seqs is marked["causal"]
+    assert given[name] is tensor
+    assert options[WITHIN[name]] == INSTEAD[name]
+    tensors, its_options = bound(dict.fromkeys(PLACES) | {WITHIN[name]: tensor})
+    assert getattr(tensors, name) is tensor
+    assert getattr(its_options, WITHIN[name]) == INSTEAD[name]
 
 
 def test_the_operator_gives_every_argument_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,14 +138,14 @@ def test_tracing_is_given_and_gives_every_argument(monkeypatch: pytest.MonkeyPat
     del of_caller["page_starts"]
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     absent = [x.name for x in ARGUMENTS if x.schema is None and x.name != "return_lse"]
-    of_caller.pop("causal_seqs")
+    for name in INSTEAD:
+        of_caller.pop(name)
+        marked[name] = None
     _, given = caught(traced, "paged_attention", monkeypatch, lambda: api.paged_attention(**of_caller))
-    assert given["causal_seqs"] is None
-    marked["causal_seqs"] = None
     lacks("traced.paged_attention, as api.py calls it,", given, {*BY_NAME} - {*absent})
     for name, value in given.items():
         assert value is marked.get(name), f"api.py gives {value!r} for {name}"
-    given["causal_seqs"] = Marked("causal_seqs")
+    given |= {name: Marked(name) for name in INSTEAD}
     monkeypatch.undo()
     monkeypatch.setattr(traced, "check_options", lambda **given: lacks("check_options", given, set(options)))
     monkeypatch.setattr(traced, "boolean", lambda *_: None)
@@ -172,8 +179,8 @@ def test_the_form_of_a_call_has_every_argument(argument: Argument) -> None:
     ):  # words and functions, which equal no number
         values = values[-2:]
     values[-1] = torch.ones(2) if argument.kind not in (OPTION, "several") else values[-1]
-    if argument.name == "causal_seqs":
-        values = [False, values[-1]]  # what is no tensor is the option
+    if argument.name in INSTEAD:
+        values = [INSTEAD[argument.name], values[-1]]  # what is no tensor is the option
     elif argument.kind == PART:  # as of the others that come with every such call, what is no tensor has no signature
         values = [None, values[-1]]
     forms = [form(value) for value in values]
@@ -213,7 +220,7 @@ WRONG: dict[str, Callable[..., tuple[Any, str]]] = {
     "choice": lambda words: ("", f"{' or '.join(map(repr, words))}, got ''"),
     "integer": lambda least: (least - 1, f"None or an int >= {least} and < 2^31, got {least - 1}"),
     "number": lambda words, least=0: ("3", f"{words}, got str"),
-    "window": lambda: (4, "(left, right), two ints >= -1, got int"),
+    "window": lambda: (4, "(left, right), two ints >= -1, or a tensor [heads, 2], got int"),
 }
 
 

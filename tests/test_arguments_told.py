@@ -49,6 +49,7 @@ OTHER: dict[str, tuple[Any, ...]] = {x.name: x.others for x in ARGUMENTS if x.ot
     "k_new": (None, half(4, 2, 65)[..., 1:]),
     "v_new": (half(4, 2, 65)[..., 1:],),
     "causal_seqs": (torch.ones(4, dtype=torch.bool),),
+    "head_windows": (torch.ones(4, 2, dtype=torch.int32),),
     "prefix_lens": (torch.ones(4, dtype=torch.int32),),
     "spans": (torch.zeros(4, 3, 2, dtype=torch.int32),),
     "alibi_slopes": (torch.zeros(4),),
@@ -122,7 +123,7 @@ PLAIN = dict(
 UNLIKE: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
     heads=8, kv_heads=1, head_dim=32, page_size=32, dtype=torch.float8_e4m3fn, cache_dtype=torch.float8_e5m2,
     out_dtype=torch.float32, kv_layout="HND", new=True,
-    causal_seqs=True, prefix_lens=True, spans=3, alibi=True, sinks=torch.float32, qq_bias=4,
+    causal_seqs=True, head_windows=True, prefix_lens=True, spans=3, alibi=True, sinks=torch.float32, qq_bias=4,
     query_positions=True, qq_mask=2, scales="per_head",
     gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
     score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True,
@@ -176,7 +177,8 @@ def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
 
 
 VALUES: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
-    window=(5, -1), causal_seqs=True, prefix_lens=True, spans=3, alibi=True, sinks=True, qq_bias=4, qq_mask=2,
+    window=(5, -1), causal_seqs=True, head_windows=True, prefix_lens=True, spans=3, alibi=True, sinks=True, qq_bias=4,
+    qq_mask=2,
     query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
     heads=16, kv_heads=4, head_dim=64, page_size=32, value_dim=48, latent=True, dtype=torch.float16,
     kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,

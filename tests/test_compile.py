@@ -24,6 +24,7 @@ CASES = [
     Case("fp8 cache", (1, 3), (5, 9), dtype=FP16, cache_dtype=E4M3, scales="tensor", padding=1),
     Case("another width", (1, 3), (5, 9), dtype=FP16, value_dim=24, new=True),
     Case("ragged page table", (1, 3), (5, 9), dtype=FP16, table="views"),
+    Case("windows by head", (1, 3), (5, 9), dtype=FP16, head_windows=((2, -1), (-1, -1))),
 ]
 
 # torch's own, of its parts that are read when something is compiled first, and of copies of its records

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn import reference
 from paged_attn.explain import explain
 from paged_attn.explain.question import cut as cut_of
 from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
@@ -218,31 +217,18 @@ def test_spans_may_be_slices_of_wider_tensors_and_none_at_all(device: str) -> No
     compare(case, *paged_attn.paged_attention(**none, check=True), none)
 
 
-# ---- windows by head ---------------------------------------------------------------------------------------------
-
-
-def test_heads_of_other_windows_are_a_call_over_a_slice_of_heads(device: str) -> None:
-    """Two KV heads of a streaming window beside two of none, each with its two heads, into slices of one result."""
-    case = Case("by head", (5, 1, 40), (35, 60, 40), heads=8, kv_heads=4, lse=False)
-    inputs = build(case, device)
-    for first, window in ((0, (9, -1)), (2, (-1, -1))):
-        heads, kv_heads = slice(2 * first, 2 * first + 4), slice(first, first + 2)
-        own = {"q": inputs["q"][:, heads], "out": inputs["out"][:, heads], "window_size": window}
-        own |= {name: inputs[name][:, :, kv_heads] for name in ("k_cache", "v_cache")}
-        paged_attn.paged_attention(**inputs | own)
-        wanted = reference.paged_attention(**inputs | own | {"out": None})
-        torch.testing.assert_close(inputs["out"][:, heads].double(), wanted, atol=2e-5, rtol=2e-5)
-    assert inputs["out"].isfinite().all()
-
-
 # ---- chunks ------------------------------------------------------------------------------------------------------
 
 
-def means(queries: int, keys: int, **options: Any) -> list[float]:
-    """Scores are 0, values powers of two: the sum of the values that each query sees, of the reference."""
-    q, k, v = torch.zeros(queries, 1, 1), torch.zeros(keys, 1, 1), 2.0 ** torch.arange(keys).view(keys, 1, 1)
+def means(queries: int, keys: int, heads: int = 1, **options: Any) -> list[Any]:
+    """Scores are 0, values powers of two: the sum of the values that each query sees, of the reference.
+
+    Of several heads a list of theirs for each query.
+    """
+    q, k, v = torch.zeros(queries, heads, 1), torch.zeros(keys, 1, 1), 2.0 ** torch.arange(keys).view(keys, 1, 1)
     out, lse = attend(q, k, v, return_lse=True, **options)
-    return (out[:, 0, 0] * lse[:, 0].exp()).round().tolist()
+    sums: list[Any] = (out[..., 0] * lse.exp()).round().tolist()
+    return [x[0] for x in sums] if heads == 1 else sums
 
 
 @pytest.mark.parametrize("queries, keys, options, seen", BY_HAND, ids=str)

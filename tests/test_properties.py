@@ -55,6 +55,8 @@ def batches(draw: st.DrawFn, queries: tuple[int, ...] = (1, 1, 3, 9), **fixed: A
         sinks=draw(st.booleans()),
         seed=draw(st.integers(0, 1000)),
     )
+    if "window_size" not in fixed:
+        features["head_windows"] = draw(st.sampled_from([(), (), ((-1, -1), (5, -1)), ((20, -1), (0, -1), (5, -1))]))
     return Case("drawn", **{**features, **fixed})
 
 

@@ -16,6 +16,7 @@ DECODE = dict(
 PREFILL = dict(query_lens=(2048,), seq_lens=(2048,), heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 FEATURES = dict(window_size=(1023, -1), softcap=30.0, alibi=True, sinks=True)
 INVARIANT = dict(batch_invariant=True)
+BY_HEAD: dict[str, Any] = dict(head_windows=((-1, -1), (1023, -1)))
 LATENT: dict[str, Any] = dict(heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True, page_size=64)
 ATTENTION = {
     "decode": DECODE,
@@ -131,6 +132,8 @@ ATTENTION = {
     "decode gate": DECODE | dict(gate=True),
     "prefill token scales gate": PREFILL | dict(token_scales=True, gate=True),
     "speculate mask": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_mask=1),
+    "decode split windows by head": DECODE | BY_HEAD | dict(query_lens=(1,), seq_lens=LONG),
+    "prefill windows by head": PREFILL | BY_HEAD,
 }
 
 
@@ -259,6 +262,8 @@ HOPPER = {
     "long token scales": LONG_PREFILL | dict(token_scales=True),
     "long chunks": LONG_PREFILL | dict(chunk=2048),
     "long spans window": LONG_PREFILL | dict(spans=3, window_size=(1023, -1)),
+    "long windows by head": LONG_PREFILL | BY_HEAD,
+    "lone windows by head": LONE | BY_HEAD | dict(query_lens=(8,), decode_form=False, bounds=True),
     "speculate 32 mask": DECODE
     | dict(query_lens=(32,) * 16, seq_lens=(8192,) * 16, decode_form=False, bounds=True, qq_mask=1),
     "lone mask": LONE | dict(query_lens=(8,), decode_form=False, bounds=True, qq_mask=1),

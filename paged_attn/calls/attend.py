@@ -67,7 +67,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
         checks.check_attention_contents(
             axes, given.page_table, given.page_starts, given.seq_lens, given.cu_seqlens_q,
             max_seqlen_q=options.max_seqlen_q, max_seqlen_k=options.max_seqlen_k, k_new=given.k_new,
-            window_size=options.window_size, chunk=options.chunk, only=options.only,
+            window_size=options.window_size, head_windows=given.head_windows, chunk=options.chunk, only=options.only,
             query_positions=given.query_positions, prefix_lens=given.prefix_lens, spans=given.spans,
             clip_spans=options.clip_spans,
             token_scales=given.q_scale if scales_tokens(given.q_scale, given.q) else None,
@@ -115,11 +115,22 @@ def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
     return fields | (dict(CLIP_SPANS=constexpr(True), spans_right=right) if options.clip_spans else {})
 
 
+def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]:
+    """Fields of the modifiers; a causal query, and one by positions, sees no more slots by any window to its right."""
+    if windows is None:
+        return {}
+    stride = windows.stride(0)
+    to_the_right = None if options.causal or apart else constexpr(True)
+    return dict(head_windows_stride=None if stride == 2 else stride, BY_HEAD_TO_THE_RIGHT=to_the_right)
+
+
 def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     """The records of a call; an Argument stands for each tensor."""
     *given, lse = held
     x = Tensors.of_slots(given)
     left, right = [min(x, FAR) if x >= 0 else None for x in options.window_size]
+    if x.head_windows is not None:  # which say where these bounds are
+        left, right = FAR, FAR
     chunk = None if options.chunk is None else min(options.chunk, FAR)
     if chunk is not None:  # so that whoever asks whether there is a bound to the left asks for `left` alone
         left = chunk - 1 if left is None else min(left, chunk - 1)
@@ -148,6 +159,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         score_mod_args=None if options.score_mod is None else x.score_mod_args,
         qq_bias_stride_seq=None if x.qq_bias is None or x.qq_bias.ndim < 3 else x.qq_bias.stride(0),
         qq_mask_stride=None if x.qq_mask is None else x.qq_mask.stride(0),
+        **_head_windows(x.head_windows, options, apart),
         qq_words=None if x.qq_mask is None else x.qq_mask.shape[1],
     )
     mods = Modifiers(**as_given | changed)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import BY_NAME, BY_ROWS, PLACES, WITHIN, Options, Tensors
+from ..arguments import BY_NAME, BY_ROWS, INSTEAD, PLACES, WITHIN, Options, Tensors
 from ..latent import MAX_DIM, lies_in
 from ..launching.locks import FIRST
 from .axes import (
@@ -77,7 +77,16 @@ def _few_words(qq_mask: Tensor) -> None:
         raise ValueError(f"qq_mask must have words <= {MAX_WORDS}, got {list(qq_mask.shape)}")
 
 
-FURTHER: dict[str, Callable[[Tensor], None]] = {"spans": _pairs, "qq_mask": _few_words}  # beside axes and dtypes
+def _both_sides(head_windows: Tensor) -> None:
+    if head_windows.shape[1] != 2:
+        raise ValueError(f"window_size must be [heads, 2], keys before and after, got {list(head_windows.shape)}")
+
+
+FURTHER: dict[str, Callable[[Tensor], None]] = {
+    "spans": _pairs,
+    "qq_mask": _few_words,
+    "head_windows": _both_sides,
+}  # beside axes and dtypes
 
 
 def check_attention(given: Tensors, options: Options) -> Axes:
@@ -137,6 +146,8 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     door.scale("v_scale", given.v_scale, "v_cache", v_cache.dtype)
     door.scale("out_scale", given.out_scale, "out", (q if out is None else out).dtype, axis=None)
     check_options(**options._asdict())
+    if given.head_windows is not None and tuple(options.window_size) != INSTEAD["head_windows"]:
+        raise ValueError(f"window_size must be (-1, -1) beside head_windows, got {options.window_size}")
     if options.batch_invariant and k_new is not None:
         # a tile at the border would be two, one of the cache and one of k_new
         raise ValueError(

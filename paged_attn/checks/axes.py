@@ -239,9 +239,9 @@ def integer(name: str, value: Any, least: int, wanted: str = "None or an int") -
 def window(name: str, value: Any) -> None:
     """(left, right), two ints, -1 = no limit."""
     if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name} must be (left, right), two ints >= -1, got {kind(value)}")
+        raise TypeError(f"{name} must be (left, right), two ints >= -1, or a tensor [heads, 2], got {kind(value)}")
     if len(value) != 2:
-        raise ValueError(f"{name} must be (left, right), two ints >= -1, got {value!r}")
+        raise ValueError(f"{name} must be (left, right), two ints >= -1, or a tensor [heads, 2], got {value!r}")
     integer(f"{name}[0]", value[0], -1, "an int")
     integer(f"{name}[1]", value[1], -1, "an int")
 

@@ -21,6 +21,7 @@ def check_attention_contents(
     max_seqlen_k: int | None,
     k_new: Tensor | None,
     window_size: tuple[int, int],
+    head_windows: Tensor | None = None,
     chunk: int | None,
     only: str | None,
     query_positions: Tensor | None = None,
@@ -53,7 +54,8 @@ def check_attention_contents(
         _check_positions(query_positions.cpu().long(), context, query, live)
 
     # the keys that some query of the sequence may see, and that are in the cache: first ... end - 1
-    first = (context - window_size[0]).clamp(min=0) if window_size[0] >= 0 else torch.zeros_like(context)
+    left = window_size[0] if head_windows is None else _most_to_the_left(head_windows.cpu().long())
+    first = (context - left).clamp(min=0) if left >= 0 else torch.zeros_like(context)
     if chunk is not None:
         first = first.maximum(context // chunk * chunk)
     if spans is not None and spans.shape[1]:
@@ -106,6 +108,15 @@ def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) 
     for i in first_true(live[seq] & ((pos < least) | (pos > least + index))):
         which = f"query_positions[{i}] = {pos[i]} (sequence {seq[i]}, query {index[i]})"
         raise ValueError(f"{which} must be at least {least[i]} and at most {least[i] + index[i]}")
+
+
+def _most_to_the_left(windows: Tensor) -> int:
+    """What the head sees before a query that sees most, -1: all."""
+    for i in first_true(((windows < -1) | (windows > INT32_MAX)).flatten()):
+        head, side = divmod(i, 2)
+        which = f"window_size[{head}, {side}] = {windows[head, side]}"
+        raise ValueError(f"{which}, but it must be at least -1 and less than 2^31")
+    return -1 if (windows[:, 0] < 0).any() else int(windows[:, 0].max())
 
 
 def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ MODEL: tuple[Decorated, ...] = (
         metavar="LEFT RIGHT",
         help='Keys seen before and behind a query\'s own, -1 = all.  A "sliding window W" is W-1 -1.',
     ),
+    click.option("--head-windows", is_flag=True, help="window_size is a tensor; here all heads are as --window says."),
     click.option("--causal/--not-causal", default=True, show_default=True),
     click.option("--causal-seqs", is_flag=True, help="causal is a tensor; here all are as --causal says."),
     click.option("--prefix-lens", is_flag=True, help="prefix_lens are given; what is counted takes them for 0."),

@@ -52,6 +52,7 @@ class _Written(NamedTuple):
     latent: bool = False  # values are the first dims of keys
     prefix_lens: bool = False
     spans: int = 0
+    head_windows: bool = False
 
     @property
     def value_width(self) -> int:

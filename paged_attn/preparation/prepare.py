@@ -48,6 +48,7 @@ def prepare(
     causal: bool = True,
     causal_seqs: bool = False,
     window_size: tuple[int, int] = (-1, -1),
+    head_windows: bool = False,
     prefix_lens: bool = False,
     spans: int = 0,
     clip_spans: bool = False,
@@ -88,6 +89,7 @@ def prepare(
         new: calls pass k_new and v_new.
         causal, window_size, clip_spans, chunk, softcap, return_lse: as in paged_attention.
         causal_seqs: calls pass a tensor as causal.
+        head_windows: calls pass a tensor as window_size.
         prefix_lens: calls pass prefix_lens.
         spans: R of the [seqs, R, 2] spans that calls pass; 0: none.
         alibi: calls pass alibi_slopes.
@@ -101,8 +103,8 @@ def prepare(
             tensors only dtypes count.
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
             [1, kv_heads] or expanded from these).  Inside torch.compile numbers become tensors.
-        integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans and query_positions, torch.int32 or
-            torch.int64.
+        integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
+            as window_size, torch.int32 or torch.int64.
         page_indices: dtype of indices where page_table is (indptr, indices), whose indptr is of `integers`; None: where
             it is a tensor.
         max_seqs, max_tokens: the most sequences and query tokens of a step.

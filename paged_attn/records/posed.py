@@ -63,6 +63,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         value_dim=None if value_dim == head_dim else value_dim,
         token_scales=scales_tokens(given.q_scale, q),
         latent=lies_in(v_cache, k_cache) and given.v_new is None,
+        head_windows=given.head_windows is not None,
     )
 
 

@@ -49,6 +49,7 @@ class Problem(NamedTuple):
     prefix: bool = False  # keys that stay visible behind a window
     spans: bool = False  # keys that some queries see to both sides, maybe beyond a window
     latent: bool = False  # values are the first dims of keys, in the same memory
+    head_windows: bool = False  # heads have windows of their own, of which only the device knows the widths
 
     @property
     def value_width(self) -> int:
@@ -84,4 +85,4 @@ class Problem(NamedTuple):
     @property
     def gap(self) -> bool:
         """Whether there may be keys between a prefix and a window that nobody sees."""
-        return self.prefix and self.window_left >= 0
+        return self.prefix and (self.window_left >= 0 or self.head_windows)

@@ -34,6 +34,8 @@ SCALES = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads] with kv_heads =
 BY_TOKEN = SCALES.replace(" with", ", by token [tokens, 1] or [tokens, kv_heads] with")
 OF_TOKENS = "None, [tokens] or [tokens, 1] with tokens = 5 beside bfloat16 queries"
 
+WINDOW = "(left, right), two ints >= -1, or a tensor [heads, 2]"
+
 # (call, change, error, text)
 OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     # softmax_scale, causal, window_size, softcap
@@ -43,11 +45,24 @@ OPTIONS: list[tuple[str, Change, type[Exception], str]] = [
     ("plain", value(causal=1), TypeError, "causal must be True, False or a bool tensor, got int"),
     ("plain", tensor("causal", (3,), torch.int32), TypeError, "causal must be bool, got int32"),
     ("plain", tensor("causal", (5,), torch.bool), ValueError, "causal must be [seqs] with seqs = 3, got [5]"),
-    ("plain", value(window_size=4), TypeError, "window_size must be (left, right), two ints >= -1, got int"),
-    ("plain", value(window_size=(4,)), ValueError, "window_size must be (left, right), two ints >= -1, got (4,)"),
+    ("plain", value(window_size=4), TypeError, f"window_size must be {WINDOW}, got int"),
+    ("plain", value(window_size=(4,)), ValueError, f"window_size must be {WINDOW}, got (4,)"),
     ("plain", value(window_size=(-2, 0)), ValueError, "window_size[0] must be an int >= -1 and < 2^31, got -2"),
     ("plain", value(window_size=(4, None)), TypeError, "window_size[1] must be an int >= -1, got None"),
     ("plain", value(window_size=(4, 0.0)), TypeError, "window_size[1] must be an int >= -1, got float"),
+    ("plain", tensor("window_size", (6, 2)), TypeError, "window_size must be int32 | int64, got float32"),
+    (
+        "plain",
+        tensor("window_size", (5, 2), torch.int32),
+        ValueError,
+        "window_size must be [heads, 2] with heads = 6, got [5, 2]",
+    ),
+    (
+        "plain",
+        tensor("window_size", (6, 3), torch.int64),
+        ValueError,
+        "window_size must be [heads, 2], keys before and after, got [6, 3]",
+    ),
     ("plain", tensor("prefix_lens", (3,)), TypeError, "prefix_lens must be int32 | int64, got float32"),
     (
         "plain",
@@ -242,6 +257,7 @@ def test_every_argument_of_attention_is_refused_somewhere() -> None:
         *("k_cache", "v_cache", "page_table", "seq_lens", "cu_seqlens_q", "k_new", "v_new", "alibi_slopes", "sinks"),
         *(
             "causal",
+            "window_size",
             "prefix_lens",
             "spans",
             "qq_bias",
@@ -265,6 +281,7 @@ def test_every_tensor_must_be_on_the_device_of_q(name: str, device: str) -> None
     inputs["prefix_lens"] = torch.ones(2, dtype=torch.int32, device=device)
     inputs["gate"] = torch.zeros(4, 6, 32, device=device)
     inputs["causal"] = torch.ones(2, dtype=torch.bool, device=device)
+    inputs["window_size"] = torch.ones(6, 2, dtype=torch.int32, device=device)
     inputs["qq_mask"] = torch.zeros(4, 1, dtype=torch.int32, device=device)
     inputs[name] = torch.empty_like(inputs[name], device="meta")
     refuses(paged_attn.paged_attention, inputs, ValueError, f"{name} must be on {inputs['q'].device} like q, got meta")

@@ -19,6 +19,8 @@ CHECKED_WINDOW = Case("checked window", (1, 4, 2, 0), (20, 4, 33, 0), page_size=
 
 CHECKED_SPANS = Case("checked spans", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1, spans=1)
 
+CHECKED_HEADS = Case("by head", (1, 4), (20, 4), page_size=8, integers=torch.int64, head_windows=((8, -1), (-1, 0)))
+
 
 def put(name: str, index: Any, number: int) -> Change:
     def change(inputs: Inputs) -> Inputs:
@@ -73,6 +75,16 @@ CONTENTS: list[tuple[Case, Change, str]] = [
         CHECKED_SPANS,
         put("spans", (1, 0), -2),
         "spans[1, 0] = [-2, -2], but a span begins at 0 or later and ends no earlier, or is [-1, -1]",
+    ),
+    (
+        CHECKED_HEADS,
+        put("window_size", (1, 0), -2),
+        "window_size[1, 0] = -2, but it must be at least -1 and less than 2^31",
+    ),
+    (
+        CHECKED_HEADS,
+        put("window_size", (0, 1), 2**31),
+        "window_size[0, 1] = 2147483648, but it must be at least -1 and less than 2^31",
     ),
     (CHECKED, put("page_table", (2, 4), BAD_PAGE), "page_table[2, 4] = 2147483647, but the cache has 12 pages"),
     (CHECKED, put("page_table", (0, 0), 12), "page_table[0, 0] = 12, but the cache has 12 pages"),

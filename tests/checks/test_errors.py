@@ -152,6 +152,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     lambda folder: paged_attn.merge_states(v=MEMORY, s=MEMORY),
     checked("plain", query_positions=torch.full((5,), 1 << 20, dtype=torch.int32)),
     checked("plain", q_scale=torch.zeros(5)),
+    of("plain", window_size=lambda c: (5, -1), head_windows=lambda c: torch.ones(6, 2, dtype=torch.int32)),
     of("plain", qq_mask=torch.zeros(5, 33, dtype=torch.int32)),
     lambda folder: paged_attn.tree(*[torch.zeros(2, dtype=torch.int32)] * 3, nodes=2000),
     of("fp8", k_scale=lambda c: torch.ones(3, 2)),

@@ -108,7 +108,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words = "--heads 64 --kv-heads 4 --head-dim 64 --value-dim 48 --latent --page-size 32 --dtype bf16 --kv-dtype e4m3 "
     words += "--layout x-packed "
-    words += "--token-scales --causal-seqs --prefix-lens --spans 3 "
+    words += "--token-scales --causal-seqs --head-windows --prefix-lens --spans 3 "
     words += "--window 127 -1 --not-causal --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
     words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
     words += "--gate float32 --qq-mask 2 "
@@ -125,7 +125,8 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
         dict(
             heads=64, kv_heads=4, head_dim=64, value_dim=48, latent=True, page_size=32, dtype=torch.bfloat16,
             cache_dtype=torch.float8_e4m3fn,
-            out_dtype=torch.bfloat16, kv_layout="x", new=True, causal_seqs=True, prefix_lens=True, spans=3,
+            out_dtype=torch.bfloat16, kv_layout="x", new=True, causal_seqs=True, head_windows=True,
+                prefix_lens=True, spans=3,
             token_scales=True, causal=False, window_size=(127, -1), **from_rows,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
             score_mod=score_mods.alibi, gate=torch.float32, qq_mask=2,

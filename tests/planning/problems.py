@@ -26,7 +26,7 @@ TOLD = {
     *ALIKE, "name", "query_lens", "seq_lens", "heads", "kv_heads", "head_dim", "value_dim", "page_size", "dtype",
     "cache_dtype", "out_dtype", "layout", "latent", "new", "causal_by_seq", "prefix", "spans", "softmax_scale", "alibi",
     "sinks", "qq_bias", "bias_of_seqs", "qq_mask", "tree", "positions", "score_mod", "gate", "scales", "token_scales",
-    "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run",
+    "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run", "head_windows",
 }  # fmt: skip
 
 
@@ -56,6 +56,7 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         value_dim=case.value_dim,
         latent=case.latent,
         causal_seqs=case.causal_by_seq,
+        head_windows=bool(case.head_windows),
         prefix_lens=case.prefix > 0,
         spans=case.spans,
         gate=case.dtype if case.gate else None,

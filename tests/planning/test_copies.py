@@ -84,6 +84,7 @@ def test_decodes_and_drafts_few_keys_and_mostly_decodes_are_not(lengths: Lengths
         dict(kv_layout="x"), dict(batch_invariant=True), dict(heads=16, kv_heads=1, head_dim=576, value_dim=512,
         latent=True), dict(page_size=16), dict(page_size=8), dict(window_size=(1023, -1), prefix_lens=True),
         dict(dtype=torch.float32, cache_dtype=torch.float32, out_dtype=torch.float32), dict(head_dim=20),
+        dict(head_windows=True),
     ],
     ids=str,
 )  # fmt: skip

@@ -1,12 +1,14 @@
 """Bounds of the keys that rows see: causal, windows, chunks, spans and prefixes, of one row and of a block's.
 
-A row sees the keys between two bounds, and neither moves back from a row to the next: those of a block are those of
-its first row and its last.  What a mask cuts out between the bounds is in scores.py.
+A row sees the keys between two bounds, and neither moves back from a token to the next: those of a block are those of
+its first token and its last, by the heads that see least and most.  What a mask cuts out between the bounds is in
+scores.py.
 """
 
 import triton
 import triton.language as tl
 
+from .head_windows import LEFT, RIGHT, side_of_block, side_of_rows
 from .numerics import load_int
 from .records import RowTile, Span
 
@@ -18,9 +20,9 @@ def chunk_of(pos, mods):
 
 
 @triton.jit
-def first_key_of(pos, mods):
-    """The first key that a query at pos sees, where there is a bound to the left."""
-    first = pos - mods.left
+def first_key_of(pos, left, mods):
+    """The first key that a query at pos sees, where `left` bounds what is before it."""
+    first = pos - left
     if mods.chunk is not None:
         first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)
     return tl.maximum(first, 0)
@@ -48,10 +50,10 @@ def before_window(first, begin, mods):
 
 
 @triton.jit
-def behind_query(end, past, slot, seq_len, mods):
-    """`end`, or where a span does if that is behind, as far as the window does not clip it."""
+def behind_query(end, past, slot, seq_len, right, mods):
+    """`end`, or where a span does if that is behind, as far as the window does not clip it, to the right by `right`."""
     if mods.spans_right is not None:
-        past = tl.minimum(past, slot + mods.spans_right + 1)
+        past = tl.minimum(past, slot + right + 1)
     if mods.CLIP_SPANS is not None:
         past = within_chunk(past, slot, mods)
     return tl.maximum(end, tl.minimum(past, seq_len))
@@ -98,16 +100,22 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
     first_key = slot * 0
     last_key = first_key + (block.seq_len - 1)
     if mods.left is not None:
-        first_key = first_key_of(pos, mods)
+        first_key = first_key_of(pos, side_of_rows(mods.left, kv_head, row % S.GROUP, LEFT, mods, S), mods)
     if mods.right is not None:
-        last_key = tl.minimum(slot + right_of(block.seq, mods), last_key)
+        right = right_of(block.seq, mods)
+        if mods.BY_HEAD_TO_THE_RIGHT is not None:
+            right = tl.minimum(right, side_of_rows(right, kv_head, row % S.GROUP, RIGHT, mods, S))
+        last_key = tl.minimum(slot + right, last_key)
     if mods.chunk is not None:
         last_key = within_chunk(last_key + 1, pos, mods) - 1
     span_begin, span_end, prefix = slot, slot, context_len  # of nothing: Triton 3.6 returns no record with a None
     if mods.spans is not None:
         span_begin, span_end = span_around(slot, block.seq, None, mods)
         first_key = before_window(first_key, span_begin, mods)
-        last_key = behind_query(last_key + 1, span_end, slot, block.seq_len, mods) - 1
+        spans_right = 0
+        if mods.spans_right is not None:
+            spans_right = side_of_rows(mods.spans_right, kv_head, row % S.GROUP, RIGHT, mods, S)
+        last_key = behind_query(last_key + 1, span_end, slot, block.seq_len, spans_right, mods) - 1
     if mods.prefix_lens is not None:
         prefix = prefix_of(block.seq, None, block.seq_len, mods)
         if mods.left is None:
@@ -131,8 +139,8 @@ def first_seen(rows, mods):
 
 
 @triton.jit
-def visible_range(block, mods, TOKENS: tl.constexpr):
-    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence.
+def visible_range(block, mods, TOKENS: tl.constexpr, kv_head=None, S: tl.constexpr = None):
+    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence; of a KV head, or of any.
 
     A position of its own is at least context_len and at most its slot: what some row may see begins by the former, what
     every row sees by the latter.
@@ -145,24 +153,32 @@ def visible_range(block, mods, TOKENS: tl.constexpr):
     hi = block.seq_len
     full_hi = block.seq_len
     if mods.left is not None:
+        least_left, most_left = side_of_block(mods.left, kv_head, LEFT, mods, S)
         if mods.query_positions is None:
-            lo = first_key_of(first_pos, mods)
+            lo = first_key_of(first_pos, most_left, mods)
         else:
-            lo = first_key_of(context_len, mods)
-        full_lo = first_key_of(last_pos, mods)
+            lo = first_key_of(context_len, most_left, mods)
+        full_lo = first_key_of(last_pos, least_left, mods)
     if mods.right is not None:
         right = right_of(block.seq, mods)
-        hi = tl.minimum(last_pos + right + 1, hi)
-        full_hi = tl.minimum(first_pos + right + 1, full_hi)
+        least_right, most_right = right, right
+        if mods.BY_HEAD_TO_THE_RIGHT is not None:
+            least, most = side_of_block(right, kv_head, RIGHT, mods, S)
+            least_right, most_right = tl.minimum(right, least), tl.minimum(right, most)
+        hi = tl.minimum(last_pos + most_right + 1, hi)
+        full_hi = tl.minimum(first_pos + least_right + 1, full_hi)
     hi = within_chunk(hi, last_pos, mods)
     full_hi = within_chunk(full_hi, first_pos, mods)
     if mods.spans is not None:
+        least_right, most_right = 0, 0
+        if mods.spans_right is not None:
+            least_right, most_right = side_of_block(mods.spans_right, kv_head, RIGHT, mods, S)
         begin, end = span_around(first_pos, block.seq, None, mods)
         lo = before_window(lo, begin, mods)
-        full_hi = behind_query(full_hi, end, first_pos, block.seq_len, mods)
+        full_hi = behind_query(full_hi, end, first_pos, block.seq_len, least_right, mods)
         begin, end = span_around(last_pos, block.seq, None, mods)
         full_lo = before_window(full_lo, begin, mods)
-        hi = behind_query(hi, end, last_pos, block.seq_len, mods)
+        hi = behind_query(hi, end, last_pos, block.seq_len, most_right, mods)
     prefix, resume = lo, lo  # of nothing, as in `row_tile`
     if mods.prefix_lens is not None:
         prefix = prefix_of(block.seq, None, block.seq_len, mods)

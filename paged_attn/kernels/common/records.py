@@ -98,6 +98,9 @@ class Modifiers(NamedTuple):
     qq_mask: Any = None  # int32 [tokens, qq_words]: bits of the call's own keys that a query sees
     qq_mask_stride: Any = None
     qq_words: Any = None
+    head_windows: Any = None  # int [heads, 2]: keys seen before and after by head, -1 = all; comes with left and right
+    head_windows_stride: Any = None  # from head to head; None: 2
+    BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: `right` may be less for a head, by slots
 
 
 class Scales(NamedTuple):

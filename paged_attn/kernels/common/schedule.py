@@ -3,12 +3,16 @@
 Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's
 queries see; laid end to end, sequence by sequence, they are one line of units.  With Shape.WHOLE, where all are about
 as long, each gets the same room, and shares begin with blocks or cut all alike.
+
+All KV heads have the same line, unless heads have windows of their own: then each has one of what its heads see, and
+kv_head None means one of all keys, for whoever has items of several KV heads.
 """
 
 import triton
 import triton.language as tl
 
 from .bounds import before_window, first_key_of, prefix_of, span_around
+from .head_windows import LEFT, side_of_block
 from .key_tiles import tile_of, tiles_before
 from .numerics import load_int
 from .records import Share
@@ -36,7 +40,7 @@ def unflatten(S: tl.constexpr):
 
 
 @triton.jit
-def work(batch, seq, inside, mods, S: tl.constexpr):
+def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
     """(blocks, tiles of each) of one or [N] sequences; no blocks where not inside or where another launch serves."""
     seq_len = load_int(batch.seq_lens + seq, inside)
     if batch.query_starts is None:
@@ -48,29 +52,30 @@ def work(batch, seq, inside, mods, S: tl.constexpr):
     context_len = seq_len - query_len
     tiles = tiles_before(seq_len, context_len, S)
     if mods.prefix_lens is not None and mods.left is not None:
-        head, resume = line_around_gap(seq, inside, seq_len, context_len, mods, S)
+        head, resume = line_around_gap(seq, inside, seq_len, context_len, mods, S, kv_head)
         tiles -= resume - head
     else:
-        tiles -= first_tile(seq, inside, context_len, mods, S)
+        tiles -= first_tile(seq, inside, context_len, mods, S, kv_head)
     blocks = tl.cdiv(query_len, S.BLOCK_Q)
     # a sequence that sees nothing still has its zeros to write
     return tl.where(served, blocks, 0), tl.maximum(tiles, 1)
 
 
 @triton.jit
-def room_of(batch, share, seq, mods, S: tl.constexpr):
+def room_of(batch, share, seq, mods, S: tl.constexpr, kv_head=None):
     """(blocks of a sequence, units that each has on the line)."""
-    blocks, tiles = work(batch, seq, True, mods, S)
+    blocks, tiles = work(batch, seq, True, mods, S, kv_head)
     return blocks, tl.maximum(tiles, share.tiles)
 
 
 @triton.jit
-def first_tile(seq, inside, context_len, mods, S: tl.constexpr):
+def first_tile(seq, inside, context_len, mods, S: tl.constexpr, kv_head=None):
     """The first tile that a sequence's queries, which begin at position context_len, may see; of one or of [N]."""
     if mods.left is None:
         return 0
     else:
-        first = first_key_of(context_len, mods)
+        _, left = side_of_block(mods.left, kv_head, LEFT, mods, S)
+        first = first_key_of(context_len, left, mods)
         if mods.spans is not None:
             begin, _ = span_around(context_len, seq, inside, mods)
             first = before_window(first, begin, mods)
@@ -82,13 +87,13 @@ def first_tile(seq, inside, context_len, mods, S: tl.constexpr):
 
 
 @triton.jit
-def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr):
+def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv_head=None):
     """(tiles of the prefix, with which a sequence's line begins, the tile with which it goes on).
 
     Pieces of a fixed size are told by their place: their line has the gap's tiles, too, which find nothing to do.
     """
     prefix = prefix_of(seq, inside, seq_len, mods)
-    resume = first_tile(seq, inside, context_len, mods, S)
+    resume = first_tile(seq, inside, context_len, mods, S, kv_head)
     if S.PIECE is None:
         head = tl.cdiv(tl.maximum(prefix, 0), S.TILE)
         return head, tl.maximum(resume, head)
@@ -97,26 +102,26 @@ def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr):
 
 
 @triton.jit
-def place_on_line(unit, block, mods, S: tl.constexpr):
+def place_on_line(unit, block, mods, S: tl.constexpr, kv_head=None):
     """The tile that a unit of a block's line is, where there may be a gap."""
     context_len = block.seq_len - block.query_len
-    head, resume = line_around_gap(block.seq, None, block.seq_len, context_len, mods, S)
+    head, resume = line_around_gap(block.seq, None, block.seq_len, context_len, mods, S, kv_head)
     return unit + tl.where(unit < head, 0, resume - head)
 
 
 @triton.jit
-def units_of(batch, seq, mods, S: tl.constexpr):
+def units_of(batch, seq, mods, S: tl.constexpr, kv_head=None):
     """Units of each of some sequences [N], 0 past the last."""
-    blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S)
+    blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S, kv_head)
     return blocks * tiles
 
 
 @triton.jit
-def total_work(batch, lane, mods, S: tl.constexpr):
+def total_work(batch, lane, mods, S: tl.constexpr, kv_head=None):
     """Units of the whole batch; lane [SCAN] counts from 0."""
     total = 0
     for first in range(0, batch.num_seqs, S.SCAN):
-        total += tl.sum(units_of(batch, first + lane, mods, S), 0)
+        total += tl.sum(units_of(batch, first + lane, mods, S, kv_head), 0)
     return total
 
 
@@ -127,13 +132,13 @@ def passed_by(ends, unit):
 
 
 @triton.jit
-def find_work(batch, unit, lane, mods, S: tl.constexpr):
+def find_work(batch, unit, lane, mods, S: tl.constexpr, kv_head=None):
     """(sequence that holds a unit, units before that sequence)."""
     found = 0
     before = 0
     last = 0
     for first in range(0, batch.num_seqs, S.SCAN):
-        ends = last + tl.cumsum(units_of(batch, first + lane, mods, S), 0)
+        ends = last + tl.cumsum(units_of(batch, first + lane, mods, S, kv_head), 0)
         sequences, units = passed_by(ends, unit)
         found += sequences
         before = tl.maximum(before, units)
@@ -142,7 +147,7 @@ def find_work(batch, unit, lane, mods, S: tl.constexpr):
 
 
 @triton.jit
-def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr):
+def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr, kv_head=None):
     """(a share, the sequence that holds its first unit, units before that sequence).
 
     first: work of the first SCAN sequences, read ahead where these are all.
@@ -157,8 +162,8 @@ def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr):
             share = even_share(batch, index, num_shares, tl.max(ends, 0))
         seq, before = passed_by(ends, share.begin)
     else:
-        share = even_share(batch, index, num_shares, total_work(batch, lane, mods, S))
-        seq, before = find_work(batch, share.begin, lane, mods, S)
+        share = even_share(batch, index, num_shares, total_work(batch, lane, mods, S, kv_head))
+        seq, before = find_work(batch, share.begin, lane, mods, S, kv_head)
     return share, seq, before
 
 

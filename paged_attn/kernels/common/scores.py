@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from .bounds import chunk_of
+from .head_windows import LEFT, RIGHT, side_of_rows
 from .numerics import LOG2E
 
 
@@ -126,12 +127,14 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
             pos = position_of(tile + key, rows, mods)
             before = scores
             if mods.left is not None:
-                scores = tl.where(pos[None, :] >= (rows.pos - mods.left)[:, None], scores, float("-inf"))
+                left = side_of_rows(mods.left, rows.kv_head, rows.member, LEFT, mods, S)
+                scores = tl.where(pos[None, :] >= (rows.pos - left)[:, None], scores, float("-inf"))
             if mods.chunk is not None:
                 same = chunk_of(pos, mods)[None, :] == chunk_of(rows.pos, mods)[:, None]
                 scores = tl.where(same, scores, float("-inf"))
             if mods.position_right is not None:
-                seen = pos[None, :] <= (rows.pos + mods.position_right)[:, None]
+                right = side_of_rows(mods.position_right, rows.kv_head, rows.member, RIGHT, mods, S)
+                seen = pos[None, :] <= (rows.pos + right)[:, None]
                 scores = tl.where(seen, scores, float("-inf"))
             if mods.spans is not None and mods.CLIP_SPANS is None:
                 slot = (tile + key)[None, :]

@@ -34,7 +34,7 @@ def load_items(
     while item.kv_head >= 0:
         if item.begin < item.end:
             table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            lo = visible_range(item.block, mods, S.BLOCK_Q, item.kv_head, S).lo
             kv_head, end = item.kv_head // P.PARTS, item.end
             if FIRST and queries_leave_early(P):  # keys have room sooner than queries
                 end -= 1
@@ -83,7 +83,7 @@ def hand_out_items(
         working = item.kv_head >= 0
         if working:
             table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            lo = visible_range(item.block, mods, S.BLOCK_Q, item.kv_head, S).lo
             block, kv_head, tile, end = item.block, item.kv_head // P.PARTS, item.begin, item.end
             if ALONE:
                 for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
@@ -141,7 +141,7 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
     number = 0
     item = read(jobs.mail, number, 4)
     while item.kv_head >= 0:
-        lo = visible_range(item.block, jobs.mods, S.BLOCK_Q).lo
+        lo = visible_range(item.block, jobs.mods, S.BLOCK_Q, item.kv_head, S).lo
         raw_turns, turns = convert_tiles(
             raw, raw_turns, rings, turns, item.begin, item.end, lo, item.block.seq_len, S, P
         )  # fmt: skip

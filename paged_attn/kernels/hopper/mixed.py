@@ -62,14 +62,14 @@ def hand_out_share(
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lane = lanes(ONE)
     index, kv_head = unflatten(S)
-    first = work(batch, lane, lane < batch.num_seqs, mods, S)
-    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, ONE)
+    first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
+    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, ONE, kv_head)
     unit = share.begin
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
     done = number
     while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
+        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
@@ -81,7 +81,7 @@ def hand_out_share(
                 load_queries(query_box, queries, done, ring, turn, item, S, P)
                 done += 1
                 table = pages_of(batch, item.block.seq)
-                lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+                lo = visible_range(item.block, mods, S.BLOCK_Q, kv_head, S).lo
                 turn = load_tiles(
                     box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, item.end, lo, 0, STAGES,
                     S, P,

@@ -31,7 +31,7 @@ def load_share(
         head = kv_head // P.PARTS  # of the cache
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
+        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
@@ -39,7 +39,7 @@ def load_share(
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
             item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
             table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q).lo
+            lo = visible_range(item.block, mods, S.BLOCK_Q, kv_head, S).lo
             begin, end = tiles_of(item, mods, S)
             if value_box is None:
                 turn = load_tiles(
@@ -80,7 +80,7 @@ def consume_share(
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
+        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
@@ -110,7 +110,7 @@ def convert_share(raw, rings, batch, share, walk, kv_head, mods, S: gl.constexpr
     turns = raw_turns
     unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
+        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1

@@ -54,7 +54,7 @@ def shares_kernel(
         dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, tokens_of(batch), dim, S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS, S.REST is not None))
-    first = work(batch, lane, lane < batch.num_seqs, mods, S)  # memory answers while barriers are made
+    first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
     DIMS: gl.constexpr = S.DIM // slots_of_tile(P)
     if P.PACKED:
@@ -100,7 +100,7 @@ def shares_kernel(
         rings = Rings(keys, values, queries, queries.slots, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
-    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S)
+    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S, kv_head)
     walk = Walk(share.begin, seq, before)
     results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
     K: gl.constexpr = P.KEY_STAGES

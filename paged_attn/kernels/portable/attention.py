@@ -20,7 +20,7 @@ from .tiles import attend
 @triton.jit
 def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
-    span = visible_range(block, mods, S.BLOCK_Q)
+    span = visible_range(block, mods, S.BLOCK_Q, rows.kv_head, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
     row_max, row_sum = start(mods.sinks, rows, first, S)
@@ -84,13 +84,13 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     lane = tl.arange(0, S.SCAN)
     row = tl.arange(0, S.ROWS)
     num_shares = tl.num_programs(0) // S.KV_HEADS
-    first_work = work(batch, lane, lane < batch.num_seqs, mods, S)
-    share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S)
+    first_work = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
+    share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S, kv_head)
     states = num_shares * batch.slots * S.KV_HEADS * S.LIVE
     partial, cuts = partial_of(scratch, states), cuts_of(scratch, states, S)
     unit = share.begin
     while unit < share.end:
-        blocks, tiles = room_of(batch, share, seq, mods, S)
+        blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
@@ -100,16 +100,16 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             tile = (unit - before) % tiles
             count = tl.minimum(tiles - tile, share.end - unit)
             if mods.prefix_lens is not None and mods.left is not None:
-                first = place_on_line(0, block, mods, S)
+                first = place_on_line(0, block, mods, S, kv_head)
             else:
-                first = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S)
+                first = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S, kv_head)
             q = load_queries(query, rows, cache.key.PARTS, S)
             if S.PIECE is None:
                 begin = (first + tile) * S.TILE
                 end = begin + count * S.TILE
                 if mods.prefix_lens is not None and mods.left is not None:
-                    begin = place_on_line(tile, block, mods, S) * S.TILE
-                    end = (place_on_line(tile + count - 1, block, mods, S) + 1) * S.TILE
+                    begin = place_on_line(tile, block, mods, S, kv_head) * S.TILE
+                    end = (place_on_line(tile + count - 1, block, mods, S, kv_head) + 1) * S.TILE
                 if S.MERGE == 0 and tile == 0:
                     past = share_of(unit + tiles - 1, share) + 1
                     tell_cut(cuts, block, kv_head, past - index, ((2 * index + 1) * S.KV_HEADS + kv_head) * S.LIVE, S)
@@ -190,7 +190,7 @@ def attention_kernel(
                     block, rows, q, 0, block.seq_len, True, cache, boxes, new, batch, mods, scales, S
                 )  # fmt: skip
             else:
-                span = visible_range(block, mods, S.BLOCK_Q)
+                span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
                 begin = span.lo // S.PIECE
                 # a block that sees nothing may have sinks
                 end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)

@@ -32,6 +32,7 @@ LEFT: list[dict[str, Any]] = [
     dict(heads=256, kv_heads=256),
     dict(new=True),
     dict(batch_invariant=True, head_dim=192),
+    dict(ragged=False, heads=16, kv_heads=1, head_dim=576, value_dim=512, latent=True, head_windows=True),
     dict(batch_invariant=True, cache=torch.float8_e4m3fn, compute=torch.float16),
 ]
 # of x-packed caches

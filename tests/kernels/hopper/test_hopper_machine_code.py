@@ -58,6 +58,7 @@ HOPPER = (
     "prompts group 3", "prompts group 12", "chunk group 7", "two lists group 3", "long group 3",
     "group 3 head_dim 64", "group 3 head_dim 256", "group 3 all fp8", "two lists new", "two lists softcap", "mixed",
     "long gate", "long token scales", "long chunks", "long spans window", "speculate 32 mask", "lone mask",
+    "long windows by head", "lone windows by head",
     "of 512 gate",
 )  # fmt: skip
 

@@ -49,6 +49,9 @@ QUICK = {
     ("spans", "long, softcap"),
     ("causal or not", "drafts, all"),
     ("causal or not", "mixed"),
+    ("windows by head", "drafts, all"),
+    ("windows by KV head", "decodes"),
+    ("windows by head, not causal", "mixed"),
     ("chunk", "decodes"),
     ("chunk, not causal", "long, softcap"),
 }

@@ -41,7 +41,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
     state = State(acc, row_max, row_sum)
     if item.begin < item.end:
         scale = scale_by_token(score_scale(scales, kv_head, P), scales, rows, kv_head // P.PARTS)
-        span = visible_range(block, mods, S.BLOCK_Q)
+        span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
         q = rows_of(rings.queries, turns.query, 0, S, P)
         turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         following = read(mail, number, P.ROWS // 16)  # while values are multiplied

@@ -241,7 +241,7 @@ def consume_columns(
         else:
             take_parts(query, queries, rings.extra.rest, block, kv_head, mods, NUMBER, S, P)
         scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
-        span = visible_range(block, mods, TOKENS)
+        span = visible_range(block, mods, TOKENS, kv_head, S)
         if S.REST is None:
             state = State(acc, row_max, row_sum)
             q = rows_of(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)

@@ -48,8 +48,8 @@ def attend_item(
         LAYOUT: gl.constexpr = row_max.type.layout
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
-        span = visible_range(block, mods, TOKENS)
-        first_key = visible_range(whole, mods, S.BLOCK_Q).lo  # other consumers' keys live too
+        span = visible_range(block, mods, TOKENS, kv_head, S)
+        first_key = visible_range(whole, mods, S.BLOCK_Q, kv_head, S).lo  # other consumers' keys live too
         q = rows_of(queries, turns.query, NUMBER, S, P)
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:

@@ -31,7 +31,7 @@ def tiles_of(item, mods, S: gl.constexpr):
     if S.PIECE is None:
         return item.begin, item.end
     else:
-        span = visible_range(item.block, mods, S.BLOCK_Q)
+        span = visible_range(item.block, mods, S.BLOCK_Q, item.kv_head, S)
         begin = gl.maximum(item.begin, span.lo // S.TILE)
         return begin, gl.maximum(begin, gl.minimum(item.end, gl.cdiv(span.hi, S.TILE)))
 
@@ -68,8 +68,8 @@ def attend_pieces(
         scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
     scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
     q = rows_of(queries, turns.query, NUMBER, S, P)
-    span = visible_range(block, mods, P.ROWS // S.GROUP)
-    first_key = visible_range(item.block, mods, S.BLOCK_Q).lo  # other consumers' keys live too
+    span = visible_range(block, mods, P.ROWS // S.GROUP, kv_head, S)
+    first_key = visible_range(item.block, mods, S.BLOCK_Q, kv_head, S).lo  # other consumers' keys live too
     begin_all = item.begin // PIECE
     last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # a block that sees nothing may have sinks
     bank = rings.room.index(NUMBER)

@@ -40,9 +40,10 @@ def copies(p: Problem) -> Copies | None:
 def _can_be_copied(p: Problem) -> bool:
     """Whether nothing but the size of pages is in the way.
 
-    What is worth it depends on the batch, which must not choose the kernels of a call of `batch_invariant`.
+    What is worth it depends on the batch, which must not choose the kernels of a call of `batch_invariant`.  Copies are
+    of all heads at once, from pages of which some may be gone where windows are by head.
     """
-    return not (in_boxes(p) or p.packed or p.latent or p.batch_invariant or is_decode(p))
+    return not (in_boxes(p) or p.packed or p.latent or p.batch_invariant or is_decode(p) or p.head_windows)
 
 
 def _is_worth_a_copy(p: Problem) -> bool:

@@ -49,6 +49,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     ),
     (lambda p: not all_rows_are_few(p), "few queries of few keys"),
     (lambda p: not p.gap, "a prefix that stays visible behind a window or a chunk"),
+    (lambda p: not p.head_windows or not p.latent, "windows by head over keys that hold their values"),
     (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
     (
         lambda p: not p.new or p.new_box,

@@ -165,7 +165,7 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
                 found, blocks, tiles, index, slots_before, lists, S, P
             )
         block = block_of(batch, found.seq, number, S)
-        span = visible_range(block, mods, S.BLOCK_Q)
+        span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
         context_len = block.seq_len - block.query_len
         begin = tile_of(span.lo, context_len, S)
         past = tiles_before(span.hi, context_len, S)

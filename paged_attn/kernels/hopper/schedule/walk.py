@@ -42,9 +42,9 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=N
         number = gl.where(number % 2 == 0, number // 2, blocks - 1 - number // 2)
     block = block_of(batch, walk.seq, number, S)
     count = gl.minimum(tiles - tile, share.end - walk.unit)
-    span = visible_range(block, mods, S.BLOCK_Q)
+    span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
     context_len = block.seq_len - block.query_len
-    from_tile = first_tile(block.seq, None, context_len, mods, S) + tile
+    from_tile = first_tile(block.seq, None, context_len, mods, S, kv_head) + tile
     begin = gl.maximum(tile_of(span.lo, context_len, S), from_tile)
     end = gl.maximum(begin, gl.minimum(tiles_before(span.hi, context_len, S), from_tile + count))
     first_share = share_of(walk.unit - tile, share)
@@ -64,7 +64,7 @@ def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, S)
     tile = (walk.unit - walk.before) % tiles
     count = gl.minimum(tiles - tile, share.end - walk.unit)
-    from_tile = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S)
+    from_tile = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S, kv_head)
     first_piece, past_pieces = pieces_of(from_tile, 0, tiles, S)
     begin, end = pieces_of(from_tile, tile, count, S)
     room = batch.slots // gl.num_programs(0)
