@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ IMAGE = 256  # tokens of an image in Gemma 3 and PaliGemma
 
 def is_masked(case: Case) -> bool:
     """Whether a case has a mask beyond a window."""
-    return case.chunk is not None or case.causal_by_seq or case.prefix > 0 or case.spans > 0
+    return case.chunk is not None or case.causal_by_seq or case.prefix > 0 or case.spans > 0 or case.head_windows != ()
 
 
 def images(case: Case) -> list[list[list[int]]]:
@@ -46,7 +48,16 @@ def reach(case: Case, seq: int) -> tuple[Tensor, Tensor]:
 
 
 def keys_and_pairs(case: Case) -> tuple[int, int]:
-    """(keys that some query sees, pairs of a query and a key that it sees) of all sequences."""
+    """(keys that some query sees, pairs of a query and a key that it sees) of all sequences.
+
+    Where windows are by head these are means: of KV heads, and of heads.
+    """
+    if case.head_windows:
+        each = {x: keys_and_pairs(replace(case, head_windows=(), window_size=x)) for x in {*case.windows}}
+        group = case.heads // case.kv_heads
+        groups = [case.windows[i : i + group] for i in range(0, case.heads, group)]
+        seen = sum(max(each[x][0] for x in windows) for windows in groups)
+        return round(seen / case.kv_heads), round(sum(each[x][1] for x in case.windows) / case.heads)
     keys = pairs = 0
     for seq, query_len in enumerate(case.query_lens):
         if query_len == 0 or case.seq_lens[seq] <= 0:
