@@ -71,6 +71,8 @@ def test_integers_are_as_wide_as_their_type_says() -> None:
     want = signed.astype(np.int64) * y.view(np.int32) >> 32
     np.testing.assert_array_equal(words(high, x, y).view(np.int32), want)
     np.testing.assert_array_equal(words("prmt.b32 $0, $1, $2, 0x5410;", x, y), (x & 0xFFFF) | y << 16)
+    halves = lambda z: z.view(np.uint16)  # noqa: E731
+    np.testing.assert_array_equal(halves(words("add.s16x2 $0, $1, $2;", x, y)), halves(x) + halves(y))
     np.testing.assert_array_equal(words("lop3.b32 $0, $1, $2, $2, 0x3c;", x, y), x ^ y)
 
 
