@@ -160,8 +160,8 @@ ARGUMENTS = (
         "only", OPTION, None, "str?", ("choice", ("decode", "prefill")), ("only",), ALWAYS_SO, (), others=("decode",)
     ),
     Argument(
-        "batch_invariant", OPTION, False, "bool", ("boolean",), ("batch_invariant",), ALWAYS_SO, ("batch_invariant",),
-        others=(True,),
+        "batch_invariant", OPTION, False, "bool", ("boolean",), ("batch_invariant",), ("batch_invariant",),
+        ("batch_invariant",), others=(True,), help="Results do not depend on the rest of the batch.",
     ),
     Argument("check", CHECK, None, "bool?", (), (), NOTHING, ()),
 )  # fmt: skip

@@ -18,7 +18,6 @@ from paged_attn.cli.output import print_json, print_rows
 @options.of_model
 @click.option("--sinks", is_flag=True, help="sinks are given.")
 @click.option("--gate", is_flag=True, help="gate is given.")
-@click.option("--batch-invariant", is_flag=True)
 @click.option("--max-queries", type=positive, help="max_seqlen_q.  [the longest]")
 @click.option("--max-keys", type=positive, help="max_seqlen_k, or what the page table holds.  [the longest]")
 @options.device("[this GPU, else h200]")

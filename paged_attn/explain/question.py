@@ -42,7 +42,6 @@ class Question(NamedTuple):
     ragged: bool  # cu_seqlens_q given
     max_seqlen_q: int  # bounds that the caller gives
     max_seqlen_k: int
-    batch_invariant: bool
     device: Device
     gpu: str | None  # whose ceilings are the device's, if they are known
 
@@ -58,7 +57,7 @@ class Question(NamedTuple):
         """What the planner will be told."""
         tokens = sum(self.query_lens)
         lengths = Lengths(self.ragged, len(self.seq_lens), tokens, self.max_seqlen_q, self.max_seqlen_k)
-        return problem_of(self.model, lengths, self.device, batch_invariant=self.batch_invariant)
+        return problem_of(self.model, lengths, self.device)
 
 
 def memory(question: Question) -> dict[str, int]:
@@ -153,7 +152,6 @@ def question_of(
     score_mod_args: str,
     new: bool,
     lse: bool,
-    batch_invariant: bool,
     max_queries: int | None,
     max_keys: int | None,
     device: str | None,
@@ -184,7 +182,7 @@ def question_of(
             options["latent"] and (layout == "x-packed" or (value_dim or head_dim) > head_dim),
             "values of a latent cache are the first dims of its keys, which are not x-packed",
         ),
-        (batch_invariant and new, "batch_invariant is not to be had with keys outside the cache"),
+        (options["batch_invariant"] and new, "batch_invariant is not to be had with keys outside the cache"),
     ):
         if wrong:
             raise ValueError(text)
@@ -214,7 +212,6 @@ def question_of(
         seq_lens,
         max(query_lens) > 1,
         *bounds,
-        batch_invariant,
         device_named(device),
         gpu_named(device),
     )

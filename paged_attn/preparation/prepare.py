@@ -67,6 +67,7 @@ def prepare(
     integers: torch.dtype = torch.int32,
     page_indices: torch.dtype | None = None,
     return_lse: bool = False,
+    batch_invariant: bool = False,
     max_seqs: int = 256,
     max_tokens: int = 8192,
     max_seqlen: int = 131072,
@@ -87,7 +88,7 @@ def prepare(
         cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         new: calls pass k_new and v_new.
-        causal, window_size, clip_spans, chunk, softcap, return_lse: as in paged_attention.
+        causal, window_size, clip_spans, chunk, softcap, return_lse, batch_invariant: as in paged_attention.
         causal_seqs: calls pass a tensor as causal.
         head_windows: calls pass a tensor as window_size.
         prefix_lens: calls pass prefix_lens.

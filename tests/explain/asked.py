@@ -43,5 +43,5 @@ def call_to(asked: Question) -> tuple[Any, Any, Any]:
     """The tensors of such a call, never filled, its options and axes."""
     problem = asked.problem
     lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
-    given, options = bound(call_of(asked.model, lengths) | dict(batch_invariant=asked.batch_invariant))
+    given, options = bound(call_of(asked.model, lengths))
     return given, options, paged_attn.checks.arguments.check_attention(given, options)
