@@ -56,13 +56,13 @@ ARGUMENTS = (
     ),
     Argument(
         "k_cache", TENSOR, REQUIRED, "Tensor", (), (*CACHE, "new_box", "max_seqlen_k"),
-        ("kv_heads", "page_size", "cache_dtype"), ("kv_heads", "page_size", "kv_dtype"),
+        ("kv_heads", "page_size", "cache_dtype", "side_by_side"), ("kv_heads", "page_size", "kv_dtype", "side_by_side"),
     ),
     Argument(
         "v_cache", TENSOR, REQUIRED, "Tensor", (),
         ("pairable", "boxable", "rows_per_page", "adjacent", "value_dim", "latent"),
-        ("kv_heads", "page_size", "cache_dtype", "value_dim", "latent"),
-        ("kv_heads", "page_size", "kv_dtype", "value_dim", "latent"),
+        ("kv_heads", "page_size", "cache_dtype", "value_dim", "latent", "side_by_side"),
+        ("kv_heads", "page_size", "kv_dtype", "value_dim", "latent", "side_by_side"),
     ),
     Argument(
         "page_table", TENSOR, REQUIRED, "Tensor", (), ("max_seqlen_k",), ("integers", "page_indices"), ("max_keys",)

@@ -126,7 +126,7 @@ UNLIKE: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
     causal_seqs=True, head_windows=True, prefix_lens=True, spans=3, alibi=True, sinks=torch.float32, qq_bias=4,
     query_positions=True, qq_mask=2, scales="per_head",
     gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
-    score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True,
+    score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True, side_by_side=True,
 )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ VALUES: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
     query_positions=True, gate=True, token_scales=True, new=True, lse=True, layout="HND", batch_invariant=True,
     heads=16, kv_heads=4, head_dim=64, page_size=32, value_dim=48, latent=True, dtype=torch.float16,
     kv_dtype=torch.float8_e4m3fn, queries="3", keys="77", batch=2, max_queries=9, max_keys=99,
-    score_mod="tests.score_mods:relative", score_mod_args="float32,37",
+    score_mod="tests.score_mods:relative", score_mod_args="float32,37", side_by_side=True,
 )  # fmt: skip
 
 

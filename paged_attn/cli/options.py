@@ -75,6 +75,7 @@ MODEL: tuple[Decorated, ...] = (
     click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page."),
     click.option("--dtype", type=Dtype(HALF + FP8), default="bfloat16", show_default=True, help="Of q."),
     click.option("--kv-dtype", type=Dtype(HALF + FP8), help="Of the cache.  [as --dtype]"),
+    click.option("--side-by-side", is_flag=True, help="Caches are cache[..., :HEAD_DIM] and cache[..., HEAD_DIM:]."),
     click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache."),
     click.option(
         "--window",

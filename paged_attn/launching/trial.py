@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import triton
 
-from . import backend
+from . import backend, child
 
 SECONDS = 600  # that it may take: compiling is most of it
 
@@ -80,7 +80,9 @@ def _ask(arch: str, index: int) -> str:
     """The verdict of a process that tries; kept, unless something else may have stopped it."""
     command = [sys.executable, "-c", f"from paged_attn import tryout; tryout.main({arch!r}, {index})"]
     try:
-        done = subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command, env=child.environment("PAGED_ATTN_HOPPER"), capture_output=True, text=True, timeout=SECONDS
+        )
     except subprocess.TimeoutExpired:
         why = f"a few calls, tried in a process of their own, took more than {SECONDS} s"
         _keep(arch, why)
@@ -97,13 +99,3 @@ def _ask(arch: str, index: int) -> str:
     if done.returncode < 0:  # a signal: it crashed
         _keep(arch, why)
     return why
-
-
-def _environment() -> dict[str, str]:
-    """That of this process, from which the other one has the same packages, and kernels that are compiled."""
-    environment = os.environ | {
-        "TRITON_INTERPRET": "0",
-        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
-    }
-    environment.pop("PAGED_ATTN_HOPPER", None)
-    return environment

@@ -53,6 +53,7 @@ class _Written(NamedTuple):
     prefix_lens: bool = False
     spans: int = 0
     head_windows: bool = False
+    side_by_side: bool = False  # values of a slot lie behind its keys, in one cache
 
     @property
     def value_width(self) -> int:
@@ -86,13 +87,19 @@ class Lengths(NamedTuple):
     max_seqlen_k: int
 
 
-def batches_up_to(max_seqs: int, max_tokens: int, max_seqlen: int) -> Iterator[Lengths]:
-    """Batches of every kind: decodes, speculation, prefills, and mixtures of them, with few keys and with many."""
-    for seqs, keys in itertools.product(_spread(max_seqs, past=max_seqs), _spread(max_seqlen)):
+def batches_up_to(
+    max_seqs: int, max_tokens: int, max_seqlen: int, bucket: int = 1, decode: int = 1
+) -> Iterator[Lengths]:
+    """Batches of every kind: decodes, speculation, prefills, and mixtures of them, with few keys and with many.
+
+    bucket: bounds on keys are multiples of it, but for the last.  decode: query tokens of a decode.
+    """
+    bounds = sorted({min(-(-keys // bucket) * bucket, max_seqlen) for keys in _spread(max_seqlen)})
+    for seqs, keys in itertools.product(_spread(max_seqs, past=max_seqs), bounds):
         yield Lengths(False, seqs, seqs, 1, keys)
         # how one sequence's blocks fill rounds of programs counts: from 3 of these to four fifths of 4 are but 7% more
         fine = _spread(max_tokens, steps=16) if seqs == 1 else []
-        for longest in {*_spread(max_tokens, past=64), max(1, max_tokens // seqs), *fine}:
+        for longest in {*_spread(max_tokens, past=64), max(1, max_tokens // seqs), min(decode, max_tokens), *fine}:
             least, most = longest + seqs - 1, min(seqs * longest, max_tokens)
             between = int((least * most) ** 0.5)
             for tokens in {longest, least, between, most}:
@@ -203,6 +210,9 @@ def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
     else:
         slots = (page, kv_heads) if model.kv_layout == "NHD" else (kv_heads, page)
         shapes = ((*slots, dim), (*slots, value_dim))
+    if model.side_by_side:
+        both = torch.empty(pages, *shapes[0][:-1], dim + value_dim, dtype=model.cache_dtype)
+        return both[..., :dim], both[..., dim:]
     k, v = (torch.empty(pages, *shape, dtype=model.cache_dtype) for shape in shapes)
     return k, k[..., :value_dim] if model.latent else v
 
@@ -215,7 +225,7 @@ def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor | No
 
 def new_dtype(model: Model) -> torch.dtype:
     """Of keys and values outside the cache, which are not fp8."""
-    wide = [x for x in (model.dtype, model.cache_dtype) if not layout.is_fp8(x)]
+    wide = [x for x in (model.dtype, model.cache_dtype, model.out_dtype) if not layout.is_fp8(x)]
     return wide[0] if wide else torch.bfloat16
 
 

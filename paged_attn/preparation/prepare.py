@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from ..launching import backend
 from ..launching.backend import Device, device_of
-from ..launching.locks import FIRST
-from ..planning.dialects import DIALECTS, dialect
-from ..records import layout
-from .model import Lengths, Model, batches_up_to, call_of, distinct, new_dtype, new_rows
+from .model import Lengths, Model, batches_up_to
 from .named import named
-
-Track = Callable[..., Iterable[Any]]
+from .processes import Pool, Track, Work, processors
 
 
 class Summary(NamedTuple):
@@ -44,6 +36,7 @@ def prepare(
     cache_dtype: torch.dtype | None = None,
     out_dtype: torch.dtype | None = None,
     kv_layout: str = "NHD",
+    side_by_side: bool = False,
     new: bool = False,
     causal: bool = True,
     causal_seqs: bool = False,
@@ -87,6 +80,7 @@ def prepare(
         latent: calls pass k_cache[..., :value_dim] for v_cache, and no v_new, and write_kv gets no v.
         cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
+        side_by_side: the caches are k_cache = cache[..., :head_dim] and v_cache = cache[..., head_dim:].
         new: calls pass k_new and v_new.
         causal, window_size, clip_spans, chunk, softcap, return_lse, batch_invariant: as in paged_attention.
         causal_seqs: calls pass a tensor as causal.
@@ -131,101 +125,19 @@ def compile_for(
     processes: int | None = None,
 ) -> Summary:
     """Compile every kernel that these batches of a model need, as prepare() does."""
+    if model.side_by_side and (model.latent or model.kv_layout == "x"):
+        raise ValueError("side_by_side: keys and values are parts of a slot each, which is neither latent nor x-packed")
     if model.latent and (model.kv_layout == "x" or model.value_width > model.head_dim):
         raise ValueError("latent: values are the first dims of keys, which are not x-packed, and as wide or wider")
     local = not isinstance(device, Device)
     if backend.INTERPRET and local:
         return Summary(0, 0, 0.0)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
-    _read(facts)
     started = monotonic()
-    with _tracking() as track:
-        chosen = distinct(model, track(list(batches), "planning"), facts)
-        # the kernels of prefills take three times as long as those of decodes: what begins last should be short
-        chosen.sort(key=lambda batch: batch.max_seqlen_q == 1)
-        found = _in_processes(model, chosen, facts, local, processes or os.cpu_count() or 1, track)
-    return Summary(len(found), sum(found.values()), monotonic() - started)
-
-
-def _read(device: Device) -> None:
-    """What comes before this process first looks for a kernel on disk: Triton hashes all of itself, for half a second.
-
-    The kernels are read, too.
-    """
-    with contextlib.suppress(ImportError):  # it has moved from version to version
-        with FIRST:
-            from triton.runtime.cache import triton_key
-
-        triton_key()
-    for name in DIALECTS:
-        if dialect(name).why_not_on(device) is None:
-            dialect(name).read()
-
-
-# ---- processes -----------------------------------------------------------------------------------
-
-
-def _in_processes(
-    model: Model, batches: list[Lengths], device: Device, local: bool, processes: int, track: Track
-) -> dict[str, bool]:
-    """Whether each kernel, by its hash, had to be compiled."""
-    found: dict[str, bool] = {}
-    spawn = multiprocessing.get_context("spawn")
-    workers = min(processes, len(batches))
-    with _interpreting("0"), ProcessPoolExecutor(workers, spawn, _start, (device, local)) as pool:
-        started = [pool.submit(_compile, model, batch) for batch in batches]
-        for done in track(as_completed(started), "compiling", len(started)):
-            for name, compiled in done.result().items():
-                found[name] = found.get(name, False) or compiled
-    return found
-
-
-_seen: dict[str, bool] = {}
-
-
-def _start(device: Device, local: bool) -> None:
-    """Make this process one that compiles."""
-    from . import offline
-
-    def listener(*, metadata: dict[str, Any], cache_hit: bool, **_: Any) -> None:
-        _seen[metadata["hash"]] = not cache_hit
-
-    triton.knobs.compilation.listener = listener
-    offline.compile_only(device, offline.build_launcher if local else lambda _: None)
-
-
-def _compile(model: Model, batch: Lengths) -> dict[str, bool]:
-    """Compile what a batch needs, and what writing into the model's cache needs; what was compiled, by hash."""
-    from .. import paged_attention
-    from ..calls.write import write
-
-    call = call_of(model, batch)
-    paged_attention(**call)
-    if not layout.is_fp8(new_dtype(model)):
-        k, v = new_rows(model, 1)
-        scales = (call.get("k_scale"), None if model.latent else call.get("v_scale"))
-        slots = torch.empty(1, dtype=torch.int64)
-        caches = call["k_cache"], None if model.latent else call["v_cache"]
-        parts = ("keys",) if model.latent else (None, "keys", "values")  # the halves are those of compiled graphs
-        for part in parts:
-            write(k, v, *caches, slots, *scales, call["kv_layout"], False, part)
-    found = dict(_seen)
-    _seen.clear()
-    return found
-
-
-@contextlib.contextmanager
-def _interpreting(value: str) -> Iterator[None]:
-    """What processes that start meanwhile are told about the interpreter."""
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
+    work = Work(model, list(batches))
+    with _tracking() as track, Pool(facts, local, processes or processors()) as pool:
+        found = pool.compile([work], track)
+    return Summary(len(found), sum(kernel.now for kernel in found.values()), monotonic() - started)
 
 
 @contextlib.contextmanager

@@ -106,8 +106,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
-    words = "--heads 64 --kv-heads 4 --head-dim 64 --value-dim 48 --latent --page-size 32 --dtype bf16 --kv-dtype e4m3 "
-    words += "--layout x-packed "
+    words = "--heads 64 --kv-heads 4 --head-dim 64 --value-dim 48 --latent --page-size 32 --dtype bf16 "
+    words += "--side-by-side --kv-dtype e4m3 --layout x-packed "
     words += "--token-scales --causal-seqs --head-windows --prefix-lens --spans 3 "
     words += "--window 127 -1 --not-causal --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
     words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
@@ -123,11 +123,10 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     assert (tensor.dtype, number) == (torch.float32, 37)
     assert asked == [
         dict(
-            heads=64, kv_heads=4, head_dim=64, value_dim=48, latent=True, page_size=32, dtype=torch.bfloat16,
-            cache_dtype=torch.float8_e4m3fn,
+            heads=64, kv_heads=4, head_dim=64, value_dim=48, latent=True, page_size=32, side_by_side=True,
+            dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn,
             out_dtype=torch.bfloat16, kv_layout="x", new=True, causal_seqs=True, head_windows=True,
-                prefix_lens=True, spans=3,
-            token_scales=True, causal=False, window_size=(127, -1), **from_rows,
+            prefix_lens=True, spans=3, token_scales=True, causal=False, window_size=(127, -1), **from_rows,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
             score_mod=score_mods.alibi, gate=torch.float32, qq_mask=2,
             page_indices=torch.int32, return_lse=True, max_seqs=8, max_tokens=64, max_seqlen=512,

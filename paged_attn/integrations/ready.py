@@ -1,0 +1,71 @@
+"""Kernels of an engine, compiled before its first request: what all hosts that know their sizes beforehand do alike.
+
+A host says what it serves.  Of the processes of a machine that want the same kernels one compiles them, and the others
+wait for it; kernels that lie on disk cost no more than a look.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+
+import torch
+
+from paged_attn.launching.backend import INTERPRET, Device, device_of
+from paged_attn.preparation import apart, kept
+from paged_attn.preparation.kept import Asked
+from paged_attn.preparation.prepare import Summary
+from paged_attn.preparation.served import Served
+
+VARIABLE = "PAGED_ATTN_PREPARE"
+_done: set[Served] = set()  # by this process: hosts make their batches' builders more than once
+
+
+def ready(
+    served: Iterable[Served], device: torch.device | Device, tell: Callable[[str], object],
+    warn: Callable[[str], object],
+) -> Summary | None:  # fmt: skip
+    """Wait for kernels of usual steps, and have those of the others compiled meanwhile; say so in one line.
+
+    Nothing, where kernels are interpreted, where VARIABLE says 0, and but on CUDA.  What goes wrong is only told: kernels
+    are then compiled when a call first needs them.
+
+    Returns: what was done; None: nothing.
+    """
+    new = [x for x in dict.fromkeys(served) if x not in _done]
+    if not new or not wanted(device):
+        return None
+    _done.update(new)
+    try:
+        local = not isinstance(device, Device)
+        facts = device if isinstance(device, Device) else device_of(device)
+        done, meanwhile = _prepare(Asked(tuple(new), facts, local))
+    except Exception as error:  # no engine is to stop for it
+        warn(f"paged_attn: kernels will be compiled when a call first needs them: {type(error).__name__}: {error}")
+        return None
+    more = "; those of steps of few new tokens follow meanwhile" if meanwhile else ""
+    tell(f"paged_attn: {done.kernels} kernels, {done.compiled} of them compiled now, in {done.seconds:.1f} s{more}")
+    return done
+
+
+def wanted(device: torch.device | Device) -> bool:
+    if os.environ.get(VARIABLE, "") == "0":
+        return False
+    if isinstance(device, Device):
+        return True
+    return not INTERPRET and device.type == "cuda" and torch.version.hip is None
+
+
+def _prepare(asked: Asked) -> tuple[Summary, bool]:
+    """What was done, and whether more is being done meanwhile."""
+    count = kept.found(asked)
+    if count is not None:
+        return Summary(count, 0, 0.0), False
+    usual = asked._replace(usual=True)
+    with kept.turn(usual, wait=True):
+        count = kept.found(usual)  # by whoever had the turn before
+        done = apart.prepare(usual) if count is None else Summary(count, 0, 0.0)
+    with kept.turn(asked, wait=False) as turn:
+        if turn is not None:
+            apart.prepare_meanwhile(asked, turn)
+    return done, True

@@ -1,0 +1,87 @@
+"""Preparing in a process of its own, beside one that has threads and a GPU, or may not have children: engines' workers.
+
+That process imports torch once, looks for the kernels, and forks for them.  It ends with the one that began it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from time import monotonic
+from typing import Any
+
+from ..launching import child
+from .kept import Asked, Turn, keep
+from .prepare import Summary
+from .processes import Pool, processors
+
+SECONDS = 1800  # that others wait for, at most: a hundred times what it takes a host of many processors
+PROGRAM = "from paged_attn.preparation import apart; apart.main()"
+
+
+def prepare(asked: Asked) -> Summary:
+    """Wait for it; raises RuntimeError with the last that was said, where it fails."""
+    process = _begin(asked, None)
+    late = threading.Timer(SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+    late.start()
+    said = process.stdout.read().splitlines()
+    late.cancel()
+    status = _end(process)
+    if status:
+        raise RuntimeError(f"the process that compiles ended with status {status}: {' '.join(said[-1:])[:300]}")
+    return Summary(*json.loads(next(line for line in reversed(said) if line.startswith("["))))
+
+
+def prepare_meanwhile(asked: Asked, turn: Turn) -> None:
+    """Do not wait: it gives way to whoever else wants a processor, and holds the turn till its end."""
+    process = _begin(asked, turn)
+    threading.Thread(target=_end, args=(process,), name="paged_attn.prepare", daemon=True).start()
+
+
+def _begin(asked: Asked, turn: Turn | None) -> Any:
+    """Nothing is written to its input, which ends when this process does."""
+    held = [] if turn is None or turn.held is None else [turn.held]
+    task = base64.b64encode(pickle.dumps((asked, turn is not None))).decode()
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, task],
+        env=child.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        pass_fds=held,
+    )  # fmt: skip
+
+
+def _end(process: Any) -> int:
+    with process:
+        process.stdout.read()
+        return int(process.wait())
+
+
+# ---- that process --------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Compile what the first argument says, and print a Summary."""
+    from .. import api  # noqa: F401, for processes that are forked
+
+    asked, meanwhile = pickle.loads(base64.b64decode(sys.argv[1]))
+    os.setpgid(0, 0)
+    if meanwhile:
+        os.nice(19)
+    began = monotonic()
+    work = [one.work(asked.usual) for one in asked.served]
+    with Pool(asked.device, asked.local, max(1, processors() // (1 + meanwhile)), forked=True) as pool:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        kernels = pool.compile(work, lambda items, what, total=0: items)
+    keep(asked, {kernel.folder for kernel in kernels.values()})
+    print(json.dumps(Summary(len(kernels), sum(x.now for x in kernels.values()), monotonic() - began)), flush=True)
+
+
+def _end_with_parent() -> None:
+    """Whoever began this process has ended when its pipe has: then nobody wants the kernels."""
+    os.read(0, 1)
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,112 @@
+"""What was prepared, remembered on disk beside the kernels: to ask costs files' names, where planning takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import triton
+
+from ..launching.backend import Device
+from .processes import read
+from .served import Served
+
+
+class Asked(NamedTuple):
+    """All that decides which kernels they are; `usual`: those of usual steps only."""
+
+    served: tuple[Served, ...]
+    device: Device
+    local: bool  # the device is this machine's, whose launchers are built, too
+    usual: bool = False
+
+    @property
+    def name(self) -> str:
+        """The same for the same kernels: of the same Triton, and of these sources."""
+        read(self.device)
+        from triton.runtime.cache import triton_key
+
+        others = (triton_key(), _environment(), _sources(), sorted(map(repr, self.served)), self.device, self.local)
+        kind = "usual" if self.usual else "all"
+        return f"{hashlib.sha256(repr(others).encode()).hexdigest()[:32]}.{kind}"
+
+
+def found(asked: Asked) -> int | None:
+    """How many kernels were prepared and are there; None: not all of them are."""
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        folders = json.loads(_file(asked).read_text())["kernels"]
+        if all((_cache() / folder).is_dir() for folder in folders):
+            return len(folders)
+    return None
+
+
+def keep(asked: Asked, folders: Iterable[str]) -> None:
+    """A process that is reading meanwhile finds all of it or nothing."""
+    file = _file(asked)
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps({"kernels": sorted(folders)}))
+        new.replace(file)
+
+
+class Turn(NamedTuple):
+    """A file that one process at a time holds: `held` may be handed to a child, which then holds it till its end."""
+
+    held: int | None  # None: there are no such locks here, and everybody goes on
+
+
+@contextlib.contextmanager
+def turn(asked: Asked, wait: bool) -> Iterator[Turn | None]:
+    """Of the processes of a host that want the same, one; None: another has it, and this one does not wait."""
+    held = None
+    try:
+        import fcntl
+
+        file = _file(asked).with_suffix(f"{_file(asked).suffix}.lock")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        held = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(held)  # type: ignore[arg-type]
+        yield None
+        return
+    except (ImportError, OSError):  # a system, or a file system, without
+        pass
+    try:
+        yield Turn(held)
+    finally:
+        if held is not None:
+            os.close(held)
+
+
+def _cache() -> Path:
+    return Path(triton.knobs.cache.dir)
+
+
+def _file(asked: Asked) -> Path:
+    return _cache() / "paged_attn" / f"{asked.name}.json"
+
+
+def _environment() -> Any:
+    """Variables that decide what Triton compiles, and which kernels ours are."""
+    with contextlib.suppress(ImportError):
+        from triton._C.libtriton import get_cache_invalidating_env_vars
+
+        return sorted(get_cache_invalidating_env_vars().items()), os.environ.get("PAGED_ATTN_HOPPER")
+    return os.environ.get("PAGED_ATTN_HOPPER")
+
+
+@functools.cache
+def _sources() -> str:
+    """Of this package."""
+    root, told = Path(__file__).parents[1], hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        told.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return told.hexdigest()

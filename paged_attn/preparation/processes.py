@@ -1,0 +1,169 @@
+"""Processes that compile side by side, for a device that none of them uses."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import triton
+
+from ..launching.backend import Device
+from ..launching.locks import FIRST
+from ..planning.dialects import DIALECTS, dialect
+from ..records import layout
+from .model import Lengths, Model, call_of, distinct, new_dtype, new_rows
+
+Track = Callable[..., Iterable[Any]]
+# How new keys and values come into a cache: by one launch, or by one of each, as in compiled graphs; where values are
+# the first dims of keys, by one of keys, or ("apart") of the dims behind the values beside these.
+WRITES = ("both", "keys", "values")
+CHUNK = 2048  # batches that a process plans at a time
+
+
+class Work(NamedTuple):
+    """A model, batches of it, and how its keys are written."""
+
+    model: Model
+    batches: Sequence[Lengths]
+    writes: tuple[str, ...] = WRITES
+
+
+class Compiled(NamedTuple):
+    """A kernel on disk."""
+
+    now: bool  # it was not there before
+    folder: str  # within Triton's cache
+
+
+class Pool:
+    """Processes for a device; `local`: it is this machine's, whose launchers are built, too.
+
+    forked: they begin as this process is, which must have neither threads nor CUDA; else they are spawned.
+    """
+
+    def __init__(self, device: Device, local: bool, processes: int, forked: bool = False) -> None:
+        self.device, self.forked = device, forked
+        read(device)
+        context = multiprocessing.get_context("fork" if forked else "spawn")
+        self._pool = ProcessPoolExecutor(processes, context, _start, (device, local))
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def compile(self, work: Iterable[Work], track: Track) -> dict[str, Compiled]:
+        """Every kernel that the work needs, by its hash."""
+        tasks = [(one, batch) for one in work for batch in self._chosen(one, track)]
+        # the kernels of prefills take three times as long as those of decodes: what begins last should be short
+        tasks.sort(key=lambda task: task[1].max_seqlen_q == 1)
+        written: set[Any] = set()
+        started = []
+        with interpreting("0"):  # which processes that are spawned are told
+            for (model, _, writes), batch in tasks:
+                new = tuple([name for name in writes if (model, name) not in written])
+                written |= {(model, name) for name in new}
+                started.append(self._pool.submit(_compile, model, batch, new))
+            found: dict[str, Compiled] = {}
+            for done in track(as_completed(started), "compiling", len(started)):
+                for name, kernel in done.result().items():
+                    known = found.get(name, kernel)
+                    found[name] = kernel._replace(now=kernel.now or known.now)
+        return found
+
+    def _chosen(self, work: Work, track: Track) -> list[Lengths]:
+        """As few of the batches as need all kernels; where processes cost nothing to begin, they look for these."""
+        batches = work.batches
+        if self.forked and len(batches) > CHUNK:
+            parts = [batches[begin :: len(batches) // CHUNK] for begin in range(len(batches) // CHUNK)]
+            found = [self._pool.submit(distinct, work.model, part, self.device) for part in parts]
+            batches = [batch for part in found for batch in part.result()]
+        return distinct(work.model, track(batches, "planning"), self.device)
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def read(device: Device) -> None:
+    """What comes before a process first looks for a kernel on disk: Triton hashes all of itself, for half a second.
+
+    The kernels are read, too.
+    """
+    with contextlib.suppress(ImportError):  # it has moved from version to version
+        with FIRST:
+            from triton.runtime.cache import triton_key
+
+        triton_key()
+    for name in DIALECTS:
+        if dialect(name).why_not_on(device) is None:
+            dialect(name).read()
+
+
+_seen: dict[str, Compiled] = {}
+
+
+def _start(device: Device, local: bool) -> None:
+    """Make this process one that compiles."""
+    from . import offline
+
+    def listener(*, metadata: dict[str, Any], metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:
+        folders = {Path(path).parent.name for path in metadata_group.values()}
+        _seen[metadata["hash"]] = Compiled(not cache_hit, min(folders, default=""))
+
+    triton.knobs.compilation.listener = listener
+    offline.compile_only(device, offline.build_launcher if local else lambda _: None)
+
+
+def _compile(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
+    """Compile what a batch needs, and what writing into the model's cache needs."""
+    from .. import paged_attention
+
+    call = call_of(model, batch)
+    paged_attention(**call)
+    if not layout.is_fp8(new_dtype(model)):
+        for name in writes:
+            _write(model, call, name)
+    found = dict(_seen)
+    _seen.clear()
+    return found
+
+
+def _write(model: Model, call: dict[str, Any], name: str) -> None:
+    """Compile one of WRITES."""
+    from ..calls.write import write
+
+    k, v = new_rows(model, 1)
+    caches, scales = (call["k_cache"], call["v_cache"]), (call.get("k_scale"), call.get("v_scale"))
+    slots, part = torch.empty(1, dtype=torch.int64), None if name == "both" else name
+    if name == "apart":
+        behind = slice(model.value_width, None)
+        k, v, part = k[..., behind], k[..., : model.value_width], None
+        caches = caches[0][..., behind], caches[1]
+    elif model.latent:
+        if name == "values":
+            return
+        v, caches, scales, part = None, (caches[0], None), (scales[0], None), "keys"
+    write(k, v, *caches, slots, *scales, call["kv_layout"], False, part)
+
+
+@contextlib.contextmanager
+def interpreting(value: str) -> Iterator[None]:
+    """What processes that start meanwhile are told about the interpreter."""
+    before = os.environ.get("TRITON_INTERPRET")
+    os.environ["TRITON_INTERPRET"] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TRITON_INTERPRET"]
+        else:
+            os.environ["TRITON_INTERPRET"] = before
