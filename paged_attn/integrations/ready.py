@@ -18,11 +18,14 @@ from paged_attn.preparation.prepare import Summary
 from paged_attn.preparation.served import Served
 
 VARIABLE = "PAGED_ATTN_PREPARE"
+# Hosts round a bound on keys up to it, so that calls of successive steps are of few kinds: what is new is checked and
+# planned, which takes the host some hundred times as long.
+BUCKET = 1024
 _done: set[Served] = set()  # by this process: hosts make their batches' builders more than once
 
 
 def ready(
-    served: Iterable[Served], device: torch.device | Device, tell: Callable[[str], object],
+    served: Callable[[], Iterable[Served]], device: torch.device | Device, tell: Callable[[str], object],
     warn: Callable[[str], object],
 ) -> Summary | None:  # fmt: skip
     """Wait for kernels of usual steps, and have those of the others compiled meanwhile; say so in one line.
@@ -32,11 +35,13 @@ def ready(
 
     Returns: what was done; None: nothing.
     """
-    new = [x for x in dict.fromkeys(served) if x not in _done]
-    if not new or not wanted(device):
+    if not wanted(device):
         return None
-    _done.update(new)
     try:
+        new = [x for x in dict.fromkeys(served()) if x not in _done]
+        if not new:
+            return None
+        _done.update(new)
         local = not isinstance(device, Device)
         facts = device if isinstance(device, Device) else device_of(device)
         done, meanwhile = _prepare(Asked(tuple(new), facts, local))

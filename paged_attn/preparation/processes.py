@@ -70,7 +70,7 @@ class Pool:
             for (model, _, writes), batch in tasks:
                 new = tuple([name for name in writes if (model, name) not in written])
                 written |= {(model, name) for name in new}
-                started.append(self._pool.submit(_compile, model, batch, new))
+                started.append(self._pool.submit(compile_call, model, batch, new))
             found: dict[str, Compiled] = {}
             for done in track(as_completed(started), "compiling", len(started)):
                 for name, kernel in done.result().items():
@@ -123,7 +123,7 @@ def _start(device: Device, local: bool) -> None:
     offline.compile_only(device, offline.build_launcher if local else lambda _: None)
 
 
-def _compile(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
+def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
     """Compile what a batch needs, and what writing into the model's cache needs."""
     from .. import paged_attention
 

@@ -15,10 +15,11 @@ from vllm.model_executor.layers.attention import mla_attention as frame
 from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
 
 from paged_attn import paged_attention, write_kv
+from paged_attn.integrations.ready import BUCKET
 
 from . import host
 from .impl import fp8_of
-from .metadata import BUCKET
+from .ready import make_ready, of_latents
 
 host.check_latent(frame.MLACommonImpl)
 PAGE = 8
@@ -38,6 +39,11 @@ class Builder(frame.MLACommonMetadataBuilder):
 
     query_len_support: ClassVar[Any] = frame.QueryLenSupport.VARLEN
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **more: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device, **more)
+        most = self.reorder_batch_threshold or 1
+        make_ready(kv_cache_spec, layer_names, vllm_config, device, lambda *of: of_latents(*of[:2], most))
 
     def _build_decode(self, **given: Any) -> Decodes:
         most = self.reorder_batch_threshold or 1

@@ -17,14 +17,13 @@ from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
 
 from paged_attn.integrations.flash_attn.rswa import twice
 from paged_attn.integrations.flash_attn.unified import spans_of
+from paged_attn.integrations.ready import BUCKET
 
 from . import host
+from .ready import make_ready, of_layer
 from .rswa import prompts_of
 
 UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMetadata)
-# A bound on keys is rounded up to it, so that calls of successive steps are of few kinds: what is new is checked and
-# planned, which takes the host some hundred times as long.
-BUCKET = 1024
 
 
 @dataclasses.dataclass
@@ -59,6 +58,7 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         self.prompts = prompts_of(vllm_config, device)
         if self.prompts is not None:  # copied at each step
             self.supports_draft_decode_metadata_update = False
+        make_ready(kv_cache_spec, layer_names, vllm_config, device, of_layer)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:

@@ -1,0 +1,158 @@
+"""What the plug-in's layers will ask for, told by vLLM's config and by the layers: kernels to compile before requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from vllm.logger import init_logger
+
+from paged_attn.integrations.ready import BUCKET, ready
+from paged_attn.preparation.model import Model
+from paged_attn.preparation.named import named
+from paged_attn.preparation.served import Served
+
+from .alibi import alibi_sqrt
+
+SPANS = (1, 2)  # images of a sequence; with more of them kernels are compiled as they come
+SLOTS = 3  # of vLLM's axes [layers, pages, heads, slots, dims]
+E4M3 = torch.float8_e4m3fn
+log = init_logger("vllm.paged_attn")  # vLLM shows what its own loggers say
+
+
+class Steps(NamedTuple):
+    """What of vLLM's config bounds its steps."""
+
+    seqs: int
+    tokens: int
+    keys: int
+    decode: int  # query tokens: one, and drafts
+    page_size: int
+    dtype: torch.dtype
+    layout: str  # of the cache, as it lies
+
+    def served(self, model: Model, **changes: Any) -> Served:
+        given = dict(
+            model=model, max_seqs=self.seqs, max_tokens=self.tokens, max_seqlen=self.keys, bucket=BUCKET,
+            decode=self.decode,
+        )  # fmt: skip
+        return Served(**given | changes)
+
+
+def make_ready(spec: Any, names: list[str], config: Any, device: Any, served: Any) -> None:
+    """Of a group of layers and of those in other groups, whose pages are as large: all at once, where vLLM begins.
+
+    served(layer, steps, spec, config) are those of one layer.
+    """
+
+    def layers() -> Iterator[Served]:
+        steps = steps_of(config, spec)
+        context = config.compilation_config.static_forward_context
+        same = config.cache_config.block_size == steps.page_size
+        kind = type(context[names[0]].impl)
+        for name, layer in context.items():
+            if name in names or (same and isinstance(getattr(layer, "impl", None), kind)):
+                yield from served(layer, steps, spec, config)
+
+    ready(layers, torch.device(device), log.info, log.warning)
+
+
+def steps_of(config: Any, spec: Any) -> Steps:
+    page, most = spec.block_size, config.model_config.max_model_len
+    scheduled, drafting = config.scheduler_config, config.speculative_config
+    seqs, tokens, keys = scheduled.max_num_seqs, scheduled.max_num_batched_tokens, -(-most // page) * page
+    if (chunk := getattr(spec, "attention_chunk_size", None)) is not None:
+        # vLLM makes a sequence of each chunk that a query of one lies in
+        seqs, keys = 2 * seqs + tokens // chunk, min(keys, -(-chunk // page) * page)
+    decode = 1 + (drafting.num_speculative_tokens if drafting is not None else 0)
+    return Steps(min(seqs, tokens), tokens, keys, decode, page, config.model_config.dtype, _layout(config.cache_config))
+
+
+def _layout(config: Any) -> str:
+    """HND or NHD: of a page, which is all of a layer's that lies there, unless the user asks for another layout."""
+    if hasattr(config, "get_resolved_kv_cache_layout"):
+        *_, slots, _ = config.get_resolved_kv_cache_layout().value
+        return "HND" if slots == SLOTS else "NHD"
+    from vllm.v1.attention.backends.utils import get_kv_cache_layout
+
+    return "HND" if get_kv_cache_layout() == "HND" else "NHD"
+
+
+def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Served]:
+    """Calls of a layer that keeps keys and values, or, of an encoder, has them by itself."""
+    impl, window = layer.impl, layer.impl.sliding_window
+    left = -1 if window is None else window - 1
+    causal = impl.attn_type == "decoder"
+    model = _model(
+        heads=impl.num_heads, kv_heads=impl.num_kv_heads, head_dim=impl.head_size, value_dim=impl.head_size_v,
+        page_size=steps.page_size, dtype=steps.dtype, kv_layout=steps.layout, side_by_side=True, causal=causal,
+        window_size=(left, 0 if causal else left), softcap=impl.logits_soft_cap,
+        sinks=None if impl.sinks is None else impl.sinks.dtype, batch_invariant=impl.batch_invariant,
+    )  # fmt: skip
+    if impl.alibi_slopes is not None:
+        sqrt = impl.use_alibi_sqrt
+        model = model._replace(alibi=not sqrt, score_mod=named(alibi_sqrt, (impl.alibi_slopes,)) if sqrt else None)
+    if impl.fp8 is not None:
+        quantised = getattr(layer, "query_quant", None) is not None
+        each = "per_head" if layer._k_scale.numel() > 1 else "tensor"
+        model = model._replace(cache_dtype=impl.fp8, dtype=E4M3 if quantised else steps.dtype, scales=each)
+    if impl.encodes:
+        model = model._replace(page_size=1, side_by_side=False, kv_layout="HND", new=True)
+        yield steps.served(model, writes=())
+        return
+    passes = getattr(config.compilation_config, "pass_config", None)
+    results = [steps.dtype, E4M3] if getattr(passes, "fuse_attn_quant", None) else [steps.dtype]
+    for dtype in results:  # vLLM quantises those of some layers, and tells which as it compiles
+        scales = "tensor" if impl.fp8 is None and dtype != steps.dtype else model.scales
+        yield from _of_prompts(layer, model._replace(out_dtype=dtype, scales=scales), steps, config)
+
+
+def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator[Served]:
+    """Plainly, but of models that have more to tell of prompts."""
+    if (window := getattr(config.model_config, "rswa_window", None)) is not None:
+        model = model._replace(window_size=(window - 1, 0), prefix_lens=True)
+        yield steps.served(model, decode=1, decodes=True)
+        yield steps.served(model._replace(query_positions=True), max_seqs=2 * steps.seqs)
+        return
+    yield steps.served(model)
+    if getattr(config.model_config, "is_mm_prefix_lm", False) and model.causal:
+        clip = bool(getattr(layer, "mm_prefix_clamp_sliding_window", False))
+        for spans in SPANS:
+            yield steps.served(
+                model._replace(spans=spans, clip_spans=clip, window_size=(model.window_size[0], -1)), writes=()
+            )
+
+
+def of_latents(layer: Any, steps: Steps, decode: int) -> Iterator[Served]:
+    """Decodes over a cache of latents of so many query tokens, and prefills of expanded keys and values."""
+    impl = layer.impl
+    width, rank = impl.head_size, impl.kv_lora_rank
+    model = _model(
+        heads=impl.num_heads, kv_heads=1, head_dim=width, value_dim=rank, latent=True, page_size=steps.page_size,
+        dtype=steps.dtype,
+    )  # fmt: skip
+    if impl.fp8 is not None:
+        model = model._replace(cache_dtype=impl.fp8, scales="tensor")
+    yield steps.served(
+        model, max_tokens=min(steps.tokens, steps.seqs * decode), decode=decode, decodes=True, ragged=decode > 1,
+        writes=("apart",) if width > rank else ("keys",),
+    )  # fmt: skip
+    for lse in (False, True):  # what is merged with a context's result has one
+        expanded = _model(
+            heads=impl.num_heads, kv_heads=impl.num_heads, head_dim=impl.qk_head_dim, value_dim=impl.v_head_dim,
+            page_size=1, dtype=steps.dtype, new=True, return_lse=lse,
+        )  # fmt: skip
+        yield steps.served(expanded, max_seqlen=steps.tokens, bucket=1, decode=1, writes=())
+
+
+def _model(**fields: Any) -> Model:
+    """Of an engine's calls: those that are not told are absent."""
+    dtype, dims = fields["dtype"], fields["head_dim"]
+    given: dict[str, Any] = dict(
+        cache_dtype=dtype, out_dtype=dtype, kv_layout="NHD", new=False, causal=True, window_size=(-1, -1), softcap=0.0,
+        alibi=False, sinks=None, gate=None, qq_bias=0, query_positions=False, scales="number", return_lse=False,
+    )  # fmt: skip
+    if fields.get("value_dim") == dims and not fields.get("latent"):
+        fields["value_dim"] = None
+    return Model(**given | fields)
