@@ -30,7 +30,8 @@ class Served(NamedTuple):
         Others bring some sequence a few tokens: a short prompt, the rest of one, or what is behind a cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
-            decode = batch.max_seqlen_q == self.decode
+            # of fewer tokens than a decode may have there are no more
+            decode = batch.max_seqlen_q == min(self.decode, batch.tokens)
             if batch.max_seqlen_q == 1 and batch.ragged != self.ragged:
                 continue
             if decode or not (self.decodes or (usual and 1 < batch.max_seqlen_q < PROMPT)):

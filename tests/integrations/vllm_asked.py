@@ -35,6 +35,7 @@ with warnings.catch_warnings():
         from vllm.v1.kv_cache_interface import KVCacheLayout as LAYOUTS
     except ImportError:  # up to 0.31 or so
         LAYOUTS = None
+        from vllm.v1.attention.backends.utils import set_kv_cache_layout
     from vllm.utils import torch_utils
 
     torch_utils.PIN_MEMORY = False  # there is nothing to pin memory for
@@ -121,6 +122,8 @@ class Layer:
         if self.impl.fp8 is not None:
             self.cache = self.cache.view(torch.uint8)
         self.config = config(drafts, results=results, rswa=rswa, images=images, order=order, context={"layer": self})
+        if LAYOUTS is None:
+            set_kv_cache_layout(order)
         self.spec = SimpleNamespace(block_size=PAGE, **({} if chunk is None else dict(attention_chunk_size=chunk)))
         self.builder = Builder(self.spec, ["layer"], self.config, torch.device("cpu"))
 

@@ -30,7 +30,6 @@ class Steps(NamedTuple):
     decode: int  # query tokens: one, and drafts
     page_size: int
     dtype: torch.dtype
-    layout: str  # of the cache, as it lies
 
     def served(self, model: Model, **changes: Any) -> Served:
         given = dict(
@@ -66,7 +65,7 @@ def steps_of(config: Any, spec: Any) -> Steps:
         # vLLM makes a sequence of each chunk that a query of one lies in
         seqs, keys = 2 * seqs + tokens // chunk, min(keys, -(-chunk // page) * page)
     decode = 1 + (drafting.num_speculative_tokens if drafting is not None else 0)
-    return Steps(min(seqs, tokens), tokens, keys, decode, page, config.model_config.dtype, _layout(config.cache_config))
+    return Steps(min(seqs, tokens), tokens, keys, decode, page, config.model_config.dtype)
 
 
 def _layout(config: Any) -> str:
@@ -86,7 +85,7 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
     causal = impl.attn_type == "decoder"
     model = _model(
         heads=impl.num_heads, kv_heads=impl.num_kv_heads, head_dim=impl.head_size, value_dim=impl.head_size_v,
-        page_size=steps.page_size, dtype=steps.dtype, kv_layout=steps.layout, side_by_side=True, causal=causal,
+        page_size=steps.page_size, dtype=steps.dtype, kv_layout=_layout(config.cache_config), side_by_side=True, causal=causal,
         window_size=(left, 0 if causal else left), softcap=impl.logits_soft_cap,
         sinks=None if impl.sinks is None else impl.sinks.dtype, batch_invariant=impl.batch_invariant,
     )  # fmt: skip
