@@ -22,6 +22,7 @@ from paged_attn.launching import tritons
 VARIABLES = {
     "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True; in the interpreter, unless 0",
     "PAGED_ATTN_HOPPER": "0: no Hopper kernels; 1: them, also under a Triton that is not known",
+    "PAGED_ATTN_PREPARE": "0: an engine's kernels are compiled when a call first needs them, not before any",
     "TRITON_INTERPRET": "1: kernels are interpreted; 0: compiled, also without a GPU",
     "TRITON_CACHE_DIR": "where compiled kernels are kept, instead of ~/.triton/cache",
     "CUDA_VISIBLE_DEVICES": "which GPUs this process sees",

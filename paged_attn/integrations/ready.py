@@ -30,8 +30,8 @@ def ready(
 ) -> Summary | None:  # fmt: skip
     """Wait for kernels of usual steps, and have those of the others compiled meanwhile; say so in one line.
 
-    Nothing, where kernels are interpreted, where VARIABLE says 0, and but on CUDA.  What goes wrong is only told: kernels
-    are then compiled when a call first needs them.
+    Nothing is done where kernels are interpreted, where VARIABLE says 0, and on other devices than CUDA's.  What goes
+    wrong is only told: kernels are then compiled when a call first needs them.
 
     Returns: what was done; None: nothing.
     """

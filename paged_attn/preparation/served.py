@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .model import Lengths, Model, batches_up_to
 from .processes import Work
@@ -30,8 +30,8 @@ class Served(NamedTuple):
         Others bring some sequence a few tokens: a short prompt, the rest of one, or what is behind a cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
-            # of fewer tokens than a decode may have there are no more
-            decode = batch.max_seqlen_q == min(self.decode, batch.tokens)
+            # where there are decodes alone, they may have fewer tokens, all of them, than one may have
+            decode = batch.max_seqlen_q == (min(self.decode, batch.tokens) if self.decodes else self.decode)
             if batch.max_seqlen_q == 1 and batch.ragged != self.ragged:
                 continue
             if decode or not (self.decodes or (usual and 1 < batch.max_seqlen_q < PROMPT)):
@@ -39,3 +39,15 @@ class Served(NamedTuple):
 
     def work(self, usual: bool = False) -> Work:
         return Work(self.model, list(self.batches(usual)), self.writes)
+
+
+def plain(**fields: Any) -> Model:
+    """A model of these fields, and nothing of others; caches and results are of `dtype`, where they are not told."""
+    dtype = fields["dtype"]
+    given: dict[str, Any] = dict(
+        cache_dtype=dtype, out_dtype=dtype, kv_layout="NHD", new=False, causal=True, window_size=(-1, -1), softcap=0.0,
+        alibi=False, sinks=None, gate=None, qq_bias=0, query_positions=False, scales="number", return_lse=False,
+    )  # fmt: skip
+    if fields.get("value_dim") == fields["head_dim"] and not fields.get("latent"):
+        fields["value_dim"] = None
+    return Model(**given | fields)

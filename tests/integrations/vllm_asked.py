@@ -1,11 +1,13 @@
 """Kernels that vLLM's steps ask for and that were not made ready, for an H200, with vLLM's own classes on the CPU.
 
 Run as a program, since kernels are compiled ones there: `python -m tests.integrations.vllm_asked llama` prints as JSON
-how many kernels are prepared, how many the steps ask for, and which of these are missing.
+how many kernels are prepared, how many the steps ask for, and which of these are missing; `"llama as fp8 cache"`
+does so of kernels that are prepared for another layer.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import sys
@@ -104,7 +106,8 @@ class Layer:
 
     def __init__(self, options: Any = (), order: str = "HND", drafts: int = 0, invariant: bool = False,
                  images: bool = False, scale: Any = 0.5, quantises: bool = False, results: Any = None,
-                 value_dim: int = DIM, chunk: int | None = None, causal: bool = True, rswa: int | None = None) -> None:  # fmt: skip
+                 value_dim: int = DIM, chunk: int | None = None, causal: bool = True,
+                 rswa: int | None = None) -> None:  # fmt: skip
         self.drafts, self.images, self.results, self.causal, self.chunk = drafts, images, results, causal, chunk
         self.query_quant = object() if quantises else None
         for name in ("_q_scale", "_k_scale", "_v_scale"):
@@ -166,15 +169,16 @@ def prepared(served: list[Served]) -> set[keys.Key]:
     for one in served:
         model, batches, writes = one.work()
         for batch in distinct(model, batches, H200):
-            found |= keys.asked(lambda batch=batch: compile_call(model, batch, writes))  # type: ignore[misc]
+            found |= keys.asked(functools.partial(compile_call, model, batch, writes))
     return found
 
 
 def main() -> None:
     keys.pose_as(H200)
     for name in sys.argv[1:]:
+        name, _, other = name.partition(" as ")
         layer, rng = Layer(**LAYERS[name]), random.Random(0)
-        ready, asked = prepared(layer.served()), set()
+        ready, asked = prepared((Layer(**LAYERS[other]) if other else layer).served()), set()
         for _ in range(120):
             asked |= keys.asked(lambda: layer.step(rng))  # noqa: B023
         missing = [f"{kernel}: {key}" for kernel, key in sorted(asked - ready)]

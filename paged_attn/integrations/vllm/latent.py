@@ -43,7 +43,9 @@ class Builder(frame.MLACommonMetadataBuilder):
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any, **more: Any) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device, **more)
         most = self.reorder_batch_threshold or 1
-        make_ready(kv_cache_spec, layer_names, vllm_config, device, lambda *of: of_latents(*of[:2], most))
+        make_ready(
+            kv_cache_spec, layer_names, vllm_config, device, lambda layer, steps, *_: of_latents(layer, steps, most)
+        )
 
     def _build_decode(self, **given: Any) -> Decodes:
         most = self.reorder_batch_threshold or 1

@@ -1,4 +1,4 @@
-"""What the plug-in's layers will ask for, told by vLLM's config and by the layers: kernels to compile before requests."""
+"""What the plug-in's layers will ask for, told by themselves and by vLLM's config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vllm.logger import init_logger
 from paged_attn.integrations.ready import BUCKET, ready
 from paged_attn.preparation.model import Model
 from paged_attn.preparation.named import named
-from paged_attn.preparation.served import Served
+from paged_attn.preparation.served import Served, plain
 
 from .alibi import alibi_sqrt
 
@@ -32,7 +32,7 @@ class Steps(NamedTuple):
     dtype: torch.dtype
 
     def served(self, model: Model, **changes: Any) -> Served:
-        given = dict(
+        given: dict[str, Any] = dict(
             model=model, max_seqs=self.seqs, max_tokens=self.tokens, max_seqlen=self.keys, bucket=BUCKET,
             decode=self.decode,
         )  # fmt: skip
@@ -83,10 +83,10 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
     impl, window = layer.impl, layer.impl.sliding_window
     left = -1 if window is None else window - 1
     causal = impl.attn_type == "decoder"
-    model = _model(
+    model = plain(
         heads=impl.num_heads, kv_heads=impl.num_kv_heads, head_dim=impl.head_size, value_dim=impl.head_size_v,
-        page_size=steps.page_size, dtype=steps.dtype, kv_layout=_layout(config.cache_config), side_by_side=True, causal=causal,
-        window_size=(left, 0 if causal else left), softcap=impl.logits_soft_cap,
+        page_size=steps.page_size, dtype=steps.dtype, kv_layout=_layout(config.cache_config), side_by_side=True,
+        causal=causal, window_size=(left, 0 if causal else left), softcap=impl.logits_soft_cap,
         sinks=None if impl.sinks is None else impl.sinks.dtype, batch_invariant=impl.batch_invariant,
     )  # fmt: skip
     if impl.alibi_slopes is not None:
@@ -117,17 +117,17 @@ def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator
     yield steps.served(model)
     if getattr(config.model_config, "is_mm_prefix_lm", False) and model.causal:
         clip = bool(getattr(layer, "mm_prefix_clamp_sliding_window", False))
+        window_size = model.window_size[0], -1
         for spans in SPANS:
-            yield steps.served(
-                model._replace(spans=spans, clip_spans=clip, window_size=(model.window_size[0], -1)), writes=()
-            )
+            seen = dict(spans=spans, clip_spans=clip, window_size=window_size)
+            yield steps.served(Model(**model._asdict() | seen), writes=())
 
 
 def of_latents(layer: Any, steps: Steps, decode: int) -> Iterator[Served]:
     """Decodes over a cache of latents of so many query tokens, and prefills of expanded keys and values."""
     impl = layer.impl
     width, rank = impl.head_size, impl.kv_lora_rank
-    model = _model(
+    model = plain(
         heads=impl.num_heads, kv_heads=1, head_dim=width, value_dim=rank, latent=True, page_size=steps.page_size,
         dtype=steps.dtype,
     )  # fmt: skip
@@ -138,20 +138,8 @@ def of_latents(layer: Any, steps: Steps, decode: int) -> Iterator[Served]:
         writes=("apart",) if width > rank else ("keys",),
     )  # fmt: skip
     for lse in (False, True):  # what is merged with a context's result has one
-        expanded = _model(
+        expanded = plain(
             heads=impl.num_heads, kv_heads=impl.num_heads, head_dim=impl.qk_head_dim, value_dim=impl.v_head_dim,
             page_size=1, dtype=steps.dtype, new=True, return_lse=lse,
         )  # fmt: skip
         yield steps.served(expanded, max_seqlen=steps.tokens, bucket=1, decode=1, writes=())
-
-
-def _model(**fields: Any) -> Model:
-    """Of an engine's calls: those that are not told are absent."""
-    dtype, dims = fields["dtype"], fields["head_dim"]
-    given: dict[str, Any] = dict(
-        cache_dtype=dtype, out_dtype=dtype, kv_layout="NHD", new=False, causal=True, window_size=(-1, -1), softcap=0.0,
-        alibi=False, sinks=None, gate=None, qq_bias=0, query_positions=False, scales="number", return_lse=False,
-    )  # fmt: skip
-    if fields.get("value_dim") == dims and not fields.get("latent"):
-        fields["value_dim"] = None
-    return Model(**given | fields)

@@ -1,0 +1,249 @@
+"""Kernels of an engine before its first request: once for a host, in processes that may not have children, and no fault
+that would stop it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+
+from paged_attn.integrations import ready as home
+from paged_attn.launching import backend
+from paged_attn.launching.backend import Device
+from paged_attn.preparation import apart, kept
+from paged_attn.preparation.kept import Asked
+from paged_attn.preparation.model import Model, distinct, variants_of
+from paged_attn.preparation.prepare import Summary
+from paged_attn.preparation.served import Served
+from tests.preparation.test_prepare import LLAMA
+
+H200 = Device("sm90", 132)
+TINY = Served(
+    Model(**LLAMA | dict(heads=1, kv_heads=1, head_dim=16)), max_seqs=1, max_tokens=1, max_seqlen=16, decodes=True
+)
+compiles = pytest.mark.skipif(
+    "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
+)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a host hears; nothing was made ready before."""
+    monkeypatch.setattr(home, "_done", set())
+    monkeypatch.delenv(home.VARIABLE, raising=False)
+    return []
+
+
+def make_ready(told: list[str], served: Any = lambda: [TINY], device: Any = H200) -> Summary | None:
+    return home.ready(served, device, told.append, lambda text: told.append(f"WARNING {text}"))
+
+
+# ---- whether, and how often ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Asked]:
+    asked: list[Asked] = []
+
+    def prepare(what: Asked) -> tuple[Summary, bool]:
+        asked.append(what)
+        return Summary(7, 5, 1.25), True
+
+    monkeypatch.setattr(home, "_prepare", prepare)
+    return asked
+
+
+def test_one_line_says_what_was_done(told: list[str], prepared: list[Asked]) -> None:
+    assert make_ready(told, lambda: [TINY, TINY]) == Summary(7, 5, 1.25)
+    assert told == [
+        "paged_attn: 7 kernels, 5 of them compiled now, in 1.2 s; those of steps of few new tokens follow meanwhile"
+    ]
+    assert prepared == [Asked((TINY,), H200, local=False)]
+
+
+def test_what_was_made_ready_is_not_again(told: list[str], prepared: list[Asked]) -> None:
+    other = TINY._replace(max_seqs=2)
+    make_ready(told)
+    assert make_ready(told) is None
+    make_ready(told, lambda: [TINY, other])
+    assert [x.served for x in prepared] == [(TINY,), (other,)]
+
+
+def test_a_variable_turns_it_off(told: list[str], prepared: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(home.VARIABLE, "0")
+    assert make_ready(told, lambda: pytest.fail("nothing is asked")) is None
+    assert told == []
+    assert prepared == []
+
+
+@pytest.mark.parametrize("interpreted", [True, False])
+def test_on_the_cpu_and_in_the_interpreter_there_is_nothing_to_do(
+    interpreted: bool, told: list[str], prepared: list[Asked], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(home, "INTERPRET", interpreted)
+    for device in [torch.device("cpu")] + [torch.device("cuda")] * interpreted:
+        assert make_ready(told, lambda: pytest.fail("nothing is asked"), device) is None
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not home.wanted(torch.device("cuda"))
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert home.wanted(torch.device("cuda")) != interpreted
+    assert (told, prepared) == ([], [])
+
+
+def test_no_fault_reaches_the_host(told: list[str], prepared: list[Asked], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_ready(told, lambda: [TINY, 1 / 0]) is None
+    monkeypatch.setattr(home, "_prepare", lambda _: (_ for _ in ()).throw(RuntimeError("no disk")))
+    assert make_ready(told) is None
+    assert [x.split(": ", 1)[1] for x in told] == [
+        "kernels will be compiled when a call first needs them: ZeroDivisionError: division by zero",
+        "kernels will be compiled when a call first needs them: RuntimeError: no disk",
+    ]
+    assert all(x.startswith("WARNING") for x in told)
+
+
+# ---- which ---------------------------------------------------------------------------------------------------------
+
+
+def test_usual_steps_are_decodes_and_steps_with_prompts() -> None:
+    served = Served(Model(**LLAMA), max_seqs=8, max_tokens=512, max_seqlen=4096, bucket=1024, decode=3)
+    every, usual = list(served.batches()), list(served.batches(usual=True))
+    assert {*usual} < {*every}
+    assert {x.max_seqlen_q for x in usual if x.max_seqlen_q < 64} == {1, 3}
+    assert {x.max_seqlen_q for x in every} > {2, 5, 33}
+    assert {x.max_seqlen_k for x in every} == {1024, 2048, 3072, 4096}
+    assert all(x.ragged for x in every)
+    assert {x.ragged for x in served._replace(ragged=False).batches() if x.max_seqlen_q == 1} == {False}
+    few, all_of = (
+        {v for x in distinct(served.model, some, H200) for v in variants_of(served.model, x, H200)}
+        for some in (usual, every)
+    )
+    assert few < all_of
+    assert {x.max_seqlen_q for x in served._replace(decodes=True).batches()} == {1, 2, 3}, (
+        "of few tokens there are fewer"
+    )
+
+
+# ---- on disk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setitem(vars(triton.knobs.cache), "dir", str(tmp_path))
+    return tmp_path
+
+
+ASKED = Asked((TINY,), H200, local=False)
+
+
+def test_what_was_prepared_is_found_while_all_of_it_is_there(cache: Path) -> None:
+    assert kept.found(ASKED) is None
+    kept.keep(ASKED, ["a", "b"])
+    assert kept.found(ASKED) is None
+    for name in "ab":
+        (cache / name).mkdir()
+    assert kept.found(ASKED) == 2
+    (cache / "b").rmdir()
+    assert kept.found(ASKED) is None
+
+
+def test_whatever_decides_kernels_decides_what_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = TINY._replace(max_seqs=2)
+    names = {
+        ASKED.name,
+        ASKED._replace(usual=True).name,
+        ASKED._replace(local=True).name,
+        ASKED._replace(device=Device("sm90", 78)).name,
+        ASKED._replace(served=(other,)).name,
+        ASKED._replace(served=(TINY, other)).name,
+    }
+    assert len(names) == 6
+    assert ASKED._replace(served=(TINY, other)).name == ASKED._replace(served=(other, TINY)).name
+    monkeypatch.setenv("PAGED_ATTN_HOPPER", "0")
+    assert ASKED.name not in names
+    monkeypatch.setattr(kept, "_sources", lambda: "of another version")
+    assert ASKED.name not in names
+
+
+def test_one_process_at_a_time_has_the_turn(cache: Path) -> None:
+    with kept.turn(ASKED, wait=False) as mine:
+        assert mine is not None
+        with kept.turn(ASKED, wait=False) as other:
+            assert other is None
+        with kept.turn(ASKED._replace(usual=True), wait=False) as another:
+            assert another is not None
+    with kept.turn(ASKED, wait=True) as again:
+        assert again is not None
+
+
+def test_where_nothing_can_be_locked_everybody_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(vars(triton.knobs.cache), "dir", str(tmp_path / "file"))
+    with kept.turn(ASKED, wait=False) as mine:
+        assert mine == kept.Turn(None)
+    kept.keep(ASKED, ["a"])
+    assert kept.found(ASKED) is None
+
+
+# ---- processes -----------------------------------------------------------------------------------------------------
+
+ENGINE = """
+import json, multiprocessing, sys
+from tests.integrations.test_ready import H200, TINY
+
+def worker(number):
+    from paged_attn.integrations.ready import ready
+    done = ready(lambda: [TINY], H200, print, print)
+    print(json.dumps(done), flush=True)
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=worker, args=(n,), daemon=True) for n in range(2)]
+    for x in workers:
+        x.start()
+    for x in workers:
+        x.join()
+"""
+
+
+@compiles
+@pytest.mark.skipif(not backend.INTERPRET, reason="is the same with a GPU")
+def test_of_two_daemonic_workers_one_compiles_and_the_other_finds_all(tmp_path: Path) -> None:
+    script = tmp_path / "engine.py"
+    script.write_text(ENGINE)
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_INTERPRET": "0",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }  # fmt: skip
+    environment.pop(home.VARIABLE, None)
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = [Summary(*json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(found) == 2, done.stdout
+    first, second = sorted(found, key=lambda x: -x.compiled)
+    assert first.kernels == first.compiled == second.kernels > 1
+    assert second.compiled == 0
+
+
+@compiles
+def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "PROGRAM", "raise SystemExit('the disk is full')")
+    with pytest.raises(RuntimeError, match="ended with status 1: the disk is full"):
+        apart.prepare(ASKED)
+
+
+def test_what_compiles_ends_with_who_began_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import os, threading, time; from paged_attn.preparation import apart; os.setpgid(0, 0); "
+    program += "threading.Thread(target=apart._end_with_parent).start(); print('begun', flush=True); time.sleep(3600)"
+    monkeypatch.setattr(apart, "PROGRAM", program)
+    process = apart._begin(ASKED, kept.Turn(None))
+    assert process.stdout.readline() == "begun\n"
+    process.stdin.close()  # as the end of this process would
+    assert process.wait(3600) == -9
+    process.stdout.close()
