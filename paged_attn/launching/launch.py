@@ -15,6 +15,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from . import backend, context, driver, scratch, trust, versions
 from .backend import INTERPRET, current, interpreting
 from .hooks import tell_plainly
+from .keys import settle
 from .locks import FIRST
 from .template import STREAM, Argument, Descriptors, Placed, caller, fill, filler
 
@@ -52,6 +53,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
     with FIRST:
         context.provide()
         tell_plainly(kernel)
+        settle(kernel)
         compiled = kernel.warmup(*args, grid=grid, **options)
         if any(hasattr(arg, "sizes") for arg in args):
             resize(compiled, args)

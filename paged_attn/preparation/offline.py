@@ -9,6 +9,7 @@ from triton.backends.compiler import GPUTarget
 
 from ..launching import backend, launch, versions
 from ..launching.hooks import tell_plainly
+from ..launching.keys import settle
 
 
 class CompileOnly:
@@ -41,6 +42,7 @@ def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
         tell_plainly(kernel)
+        settle(kernel)
         found(kernel.warmup(*args, grid=grid, **options))
 
     triton.runtime.driver.set_active(CompileOnly(target_of(device)))

@@ -12,6 +12,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from ...launching.backend import INTERPRET
+from ...launching.keys import settle
 
 POINTERS = {
     torch.float16: "*fp16",
@@ -59,7 +60,9 @@ class Inlined(JITFunction):
 
 @functools.lru_cache(maxsize=256)
 def compiled(function: Any) -> Any:
-    return Inlined(function.fn)
+    made = Inlined(function.fn)
+    settle(made)
+    return made
 
 
 @functools.lru_cache(maxsize=256)

@@ -36,7 +36,7 @@ CAPS = {
 MAX_NEGLIGIBLE_EXPONENT = -24.0
 
 # Kernels on disk are known by what their functions read, and not by what these look up.
-DIGEST = gl.constexpr(hashlib.sha256(repr(CAPS).encode()).hexdigest())
+DIGEST_OF_CAPS = gl.constexpr(hashlib.sha256(repr(CAPS).encode()).hexdigest())
 
 
 @triton.constexpr_function

@@ -128,7 +128,7 @@ _AGAIN = {
     for any_size, terms in ((False, 0), (True, 0), *((False, terms) for terms in CAPS))
 }
 # Kernels on disk are known by what their functions read, and not by what these look up.
-DIGEST = gl.constexpr(hashlib.sha256(repr((_PAIRS, _AGAIN)).encode()).hexdigest())
+DIGEST_OF_WEIGHTS = gl.constexpr(hashlib.sha256(repr((_PAIRS, _AGAIN)).encode()).hexdigest())
 
 
 @triton.constexpr_function
@@ -152,7 +152,7 @@ def weigh_pairs(even, odd, coefficients, shift, dtype: gl.constexpr):
 
     f(x) is x; of one coefficient a x * a + shift; of more than that x * (a + b x^2 + c x^4 ...) + shift.
     """
-    ASM: gl.constexpr = _pairs(dtype, len(coefficients), DIGEST)
+    ASM: gl.constexpr = _pairs(dtype, len(coefficients), DIGEST_OF_WEIGHTS)
     operands = (even, odd) + coefficients
     if len(coefficients) > 0:
         operands = operands + (shift,)
@@ -175,7 +175,7 @@ def weigh_again(
     where its maximum is so low that what is too far below it would count.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
-    ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST)
+    ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST_OF_WEIGHTS)
     DTYPES: gl.constexpr = _word_and_floats(3 + len(results))
     operands = (words, even, odd, sums, row_max, unit, shift) + results + cap
     return gl.inline_asm_elementwise(ASM[0], ASM[1], operands, dtype=DTYPES, is_pure=False, pack=PAIRS)

@@ -23,7 +23,7 @@ from ..shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_w
 from .by_thread import as_product, beside, by_thread, of_rows, spread
 from .tiles import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
 
-ROWS_CLEARED_AT_ONCE = gl.constexpr(8)  # whose words leave room for results in registers
+ROWS_CLEARED_BY_EACH = gl.constexpr(8)  # whose words leave room for results in registers
 
 
 @gluon.jit
@@ -113,7 +113,7 @@ def attend_in_turn(
             scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
         )
         sums = sums * decay + added
-        clear_dead(keys, before, tile, lo, end, context_len, ROWS_CLEARED_AT_ONCE, S, P)
+        clear_dead(keys, before, tile, lo, end, context_len, ROWS_CLEARED_BY_EACH, S, P)
         put_weights(weights, row_max, rings, NUMBER)
         acc = multiply_half_of_values(rings, before, acc, NUMBER, NUMBER, S)
         acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -137,7 +137,7 @@ def attend_in_turn(
         if i + 1 < count:
             tell_read(1 - NUMBER)
         acc = scale_half(acc, decay)
-        clear_dead(keys, own, tile, lo, end, context_len, ROWS_CLEARED_AT_ONCE, S, P)
+        clear_dead(keys, own, tile, lo, end, context_len, ROWS_CLEARED_BY_EACH, S, P)
         if i > 1:
             wait_read(NUMBER)
         put_weights(weights, row_max, rings, NUMBER)

@@ -3,7 +3,7 @@
 from ...common.numerics import rounded_product
 from ...common.softmax import base_of
 from ..asm import caps, maxima
-from ..asm.caps import DIGEST, cap_of
+from ..asm.caps import DIGEST_OF_CAPS, cap_of
 from ..asm.maxima import raise_max, rescale
 from ..asm.narrowing import exp2_words, line_words
 from ..asm.weights import weigh_again, weigh_pairs
@@ -120,7 +120,7 @@ def powers_of(unit, cap_factor, RELATIVE, TERMS):
     elif TERMS == 0:
         return (unit,), ()
     else:
-        CAP: gl.constexpr = cap_of(TERMS, DIGEST)
+        CAP: gl.constexpr = cap_of(TERMS, DIGEST_OF_CAPS)
         power = unit * cap_factor
         coefficients = ()
         for i in gl.static_range(TERMS - 1):

@@ -1,0 +1,65 @@
+"""A kernel that a process compiled is found on disk by every other, whatever it asked for first."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import triton
+
+from paged_attn.launching import versions
+from tests import warm
+
+KEYS = """
+import importlib, json, sys
+from paged_attn.kernels import common, portable
+from paged_attn.launching.keys import settle
+
+kernels = []
+for name in sys.argv[2:]:
+    module, _, kernel = name.partition(":")
+    kernels.append(getattr(importlib.import_module(f"paged_attn.kernels.{module}"), kernel))
+for kernel in kernels:
+    settle(kernel) if sys.argv[1] == "settled" else kernel.cache_key
+used = [(k, repr(v)) for x in kernels for (k, _), (v, _) in x.used_global_vals.items() if "constexpr" in repr(v)]
+print(json.dumps([{x.__name__: x.cache_key for x in kernels}, used]))
+"""
+HOPPER = ("hopper.shares:shares_kernel", "hopper.blocks:blocks_kernel", "hopper.mixed:mixed_kernel")
+PORTABLE = (
+    "portable.attention:attention_kernel", "portable.write:write_kv_kernel", "common.merge:merge_blocks_kernel",
+    "common.copying:copy_pages_kernel",
+)  # fmt: skip
+KERNELS = (*HOPPER, *PORTABLE)
+
+
+def found(how: str, *kernels: str) -> Any:
+    """Keys of kernels, made in this order by a process of its own, and constants that are part of them."""
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = warm.run(["-c", KEYS, how, *kernels], environment, Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def test_no_order_of_kernels_changes_a_key() -> None:
+    orders = (KERNELS, KERNELS[::-1], KERNELS[2:] + KERNELS[:2])
+    first, *others = [found("settled", *order)[0] for order in orders]
+    assert len(first) == len(KERNELS)
+    assert others == [first] * len(others)
+
+
+@pytest.mark.skipif(versions.number(triton.__version__) >= (3, 8), reason="this Triton makes them alike")
+def test_without_it_an_order_does() -> None:
+    assert found("plain", *KERNELS)[0] != found("plain", *KERNELS[::-1])[0]
+
+
+def test_no_two_constants_of_kernels_have_one_name() -> None:
+    """Triton lists those of one name by where their modules lie in memory, which is another place in each process."""
+    values = defaultdict(set)
+    for name, value in found("settled", *KERNELS)[1]:
+        values[name].add(value)
+    assert len(values) > 10
+    assert [name for name, told in values.items() if len(told) > 1] == []
