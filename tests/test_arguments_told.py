@@ -171,7 +171,7 @@ WORDS = {"cache_dtype": "kv_dtype", "kv_layout": "layout", "window_size": "windo
 
 def test_the_prepare_verb_asks_for_every_field_of_a_model() -> None:
     options = {x.name for x in prepare_command.params if isinstance(x, click.Option)}
-    other = {"max_seqs", "max_tokens", "max_seqlen", "processes", "device", "as_json"}
+    other = {"max_seqs", "max_tokens", "max_seqlen", "processes", "device", "as_json", "host", "drafts"}
     wanted = {WORDS.get(name, name) for name in Model._fields}
     lacks("paged-attn prepare", options - other, {*wanted, "score_mod_args"})
 

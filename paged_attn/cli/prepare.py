@@ -24,6 +24,8 @@ from paged_attn.launching import gpus
 @click.option("--max-tokens", type=positive, default=8192, show_default=True, help="Query tokens of a step.")
 @click.option("--max-seqlen", type=positive, default=131072, show_default=True, help="Keys of a sequence.")
 @click.option("--processes", type=positive, help="That compile side by side.  [one a core]")
+@click.option("--host", type=click.Choice(["vllm"]), help="Of calls as its plug-in makes them, which finds them then.")
+@click.option("--drafts", type=click.IntRange(0), default=0, help="Of that host's decodes, beside a token.")
 @options.device("Compile for it, as for an image; this machine needs none.  [this GPU]")
 @options.as_json
 def prepare(as_json: bool, **given: Any) -> None:
@@ -51,7 +53,8 @@ def prepare(as_json: bool, **given: Any) -> None:
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     device = None if name is None else Device(*gpus.named(name))
-    done = paged_attn.prepare(
+    host, drafts = given.pop("host"), given.pop("drafts")
+    told: dict[str, Any] = dict(
         dtype=dtype,
         cache_dtype=cache,
         out_dtype=types["out_dtype"] or (torch.bfloat16 if dtype.itemsize == 1 else dtype),
@@ -64,9 +67,14 @@ def prepare(as_json: bool, **given: Any) -> None:
         return_lse=given.pop("lse"),
         integers=getattr(torch, given.pop("integers")),
         page_indices=getattr(torch, indices) if indices else None,
-        device=device,
         **given,
     )
+    if host is None:
+        done = paged_attn.prepare(**told, device=device)
+    else:
+        from paged_attn.integrations.ready import prepare_for
+
+        done = prepare_for(host, told, drafts, device)
     where = name_of(here()) if device is None else f"{device.arch}, {device.multiprocessors} multiprocessors"
     if as_json:
         print_json(dict(device=where, **done._asdict()))

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 
 from paged_attn.launching.backend import INTERPRET, Device, device_of
 from paged_attn.preparation import apart, kept
 from paged_attn.preparation.kept import Asked
+from paged_attn.preparation.model import Model
+from paged_attn.preparation.named import named
 from paged_attn.preparation.prepare import Summary
-from paged_attn.preparation.served import Served
+from paged_attn.preparation.served import Served, plain
 
 VARIABLE = "PAGED_ATTN_PREPARE"
 # Hosts round a bound on keys up to it, so that calls of successive steps are of few kinds: what is new is checked and
 # planned, which takes the host some hundred times as long.
 BUCKET = 1024
+OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}  # of all its layers' calls
 _done: set[Served] = set()  # by this process: hosts make their batches' builders more than once
 
 
@@ -74,3 +78,19 @@ def _prepare(asked: Asked) -> tuple[Summary, bool]:
         if turn is not None:
             apart.prepare_meanwhile(asked, turn)
     return done, True
+
+
+def prepare_for(host: str, told: dict[str, Any], drafts: int, device: Device | None) -> Summary:
+    """What a host's plug-in will ask for of one kind of layers, prepared for an image, say, and found by it then.
+
+    told: keywords of paged_attn.prepare().
+    """
+    given, sizes = dict(told), {name: told[name] for name in ("max_seqs", "max_tokens", "max_seqlen")}
+    given["score_mod"] = named(given.get("score_mod"), given.get("score_mod_args", ()))
+    if torch.float8_e4m3fn in (types := (given["cache_dtype"], given["out_dtype"])) or torch.float8_e5m2 in types:
+        given["scales"] = "tensor" if given["scales"] == "number" else given["scales"]
+    model = plain(**{name: given[name] for name in Model._fields if name in given} | OF_HOST[host])
+    page, most = model.page_size, sizes["max_seqlen"]
+    served = Served(model, **sizes | {"max_seqlen": -(-most // page) * page}, bucket=BUCKET, decode=1 + drafts)
+    facts = device_of(torch.device("cuda")) if device is None else device
+    return apart.prepare(Asked((served,), facts, local=device is None))

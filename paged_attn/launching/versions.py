@@ -5,6 +5,7 @@ Gluon's names are in hopper/shim.py.
 Read in the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference says the version that brought it.
 """
 
+import importlib
 from typing import Any
 
 import triton
@@ -13,7 +14,7 @@ from . import tritons
 from .locks import FIRST
 from .tritons import KNOWN, in_words, number
 
-__all__ = ["KNOWN", "OPTIONS", "encoded", "has_stubs", "in_words", "known", "number", "older"]
+__all__ = ["KNOWN", "OPTIONS", "builds_launchers", "encoded", "has_stubs", "in_words", "known", "number", "older"]
 
 # Whether a product and a sum become one instruction is said with every launch: 3.9 warns where it is left open, and
 # later versions are to leave it out.
@@ -42,3 +43,8 @@ def encoded(descriptor: Any, meta: Any) -> Any:
 def has_stubs(module: Any) -> bool:
     """Whether a vendor's driver compiles a launcher in C for every kernel.  3.7: one does for all."""
     return hasattr(module, "make_launcher")
+
+
+def builds_launchers() -> bool:
+    """The same of CUDA's."""
+    return has_stubs(importlib.import_module("triton.backends.nvidia.driver"))

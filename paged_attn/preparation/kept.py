@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import triton
 
+from ..launching import versions
 from ..launching.backend import Device
 from .processes import read
 from .served import Served
@@ -27,20 +28,21 @@ class Asked(NamedTuple):
     usual: bool = False
 
     @property
-    def name(self) -> str:
-        """The same for the same kernels: of the same Triton, and of these sources."""
+    def names(self) -> list[str]:
+        """One of each kind of layers, the same for the same kernels: of the same Triton, and of these sources."""
         read(self.device)
         from triton.runtime.cache import triton_key
 
-        others = (triton_key(), _environment(), _sources(), sorted(map(repr, self.served)), self.device, self.local)
+        others = (triton_key(), _environment(), _sources(), self.device, self.local and versions.builds_launchers())
         kind = "usual" if self.usual else "all"
-        return f"{hashlib.sha256(repr(others).encode()).hexdigest()[:32]}.{kind}"
+        told = [repr((one, *others)).encode() for one in self.served]
+        return sorted(f"{hashlib.sha256(one).hexdigest()[:32]}.{kind}" for one in told)
 
 
 def found(asked: Asked) -> int | None:
     """How many kernels were prepared and are there; None: not all of them are."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        folders = json.loads(_file(asked).read_text())["kernels"]
+        folders = {folder for name in asked.names for folder in json.loads(_file(name).read_text())["kernels"]}
         if all((_cache() / folder).is_dir() for folder in folders):
             return len(folders)
     return None
@@ -48,12 +50,13 @@ def found(asked: Asked) -> int | None:
 
 def keep(asked: Asked, folders: Iterable[str]) -> None:
     """A process that is reading meanwhile finds all of it or nothing."""
-    file = _file(asked)
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        new = file.with_suffix(f".{os.getpid()}")
-        new.write_text(json.dumps({"kernels": sorted(folders)}))
-        new.replace(file)
+    text = json.dumps({"kernels": sorted(folders)})
+    for file in map(_file, asked.names):
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            new = file.with_suffix(f".{os.getpid()}")
+            new.write_text(text)
+            new.replace(file)
 
 
 class Turn(NamedTuple):
@@ -69,7 +72,7 @@ def turn(asked: Asked, wait: bool) -> Iterator[Turn | None]:
     try:
         import fcntl
 
-        file = _file(asked).with_suffix(f"{_file(asked).suffix}.lock")
+        file = _file(hashlib.sha256(repr(asked.names).encode()).hexdigest()[:32]).with_suffix(".lock")
         file.parent.mkdir(parents=True, exist_ok=True)
         held = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
         fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -90,8 +93,8 @@ def _cache() -> Path:
     return Path(triton.knobs.cache.dir)
 
 
-def _file(asked: Asked) -> Path:
-    return _cache() / "paged_attn" / f"{asked.name}.json"
+def _file(name: str) -> Path:
+    return _cache() / "paged_attn" / f"{name}.json"
 
 
 def _environment() -> Any:

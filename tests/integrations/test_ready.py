@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import triton
+from click.testing import CliRunner
 
+from paged_attn.cli import main
 from paged_attn.integrations import ready as home
 from paged_attn.launching import backend
 from paged_attn.launching.backend import Device
@@ -21,8 +23,8 @@ from paged_attn.preparation import apart, kept
 from paged_attn.preparation.kept import Asked
 from paged_attn.preparation.model import Model, distinct, variants_of
 from paged_attn.preparation.prepare import Summary
-from paged_attn.preparation.served import Served
-from tests.preparation.test_prepare import LLAMA
+from paged_attn.preparation.served import Served, plain
+from tests.preparation.test_prepare import BF16, LLAMA
 
 H200 = Device("sm90", 132)
 TINY = Served(
@@ -155,20 +157,32 @@ def test_what_was_prepared_is_found_while_all_of_it_is_there(cache: Path) -> Non
 
 def test_whatever_decides_kernels_decides_what_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = TINY._replace(max_seqs=2)
+    (mine,) = ASKED.names
     names = {
-        ASKED.name,
-        ASKED._replace(usual=True).name,
-        ASKED._replace(local=True).name,
-        ASKED._replace(device=Device("sm90", 78)).name,
-        ASKED._replace(served=(other,)).name,
-        ASKED._replace(served=(TINY, other)).name,
+        mine,
+        *ASKED._replace(usual=True).names,
+        *ASKED._replace(device=Device("sm90", 78)).names,
+        *ASKED._replace(served=(other,)).names,
     }
-    assert len(names) == 6
-    assert ASKED._replace(served=(TINY, other)).name == ASKED._replace(served=(other, TINY)).name
+    assert len(names) == 4
+    assert ASKED._replace(served=(TINY, other)).names == ASKED._replace(served=(other, TINY)).names
+    monkeypatch.setattr(kept.versions, "builds_launchers", lambda: False)
+    assert ASKED._replace(local=True).names == [mine], "there is nothing else to build"
+    monkeypatch.setattr(kept.versions, "builds_launchers", lambda: True)
+    assert ASKED._replace(local=True).names != [mine]
     monkeypatch.setenv("PAGED_ATTN_HOPPER", "0")
-    assert ASKED.name not in names
+    names |= {*ASKED.names}
     monkeypatch.setattr(kept, "_sources", lambda: "of another version")
-    assert ASKED.name not in names
+    assert len(names | {*ASKED.names}) == 6
+
+
+def test_layers_that_were_prepared_one_by_one_are_all_there(cache: Path) -> None:
+    """As commands for an image do it; an engine asks for all at once."""
+    other = TINY._replace(max_seqs=2)
+    for name, one in (("a", TINY), ("b", other)):
+        (cache / name).mkdir()
+        kept.keep(ASKED._replace(served=(one,)), [name])
+    assert kept.found(ASKED._replace(served=(TINY, other))) == 2
 
 
 def test_one_process_at_a_time_has_the_turn(cache: Path) -> None:
@@ -247,3 +261,31 @@ def test_what_compiles_ends_with_who_began_it(cache: Path, monkeypatch: pytest.M
     process.stdin.close()  # as the end of this process would
     assert process.wait(3600) == -9
     process.stdout.close()
+
+
+def test_the_command_prepares_for_an_image_what_the_host_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of Llama 8B, and of layers with sinks and windows over fp8: the same as of vLLM's layers, by name on disk."""
+    asked: list[Asked] = []
+    monkeypatch.setattr(apart, "prepare", lambda what: asked.append(what) or Summary(7, 5, 1.5))
+    words = [
+        "prepare",
+        "--host",
+        "vllm",
+        "--max-seqs",
+        "64",
+        "--max-tokens",
+        "2048",
+        "--max-seqlen",
+        "8190",
+        "--device",
+        "h200",
+        "--json",
+    ]
+    for more in ("", "--kv-dtype e4m3 --sinks bfloat16 --window 127 -1 --drafts 3"):
+        result = CliRunner().invoke(main, [*words, *more.split()])
+        assert result.exit_code == 0, result.output
+    sizes: dict[str, Any] = dict(max_seqs=64, max_tokens=2048, max_seqlen=8192, bucket=1024)
+    model = plain(heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=BF16, kv_layout="HND", side_by_side=True)
+    other = model._replace(cache_dtype=torch.float8_e4m3fn, scales="tensor", sinks=BF16, window_size=(127, -1))
+    served = [Served(model, **sizes), Served(other, **sizes, decode=4)]
+    assert asked == [Asked((x,), H200, local=False) for x in served]

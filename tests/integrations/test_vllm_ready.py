@@ -22,7 +22,9 @@ with warnings.catch_warnings():
     from vllm import config as vllm_config
     from vllm.model_executor.layers.attention.attention import Attention
 
+    from paged_attn.integrations.ready import OF_HOST
     from paged_attn.integrations.vllm import ready
+    from paged_attn.preparation.served import plain
     from tests.integrations import vllm_asked, vllm_batch
 
 QUICK = ("llama", "gemma2, sliding", "gpt-oss, sliding", "fp8 cache and queries", "mimo")
@@ -99,12 +101,12 @@ def test_a_builder_makes_layers_of_all_groups_ready(made: list[Any]) -> None:
     spec = SimpleNamespace(block_size=vllm_asked.PAGE)
     vllm_asked.Builder(spec, ["full", "same"], of, torch.device("cpu"))  # type: ignore[arg-type]
     served, device = made[0]
-    assert [x.model.window_size for x in served] == [(-1, 0), (7, 0), (-1, 0)]
+    assert [x.model.window_size for x in served] == [(-1, -1), (7, -1), (-1, -1)]
     assert served[0] == served[2]
     assert device == torch.device("cpu")
     spec.block_size *= 2  # of a group of its own, whose pages are others
     vllm_asked.Builder(spec, ["sliding"], of, torch.device("cpu"))  # type: ignore[arg-type]
-    assert [(x.model.window_size, x.model.page_size) for x in made[1][0]] == [((7, 0), 32)]
+    assert [(x.model.window_size, x.model.page_size) for x in made[1][0]] == [((7, -1), 32)]
 
 
 def test_bounds_of_steps_are_those_of_the_config(made: list[Any]) -> None:
@@ -114,6 +116,8 @@ def test_bounds_of_steps_are_those_of_the_config(made: list[Any]) -> None:
     vllm_asked.Builder(spec, ["a"], of, torch.device("cpu"))  # type: ignore[arg-type]
     one = made[0][0][0]
     assert (one.max_seqs, one.max_tokens, one.max_seqlen, one.decode) == (64, 2048, 8192, 4)
+    sizes = dict(heads=vllm_batch.HEADS, kv_heads=vllm_batch.KV_HEADS, head_dim=vllm_batch.DIM, page_size=16)
+    assert one.model == plain(**sizes, dtype=torch.bfloat16, **OF_HOST["vllm"]), "what the command makes for an image"
     spec.attention_chunk_size = 100  # of which vLLM makes sequences
     vllm_asked.Builder(spec, ["a"], of, torch.device("cpu"))  # type: ignore[arg-type]
     one = made[1][0][0]

@@ -86,7 +86,7 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
     model = plain(
         heads=impl.num_heads, kv_heads=impl.num_kv_heads, head_dim=impl.head_size, value_dim=impl.head_size_v,
         page_size=steps.page_size, dtype=steps.dtype, kv_layout=_layout(config.cache_config), side_by_side=True,
-        causal=causal, window_size=(left, 0 if causal else left), softcap=impl.logits_soft_cap,
+        causal=causal, window_size=(left, -1 if causal else left), softcap=impl.logits_soft_cap,
         sinks=None if impl.sinks is None else impl.sinks.dtype, batch_invariant=impl.batch_invariant,
     )  # fmt: skip
     if impl.alibi_slopes is not None:
@@ -110,7 +110,7 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
 def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator[Served]:
     """Plainly, but of models that have more to tell of prompts."""
     if (window := getattr(config.model_config, "rswa_window", None)) is not None:
-        model = model._replace(window_size=(window - 1, 0), prefix_lens=True)
+        model = model._replace(window_size=(window - 1, -1), prefix_lens=True)
         yield steps.served(model, decode=1, decodes=True)
         yield steps.served(model._replace(query_positions=True), max_seqs=2 * steps.seqs)
         return
