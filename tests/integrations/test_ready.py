@@ -15,6 +15,7 @@ import torch
 import triton
 from click.testing import CliRunner
 
+import paged_attn
 from paged_attn.cli import main
 from paged_attn.integrations import ready as home
 from paged_attn.launching import backend
@@ -289,3 +290,34 @@ def test_the_command_prepares_for_an_image_what_the_host_asks_for(monkeypatch: p
     other = model._replace(cache_dtype=torch.float8_e4m3fn, scales="tensor", sinks=BF16, window_size=(127, -1))
     served = [Served(model, **sizes), Served(other, **sizes, decode=4)]
     assert asked == [Asked((x,), H200, local=False) for x in served]
+
+
+@pytest.mark.gpu
+def test_decodes_compile_nothing_once_they_are_ready(
+    told: list[str], cache: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache))
+    model = plain(heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=BF16, kv_layout="HND", side_by_side=True)
+    served = Served(model, max_seqs=64, max_tokens=64, max_seqlen=8192, bucket=1024, decodes=True)
+    done = make_ready(told, lambda: [served], torch.device(device))
+    assert done is not None, told
+    assert done.kernels == done.compiled > 3
+    compiled: list[str] = []
+
+    def listener(*, metadata: Any, cache_hit: bool, **_: Any) -> None:
+        compiled.extend([] if cache_hit else [metadata["name"]])
+
+    monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
+    k, v = torch.zeros(600, 8, 16, 256, dtype=BF16, device=device).split(128, -1)
+    for seqs in (1, 2, 3, 7, 16, 33, 64):
+        q = torch.zeros(seqs, 32, 128, dtype=BF16, device=device)
+        lens = torch.ones(seqs, dtype=torch.int32, device=device)
+        table = torch.zeros(seqs, 512, dtype=torch.int32, device=device)
+        starts = torch.arange(seqs + 1, dtype=torch.int32, device=device)
+        for most in (1024, 4096, 8192):
+            paged_attn.paged_attention(
+                q, k, v, table, lens, starts, kv_layout="HND", max_seqlen_q=1, max_seqlen_k=most,
+                out=torch.empty_like(q),
+            )  # fmt: skip
+    torch.cuda.synchronize()
+    assert compiled == []

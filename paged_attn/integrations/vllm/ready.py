@@ -110,7 +110,7 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
 def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator[Served]:
     """Plainly, but of models that have more to tell of prompts."""
     if (window := getattr(config.model_config, "rswa_window", None)) is not None:
-        model = model._replace(window_size=(window - 1, -1), prefix_lens=True)
+        model = model._replace(window_size=(window - 1, 0), prefix_lens=True)
         yield steps.served(model, decode=1, decodes=True)
         yield steps.served(model._replace(query_positions=True), max_seqs=2 * steps.seqs)
         return
