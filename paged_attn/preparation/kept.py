@@ -106,7 +106,7 @@ def _environment() -> Any:
     return os.environ.get("PAGED_ATTN_HOPPER")
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _sources() -> str:
     """Of this package."""
     root, told = Path(__file__).parents[1], hashlib.sha256()
