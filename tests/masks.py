@@ -6,7 +6,7 @@ bounds has a line more, by which tests/kernels/common/test_visited_tiles.py coun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import triton.language as tl
@@ -174,3 +174,12 @@ GAPS = {
         lambda q, k: q - 2 <= k <= q + 2 or k < 67,
     ),
 }  # fmt: skip
+
+
+def blocks_of(launch: Any, queries: tuple[int, ...], keys: tuple[int, ...]) -> Iterator[tuple[range, int]]:
+    """(positions of its queries, keys of its sequence) of each block that a launch serves."""
+    for query_len, seq_len in zip(queries, keys):
+        if launch.shortest <= query_len <= launch.longest:
+            begin = seq_len - query_len
+            for first in range(begin, seq_len, launch.shape.BLOCK_Q):
+                yield range(first, min(first + launch.shape.BLOCK_Q, seq_len)), seq_len

@@ -18,10 +18,11 @@ from paged_attn.explain import explain
 from paged_attn.planning import plan
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, Case, build, compare, run
-from tests.explain.test_explain import ask
+from tests.explain.asked import ask
 from tests.test_masks import means
 
 Cut = Callable[..., None]
+CLOSE = dict(atol=2e-5, rtol=2e-5)  # float32, sums in another order
 
 
 def test_heads_of_other_windows_are_a_call_over_a_slice_of_heads(device: str) -> None:
@@ -34,7 +35,7 @@ def test_heads_of_other_windows_are_a_call_over_a_slice_of_heads(device: str) ->
         own |= {name: inputs[name][:, :, kv_heads] for name in ("k_cache", "v_cache")}
         paged_attn.paged_attention(**inputs | own)
         wanted = reference.paged_attention(**inputs | own | {"out": None})
-        torch.testing.assert_close(inputs["out"][:, heads].double(), wanted, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(inputs["out"][:, heads].double(), wanted, **CLOSE)
     assert inputs["out"].isfinite().all()
 
 
@@ -60,7 +61,7 @@ def test_windows_by_head_are_calls_over_slices_of_heads(device: str) -> None:
             own = {name: inputs[name][:, :, head // 2 :][:, :, :1] for name in ("k_cache", "v_cache")}
             own |= {"q": inputs["q"][:, head : head + 1], "alibi_slopes": inputs["alibi_slopes"][head : head + 1]}
             wanted = reference.paged_attention(**inputs | own | {"out": None, "window_size": window})
-            torch.testing.assert_close(out[:, head : head + 1].double(), wanted, atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(out[:, head : head + 1].double(), wanted, **CLOSE)
 
 
 def test_windows_alike_of_all_heads_give_the_bits_of_one_window(device: str, cut: Cut) -> None:

@@ -19,6 +19,7 @@ from paged_attn.preparation.model import Model
 from paged_attn.preparation.named import named
 from paged_attn.preparation.prepare import Summary
 from paged_attn.preparation.served import Served, plain
+from paged_attn.records.layout import is_fp8
 
 VARIABLE = "PAGED_ATTN_PREPARE"
 # Hosts round a bound on keys up to it, so that calls of successive steps are of few kinds: what is new is checked and
@@ -87,8 +88,8 @@ def prepare_for(host: str, told: dict[str, Any], drafts: int, device: Device | N
     """
     given, sizes = dict(told), {name: told[name] for name in ("max_seqs", "max_tokens", "max_seqlen")}
     given["score_mod"] = named(given.get("score_mod"), given.get("score_mod_args", ()))
-    if torch.float8_e4m3fn in (types := (given["cache_dtype"], given["out_dtype"])) or torch.float8_e5m2 in types:
-        given["scales"] = "tensor" if given["scales"] == "number" else given["scales"]
+    if given["scales"] == "number" and (is_fp8(given["cache_dtype"]) or is_fp8(given["out_dtype"])):
+        given["scales"] = "tensor"  # as hosts hold them
     model = plain(**{name: given[name] for name in Model._fields if name in given} | OF_HOST[host])
     page, most = model.page_size, sizes["max_seqlen"]
     served = Served(model, **sizes | {"max_seqlen": -(-most // page) * page}, bucket=BUCKET, decode=1 + drafts)

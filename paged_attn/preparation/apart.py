@@ -29,9 +29,12 @@ def prepare(asked: Asked) -> Summary:
     """Wait for it; raises RuntimeError with the last that was said, where it fails."""
     process = _begin(asked, None)
     late = threading.Timer(SECONDS, os.killpg, (process.pid, signal.SIGKILL))
+    late.daemon = True  # a process that is interrupted while it waits does not stay for it
     late.start()
-    said = process.stdout.read().splitlines()
-    late.cancel()
+    try:
+        said = process.stdout.read().splitlines()
+    finally:
+        late.cancel()
     status = _end(process)
     if status:
         raise RuntimeError(f"the process that compiles ended with status {status}: {' '.join(said[-1:])[:300]}")

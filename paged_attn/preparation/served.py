@@ -42,12 +42,8 @@ class Served(NamedTuple):
 
 
 def plain(**fields: Any) -> Model:
-    """A model of these fields, and nothing of others; caches and results are of `dtype`, where they are not told."""
+    """A model of these fields; caches and results are of `dtype`, where they are not told."""
     dtype = fields["dtype"]
-    given: dict[str, Any] = dict(
-        cache_dtype=dtype, out_dtype=dtype, kv_layout="NHD", new=False, causal=True, window_size=(-1, -1), softcap=0.0,
-        alibi=False, sinks=None, gate=None, qq_bias=0, query_positions=False, scales="number", return_lse=False,
-    )  # fmt: skip
     if fields.get("value_dim") == fields["head_dim"] and not fields.get("latent"):
         fields["value_dim"] = None
-    return Model(**given | fields)
+    return Model(**dict(cache_dtype=dtype, out_dtype=dtype) | fields)

@@ -22,7 +22,7 @@ from paged_attn.launching import backend
 from paged_attn.planning import plan
 from tests.cases import Case, build, problem_of
 from tests.kernels.common.test_visited_tiles import BLOCK_Q, CALLS, LENGTHS, TILE, counted, tensors
-from tests.masks import COUNT, SPANS, together
+from tests.masks import COUNT, SPANS, blocks_of, together
 
 FAR = 1 << 30
 GROUP = 3
@@ -197,14 +197,10 @@ def test_a_call_visits_the_tiles_that_a_kv_heads_own_heads_see(
 def visited(mask: Beside, windows: str, launch: Any, queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
     """Tiles with a key that a row of a block sees, of all blocks of both KV heads that a launch serves."""
     found, shape = 0, launch.shape
-    for query_len, seq_len in zip(queries, keys):
-        if not launch.shortest <= query_len <= launch.longest:
-            continue
-        for first in range(0, query_len, shape.BLOCK_Q):
-            block = range(first, min(first + shape.BLOCK_Q, query_len))
-            for kv_head in (0, 1):
-                rows = [row for q in block for row in seen_by(mask, windows, kv_head, seq_len - query_len + q, seq_len)]
-                found += len({k // shape.TILE for row in rows for k in row})
+    for positions, seq_len in blocks_of(launch, queries, keys):
+        for kv_head in (0, 1):
+            rows = [row for q in positions for row in seen_by(mask, windows, kv_head, q, seq_len)]
+            found += len({k // shape.TILE for row in rows for k in row})
     return found
 
 

@@ -22,7 +22,7 @@ from paged_attn.launching import backend
 from paged_attn.planning import plan
 from tests.cases import Case, build, problem_of
 from tests.masks import BOUNDS as MASKS
-from tests.masks import GAPS, Mask
+from tests.masks import GAPS, Mask, blocks_of
 
 TILE, BLOCK_Q = 4, 4
 
@@ -129,11 +129,6 @@ def test_a_call_visits_the_tiles_that_its_mask_shows_and_no_other(name: str, len
 def visited(mask: Mask, launch: Any, queries: tuple[int, ...], keys: tuple[int, ...]) -> int:
     """Tiles with a key that a row of a block sees, of all blocks that a launch serves."""
     found, shape = 0, launch.shape
-    for query_len, seq_len in zip(queries, keys):
-        if not launch.shortest <= query_len <= launch.longest:
-            continue
-        for first in range(0, query_len, shape.BLOCK_Q):
-            block = range(first, min(first + shape.BLOCK_Q, query_len))
-            seen = [k for k in range(seq_len) if any(mask.sees(seq_len - query_len + q, k) for q in block)]
-            found += len({k // shape.TILE for k in seen})
+    for positions, seq_len in blocks_of(launch, queries, keys):
+        found += len({k // shape.TILE for k in range(seq_len) if any(mask.sees(q, k) for q in positions)})
     return found * shape.KV_HEADS
