@@ -71,6 +71,7 @@ def paged_attention(
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     score_scale = scale * _per_token(q_scale, num_kv_heads, q)  # [tokens, G]
     left, right = _sides(window_size, q)  # [H or 1, 1, 1]
+    reach = None if (left < 0).any() else int(left.max())  # keys before a query's position that some head sees
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
     lse = torch.full((tokens, num_heads), -torch.inf, dtype=torch.float64, device=q.device)
@@ -87,7 +88,7 @@ def paged_attention(
         written[start:end] = True
 
         # Only keys [first, seq_len) are visible to any query, so pages before `first` need not exist.
-        first = 0 if (left < 0).any() else max(0, context_len - int(left.max()))
+        first = 0 if reach is None else max(0, context_len - reach)
         if chunk is not None:
             first = max(first, context_len // chunk * chunk)
         ranges = [] if spans is None else spans[seq].tolist()

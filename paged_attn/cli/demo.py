@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
 CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0)
 GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=4, requests=512, budget=4096)
-GPU |= dict(max_seqs=256, cache=3 * 2**16, mean=None, step_seconds=0.2, checked=8)
+GPU |= dict(max_seqs=256, cache=3 * 2**16, mean=None, step_seconds=0.2, checked=4)
 above_0 = click.FloatRange(0, min_open=True)
 
 
@@ -49,7 +49,7 @@ above_0 = click.FloatRange(0, min_open=True)
 @click.option("--budget", type=positive, help="Tokens in a step.  [GPU 4096, CPU 64]")
 @click.option("--max-seqs", type=positive, help="Sequences in a step.  [GPU 256, CPU 16]")
 @click.option(
-    "--checked", type=click.IntRange(0), help="Sequences of a step to check, over all layers, 0 = all.  [GPU 8]"
+    "--checked", type=click.IntRange(0), help="Sequences of a step to check, over all layers, 0 = all.  [GPU 4]"
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--processes", type=click.IntRange(0), help="That compile beforehand, 0 = none.  [one a core]")

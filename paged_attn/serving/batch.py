@@ -26,12 +26,17 @@ class StepBatch:
     max_seqlen_k: int
 
 
-def batch_of(parts: Sequence[StepPart], page_size: int, device: torch.device) -> StepBatch:
-    """The batch whose sequence i is part i; its tokens follow one another in that order."""
+def batch_of(
+    parts: Sequence[StepPart], page_size: int, device: torch.device, first_pages: Sequence[int] | None = None
+) -> StepBatch:
+    """The batch whose sequence i is part i; its tokens follow one another in that order.
+
+    Pages of part i are counted from first_pages[i], or from 0.
+    """
     width = max(len(part.sequence.pages) for part in parts)
     table, slots, offsets = [], [], [0]
-    for part in parts:
-        pages = part.sequence.pages
+    for part, first in zip(parts, first_pages or [0] * len(parts)):
+        pages = [first + page for page in part.sequence.pages] if first else part.sequence.pages
         table.append(pages + [NO_PAGE] * (width - len(pages)))
         slots += [pages[p // page_size] * page_size + p % page_size for p in range(part.context_len, part.seq_len)]
         offsets.append(offsets[-1] + part.query_len)

@@ -7,7 +7,6 @@ Time is the trace's: a step takes `step_seconds` of it, whatever it takes here.
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -149,66 +148,94 @@ def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> It
 
 
 class _Layers:
-    """The caches of every layer, twice: one for the library, its twin for the reference."""
+    """A cache for every layer, and one for the reference, in which the pages of the layers follow one another.
+
+    So the reference is called once a step, for what is compared of all layers: most of its time is the host's.
+    """
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
-        shape = (sizes.layout, sizes.pages, sizes.page_size, sizes.kv_heads, sizes.head_dim, sizes.kv_dtype, device)
-        self.caches = [Caches.allocate(*shape) for _ in range(sizes.layers)]
-        self.twins = [Caches.allocate(*shape) for _ in range(sizes.layers)]
+        form = (sizes.page_size, sizes.kv_heads, sizes.head_dim, sizes.kv_dtype, device)
+        self.caches = [Caches.allocate(sizes.layout, sizes.pages, *form) for _ in range(sizes.layers)]
+        self.first_pages = [layer * sizes.pages for layer in range(sizes.layers)]  # of each in the reference's cache
+        self.twin = Caches.allocate(sizes.layout, sizes.layers * sizes.pages, *form)
         self.choice = random.Random(sizes.seed)
         self.normal = torch.Generator(device).manual_seed(sizes.seed)
         self.stopwatch = Stopwatch(device) if device.type == "cuda" else None
 
     def poison(self, pages: list[int]) -> None:
-        for caches in (*self.caches, *self.twins):
+        for caches in self.caches:
             caches.poison(pages)
+        self.twin.poison([first + page for first in self.first_pages for page in pages])
 
     def step(self, parts: list[StepPart]) -> Outcome:
         """Run one step over all layers, and the reference over what is compared of it."""
         sizes = self.sizes
         batch = batch_of(parts, sizes.page_size, self.device)
         tokens = len(batch.slot_mapping)
-        checked, picked = batch, torch.arange(tokens, device=self.device)
-
-        queries: list[Tensor] = []
-        max_abs, relative = [], []
-        attention_seconds = reference_seconds = 0.0
-        for caches, twin in zip(self.caches, self.twins):
+        drawn: list[tuple[Tensor, Tensor, Tensor]] = []
+        outs: list[Tensor] = []
+        attention_seconds = 0.0
+        for caches in self.caches:
             q, k, v = (self._draw(tokens, heads) for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads))
-            queries.append(q)
-            self._write(paged_attn.write_kv, k, v, caches, batch)
+            drawn.append((q, k, v))
+            self._write(paged_attn.write_kv, k, v, caches, batch.slot_mapping)
             began = self._now()
-            out = self._attend(paged_attn.paged_attention, q, caches, batch)
-            attended = self._now()
-            self._write(reference.write_kv, k, v, twin, batch)
-            if sizes.checked_in_a_layer is not None:
-                runs, rows = sample(parts, self.choice, sizes.checked_in_a_layer, sizes.checked_tokens)
-                checked, picked = batch_of(runs, sizes.page_size, self.device), torch.tensor(rows, device=self.device)
-            wanted = self._attend(reference.paged_attention, q[picked], twin, checked).double()
-            difference = out[picked].double() - wanted
-            max_abs.append(difference.abs().max().item())
-            relative.append((difference.norm(dim=-1) / wanted.norm(dim=-1)).max().item())
-            attention_seconds += attended - began
-            reference_seconds += self._now() - attended
+            outs.append(self._attend(paged_attn.paged_attention, q, caches, batch))
+            attention_seconds += self._now() - began
+        began = self._now()
+        max_abs, relative = self._compared(parts, batch, drawn, outs)
+        reference_seconds = self._now() - began
 
         if self.stopwatch is not None:
             # Once more, compiled by now and layer after layer: what the device alone needs.
             attention_seconds = self.stopwatch.seconds(
                 lambda: [
                     self._attend(paged_attn.paged_attention, q, caches, batch)
-                    for q, caches in zip(queries, self.caches)
+                    for (q, _, _), caches in zip(drawn, self.caches)
                 ]
             )
-        return Outcome(_largest(max_abs), _largest(relative), attention_seconds, reference_seconds)
+        return Outcome(max_abs, relative, attention_seconds, reference_seconds)
+
+    def _compared(
+        self,
+        parts: list[StepPart],
+        batch: StepBatch,
+        drawn: list[tuple[Tensor, Tensor, Tensor]],
+        outs: list[Tensor],
+    ) -> tuple[float, float]:
+        """The largest absolute and relative errors of a step, NaN if there is one."""
+        sizes = self.sizes
+        slots = [batch.slot_mapping + first * sizes.page_size for first in self.first_pages]
+        _, keys, values = (torch.cat(tensors) for tensors in zip(*drawn))
+        self._write(reference.write_kv, keys, values, self.twin, torch.cat(slots))
+        checked: list[StepPart] = []
+        first_pages: list[int] = []
+        queries, got = [], []
+        for (q, _, _), out, first in zip(drawn, outs, self.first_pages):
+            runs: list[StepPart] = parts
+            rows: Tensor | slice = slice(None)
+            if sizes.checked_in_a_layer is not None:
+                runs, some = sample(parts, self.choice, sizes.checked_in_a_layer, sizes.checked_tokens)
+                rows = torch.tensor(some, device=self.device)
+            checked += runs
+            first_pages += [first] * len(runs)
+            queries.append(q[rows])
+            got.append(out[rows])
+        of_all = batch_of(checked, sizes.page_size, self.device, first_pages)
+        wanted = self._attend(reference.paged_attention, torch.cat(queries), self.twin, of_all).double()
+        difference = torch.cat(got).double() - wanted
+        relative = difference.norm(dim=-1) / wanted.norm(dim=-1)
+        max_abs, most = torch.stack([difference.abs().max(), relative.max()]).tolist()  # which hand a NaN on
+        return max_abs, most
 
     def _draw(self, tokens: int, heads: int) -> Tensor:
         shape = (tokens, heads, self.sizes.head_dim)
         return torch.randn(shape, generator=self.normal, device=self.device).to(self.sizes.dtype)
 
-    def _write(self, write_kv: Callable[..., None], k: Tensor, v: Tensor, caches: Caches, batch: StepBatch) -> None:
+    def _write(self, write_kv: Callable[..., None], k: Tensor, v: Tensor, caches: Caches, slots: Tensor) -> None:
         scale = self.sizes.kv_scale
-        write_kv(k, v, caches.k, caches.v, batch.slot_mapping, kv_layout=caches.kv_layout, k_scale=scale, v_scale=scale)
+        write_kv(k, v, caches.k, caches.v, slots, kv_layout=caches.kv_layout, k_scale=scale, v_scale=scale)
 
     def _attend(self, attention: Callable[..., Any], q: Tensor, caches: Caches, batch: StepBatch) -> Tensor:
         out = attention(
@@ -231,8 +258,3 @@ class _Layers:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return perf_counter()
-
-
-def _largest(values: list[float]) -> float:
-    """The largest value, NaN if there is one; max() alone may pass over it."""
-    return math.nan if any(map(math.isnan, values)) else max(values)
