@@ -74,11 +74,11 @@ def positions_of(case: Case) -> Tensor:
     return torch.tensor(positions, dtype=torch.int32)
 
 
-def windows_of(case: Case) -> Tensor:
+def windows_of(case: Case, device: torch.device | str) -> Tensor:
     """[heads, 2], the window of each head; of a strided case a slice of a wider tensor."""
     wider = torch.full((case.heads, 2 + case.strided), BAD_PAGE, dtype=case.integers)
     wider[:, :2] = torch.tensor(case.windows)
-    return wider[:, :2]
+    return wider.to(device)[:, :2]
 
 
 def mask_of(case: Case, rng: torch.Generator) -> Tensor:

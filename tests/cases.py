@@ -212,7 +212,7 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         every_other = [case.causal == (seq % 2 == 0) for seq in range(len(case.query_lens))]
         inputs["causal"] = torch.tensor(every_other, dtype=torch.bool, device=device)
     if case.head_windows:
-        inputs["window_size"] = windows_of(case).to(device)
+        inputs["window_size"] = windows_of(case, device)
     if case.spans:
         inputs["spans"] = torch.tensor(spans_of(case), dtype=case.integers, device=device)
     if case.prefix:
