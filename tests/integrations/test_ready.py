@@ -18,19 +18,15 @@ from click.testing import CliRunner
 from paged_attn.cli import main
 from paged_attn.integrations import ready as home
 from paged_attn.launching import backend
-from paged_attn.launching.backend import Device
-from paged_attn.preparation import apart, kept
+from paged_attn.preparation import apart
 from paged_attn.preparation.kept import Asked
 from paged_attn.preparation.model import Model, distinct, variants_of
 from paged_attn.preparation.prepare import Summary
 from paged_attn.preparation.served import Served, plain
 from tests.own_process import run
+from tests.preparation.asked import H200, TINY
 from tests.preparation.test_prepare import BF16, LLAMA
 
-H200 = Device("sm90", 132)
-TINY = Served(
-    Model(**LLAMA | dict(heads=1, kv_heads=1, head_dim=16)), max_seqs=1, max_tokens=1, max_seqlen=16, decodes=True
-)
 compiles = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
 )
@@ -133,84 +129,11 @@ def test_usual_steps_are_decodes_and_steps_with_prompts() -> None:
     )
 
 
-# ---- on disk -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(vars(triton.knobs.cache), "dir", str(tmp_path))
-    return tmp_path
-
-
-ASKED = Asked((TINY,), H200, local=False)
-
-
-def test_what_was_prepared_is_found_while_all_of_it_is_there(cache: Path) -> None:
-    assert kept.found(ASKED) is None
-    kept.keep(ASKED, ["a", "b"])
-    assert kept.found(ASKED) is None
-    for name in "ab":
-        (cache / name).mkdir()
-    assert kept.found(ASKED) == 2
-    (cache / "b").rmdir()
-    assert kept.found(ASKED) is None
-
-
-def test_whatever_decides_kernels_decides_what_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = TINY._replace(max_seqs=2)
-    (mine,) = ASKED.names
-    names = {
-        mine,
-        *ASKED._replace(usual=True).names,
-        *ASKED._replace(device=Device("sm90", 78)).names,
-        *ASKED._replace(served=(other,)).names,
-    }
-    assert len(names) == 4
-    assert ASKED._replace(served=(TINY, other)).names == ASKED._replace(served=(other, TINY)).names
-    monkeypatch.setattr(kept.versions, "builds_launchers", lambda: False)
-    assert ASKED._replace(local=True).names == [mine], "there is nothing else to build"
-    monkeypatch.setattr(kept.versions, "builds_launchers", lambda: True)
-    assert ASKED._replace(local=True).names != [mine]
-    monkeypatch.setenv("PAGED_ATTN_HOPPER", "0")
-    names |= {*ASKED.names}
-    monkeypatch.setattr(kept, "_sources", lambda: "of another version")
-    assert len(names | {*ASKED.names}) == 6
-
-
-def test_layers_that_were_prepared_one_by_one_are_all_there(cache: Path) -> None:
-    """As commands for an image do it; an engine asks for all at once."""
-    other = TINY._replace(max_seqs=2)
-    for name, one in (("a", TINY), ("b", other)):
-        (cache / name).mkdir()
-        kept.keep(ASKED._replace(served=(one,)), [name])
-    assert kept.found(ASKED._replace(served=(TINY, other))) == 2
-
-
-def test_one_process_at_a_time_has_the_turn(cache: Path) -> None:
-    with kept.turn(ASKED, wait=False) as mine:
-        assert mine is not None
-        with kept.turn(ASKED, wait=False) as other:
-            assert other is None
-        with kept.turn(ASKED._replace(usual=True), wait=False) as another:
-            assert another is not None
-    with kept.turn(ASKED, wait=True) as again:
-        assert again is not None
-
-
-def test_where_nothing_can_be_locked_everybody_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setitem(vars(triton.knobs.cache), "dir", str(tmp_path / "file"))
-    with kept.turn(ASKED, wait=False) as mine:
-        assert mine == kept.Turn(None)
-    kept.keep(ASKED, ["a"])
-    assert kept.found(ASKED) is None
-
-
 # ---- processes -----------------------------------------------------------------------------------------------------
 
 ENGINE = """
 import json, multiprocessing, sys
-from tests.integrations.test_ready import H200, TINY
+from tests.preparation.asked import H200, TINY
 
 def worker(number):
     from paged_attn.integrations.ready import ready
@@ -244,24 +167,6 @@ def test_of_two_daemonic_workers_one_compiles_and_the_other_finds_all(tmp_path: 
     first, second = sorted(found, key=lambda x: -x.compiled)
     assert first.kernels == first.compiled == second.kernels > 1
     assert second.compiled == 0
-
-
-@compiles
-def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apart, "PROGRAM", "raise SystemExit('the disk is full')")
-    with pytest.raises(RuntimeError, match="ended with status 1: the disk is full"):
-        apart.prepare(ASKED)
-
-
-def test_what_compiles_ends_with_who_began_it(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "import os, threading, time; from paged_attn.preparation import apart; os.setpgid(0, 0); "
-    program += "threading.Thread(target=apart._end_with_parent).start(); print('begun', flush=True); time.sleep(3600)"
-    monkeypatch.setattr(apart, "PROGRAM", program)
-    process = apart._begin(ASKED, kept.Turn(None))
-    assert process.stdout.readline() == "begun\n"
-    process.stdin.close()  # as the end of this process would
-    assert process.wait(3600) == -9
-    process.stdout.close()
 
 
 def test_the_command_prepares_for_an_image_what_the_host_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:

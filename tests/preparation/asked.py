@@ -1,0 +1,15 @@
+"""The least that a host may ask for."""
+
+from __future__ import annotations
+
+from paged_attn.launching.backend import Device
+from paged_attn.preparation.kept import Asked
+from paged_attn.preparation.model import Model
+from paged_attn.preparation.served import Served
+from tests.preparation.test_prepare import LLAMA
+
+H200 = Device("sm90", 132)
+TINY = Served(
+    Model(**LLAMA | dict(heads=1, kv_heads=1, head_dim=16)), max_seqs=1, max_tokens=1, max_seqlen=16, decodes=True
+)
+ASKED = Asked((TINY,), H200, local=False)
