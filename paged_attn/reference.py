@@ -71,6 +71,7 @@ def paged_attention(
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
     score_scale = scale * _per_token(q_scale, num_kv_heads, q)  # [tokens, G]
     left, right = _sides(window_size, q)  # [H or 1, 1, 1]
+    key_scale, value_scale = (_per_kv_head(x, num_kv_heads, q)[:, None] for x in (k_scale, v_scale))
     reach = None if (left < 0).any() else int(left.max())  # keys before a query's position that some head sees
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
@@ -98,12 +99,11 @@ def paged_attention(
         prefix = 0 if prefix_lens is None else int(prefix_lens[seq])
         if prefix > 0:
             key = torch.cat([torch.arange(min(prefix, first, max(seq_len, 0)), device=q.device), key])
-        in_cache = seq_len if k_new is None else context_len
-        k, v = _gather(k_cache, v_cache, _row(page_table, seq), key[key < in_cache], kv_layout)
-        k = k * _per_kv_head(k_scale, num_kv_heads, q)[:, None]
-        v = v * _per_kv_head(v_scale, num_kv_heads, q)[:, None]
+        cached = key if k_new is None else key[key < context_len]
+        k, v = _gather(k_cache, v_cache, _row(page_table, seq), cached, kv_layout)
+        k, v = k * key_scale, v * value_scale
         if k_new is not None:
-            own = start + key[key >= in_cache] - context_len
+            own = start + key[key >= context_len] - context_len
             values = k_new[..., :value_dim] if v_new is None else v_new
             k, v = torch.cat([k, k_new[own].double()]), torch.cat([v, values[own].double()])
         query = context_len + torch.arange(query_len, device=q.device)

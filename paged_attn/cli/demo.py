@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 # cache: tokens that the cache holds.  mean: the mean prompt that the lengths are divided down to; None = as they are.
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
 CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0)
-GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=4, requests=512, budget=4096)
-GPU |= dict(max_seqs=256, cache=3 * 2**16, mean=None, step_seconds=0.2, checked=4)
+GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=2, requests=512, budget=4096)
+GPU |= dict(max_seqs=256, cache=3 * 2**16, mean=None, step_seconds=0.2, checked=2)
 above_0 = click.FloatRange(0, min_open=True)
 
 
@@ -40,7 +40,7 @@ above_0 = click.FloatRange(0, min_open=True)
 @click.option("--heads", type=positive, help="Query heads.  [GPU 32, CPU 4]")
 @click.option("--kv-heads", type=positive, help="Key and value heads.  [GPU 8, CPU 2]")
 @click.option("--head-dim", type=click.IntRange(1, 512), help="[GPU 128, CPU 64]")
-@click.option("--layers", type=positive, help="[GPU 4, CPU 1]")
+@click.option("--layers", type=positive, help="[GPU 2, CPU 1]")
 @click.option("--dtype", type=options.Dtype(HALF), help="Of q, k, v.  [GPU bfloat16, CPU float32]")
 @click.option("--kv-dtype", type=options.Dtype(FP8), help="Of the cache.  [as --dtype]")
 @click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache.")
@@ -49,7 +49,7 @@ above_0 = click.FloatRange(0, min_open=True)
 @click.option("--budget", type=positive, help="Tokens in a step.  [GPU 4096, CPU 64]")
 @click.option("--max-seqs", type=positive, help="Sequences in a step.  [GPU 256, CPU 16]")
 @click.option(
-    "--checked", type=click.IntRange(0), help="Sequences of a step to check, over all layers, 0 = all.  [GPU 4]"
+    "--checked", type=click.IntRange(0), help="Sequences of a step to check, over all layers, 0 = all.  [GPU 2]"
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--processes", type=click.IntRange(0), help="That compile beforehand, 0 = none.  [one a core]")

@@ -254,13 +254,20 @@ def test_bounds_need_be_no_powers_of_two(window: str) -> None:
             assert not ready.lacks(batch), batch
 
 
+def moved(value: Any, device: str) -> Any:
+    """An argument with its tensors on a device."""
+    if isinstance(value, tuple):
+        return tuple([moved(x, device) for x in value])
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
 def test_a_call_of_every_model_is_a_legal_one(device: str) -> None:
     for fields in MODELS.values():
         call = call_of(Model(**fields), Lengths(True, 2, 9, 5, 40))
         call |= {name: call[name].zero_() for name in ("seq_lens", "cu_seqlens_q")}
         held = call["k_cache"].data_ptr() == call["v_cache"].data_ptr()  # keys hold their values
         values = call["v_cache"].shape[-1]
-        call = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in call.items()}
+        call = {name: moved(x, device) for name, x in call.items()}
         if held:
             call["v_cache"] = call["k_cache"][..., :values]
         paged_attn.paged_attention(**call)
