@@ -43,7 +43,7 @@ def engine(args: argparse.Namespace) -> None:
     """Load, say so, then run each workload that standard input names, and answer each by a line of JSON."""
     os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1",
                       VLLM_USE_FLASHINFER_SAMPLER="0", TOKENIZERS_PARALLELISM="false", VLLM_PLUGINS="")  # fmt: skip
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # which kernels were made ready is one of its lines
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the engine prints is no answer
     began = time.perf_counter()
@@ -173,7 +173,9 @@ def main() -> None:
     parser.add_argument("--kv-gib", type=float, default=0.0, help="of each engine's cache; 0: what there is room for")
     parser.add_argument("--kv-dtype", default="auto")
     parser.add_argument("--seconds", type=float, default=540.0, help="after which what is known is written")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--loading", type=float, default=300.0, help="seconds after which an engine is left out")
+    parser.add_argument("--logs", type=Path, help="a folder for what engines print; by default a temporary one")
+    parser.add_argument("--json", type=Path, help="written anew after every workload")
     parser.add_argument("--engine", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.no_compile:
@@ -188,19 +190,29 @@ def main() -> None:
     passed = sys.argv[1:]
     if not args.kv_gib:
         passed += ["--kv-gib", f"{room(len(args.attention)):.1f}"]
-    folder = Path(tempfile.mkdtemp())
-    engines = [Engine(name, passed, folder / name) for name in args.attention]
-    loaded = {x.attention: x.read(left()) for x in engines}
-    print(json.dumps(loaded), flush=True)
+    folder = args.logs or Path(tempfile.mkdtemp())
+    os.makedirs(folder, exist_ok=True)
+    engines = [Engine(name, passed, folder / f"{name}.log") for name in args.attention]
+    loaded = {x.attention: x.read(min(left(), left() - args.seconds + args.loading)) for x in engines}
+    ready = {x.attention: [y for y in x.log.read_text().splitlines() if "paged_attn: " in y] for x in engines}
+    print(json.dumps(dict(loaded=loaded, ready=ready)), flush=True)
     engines = [x for x in engines if loaded[x.attention]]
     results: dict[str, dict[str, list[float]]] = {name: {} for name in args.workloads}
     tokens: dict[str, dict[str, Any]] = {name: {} for name in args.workloads}
+
+    def known() -> tuple[dict[str, dict[str, float]], dict[str, Any]]:
+        """Medians and equal tokens so far; in the file, too, for whoever ends this early."""
+        median = {name: {x: sorted(rates)[len(rates) // 2] for x, rates in of.items()} for name, of in results.items()}
+        equal = {name: agreement(of) for name, of in tokens.items()}
+        if args.json:
+            setting = {key: str(value) for key, value in vars(args).items()}
+            said = dict(setting=setting, loaded=loaded, ready=ready, rates=results, median=median, equal=equal)
+            args.json.write_text(json.dumps(said, indent=1))
+        return median, equal
+
     for turn, name in itertools.product(range(args.rounds + 1), args.workloads):
-        for x in list(engines):
-            if left() < 10:
-                continue
-            got = x.ask(name, left())
-            if got is None:
+        for x in list(engines) if left() > 10 else ():
+            if (got := x.ask(name, max(left(), 1.0))) is None:
                 engines.remove(x)
                 continue
             tokens[name][x.attention] = got["tokens"]
@@ -208,17 +220,12 @@ def main() -> None:
                 made = sum(map(len, got["tokens"]))
                 results[name].setdefault(x.attention, []).append(made / got["seconds"])
             print(f"{name} round {turn} {x.attention:12} {got['seconds']:7.2f} s", flush=True)
-    summary = {name: {x: sorted(rates)[len(rates) // 2] for x, rates in of.items()} for name, of in results.items()}
-    equal = {name: agreement(of) for name, of in tokens.items()}
+        known()
+    summary, equal = known()
     for name, of in summary.items():
         for attention, rate in of.items():
             print(f"{name:6} {'graphs' if args.graphs else 'eager':6} {attention:12} {rate:8.0f} new tokens/s")
         print(f"{name:6} tokens as paged_attn's, and requests that begin so: {equal[name]}")
-    if args.json:
-        setting = {key: str(value) for key, value in vars(args).items()}
-        args.json.write_text(
-            json.dumps(dict(setting=setting, loaded=loaded, rates=results, median=summary, equal=equal), indent=1)
-        )
     for x in engines:
         x.process.kill()
 

@@ -97,8 +97,8 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
             options["speculative_config"] = dict(method="draft_model", model=folder, num_speculative_tokens=3)
         engine = LLM(
             model=folder, skip_tokenizer_init=True, max_model_len=256, max_num_seqs=8,
-            dtype="float32", max_num_batched_tokens=64, enable_prefix_caching=True, seed=0,
-            block_size=32, disable_log_stats=True, **{"enforce_eager": True} | options,
+            max_num_batched_tokens=64, enable_prefix_caching=True, seed=0, block_size=32, disable_log_stats=True,
+            **{"enforce_eager": True, "dtype": "float32"} | options,
         )  # fmt: skip
         asked = [{"prompt_token_ids": p} for p in PROMPTS]
         sampling = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True, detokenize=False)
