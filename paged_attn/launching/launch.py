@@ -115,6 +115,7 @@ class Launches:
         """Launch with these tensors; compiles what has not been compiled."""
         kept = []
         rooms: dict[int, scratch.Room] = {}  # held until all are launched: others could have their memory otherwise
+        common = versions.options(KEEPS and backend.device_of(self.device).capability > 0)
         with current(self.device):
             stream = self.stream(self.index)
             if self.own is not None:
@@ -124,7 +125,7 @@ class Launches:
                     rooms[step.room] = scratch.take(step.need, self.device, stream, step.room)
                 room = rooms.get(step.room, scratch.NONE)
                 everything = (*tensors, room.states, room.counters, stream)
-                options = versions.OPTIONS | step.options
+                options = common | step.options
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))

@@ -5,7 +5,10 @@ Gluon's names are in hopper/shim.py.
 Read in the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference says the version that brought it.
 """
 
+import functools
 import importlib
+import importlib.util
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -14,11 +17,26 @@ from . import tritons
 from .locks import FIRST
 from .tritons import KNOWN, in_words, number
 
-__all__ = ["KNOWN", "OPTIONS", "builds_launchers", "encoded", "has_stubs", "in_words", "known", "number", "older"]
+__all__ = ["KNOWN", "builds_launchers", "encoded", "has_stubs", "in_words", "known", "number", "older", "options"]
 
 # Whether a product and a sum become one instruction is said with every launch: 3.9 warns where it is left open, and
 # later versions are to leave it out.
 OPTIONS = {"enable_fp_fusion": True}
+
+
+@functools.cache
+def options(cuda: bool) -> dict[str, Any]:
+    """Options of every launch.
+
+    On CUDA they name Triton's own library of functions.  torch.compile of some versions puts another one in its place
+    for all kernels of the process that are compiled later, and a kernel's key on disk has a digest of the library: what
+    was prepared would not be found.
+    """
+    spec = importlib.util.find_spec("triton.backends.nvidia") if cuda else None
+    if spec is None or not spec.submodule_search_locations:
+        return OPTIONS
+    library = Path(spec.submodule_search_locations[0], "lib", "libdevice.10.bc")
+    return OPTIONS | ({"extern_libs": {"libdevice": str(library)}} if library.is_file() else {})
 
 
 def known() -> bool:

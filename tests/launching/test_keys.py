@@ -63,3 +63,40 @@ def test_no_two_constants_of_kernels_have_one_name() -> None:
         values[name].add(value)
     assert len(values) > 10
     assert [name for name, told in values.items() if len(told) > 1] == []
+
+
+COMPILED = """
+import shutil, sys
+from pathlib import Path
+
+import torch
+import triton
+
+from paged_attn.launching import backend, versions
+from paged_attn.launching.backend import Device
+from paged_attn.preparation import offline
+
+library = Path(versions.options(True)["extern_libs"]["libdevice"])
+if len(sys.argv) > 1:  # as torch.compile does it: another library, and other bytes
+    other = Path(sys.argv[1], "libdevice.10.bc")
+    other.write_bytes(library.read_bytes() + b"0000")
+    triton.knobs.nvidia.libdevice_path = str(other)
+triton.knobs.compilation.listener = lambda *, cache_hit, **_: print("hit" if cache_hit else "compiled")
+offline.compile_only(Device("sm90", 132), lambda _: None)
+import paged_attn
+
+k, v = torch.empty(2, 1, 2, 16)
+cache = torch.empty(2, 4, 16, 2, 16)
+paged_attn.write_kv(k, v, cache[0], cache[1], torch.empty(1, dtype=torch.int64))
+"""
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+def test_a_library_that_torch_compile_sets_changes_no_key(tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    said = []
+    for more in ([], [str(tmp_path)]):
+        done = warm.run(["-c", COMPILED, *more], environment, Path(__file__).parents[2])
+        assert done.returncode == 0, done.stderr[-4000:]
+        said.append(done.stdout.split())
+    assert said == [["compiled"], ["hit"]]
