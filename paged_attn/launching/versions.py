@@ -8,6 +8,8 @@ Read in the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference says the 
 import functools
 import importlib
 import importlib.util
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,11 @@ from . import tritons
 from .locks import FIRST
 from .tritons import KNOWN, in_words, number
 
-__all__ = ["KNOWN", "builds_launchers", "encoded", "has_stubs", "in_words", "known", "number", "older", "options"]
+__all__ = [
+    "ASSEMBLER", "KNOWN", "assembler_was_another", "builds_launchers", "encoded", "has_stubs", "in_words", "known",
+    "number", "older", "options",
+]  # fmt: skip
+ASSEMBLER = "TRITON_PTXAS_PATH"
 
 # Whether a product and a sum become one instruction is said with every launch: 3.9 warns where it is left open, and
 # later versions are to leave it out.
@@ -37,6 +43,19 @@ def options(cuda: bool) -> dict[str, Any]:
         return OPTIONS
     library = Path(spec.submodule_search_locations[0], "lib", "libdevice.10.bc")
     return OPTIONS | ({"extern_libs": {"libdevice": str(library)}} if library.is_file() else {})
+
+
+def assembler_was_another(capability: int) -> bool:
+    """Whether ASSEMBLER names another version than the one in this process's keys of kernels: that of its first look.
+
+    torch.compile of 2.11 looks, and then names the assembler that torch brings.  A process that begins later would
+    take that one, and this process would not find its kernels.
+    """
+    if ASSEMBLER not in os.environ or not capability:
+        return False
+    compiler = importlib.import_module("triton.backends.nvidia.compiler")
+    command = [compiler.get_ptxas(capability).path, "--version"]
+    return bool(subprocess.check_output(command).decode("utf-8") != compiler.get_ptxas_version(capability))
 
 
 def known() -> bool:

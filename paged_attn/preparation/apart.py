@@ -16,7 +16,7 @@ import threading
 from time import monotonic
 from typing import Any
 
-from ..launching import child
+from ..launching import child, versions
 from .kept import Asked, Turn, keep
 from .prepare import Summary
 from .processes import Pool, processors
@@ -50,11 +50,12 @@ def prepare_meanwhile(asked: Asked, turn: Turn) -> None:
 def _begin(asked: Asked, turn: Turn | None) -> Any:
     """Nothing is written to its input, which ends when this process does."""
     held = [] if turn is None or turn.held is None else [turn.held]
+    without = [versions.ASSEMBLER] if versions.assembler_was_another(asked.device.capability) else []
     task = base64.b64encode(pickle.dumps((asked, turn is not None))).decode()
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, task],
-        env=child.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        pass_fds=held,
+        env=child.environment(*without), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, pass_fds=held,
     )  # fmt: skip
 
 

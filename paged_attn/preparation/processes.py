@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
+from ..launching import versions
 from ..launching.backend import Device
 from ..launching.locks import FIRST
 from ..planning.dialects import DIALECTS, dialect
@@ -51,7 +52,8 @@ class Pool:
         self.device, self.forked = device, forked
         read(device)
         context = multiprocessing.get_context("fork" if forked else "spawn")
-        self._pool = ProcessPoolExecutor(processes, context, _start, (device, local))
+        other = not forked and versions.assembler_was_another(device.capability)
+        self._pool = ProcessPoolExecutor(processes, context, _start, (device, local, other))
 
     def __enter__(self) -> Pool:
         return self
@@ -111,9 +113,12 @@ def read(device: Device) -> None:
 _seen: dict[str, Compiled] = {}
 
 
-def _start(device: Device, local: bool) -> None:
+def _start(device: Device, local: bool, other_assembler: bool) -> None:
     """Make this process one that compiles."""
     from . import offline
+
+    if other_assembler:
+        del os.environ[versions.ASSEMBLER]
 
     def listener(*, metadata: dict[str, Any], metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:
         folders = {Path(path).parent.name for path in metadata_group.values()}

@@ -100,3 +100,41 @@ def test_a_library_that_torch_compile_sets_changes_no_key(tmp_path: Path) -> Non
         assert done.returncode == 0, done.stderr[-4000:]
         said.append(done.stdout.split())
     assert said == [["compiled"], ["hit"]]
+
+
+OTHER_ASSEMBLER = """
+import os, sys
+from pathlib import Path
+
+import triton
+from triton.backends.nvidia import compiler
+
+from paged_attn.preparation import apart, offline, processes
+from tests.preparation.asked import ASKED, H200, TINY
+
+if __name__ == "__main__":
+    compiler.get_ptxas_version(90)  # as torch.compile of 2.11 does it: a look, and then another assembler
+    other = Path(sys.argv[2], "ptxas")
+    other.write_text(f"#!/bin/sh\\n{compiler.get_ptxas(90).path} $@ && echo of another build\\n")
+    other.chmod(0o755)
+    os.environ["TRITON_PTXAS_PATH"] = str(other)
+    if sys.argv[1] == "apart":
+        apart.prepare(ASKED)
+    else:
+        with processes.Pool(H200, False, 1) as pool:
+            pool.compile([TINY.work()], lambda items, *_: items)
+    triton.knobs.compilation.listener = lambda *, cache_hit, **_: print("hit" if cache_hit else "compiled")
+    offline.compile_only(H200, lambda _: None)
+    for batch in TINY.batches():
+        processes.compile_call(TINY.model, batch, ("both",))
+"""
+
+
+@pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
+@pytest.mark.parametrize("how", ["apart", "spawned"])
+def test_an_assembler_that_torch_compile_names_changes_no_key(how: str, tmp_path: Path) -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environment.pop("TRITON_PTXAS_PATH", None)
+    done = warm.run(["-c", OTHER_ASSEMBLER, how, str(tmp_path)], environment, Path(__file__).parents[2])
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert {*done.stdout.split()} == {"hit"}
