@@ -73,8 +73,8 @@ class Problem(NamedTuple):
 
     @property
     def modified(self) -> bool:
-        """Whether scores meet more than a positive scale and a mask."""
-        return not self.positive or self.softcap > 0 or self.alibi or self.biased or self.token_scales
+        """Whether scores meet more than positive scales and a mask."""
+        return not self.positive or self.softcap > 0 or self.alibi or self.biased
 
     def keys_seen(self, beside: int) -> int:
         """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""

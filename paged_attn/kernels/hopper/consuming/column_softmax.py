@@ -50,7 +50,7 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
 @gluon.jit
 def exp2_columns(scores, unit, base, S: gl.constexpr):
     """2^(scores * unit - base) of a base, and maybe a unit, for each row."""
-    BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
+    BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     factor = gl.expand_dims(unit, 1) if BY_ROW else unit
     return exp2_below(scores, factor, gl.expand_dims(base, 1), S)
 

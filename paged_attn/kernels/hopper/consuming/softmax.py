@@ -85,7 +85,7 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     that a row's four threads agree about, and the sums that each has of its own; weights have 16 bits, or of fp8
     products are words of four, [R, N / 4].  Coarse weights have no sums: 0.
     """
-    BY_ROW: gl.constexpr = S.NORMALIZED and not S.SCALE_FIRST
+    BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     x = by_thread(scores)
     top = thread_maxima(x, P.ROWS, P.COARSE)
     if BY_ROW:
@@ -148,7 +148,7 @@ def weigh_at_once(
     dtype: gl.constexpr = S.COMPUTE
     even, odd = gl.split(by_thread(scores))
     base = base_of(row_max)
-    if S.NORMALIZED and not S.SCALE_FIRST:
+    if S.BY_ROW and not S.SCALE_FIRST:
         unit = beside_pairs(spread(unit, P.ROWS), even)
     coefficients, cap = powers_of(unit, cap_factor, RELATIVE, P.TERMS)
     if RELATIVE:
