@@ -137,17 +137,22 @@ def scaled(parts, factor):
 
 
 @triton.jit
-def normalize(x):
-    """float32 rows [R, D] as (rows of largest magnitude in [2^14, 2^15), powers of two [R]) whose product they are.
-
-    So float16, which has bfloat16's precision but not its range, loses nothing of a row within 2^-28 of its largest.
-    """
-    largest = tl.max(tl.abs(x), 1)
+def normalize_by(x, largest):
+    """`normalize` of some dims of rows [R, D], by the largest magnitudes [R] of all their dims."""
     # biased exponents; 15..254 keep both powers normal numbers
     exponent = tl.minimum(tl.maximum(largest.to(tl.uint32, bitcast=True) >> 23, 15), 254)
     up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
     down = ((exponent - 14) << 23).to(tl.float32, bitcast=True)
     return x * up[:, None], down
+
+
+@triton.jit
+def normalize(x):
+    """float32 rows [R, D] as (rows of largest magnitude in [2^14, 2^15), powers of two [R]) whose product they are.
+
+    So float16, which has bfloat16's precision but not its range, loses nothing of a row within 2^-28 of its largest.
+    """
+    return normalize_by(x, tl.max(tl.abs(x), 1))
 
 
 @triton.jit

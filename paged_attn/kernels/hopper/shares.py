@@ -62,9 +62,9 @@ def shares_kernel(
         values = ring_of(make_boxes(value_box, P.VALUE_STAGES, S, P), P.VALUE_STAGES, P.LOADERS, READERS)
     elif P.CONVERT:
         gl.static_assert(S.REST is not None and P.LOADERS == 1)
-        keys = make_ring(S.COMPUTE, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
+        keys = make_ring(gl.float16, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
         REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # of rows whose tile it is
-        values = make_ring(S.COMPUTE, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
+        values = make_ring(gl.float16, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
         raw_rests = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys
@@ -77,7 +77,7 @@ def shares_kernel(
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
             values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)
-    dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16 if S.REST is None else S.COMPUTE
+    dtype: gl.constexpr = key_box.dtype if P.FP8 == 0 else gl.float16
     queries = make_queries(dtype, 0, S, P)
     if S.REST is not None:
         gl.static_assert(P.CONSUMERS == 1 or S.MERGE == 0)

@@ -27,8 +27,7 @@ def tiles_of(launch: Launch) -> str:
     elif pipe.VALUE_STAGES == 0:
         rings = f"a ring of {pipe.KEY_STAGES} slots that tiles of keys and of values take in turn"
     if pipe.CONVERT:
-        widened = "bfloat16" if launch.shape.COMPUTE.name == "bf16" else "float16"
-        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else widened}"
+        rings += f" behind {pipe.RAW_STAGES} of fp8, products of {'fp8' if pipe.FP8_PRODUCTS else 'float16'}"
         rings += " by coarse weights (no log-sum-exps)" * pipe.COARSE
         if pipe.FP8_KEYS and not pipe.FP8_PRODUCTS:
             rings += " but for keys, of fp8 by queries in two parts (no log-sum-exps)"

@@ -150,6 +150,7 @@ FP8_LATENTS: dict[str, dict[str, Any]] = {
     "a lone decode, e4m3 latents": LONE | OF_E4M3,
     "decodes in few pieces, e4m3 latents of 32 heads": FEW_PIECES | OF_E4M3 | dict(heads=32),
     "decodes, e4m3 latents of 64 heads": DECODE | OF_E4M3 | dict(heads=64),
+    "decodes, e4m3 latents of 64 heads, float16": DECODE | OF_E4M3 | dict(heads=64, dtype=torch.float16),
     "decodes, e4m3 latents of 512, of 40 heads, features": DECODE | OF_E4M3 | FEATURES | dict(heads=40, head_dim=512),
     "drafts, e4m3 latents, ragged table": DRAFTS | OF_E4M3 | dict(table="ragged", window_size=(200, -1)),
     "drafts, e4m3 latents of 32 heads": DRAFTS | OF_E4M3 | dict(heads=32),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
 from paged_attn.kernels.hopper import words
 from paged_attn.kernels.hopper.planning import plan
@@ -33,7 +34,8 @@ TWO_WIDTHS, HEAD_DIM = "values of another width", "a head_dim other than 40..256
 def problem(**changes: Any) -> Any:
     """As on a GPU, where operands are of 16 bits."""
     given = build(dataclasses.replace(MIMO, **changes), filled=False)
-    return problem_of(given, Device("sm90", 132))._replace(compute=torch.bfloat16)
+    compute = torch.bfloat16 if given["k_cache"].itemsize == 2 else torch.float16
+    return problem_of(given, Device("sm90", 132))._replace(compute=compute)
 
 
 def rings(p: Any) -> set[tuple[int, int, int]]:
@@ -125,15 +127,15 @@ def test_fp8_latents_have_slots_of_both_kinds(changes: dict[str, Any], expected:
     assert expected == (pipe.KEY_STAGES, pipe.VALUE_STAGES, pipe.RAW_STAGES)
 
 
-@pytest.mark.parametrize(
-    "query, operands", [(torch.bfloat16, "bfloat16"), (torch.float16, "float16"), (E4M3, "float16")], ids=str
-)
-def test_fp8_latents_are_widened_to_the_type_of_16_bit_queries(query: torch.dtype, operands: str) -> None:
-    asked = problem(**OF_E4M3 | dict(dtype=query))._replace(compute=torch.float16)
-    (launch,) = plan.launches(asked)
-    assert not launch.shape.NORMALIZED
-    assert not launch.shape.BY_ROW
-    assert f"of fp8, products of {operands}, " in words.tiles_of(launch)
+@pytest.mark.parametrize("heads", [16, 64], ids=["columns", "rows"])
+@pytest.mark.parametrize("query", [torch.bfloat16, torch.float16, E4M3], ids=str)
+def test_fp8_latents_are_multiplied_in_float16_which_bfloat16_queries_are_normalized_for(
+    query: torch.dtype, heads: int
+) -> None:
+    (launch,) = plan.launches(problem(**OF_E4M3 | dict(dtype=query, heads=heads)))
+    assert triton.language.float16 == launch.shape.COMPUTE
+    assert launch.shape.NORMALIZED == launch.shape.BY_ROW == (query == torch.bfloat16)
+    assert "of fp8, products of float16, " in words.tiles_of(launch)
     assert "4 that convert" in words.tiles_of(launch)
 
 

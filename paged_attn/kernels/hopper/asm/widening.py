@@ -1,4 +1,4 @@
-"""Widening of fp8 to float16, by whole words or number by number, and of words to bfloat16.
+"""Widening of fp8 to float16, by whole words or number by number.
 
 `widen_bytes_apart` of a word $4 of four e4m3 numbers makes the halves $0..$3:
 
@@ -25,26 +25,6 @@ def widen_bytes(x, FP8: gl.constexpr):
     Element by element the compiler would convert to float32 first.
     """
     ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2
-    return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=TWO_WORDS, is_pure=True, pack=1)
-
-
-def _to_bfloat16(words: str) -> str:
-    """Words $0 and $1 of two bfloat16 each from what makes words a and b of two float16 each."""
-    apart = "mov.b32 {h0, h1}, a; mov.b32 {h2, h3}, b; " + " ".join(f"cvt.f32.f16 f{i}, h{i};" for i in range(4))
-    names = ".reg .b32 a, b; .reg .b16 h0, h1, h2, h3, lower, upper; .reg .f32 f0, f1, f2, f3;"
-    return f"{{ {names} {words} {apart} cvt.rn.bf16x2.f32 $0, f1, f0; cvt.rn.bf16x2.f32 $1, f3, f2; }}"
-
-
-_E4M3_TO_BFLOAT16 = gl.constexpr(
-    _to_bfloat16("mov.b32 {lower, upper}, $2; cvt.rn.f16x2.e4m3x2 a, lower; cvt.rn.f16x2.e4m3x2 b, upper;")
-)
-_E5M2_TO_BFLOAT16 = gl.constexpr(_to_bfloat16("prmt.b32 a, $2, 0, 0x1404; prmt.b32 b, $2, 0, 0x3424;"))
-
-
-@gluon.jit
-def widen_bytes_to_bfloat16(x, FP8: gl.constexpr):
-    """`widen_bytes` in bfloat16, which holds every fp8 number, too."""
-    ASM: gl.constexpr = _E4M3_TO_BFLOAT16 if FP8 == 3 else _E5M2_TO_BFLOAT16
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=TWO_WORDS, is_pure=True, pack=1)
 
 

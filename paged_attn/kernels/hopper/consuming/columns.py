@@ -239,7 +239,7 @@ def consume_columns(
         if S.REST is None:
             scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
         else:
-            take_parts(query, queries, rings.extra.rest, block, kv_head, mods, NUMBER, S, P)
+            scale = take_parts(query, queries, rings.extra.rest, block, kv_head, scale, mods, NUMBER, S, P, S_ROWS)
         scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, TOKENS, kv_head, S)
         if S.REST is None:

@@ -19,7 +19,7 @@ from ..asm.turns import meet_other, tell_read, tell_written, wait_read, wait_wri
 from ..layouts import product_layout, results_layout, threads_layout
 from ..loading.latent_rows import take_rows
 from ..loading.ring import advance, tile_of, wait_tile
-from ..shim import fence_async_shared, gl, gluon, warpgroup_mma, warpgroup_mma_wait
+from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .by_thread import as_product, beside, by_thread, of_rows, spread
 from .tiles import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
 
@@ -62,10 +62,16 @@ def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr):
-    """Start acc + weights @ v of half of the dims of a tile, whose weights are those of consumer OF."""
+    """Start acc + weights @ v of half of the dims of a tile, whose weights are those of consumer OF.
+
+    Of its own a consumer has not met behind their fence: Triton's barrier may stand between the stores before that.
+    """
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
     v = tile_of(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
-    return warpgroup_mma(rings.room.index(OF), v, acc, is_async=True)
+    weights = rings.room.index(OF)
+    if OF == NUMBER:
+        thread_barrier()
+    return warpgroup_mma(weights, v, acc, is_async=True)
 
 
 @gluon.jit
@@ -174,8 +180,12 @@ def consume_latent_rows(
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     acc = gl.full([P.ROWS, DIMS], 0.0, gl.float32, LAYOUT)
     if item.begin < item.end:
-        take_rows(query, rings.queries, rings.extra.rest, block, kv_head, mods, NUMBER, S, P)
-        scale = scale_by_token(score_scale(scales, kv_head, P), scales, rows, kv_head // P.PARTS)
+        extra = rings.extra
+        unit = take_rows(query, rings.queries, extra.rest, extra.both, block, kv_head, mods, NUMBER, S, P, S_ROWS)
+        scale = score_scale(scales, kv_head, P)
+        if S.NORMALIZED:
+            scale = unit * scale
+        scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
         span = visible_range(block, mods, TOKENS)
         own_sum = row_sum if NUMBER == 0 else rows.slot * 0.0  # a sink is counted once
         state = State(acc, row_max, own_sum)

@@ -3,7 +3,7 @@
 import triton
 
 from ...common.bounds import row_tile
-from ...common.numerics import decode
+from ...common.numerics import decode, normalize_by
 from ...common.output import addresses
 from ..args import slots_of_tile
 from ..layouts import rows_layout
@@ -29,14 +29,37 @@ def load_part(
     query, block, kv_head, mods, NUMBER: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PADDED: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Dims BEGIN ... END - 1, PADDED at most, of the rows that a consumer brings, in the compute type."""
+    """Dims BEGIN ... END - 1, PADDED at most, of the rows that a consumer brings, in the compute type.
+
+    What is to be normalized is of float32.
+    """
+    dtype: gl.constexpr = gl.float32 if S.NORMALIZED else S.COMPUTE
     READ: gl.constexpr = rows_layout(8, PADDED, P.ROWS // 16)
     ROWS: gl.constexpr = rows_brought(P)
     row = NUMBER * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
     rows = row_tile(block, kv_head, row, mods, P.CONSUMERS * ROWS // S.GROUP, S)
     dim = BEGIN + gl.arange(0, PADDED, layout=gl.SliceLayout(0, READ))
     ptr, inside = addresses(rows, dim, query, END, S)
-    return decode(gl.load(ptr, mask=inside, other=0), query.FP8, S.COMPUTE, S.NATIVE_FP8)
+    return decode(gl.load(ptr, mask=inside, other=0), query.FP8, dtype, S.NATIVE_FP8)
+
+
+@gluon.jit
+def normalize_parts(parts, S: gl.constexpr):
+    """(parts in the compute type, powers of two [R] that their rows are to be multiplied by), as `normalize`.
+
+    Of parts of another width other threads have a row.
+    """
+    ROWS: gl.constexpr = gl.SliceLayout(1, parts[0].type.layout)
+    largest = gl.max(gl.abs(parts[0]), axis=1)
+    for i in gl.static_range(1, len(parts)):
+        largest = gl.maximum(largest, gl.convert_layout(gl.max(gl.abs(parts[i]), axis=1), ROWS))
+    x, unit = normalize_by(parts[0], largest)
+    done = (x.to(S.COMPUTE),)
+    for i in gl.static_range(1, len(parts)):
+        of_part = gl.convert_layout(largest, gl.SliceLayout(1, parts[i].type.layout))
+        x, _unit = normalize_by(parts[i], of_part)
+        done = done + (x.to(S.COMPUTE),)  # type: ignore[assignment]
+    return done, unit
 
 
 @gluon.jit
@@ -47,8 +70,11 @@ def queries_of(queries, number, P: gl.constexpr):
 
 
 @gluon.jit
-def take_parts(query, queries, rest, block, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Bring all parts into shared memory, through registers."""
+def take_parts(
+    query, queries, rest, block, kv_head, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Bring all parts into shared memory, through registers; returns the scale of their scores, as `take_queries`."""
     PARTS: gl.constexpr = slots_of_tile(P)
     DIMS: gl.constexpr = S.DIM // PARTS
     thread_barrier()  # nobody may still multiply by the last ones
@@ -58,8 +84,14 @@ def take_parts(query, queries, rest, block, kv_head, mods, NUMBER: gl.constexpr,
         parts = parts + (x,)  # type: ignore[assignment]
     if S.REST > 0:
         y = load_part(query, block, kv_head, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
-        rest.index(NUMBER).store(y)
+        parts = parts + (y,)  # type: ignore[assignment]
+    if S.NORMALIZED:
+        parts, unit = normalize_parts(parts, S)
+        scale = gl.convert_layout(unit, LAYOUT) * scale
+    if S.REST > 0:
+        rest.index(NUMBER).store(parts[PARTS])
     for j in gl.static_range(PARTS):
         queries_of(queries, NUMBER * PARTS + j, P).store(parts[j])
     fence_async_shared()
     thread_barrier()
+    return scale

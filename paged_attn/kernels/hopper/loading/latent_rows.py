@@ -3,8 +3,9 @@
 from ..args import Queries, Ring
 from ..asm.barriers import TAG, find_tags
 from ..asm.turns import meet_other
+from ..layouts import threads_layout
 from ..shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
-from .latent import load_part
+from .latent import load_part, normalize_parts
 from .ring import bytes_of_slot
 
 
@@ -16,18 +17,37 @@ def make_rest_of_rows(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def take_rows(query, queries, rest, block, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Bring a consumer's half of the rows into shared memory, through registers; all are there for both."""
+def take_rows(
+    query, queries, rest, numbers, block, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Bring a consumer's half of the rows into shared memory, through registers; all are there for both.
+
+    Returns what the scores of each row are to be multiplied by, 1 if rows are not normalized.  On their way to the
+    other consumer these are among the numbers of the second, which writes others there when the first has written.
+    """
     ROWS: gl.constexpr = P.ROWS // 2
     slot = queries.slots.index(0).reshape([P.ROWS, S.DIM])
     meet_other()  # nobody may still multiply by the last ones
-    x = load_part(query, block, kv_head, mods, NUMBER, 0, S.VALUE_DIM, S.DIM, S, P)
+    parts = (load_part(query, block, kv_head, mods, NUMBER, 0, S.VALUE_DIM, S.DIM, S, P),)
     if S.REST > 0:
         y = load_part(query, block, kv_head, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
-        rest.index(0).slice(NUMBER * ROWS, ROWS, dim=0).store(y)
-    slot.slice(NUMBER * ROWS, ROWS, dim=0).store(x)
+        parts = parts + (y,)  # type: ignore[assignment]
+    units = numbers.index(1)
+    if S.NORMALIZED:
+        parts, unit = normalize_parts(parts, S)
+        unit = gl.expand_dims(unit, 1)
+        unit += gl.full([ROWS, 4], 0.0, gl.float32, unit.type.layout)
+        units.slice(NUMBER * ROWS, ROWS, dim=0).store(unit)
+    if S.REST > 0:
+        rest.index(0).slice(NUMBER * ROWS, ROWS, dim=0).store(parts[1])  # type: ignore[misc]
+    slot.slice(NUMBER * ROWS, ROWS, dim=0).store(parts[0])
     fence_async_shared()
     meet_other()
+    if S.NORMALIZED:
+        return gl.convert_layout(gl.max(units.load(threads_layout(P.ROWS)), axis=1), LAYOUT)
+    else:
+        return 1.0
 
 
 @gluon.jit

@@ -23,7 +23,6 @@ from .wide_shares import (
     only_columns,
     reads_latents,
     rest_of,
-    widened_to,
 )
 
 CONVERTER_REGISTERS = {1: 88, 2: 56}  # of a thread of the warpgroup that widens latents, beside so many consumers
@@ -47,8 +46,6 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         p = p._replace(kv_heads=p.kv_heads // 2, head_dim=2 * p.head_dim)  # values are as wide
     parts = latent_parts(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
-    if reads_latents(p):
-        p = p._replace(compute=widened_to(p))
     group, s = p.heads // p.kv_heads, layout_of(p, longest, beside)
     programs = s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple
 
-import torch
-
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
@@ -77,13 +75,6 @@ def rest_of(p: Problem) -> int | None:
         return None
     rest = p.head_dim - p.value_width
     return max(64, next_power_of_2(rest)) if rest else 0
-
-
-def widened_to(p: Problem) -> torch.dtype:
-    """What fp8 latents are widened to: 16-bit queries stay as they are, and fp8 ones become float16, too."""
-    if p.cache.itemsize == 2 or p.query.itemsize == 1:
-        return p.compute
-    return p.query
 
 
 def only_columns(p: Problem) -> bool:
