@@ -182,8 +182,9 @@ def fit(p: Problem, config: Config) -> Config:
     limit = SHARED_MEMORY.get(p.device.arch, 65536)
     # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
-    # wide float32 values that are turned leave none of a stage's tiles in registers
-    all_stages = from_shared or (p.packed and p.compute == torch.float32 and p.widest > WIDE)
+    # float32 values of many dims that are turned leave none of a stage's tiles in registers
+    turned = p.packed and p.compute == torch.float32 and p.widest >= WIDE
+    all_stages = from_shared or turned
 
     def need(c: Config) -> int:
         buffers = c.stages if all_stages else c.stages - 1
@@ -191,7 +192,7 @@ def fit(p: Problem, config: Config) -> Config:
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
         # weights, and x-packed values that are turned, pass through shared memory, which of other heads has room
         passing = (c.rows + value_dim * (p.packed and not from_shared)) * c.tile * p.compute.itemsize
-        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + passing * (p.widest > WIDE)
+        return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + passing * (p.widest > WIDE or turned)
 
     while need(config) > limit and config.stages > 2:
         config = config._replace(stages=config.stages - 1)
