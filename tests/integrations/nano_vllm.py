@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import importlib.machinery
 import os
 import random
 import sys
@@ -97,6 +98,7 @@ def _of_vllm() -> types.ModuleType:
                       fa_version=3, **bounds, **keywords)[:, None]  # fmt: skip
 
     module = types.ModuleType("flash_attn")
+    module.__spec__ = importlib.machinery.ModuleSpec("flash_attn", None)  # which transformers asks for
     module.flash_attn_varlen_func, module.flash_attn_with_kvcache = varlen, kvcache  # type: ignore[attr-defined]
     sys.modules["flash_attn"] = module
     return module
