@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 # What suits the device: a few requests of a small model in the interpreter, a traffic of hundreds on a GPU.
 # cache: tokens that the cache holds.  mean: the mean prompt that the lengths are divided down to; None = as they are.
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
-CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0)
+CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0, bucket=1)
 GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=2, requests=512, budget=4096)
-GPU |= dict(max_seqs=256, cache=3 * 2**16, mean=None, step_seconds=0.2, checked=2)
+GPU |= dict(max_seqs=256, cache=3 * 2**16, mean=None, step_seconds=0.2, checked=2, bucket=1024)
 above_0 = click.FloatRange(0, min_open=True)
 
 
@@ -150,6 +150,7 @@ def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
         step_seconds=chosen["step_seconds"],
         checked=chosen["checked"] or None,
         seed=chosen["seed"],
+        bucket=chosen["bucket"],
     )
     try:  # what the scheduler refuses it refuses here, where nothing is computed
         for step in sizes.planned(requests):

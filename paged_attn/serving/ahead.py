@@ -8,6 +8,7 @@ import torch
 
 from paged_attn.preparation.model import Lengths, Model
 from paged_attn.preparation.prepare import Summary, compile_for
+from paged_attn.serving.batch import rounded_up
 from paged_attn.serving.demo import Sizes
 from paged_attn.serving.trace import Request
 
@@ -22,7 +23,7 @@ def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
     for step in sizes.planned(requests):
         queries = [part.query_len for part in step.parts]
         keys = [part.seq_len for part in step.parts]
-        yield Lengths(True, len(queries), sum(queries), max(queries), max(keys))
+        yield Lengths(True, len(queries), sum(queries), max(queries), rounded_up(max(keys), sizes.bucket))
         step.scheduler.complete(step.parts)
 
 

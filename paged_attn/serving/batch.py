@@ -27,13 +27,19 @@ class StepBatch:
 
 
 def batch_of(
-    parts: Sequence[StepPart], page_size: int, device: torch.device, first_pages: Sequence[int] | None = None
+    parts: Sequence[StepPart],
+    page_size: int,
+    device: torch.device,
+    bucket: int = 1,
+    first_pages: Sequence[int] | None = None,
 ) -> StepBatch:
     """The batch whose sequence i is part i; its tokens follow one another in that order.
 
-    Pages of part i are counted from first_pages[i], or from 0.
+    The bound on keys is rounded up to whole buckets, and the page table is as wide as it, so that most steps are calls
+    of a kind that there was before.  Pages of part i are counted from first_pages[i], or from 0.
     """
-    width = max(len(part.sequence.pages) for part in parts)
+    longest = rounded_up(max(part.seq_len for part in parts), bucket)
+    width = max(-(-longest // page_size), *[len(part.sequence.pages) for part in parts])
     table, slots, offsets = [], [], [0]
     for part, first in zip(parts, first_pages or [0] * len(parts)):
         pages = [first + page for page in part.sequence.pages] if first else part.sequence.pages
@@ -46,8 +52,13 @@ def batch_of(
         cu_seqlens_q=torch.tensor(offsets, dtype=torch.int32, device=device),
         slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
         max_seqlen_q=max(part.query_len for part in parts),
-        max_seqlen_k=max(part.seq_len for part in parts),
+        max_seqlen_k=longest,
     )
+
+
+def rounded_up(tokens: int, bucket: int) -> int:
+    """The next multiple of a bucket."""
+    return -(-tokens // bucket) * bucket
 
 
 def sample(

@@ -63,6 +63,7 @@ class Sizes:
     step_seconds: float  # of the trace's time
     checked: int | None  # sequences of a step compared with the reference, over all layers; None = all, in each
     seed: int
+    bucket: int = 1  # of bounds on keys, as engines have them: a call of a new kind is checked and planned
 
     checked_tokens = 64  # of each such sequence, side by side, where not all are compared
 
@@ -171,7 +172,7 @@ class _Layers:
     def step(self, parts: list[StepPart]) -> Outcome:
         """Run one step over all layers, and the reference over what is compared of it."""
         sizes = self.sizes
-        batch = batch_of(parts, sizes.page_size, self.device)
+        batch = batch_of(parts, sizes.page_size, self.device, sizes.bucket)
         tokens = len(batch.slot_mapping)
         drawn: list[tuple[Tensor, Tensor, Tensor]] = []
         outs: list[Tensor] = []
@@ -222,7 +223,7 @@ class _Layers:
             first_pages += [first] * len(runs)
             queries.append(q[rows])
             got.append(out[rows])
-        of_all = batch_of(checked, sizes.page_size, self.device, first_pages)
+        of_all = batch_of(checked, sizes.page_size, self.device, first_pages=first_pages)
         wanted = self._attend(reference.paged_attention, torch.cat(queries), self.twin, of_all).double()
         difference = torch.cat(got).double() - wanted
         relative = difference.norm(dim=-1) / wanted.norm(dim=-1)

@@ -130,6 +130,10 @@ def test_a_batch_says_where_each_token_goes_and_ends_tables_in_no_page() -> None
     assert batch.cu_seqlens_q.tolist() == [0, 1, 5]
     assert batch.slot_mapping.tolist() == [18, 29, 30, 31, 8]
     assert (batch.max_seqlen_q, batch.max_seqlen_k) == (4, 5)
+    parts = [StepPart(second, 2, 1, True), StepPart(first, 1, 4, False)]
+    in_buckets = batch_of(parts, 4, torch.device("cpu"), bucket=16)
+    assert in_buckets.max_seqlen_k == 16
+    assert in_buckets.page_table.tolist() == [[4, NO_PAGE, NO_PAGE, NO_PAGE], [7, 2, NO_PAGE, NO_PAGE]]
 
 
 @pytest.mark.parametrize("seed", range(5))
