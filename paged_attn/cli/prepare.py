@@ -31,6 +31,8 @@ from paged_attn.launching import gpus
 def prepare(as_json: bool, **given: Any) -> None:
     """Compile all kernels that a model's calls can reach, side by side, into Triton's cache on disk."""
     options.check_heads(given["heads"], given["kv_heads"])
+    if given["drafts"] and given["host"] is None:
+        raise click.UsageError("--drafts are those of a host's decodes: name it by --host")
     import torch
 
     import paged_attn

@@ -149,6 +149,7 @@ def test_prepare_refuses_before_it_begins(asked: list[dict[str, Any]], monkeypat
         ("--window 3", "requires 2 arguments"),
         ("--score-mod alibi --device h200", "must be like package.module:function"),
         ("--processes 0", "0 is not in the range"),
+        ("--drafts 3 --device h200", "name it by --host"),
     ):
         result = CliRunner().invoke(main, ["prepare", *words.split()])
         assert result.exit_code == 2, words
