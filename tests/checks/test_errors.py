@@ -166,6 +166,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     prepare_for_the_interpreter,
     command("demo --output /dev/null/demo.png"),
     command("prepare --heads 3 --kv-heads 2"),
+    command("prepare --drafts 3 --device h200"),
     command("prepare --device h200 --layout x-packed --head-dim 20"),
     command("prepare --device h200 --dtype float16 --kv-dtype bfloat16"),
     on_a_gpu_machine,
@@ -237,7 +238,7 @@ def test_every_entry_is_produced_by_a_test(tmp_path: Path) -> None:
 
 
 def _elsewhere(entry: Entry) -> bool:
-    files = ("kernels/hopper/test_shim.py", "launching/test_trial.py", "integrations/test_ready.py")
+    files = ("kernels/hopper/test_shim.py", "launching/test_trial.py", "preparation/test_apart.py")
     source = "".join((ROOT / "tests" / x).read_text(encoding="utf-8") for x in files)
     tests = [test for words, test in ELSEWHERE.items() if entry.template.startswith(words)]
     return any(f"def {test}(" in source for test in tests)
