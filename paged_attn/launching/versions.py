@@ -30,7 +30,7 @@ ASSEMBLER = "TRITON_PTXAS_PATH"
 OPTIONS = {"enable_fp_fusion": True}
 
 
-@functools.cache
+@functools.lru_cache(maxsize=2)
 def options(cuda: bool) -> dict[str, Any]:
     """Options of every launch.
 
