@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -153,3 +154,12 @@ def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("PAGED_ATTN_CHECK", "1")
     monkeypatch.setattr(checked, "ALWAYS", checked.asked())
     return {}
+
+
+@pytest.fixture(autouse=True)
+def plans_of_other_rules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A test that replaces what the planner goes by leaves no plan of it to the tests behind it."""
+    yield
+    if "monkeypatch" in request.fixturenames and "paged_attn.planning.plan" in sys.modules:
+        sys.modules["paged_attn.planning.plan"].plan.cache_clear()
+        sys.modules["paged_attn.calls.memo"].clear()

@@ -23,11 +23,13 @@ def _always(p: Problem) -> tuple[Problem, Copies | None]:
 @contextlib.contextmanager
 def copied() -> Iterator[None]:
     """Every call that can be is over copies, whatever its pages, by the kernels that take it then."""
-    with pytest.MonkeyPatch.context() as patch:
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            _forget()
+            patch.setattr(plan, "in_whole_pages", _always)
+            yield
+    finally:  # a test may be skipped, or a draw rejected, inside
         _forget()
-        patch.setattr(plan, "in_whole_pages", _always)
-        yield
-    _forget()
 
 
 def _forget() -> None:

@@ -35,12 +35,14 @@ def _home(name: str) -> Any:
 @contextlib.contextmanager
 def _replanned() -> Iterator[pytest.MonkeyPatch]:
     """No plan of before is known inside, and none of inside afterwards."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            plan.plan.cache_clear()
+            memo.clear()
+            yield monkeypatch
+    finally:  # a test may be skipped, or a draw rejected, inside
         plan.plan.cache_clear()
         memo.clear()
-        yield monkeypatch
-    plan.plan.cache_clear()
-    memo.clear()
 
 
 @contextlib.contextmanager

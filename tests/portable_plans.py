@@ -15,11 +15,13 @@ from paged_attn.planning import dialects, plan
 @contextlib.contextmanager
 def portable() -> Iterator[pytest.MonkeyPatch]:
     """Every call goes to the portable kernels, also on Hopper."""
-    with pytest.MonkeyPatch.context() as patch:
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            _forget()
+            patch.setattr(dialects, "DIALECTS", ("portable",))
+            yield patch
+    finally:  # a test may be skipped, or a draw rejected, inside
         _forget()
-        patch.setattr(dialects, "DIALECTS", ("portable",))
-        yield patch
-    _forget()
 
 
 @contextlib.contextmanager
