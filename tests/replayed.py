@@ -145,7 +145,8 @@ def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], res
     """The steps as a function of the same operands."""
     names: dict[int, str] = {}  # where a handle comes from
     constants: dict[int, Any] = {}
-    scope: dict[str, Any] = {"new": tl.tensor.__new__, "Tensor": tl.tensor}
+    # the builder's functions are looked up each time, for tests replace some of them
+    scope: dict[str, Any] = {"new": tl.tensor.__new__, "Tensor": tl.tensor, "builder": recorder.builder}
     for i, x in enumerate(args):
         if type(x) is tl.tensor:
             names.setdefault(id(x.handle), f"args[{i}].handle")
@@ -178,7 +179,7 @@ def _plan(recorder: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], res
                 x.data.flags.writeable = False
             continue
         passed = [told(x) for x in given] + [f"{key}={told(x)}" for key, x in named.items()]
-        lines.append(f"t{i} = {bound(getattr(recorder.builder, name))}({', '.join(passed)})")
+        lines.append(f"t{i} = builder.{name}({', '.join(passed)})")
         if isinstance(made, tuple):
             names |= {id(x): f"t{i}[{j}]" for j, x in enumerate(made)}
         elif isinstance(made, interpreter.TensorHandle):

@@ -12,12 +12,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.interpreter import InterpreterError
+from triton.runtime.interpreter import InterpreterBuilder, InterpreterError
 
 import paged_attn
 from paged_attn.launching import backend, versions
 from tests import replayed
-from tests.cases import E4M3, Case, bits, build
+from tests.cases import E4M3, Case, bits, build, run
 from tests.interpreter import PATCHES, READ, is_as_read, quicken
 from tests.test_paged_attention import EVERYTHING, FEW, Cut
 
@@ -199,3 +199,17 @@ def test_operations_are_replayed_where_they_can_be(quick: pytest.MonkeyPatch) ->
         plans.clear()
         paged_attn.paged_attention(**build(case))
         assert plans == []
+
+
+def test_a_function_of_the_builder_that_a_test_replaces_is_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case("a product", (3,), (9,))
+    run(case)  # from now on its operations are known
+    dot, made = InterpreterBuilder.create_dot, []
+
+    def told(self: Any, *args: Any) -> Any:
+        made.append(args)
+        return dot(self, *args)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", told)
+    run(case)
+    assert made
