@@ -161,5 +161,6 @@ def plans_of_other_rules(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that replaces what the planner goes by leaves no plan of it to the tests behind it."""
     yield
     if "monkeypatch" in request.fixturenames and "paged_attn.planning.plan" in sys.modules:
-        sys.modules["paged_attn.planning.plan"].plan.cache_clear()
-        sys.modules["paged_attn.calls.memo"].clear()
+        from tests.replanned import forget
+
+        forget()

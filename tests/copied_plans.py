@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-import pytest
-
-from paged_attn.calls import memo
 from paged_attn.planning import plan
 from paged_attn.records.copies import Copies, copies_of, over
 from paged_attn.records.problem import Problem
+from tests.replanned import replanned
 
 
 def _always(p: Problem) -> tuple[Problem, Copies | None]:
@@ -23,15 +21,6 @@ def _always(p: Problem) -> tuple[Problem, Copies | None]:
 @contextlib.contextmanager
 def copied() -> Iterator[None]:
     """Every call that can be is over copies, whatever its pages, by the kernels that take it then."""
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            _forget()
-            patch.setattr(plan, "in_whole_pages", _always)
-            yield
-    finally:  # a test may be skipped, or a draw rejected, inside
-        _forget()
-
-
-def _forget() -> None:
-    plan.plan.cache_clear()
-    memo.clear()
+    with replanned() as patch:
+        patch.setattr(plan, "in_whole_pages", _always)
+        yield

@@ -10,14 +10,11 @@ import pkgutil
 from collections.abc import Iterator
 from typing import Any
 
-import pytest
-
-from paged_attn.calls import memo
 from paged_attn.kernels.hopper import planning
 from paged_attn.kernels.hopper.planning.conversion import NONE, conversion
 from paged_attn.kernels.hopper.planning.shapes import dim_of
-from paged_attn.planning import plan
 from paged_attn.records.problem import Problem
+from tests.replanned import replanned
 
 MODULES = [importlib.import_module(f"{planning.__name__}.{x.name}") for x in pkgutil.iter_modules(planning.__path__)]
 
@@ -33,22 +30,9 @@ def _home(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def _replanned() -> Iterator[pytest.MonkeyPatch]:
-    """No plan of before is known inside, and none of inside afterwards."""
-    try:
-        with pytest.MonkeyPatch.context() as monkeypatch:
-            plan.plan.cache_clear()
-            memo.clear()
-            yield monkeypatch
-    finally:  # a test may be skipped, or a draw rejected, inside
-        plan.plan.cache_clear()
-        memo.clear()
-
-
-@contextlib.contextmanager
 def planned(**changes: Any) -> Iterator[None]:
     """The planner with other numbers, or another rule."""
-    with _replanned() as monkeypatch:
+    with replanned() as monkeypatch:
         for name, value in changes.items():
             monkeypatch.setattr(_home(name), name, value)
         yield

@@ -7,21 +7,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from paged_attn.calls import memo
 from paged_attn.kernels.portable import plan as portable_plan
-from paged_attn.planning import dialects, plan
+from paged_attn.planning import dialects
+from tests.replanned import replanned
 
 
 @contextlib.contextmanager
 def portable() -> Iterator[pytest.MonkeyPatch]:
     """Every call goes to the portable kernels, also on Hopper."""
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            _forget()
-            patch.setattr(dialects, "DIALECTS", ("portable",))
-            yield patch
-    finally:  # a test may be skipped, or a draw rejected, inside
-        _forget()
+    with replanned() as patch:
+        patch.setattr(dialects, "DIALECTS", ("portable",))
+        yield patch
 
 
 @contextlib.contextmanager
@@ -37,8 +33,3 @@ def cut(segments: int, tile: int = 32) -> Iterator[None]:
             choose = getattr(portable_plan, name)
             patch.setattr(portable_plan, name, lambda p, c=choose, r=rows: c(p)._replace(rows=r, tile=tile, least=1))
         yield
-
-
-def _forget() -> None:
-    plan.plan.cache_clear()
-    memo.clear()

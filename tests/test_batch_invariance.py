@@ -15,12 +15,12 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from paged_attn.calls import memo
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.kernels.portable import tuning
 from paged_attn.planning import plan
 from tests.cases import BAD_PAGE, E4M3, Case, build, problem_of, run
 from tests.chunks import attend, chunked, counters, decode, in_order, same, whole  # noqa: F401, fixtures of all tests
+from tests.replanned import forget
 
 Cut = Callable[[int], None]
 
@@ -47,19 +47,14 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cut]:
     config = tuning.invariant_config
 
     def cut(shares: int) -> None:
-        _forget()
+        forget()
         monkeypatch.setattr(portable_plan, "_shares", lambda *_: shares)
         small = dict(tile=TILE, piece=PIECE, least=1)
         monkeypatch.setattr(portable_plan, "invariant_config", lambda p: config(p)._replace(**small))
 
     yield cut
     monkeypatch.undo()
-    _forget()
-
-
-def _forget() -> None:
-    plan.plan.cache_clear()
-    memo.clear()
+    forget()
 
 
 @pytest.mark.parametrize("shares", [0, 3])
@@ -90,7 +85,7 @@ def test_who_joins_changes_no_bit(shares: int, device: str, cut: Cut, monkeypatc
     want = attend(case, inputs, whole(case))
     joining = [x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches if x.shape.SPLIT]
     monkeypatch.setattr(portable_plan, "MIN_JOIN_STEPS_WORTH_A_LAUNCH", 0)
-    _forget()
+    forget()
     same(case, attend(case, inputs, whole(case)), whole(case), want)
     assert joining
     assert all(joining)

@@ -76,6 +76,11 @@ class Problem(NamedTuple):
         """Whether scores meet more than positive scales and a mask."""
         return not self.positive or self.softcap > 0 or self.alibi or self.biased
 
+    @property
+    def rescaled(self) -> bool:
+        """Whether scores meet more than a positive scale for all rows and a mask."""
+        return self.modified or self.token_scales
+
     def keys_seen(self, beside: int) -> int:
         """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
         if self.window_left < 0 or self.prefix or self.spans:

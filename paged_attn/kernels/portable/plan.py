@@ -160,7 +160,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         SCAN=128 if p.seqs <= 128 else 1024,
         ONE_SCAN=False,  # what it keeps of all lengths spills registers
         PEEL=config.peel and (p.packed or p.window_left < 0) and not p.gap,
-        SCALE_FIRST=p.modified or p.token_scales,
+        SCALE_FIRST=p.rescaled,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
         NATIVE_FP8=p.device.capability >= 89,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,

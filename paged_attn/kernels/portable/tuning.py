@@ -88,7 +88,7 @@ def prefill_config(p: Problem) -> Config:
         return config._replace(tile=32)
     if p.qq_bias:
         return config._replace(tile=32)
-    if p.packed or p.modified or p.token_scales or p.page_size % 8 or p.device.capability != 90:
+    if p.packed or p.rescaled or p.page_size % 8 or p.device.capability != 90:
         return config
     return config._replace(tile=128, boxes=p.page_size % 128 == 0 and p.boxable)
 
@@ -113,7 +113,7 @@ def pair_config(p: Problem, config: Config) -> Config:
         return config._replace(tile=128) if config.tile == 64 else config
     if p.widest > WIDE:
         return config
-    if p.modified or p.token_scales or p.widest > 128:
+    if p.rescaled or p.widest > 128:
         return config._replace(resident=3, registers=168)
     return config._replace(resident=4, registers=128)
 

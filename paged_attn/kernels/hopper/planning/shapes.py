@@ -98,7 +98,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         SCAN=next((size for size in (MAX_SEQS_OF_ONE_WARP, MAX_SEQS_OF_ONE_SCAN) if p.seqs <= size), 1024),
         ONE_SCAN=p.seqs <= MAX_SEQS_OF_ONE_SCAN,
         PEEL=False,
-        SCALE_FIRST=p.modified or (p.token_scales and p.query.itemsize == 1),
+        SCALE_FIRST=p.rescaled if p.query.itemsize == 1 else p.modified,  # products of fp8 weigh by one scale for all
         CLEAR=False,
         NATIVE_FP8=True,
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
