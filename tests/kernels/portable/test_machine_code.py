@@ -50,7 +50,7 @@ PREFILL_MAY_SPILL = {"sm80": 472, "sm90": 0, "sm100": 120, "gfx942": 564}
 # float32 at 256 dims, which nobody serves: three products of split operands take more than there is.  Shares of large
 # blocks, which end in two ways; sm90 leaves them to the Hopper kernels.  A table of pages of 12, at 128 registers.
 NAMED_MAY_SPILL = {
-    "prefill fp32 head_dim 256": 32, "prefill fp32 x-packed head_dim 256": 48, "prefill split": 40,
+    "prefill fp32 head_dim 256": 32, "prefill fp32 packed head_dim 256": 48, "prefill split": 40,
     "decode split e4m3 page 12": 8, "decode split group 71": 8,
     "prefill head_dim 512": 184,  # a state takes half of the registers; with a branch for masks products would wait
     # 64 rows of 512 dims, and the two ways of a share to end: 22 words of these return in the loop over keys.
@@ -139,7 +139,7 @@ def test_variants_fit_and_do_not_spill_and_keep_loads_in_flight(target: str, nam
 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
 def test_float32_values_that_are_turned_fit_where_shared_memory_is_smaller() -> None:
-    facts = compiled("sm80", "prefill fp32 x-packed head_dim 256", "--exactly", "--no-sass", PAGED_ATTN_HOPPER="0")
+    facts = compiled("sm80", "prefill fp32 packed head_dim 256", "--exactly", "--no-sass", PAGED_ATTN_HOPPER="0")
     assert [x["shared"] for x in facts if x["shared"] > SHARED["sm80"]] == []
     assert facts
 
