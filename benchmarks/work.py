@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from benchmarks.masked import is_masked, keys_and_pairs
 from paged_attn.explain.work import visible_keys, visible_pairs
+from paged_attn.records.key_bounds import key_bounds_of
 from tests.cases import Case
 
 
@@ -13,7 +14,7 @@ def traffic(case: Case) -> int:
         keys, _ = keys_and_pairs(case)
     else:
         lengths = zip(case.query_lens, case.seq_lens, strict=True)
-        keys = sum(visible_keys(query_len, seq_len, case.window_size[0]) for query_len, seq_len in lengths)
+        keys = sum(visible_keys(q, k, key_bounds_of(case)) for q, k in lengths)
     gate = case.value_width * case.dtype.itemsize if case.gate else 0
     row = case.head_dim * case.dtype.itemsize + case.value_width * case.dtype_of_out.itemsize + gate
     key = case.head_dim + case.value_width * (not case.latent)
@@ -25,10 +26,9 @@ def operations(case: Case) -> int:
 
     A draft tree counts as causal: what its bias hides is multiplied all the same.
     """
-    left, right = case.window_size
     if is_masked(case):
         _, pairs = keys_and_pairs(case)
     else:
         lengths = zip(case.query_lens, case.seq_lens, strict=True)
-        pairs = sum(visible_pairs(q, k, left, 0 if case.causal else right) for q, k in lengths)
+        pairs = sum(visible_pairs(q, k, key_bounds_of(case)) for q, k in lengths)
     return 2 * (case.head_dim + case.value_width) * case.heads * pairs

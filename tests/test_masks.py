@@ -18,6 +18,7 @@ from paged_attn.explain import explain
 from paged_attn.explain.question import cut as cut_of
 from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
 from paged_attn.planning import plan
+from paged_attn.records.key_bounds import KeyBounds
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
 from tests.chunks import attend as call
@@ -266,12 +267,12 @@ def test_pages_before_the_chunk_of_the_first_query_may_be_anything(device: str) 
 
 def test_work_is_that_of_the_chunks() -> None:
     """5 queries behind 3 keys, chunks of 4: keys 0 ... 3 | 4 ... 7, of which the first query sees four."""
-    assert visible_keys(5, 8, chunk=4) == 8
-    assert visible_keys(3, 8, chunk=4) == 4
-    assert visible_pairs(5, 8, chunk=4) == 4 + 1 + 2 + 3 + 4
-    assert visible_pairs(5, 8, right=-1, chunk=4) == 4 * 5
-    assert visible_pairs(5, 8, left=1, chunk=4) == 2 + 1 + 2 + 2 + 2
-    assert page_ids(3, 8, 2, chunk=4) == 2
+    assert visible_keys(5, 8, KeyBounds(right=0, chunk=4)) == 8
+    assert visible_keys(3, 8, KeyBounds(right=0, chunk=4)) == 4
+    assert visible_pairs(5, 8, KeyBounds(right=0, chunk=4)) == 4 + 1 + 2 + 3 + 4
+    assert visible_pairs(5, 8, KeyBounds(chunk=4)) == 4 * 5
+    assert visible_pairs(5, 8, KeyBounds(left=1, right=0, chunk=4)) == 2 + 1 + 2 + 2 + 2
+    assert page_ids(3, 8, 2, KeyBounds(right=0, chunk=4)) == 2
 
 
 def test_explain_counts_the_tiles_of_chunks() -> None:

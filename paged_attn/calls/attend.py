@@ -16,6 +16,7 @@ from ..planning.plan import plan
 from ..planning.steps import steps_of
 from ..records import layout
 from ..records.call import Call, scales, scales_tokens
+from ..records.key_bounds import key_bounds_of
 from ..records.posed import problem_of
 from . import checked, memo
 from .form import form_of
@@ -67,7 +68,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
         checks.check_attention_contents(
             axes, given.page_table, given.page_starts, given.seq_lens, given.cu_seqlens_q,
             max_seqlen_q=options.max_seqlen_q, max_seqlen_k=options.max_seqlen_k, k_new=given.k_new,
-            window_size=options.window_size, head_windows=given.head_windows, chunk=options.chunk, only=options.only,
+            key_bounds=key_bounds_of(options), head_windows=given.head_windows, only=options.only,
             query_positions=given.query_positions, prefix_lens=given.prefix_lens, spans=given.spans,
             clip_spans=options.clip_spans,
             token_scales=given.q_scale if scales_tokens(given.q_scale, given.q) else None,
@@ -128,12 +129,10 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     """The records of a call; an Argument stands for each tensor."""
     *given, lse = held
     x = Tensors.of_slots(given)
-    left, right = [min(x, FAR) if x >= 0 else None for x in options.window_size]
+    # whoever asks whether there is a bound to the left asks for `left` alone, whatever bounds it
+    left, right = [min(x, FAR) if x >= 0 else None for x in (key_bounds_of(options).reach, options.window_size[1])]
     if x.head_windows is not None:  # which say where these bounds are
-        left, right = FAR, FAR
-    chunk = None if options.chunk is None else min(options.chunk, FAR)
-    if chunk is not None:  # so that whoever asks whether there is a bound to the left asks for `left` alone
-        left = chunk - 1 if left is None else min(left, chunk - 1)
+        left, right = FAR if left is None else left, FAR
     apart = x.query_positions is not None
     scale = axes.head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
     if abs(scale) < TINY:
@@ -145,6 +144,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     if x.causal_seqs is not None and slots_right is None:
         slots_right = FAR
     as_given = {name: getattr(x if name in TENSORS else options, name) for name in IN_MODIFIERS}
+    as_given |= {name: min(value, FAR) for name, value in as_given.items() if type(value) is int}
     changed = dict(
         left=left,
         # a causal query sees nothing to its right, however wide its window
@@ -153,7 +153,6 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(-2),
         qq_bias_size=None if x.qq_bias is None else x.qq_bias.shape[-1],
         position_right=right if apart else None,
-        chunk=chunk,
         causal=x.causal_seqs,
         **_spans(x.spans, options, None if apart else right),
         score_mod_args=None if options.score_mod is None else x.score_mod_args,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..records.key_bounds import KeyBounds
 from .axes import INT32_MAX, Axes
 from .page_table import check_ragged, first_true
 from .swapped import shares_out
@@ -20,9 +21,8 @@ def check_attention_contents(
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     k_new: Tensor | None,
-    window_size: tuple[int, int],
+    key_bounds: KeyBounds,
     head_windows: Tensor | None = None,
-    chunk: int | None,
     only: str | None,
     query_positions: Tensor | None = None,
     token_scales: Tensor | None = None,
@@ -54,10 +54,9 @@ def check_attention_contents(
         _check_positions(query_positions.cpu().long(), context, query, live)
 
     # the keys that some query of the sequence may see, and that are in the cache: first ... end - 1
-    left = window_size[0] if head_windows is None else _most_to_the_left(head_windows.cpu().long())
-    first = (context - left).clamp(min=0) if left >= 0 else torch.zeros_like(context)
-    if chunk is not None:
-        first = first.maximum(context // chunk * chunk)
+    if head_windows is not None:
+        key_bounds = key_bounds._replace(left=_most_to_the_left(head_windows.cpu().long()))
+    first = key_bounds.first_key(context)
     if spans is not None and spans.shape[1]:
         begin = _begin_of_spans(spans.cpu().long(), context, live)
         first = first if clip_spans else first.minimum(begin)

@@ -18,6 +18,7 @@ from ..planning.dialects import dialect
 from ..planning.plan import plan
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..preparation.named import named_by
+from ..records.key_bounds import key_bounds_of
 from ..records.layout import is_fp8
 from ..records.plan import Launch
 from ..records.problem import Problem
@@ -47,10 +48,7 @@ class Question(NamedTuple):
 
     @property
     def batch(self) -> KnownBatch:
-        left, right = self.model.window_size
-        apart = self.model.query_positions
-        right = 0 if self.model.causal else -1 if apart else right
-        return KnownBatch(self.query_lens, self.seq_lens, left, right, apart, self.model.chunk)
+        return KnownBatch(self.query_lens, self.seq_lens, key_bounds_of(self.model, self.model.query_positions))
 
     @property
     def problem(self) -> Problem:
@@ -63,9 +61,9 @@ class Question(NamedTuple):
 def memory(question: Question) -> dict[str, int]:
     """Bytes that must move, each once."""
     model = question.model
-    left, chunk = model.window_size[0], model.chunk
+    bounds = key_bounds_of(model)
     lengths = list(zip(question.query_lens, question.seq_lens))
-    tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, left, chunk) for q, k in lengths)
+    tokens, keys = sum(question.query_lens), sum(visible_keys(q, k, bounds) for q, k in lengths)
     key = model.kv_heads * (model.head_dim + model.value_width * (not model.latent))
     new = tokens if model.new else 0
     lse = {"log-sum-exps": 4 * tokens * model.heads} if model.return_lse else {}
@@ -74,7 +72,7 @@ def memory(question: Question) -> dict[str, int]:
         "keys and values": key * ((keys - new) * model.cache_dtype.itemsize + new * new_dtype(model).itemsize),
         "queries": tokens * model.heads * model.head_dim * model.dtype.itemsize,
         "results": tokens * model.heads * model.value_width * model.out_dtype.itemsize,
-        "page ids": 4 * sum(page_ids(q, k, model.page_size, left, chunk) for q, k in lengths),
+        "page ids": 4 * sum(page_ids(q, k, model.page_size, bounds) for q, k in lengths),
         "lengths": 4 * (len(lengths) + (len(lengths) + 1 if question.ragged else 0)),
         **lse,
         **gate,
@@ -91,10 +89,9 @@ def copied(question: Question) -> int:
 
 def operations(question: Question) -> int:
     """Multiplications and additions of both products, where a query sees a key; positions are taken to be slots."""
-    model, (left, right) = question.model, question.model.window_size
-    right = 0 if model.causal else right
+    model, bounds = question.model, key_bounds_of(question.model)
     lengths = zip(question.query_lens, question.seq_lens)
-    pairs = sum(visible_pairs(q, k, left, right, model.chunk) for q, k in lengths)
+    pairs = sum(visible_pairs(q, k, bounds) for q, k in lengths)
     return 2 * (model.head_dim + model.value_width) * model.heads * pairs
 
 

@@ -8,29 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ..records.key_bounds import CAUSAL, KeyBounds
 from ..records.plan import Launch
 from .common.schedule import EXTRA_EIGHTHS_IN_STEP, EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL
 
 
 class KnownBatch(NamedTuple):
-    """Lengths of every sequence, and the window that all have, -1 where it has no end."""
+    """Lengths of every sequence, and which keys all queries see."""
 
     query_lens: Sequence[int]
     seq_lens: Sequence[int]
-    left: int
-    right: int
-    positions: bool = False  # queries have positions of their own, none before the context's end
-    chunk: int | None = None  # as in paged_attention
-
-    def first_key(self, pos: int) -> int:
-        """The first that a query at pos sees, as bounds.py has it."""
-        begin = 0 if self.left < 0 else pos - self.left
-        return max(begin, 0 if self.chunk is None else pos // self.chunk * self.chunk, 0)
-
-    def end_of_keys(self, pos: int, seq_len: int) -> int:
-        """Behind the last."""
-        end = seq_len if self.right < 0 else min(pos + self.right + 1, seq_len)
-        return end if self.chunk is None or self.positions else min(end, (pos // self.chunk + 1) * self.chunk)
+    key_bounds: KeyBounds = CAUSAL
 
 
 class CountedBlock(NamedTuple):
@@ -63,19 +51,18 @@ class CutSummary(NamedTuple):
 
 def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
     """The blocks that a launch serves, as they lie on the line of units."""
-    shape = launch.shape
+    shape, bounds = launch.shape, batch.key_bounds
     for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
         if not max(1, launch.shortest) <= query_len <= launch.longest:
             continue
         context = seq_len - query_len
         gap = -max(context, 0) % shape.TILE if shape.APART else 0  # before new keys, in tiles of their own
-        first_tile = _tile_of(batch.first_key(context), context, gap, shape.TILE)
+        first_tile = _tile_of(bounds.first_key(context), context, gap, shape.TILE)
         tiles = max(1, _tiles_before(seq_len, context, gap, shape.TILE) - first_tile)
         for first in reversed(range(0, query_len, shape.BLOCK_Q)):
             tokens = min(query_len - first, shape.BLOCK_Q)
-            least = context if batch.positions else context + first
-            begin = batch.first_key(least)
-            end = batch.end_of_keys(context + first + tokens - 1, seq_len)
+            begin = bounds.first_key(context if bounds.positions else context + first)
+            end = bounds.end_of_keys(context + first + tokens - 1, seq_len)
             visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
             yield CountedBlock(tokens, -(-query_len // shape.BLOCK_Q), first_tile, tiles, max(0, visited))
 

@@ -47,7 +47,6 @@ class _Written(NamedTuple):
     value_dim: int | None = None  # where it is not head_dim
     qq_mask: int = 0  # words of a query
     token_scales: bool = False  # q_scale is one of each token
-    chunk: int | None = None
     causal_seqs: bool = False
     latent: bool = False  # values are the first dims of keys
     prefix_lens: bool = False

@@ -11,6 +11,7 @@ from ..latent import lies_in
 from ..launching.backend import Device
 from . import layout
 from .call import scales_tokens
+from .key_bounds import key_bounds_of
 from .plan import UNBOUNDED
 from .problem import Problem
 
@@ -37,7 +38,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         max_seqlen_k=room if options.max_seqlen_k is None else min(options.max_seqlen_k, room),
         spans=given.spans is not None,
         prefix=given.prefix_lens is not None,
-        window_left=_keys_to_the_left(options),
+        window_left=key_bounds_of(options).reach,
         ragged=given.cu_seqlens_q is not None,
         positive=scale is None or scale >= TINY,
         softcap=float(options.softcap),
@@ -65,12 +66,6 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         latent=lies_in(v_cache, k_cache) and given.v_new is None,
         head_windows=given.head_windows is not None,
     )
-
-
-def _keys_to_the_left(options: Options) -> int:
-    """The most that a query sees before its own position, -1: all."""
-    left, chunk = options.window_size[0], options.chunk
-    return left if chunk is None else chunk - 1 if left < 0 else min(left, chunk - 1)
 
 
 def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:

@@ -14,6 +14,7 @@ from paged_attn.kernels import cuts
 from paged_attn.kernels.hopper.planning.block_items import MIN_TILES_PER_PIECE
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.planning import plan
+from paged_attn.records.key_bounds import key_bounds_of
 from paged_attn.records.plan import Launch
 from tests import hopper_plans
 from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
@@ -141,8 +142,7 @@ SMALL_LINE = "chunks, window, not causal"
 def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LINES[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
-    left, right = case.window_size
-    done = cut(launch, cuts.KnownBatch(case.query_lens, case.seq_lens, left, 0 if case.causal else right))
+    done = cut(launch, cuts.KnownBatch(case.query_lens, case.seq_lens, key_bounds_of(case)))
     assert done.schedule == "line"
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them

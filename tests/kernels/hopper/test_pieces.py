@@ -85,7 +85,7 @@ def told(lengths: list[tuple[int, int]], alike: bool = False) -> PieceSizes:
     """`asked`, as the host says it."""
     launch = launch_of(lengths)
     launch = launch._replace(pipe=launch.pipe._replace(MIXED=alike))
-    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
+    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths])
     found = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     # plan.many has so many states for each program
     assert cut(launch, batch).pieces * HEADS <= 2 * PIECES_PER_PROGRAM * PROGRAMS
@@ -126,7 +126,7 @@ def test_too_few_blocks_are_laid_end_to_end(name: str, device: str) -> None:
     chosen = told(lengths)
     assert chosen.sharers == sharers
     assert chosen.total == sum(-(-k // TILE) for q, k in lengths if q) * HEADS * -(-lengths[0][0] // TOKENS)
-    done = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
+    done = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths]))
     assert (done.schedule, done.parts) == ("line", sharers)
     assert done.least == chosen.total // sharers
     assert done.most <= done.least + 1
@@ -181,7 +181,7 @@ def test_what_is_left_of_whole_rounds_is_cut(seed: int, device: str) -> None:
     assert uncut == PROGRAMS // HEADS
     assert size < 12500 // TILE
     assert not sharers
-    kept = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0))
+    kept = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths]))
     assert kept.cut == blocks - uncut
     assert asked(lengths, device, alike=True) == told(lengths, alike=True)
     assert not told(lengths, alike=True).uncut, "in mixed batches"
@@ -192,7 +192,7 @@ def test_few_queries_of_mixed_batches_are_cut_by_a_size_of_their_own() -> None:
     lengths = [(600, 3000)] + [(1, 5000)] * 10 + [(1, 1500)] * 38
     call = CALL._replace(tokens=648, seqs=49, max_seqlen_q=600, max_seqlen_k=5000)
     launch = blocks_launch(call, 0, True)._replace(programs=PROGRAMS)
-    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths], -1, 0)
+    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths])
     chosen = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
     assert launch.pipe.MIXED
     assert chosen.size == 40, "as long as the longest"
