@@ -7,14 +7,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from paged_attn.records.key_bounds import key_bounds_of
 from tests.cases import Case
 
 IMAGE = 256  # tokens of an image in Gemma 3 and PaliGemma
 
 
 def is_masked(case: Case) -> bool:
-    """Whether a case has a mask beyond a window."""
-    return case.chunk is not None or case.causal_by_seq or case.prefix > 0 or case.spans > 0 or case.head_windows != ()
+    """Whether a case has a mask beyond what bounds keys by the position alone."""
+    return case.causal_by_seq or case.prefix > 0 or case.spans > 0 or case.head_windows != ()
 
 
 def images(case: Case) -> list[list[list[int]]]:
@@ -31,20 +32,17 @@ def reach(case: Case, seq: int) -> tuple[Tensor, Tensor]:
     """(first key, end of keys) of each query of a sequence [query_len], but for those of a prefix."""
     query_len, seq_len = case.query_lens[seq], case.seq_lens[seq]
     pos = torch.arange(seq_len - query_len, seq_len)
-    left, right = case.window_size
     causal = case.causal == (seq % 2 == 0) if case.causal_by_seq else case.causal
-    window = (pos - left if left >= 0 else torch.zeros_like(pos), pos + right + 1 if right >= 0 else pos * 0 + seq_len)
-    begin, end = window[0], pos + 1 if causal else window[1]
-    chunk = pos // (case.chunk or seq_len + 1)
-    begins, ends = chunk * (case.chunk or seq_len + 1), (chunk + 1) * (case.chunk or seq_len + 1)
-    begin, end = begin.maximum(begins), end.minimum(ends)
+    window = key_bounds_of(replace(case, causal=False))
+    begin, end_of_window = window.first_key(pos), window.end_of_keys(pos, seq_len)
+    end = end_of_window.minimum(pos + 1) if causal else end_of_window
     for first, past in images(case)[seq] if case.spans else ():
         holds = (first <= pos) & (pos < past)
         if case.clip_spans:
-            end = torch.where(holds, end.maximum(window[1].minimum(ends).clamp(max=past)), end)
+            end = torch.where(holds, end.maximum(end_of_window.clamp(max=past)), end)
         else:
             begin, end = begin.where(~holds, begin.clamp(max=first)), end.where(~holds, end.clamp(min=past))
-    return begin.clamp(min=0), end.clamp(max=seq_len)
+    return begin, end.clamp(max=seq_len)
 
 
 def keys_and_pairs(case: Case) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from paged_attn.records.key_bounds import key_bounds_of
 from tests.formats import bits, is_fp8
 
 if TYPE_CHECKING:
@@ -135,9 +136,7 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
     query_lens, contexts = torch.tensor(case.query_lens), torch.tensor(case.context_lens)
     held = (contexts if case.new else torch.tensor(case.seq_lens)).clamp(min=0)  # keys in the cache
     lefts = [left for left, _ in case.windows]
-    first = (contexts - max(lefts)).clamp(min=0) if min(lefts) >= 0 else torch.zeros_like(held)
-    if case.chunk is not None:
-        first = first.maximum(contexts // case.chunk * case.chunk)
+    first = key_bounds_of(case)._replace(left=max(lefts) if min(lefts) >= 0 else -1).first_key(contexts)
     if case.spans and not case.clip_spans:
         for seq, ranges in enumerate(spans_of(case)):
             first[seq] = max(0, min([int(first[seq]), *[a for a, b in ranges if a <= case.context_lens[seq] < b]]))

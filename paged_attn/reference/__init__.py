@@ -1,11 +1,11 @@
-"""The definition of correct: the public calls once more, in dense float64 torch, one sequence at a time.
+"""The definition of correct: the public calls once more, in dense float64 torch, one sequence at a time, unchecked.
 
-Same signatures, any device, no Triton, nothing of ours imported.  Written to be read, and to be believed; it copies
-lengths to the host and checks nothing.
-Shapes: T query tokens of one sequence, N keys that they see between them, H heads, G KV heads, D head_dim, of
-values and results value_dim.
+It imports torch and nothing of ours, so that no fault of a kernel is a fault of its definition.
+What a new argument means goes here first: a mask into attention.py, a cache format into cache.py and scales.py.
 """
 
-from .attention import merge_states, paged_attention, write_kv
+from .attention import paged_attention
+from .cache import write_kv
+from .states import merge_states
 
 __all__ = ["merge_states", "paged_attention", "write_kv"]

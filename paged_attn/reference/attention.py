@@ -1,7 +1,6 @@
-"""The definition of correct: the public calls once more, in dense float64 torch, one sequence at a time.
+"""Attention over a paged cache, one sequence at a time: written to be read, and to be believed.
 
-Same signatures, any device, no Triton, nothing of ours imported.  Written to be read, and to be believed; it copies
-lengths to the host and checks nothing.
+Any device; lengths are copied to the host, and nothing is checked.
 Shapes: T query tokens of one sequence, N keys that they see between them, H heads, G KV heads, D head_dim, of
 values and results value_dim.
 """
@@ -13,7 +12,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-Scale = float | Tensor | None
+from .cache import gather, row_of
+from .scales import Scale, narrow, per_kv_head, per_token
+from .states import softmax
 
 
 def paged_attention(
@@ -69,9 +70,9 @@ def paged_attention(
     num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
     value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    score_scale = scale * _per_token(q_scale, num_kv_heads, q)  # [tokens, G]
+    score_scale = scale * per_token(q_scale, num_kv_heads, q)  # [tokens, G]
     left, right = _sides(window_size, q)  # [H or 1, 1, 1]
-    key_scale, value_scale = (_per_kv_head(x, num_kv_heads, q)[:, None] for x in (k_scale, v_scale))
+    key_scale, value_scale = (per_kv_head(x, num_kv_heads, q)[:, None] for x in (k_scale, v_scale))
     reach = None if (left < 0).any() else int(left.max())  # keys before a query's position that some head sees
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
@@ -100,7 +101,7 @@ def paged_attention(
         if prefix > 0:
             key = torch.cat([torch.arange(min(prefix, first, max(seq_len, 0)), device=q.device), key])
         cached = key if k_new is None else key[key < context_len]
-        k, v = _gather(k_cache, v_cache, _row(page_table, seq), cached, kv_layout)
+        k, v = gather(k_cache, v_cache, row_of(page_table, seq), cached, kv_layout)
         k, v = k * key_scale, v * value_scale
         if k_new is not None:
             own = start + key[key >= context_len] - context_len
@@ -151,113 +152,17 @@ def paged_attention(
 
     if gate is not None:
         result = torch.where(result == 0, 0.0, result * torch.sigmoid(gate.double()))
-    result = result / _per_kv_head(out_scale, 1, q)
+    result = result / per_kv_head(out_scale, 1, q)
     if out is not None:
-        out[written] = _narrow(result[written], out.dtype)
+        out[written] = narrow(result[written], out.dtype)
         result = out
     return (result, lse) if return_lse else result
-
-
-def write_kv(
-    k: Tensor,
-    v: Tensor | None,
-    k_cache: Tensor,
-    v_cache: Tensor | None,
-    slot_mapping: Tensor,
-    *,
-    kv_layout: str = "NHD",
-    k_scale: Scale = None,
-    v_scale: Scale = None,
-) -> None:
-    """What `paged_attn.write_kv` must leave in the caches.
-
-    Token t of k, v goes to slot_mapping[t] = page * page_size + slot, or nowhere if that is negative.  Where v is None
-    values lie in keys: these are all there is to write.
-    """
-    page_size = k_cache.shape[3 if k_cache.dim() == 5 else 2 if kv_layout == "HND" else 1]
-    keep = slot_mapping >= 0
-    page, slot = slot_mapping[keep].long() // page_size, slot_mapping[keep].long() % page_size
-    num_kv_heads = k.shape[1]
-    for new, cache, scale in ((k, k_cache, k_scale), (v, v_cache, v_scale)):
-        if new is None or cache is None:
-            continue
-        stored = _narrow(new[keep].double() / _per_kv_head(scale, num_kv_heads, k)[:, None], cache.dtype)
-        if cache.dim() == 5:  # [tokens, G, D]
-            cache[page, :, :, slot] = stored.unflatten(-1, (cache.shape[2], cache.shape[4]))
-        elif k_cache.dim() == 5:
-            cache[page, :, :, slot] = stored
-        elif kv_layout == "HND":
-            cache[page, :, slot] = stored
-        else:
-            cache[page, slot] = stored
-
-
-def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """What `paged_attn.merge_states` must return, in float64.
-
-    outs [n, tokens, heads, head_dim] and lses [n, tokens, heads] are attention over n sets of keys, the result is
-    attention over all.  A part with lse = -inf holds no key, whatever its out says.  One with inf has a sink of
-    infinity, which takes all weight and has value 0.
-    """
-    outs, lses = outs.double(), lses.double()
-    weights, lse = _softmax(lses, 0)
-    weights = weights[..., None]
-    return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse
 
 
 def _sides(window_size: tuple[int, int] | Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
     """Keys that heads see before and after a query's position, each [heads, 1, 1], or [1, 1, 1] of all."""
     windows = torch.as_tensor(window_size, device=like.device).long().view(-1, 2, 1, 1)
     return windows[:, 0], windows[:, 1]
-
-
-def _per_kv_head(scale: Scale, num_kv_heads: int, like: Tensor) -> Tensor:
-    """A scale, None, a float, [], [1], [kv_heads] or [n, kv_heads] of equal rows, as float64 [kv_heads]."""
-    value = torch.as_tensor(1.0 if scale is None else scale, dtype=torch.float64, device=like.device)
-    if value.ndim == 2:
-        value = value[0] if len(value) else value.new_ones(1)  # of no sequence it scales nothing
-    return value.expand(num_kv_heads)
-
-
-def _per_token(q_scale: Scale, num_kv_heads: int, q: Tensor) -> Tensor:
-    """float64 [tokens, kv_heads] of a scale of fp8 queries as others are, or of [tokens], [tokens, 1 or kv_heads].
-
-    [kv_heads] belongs to fp8 queries and [tokens] to others.
-    """
-    tokens = len(q)
-    if isinstance(q_scale, Tensor):
-        if q_scale.ndim == 1 and q.dtype.itemsize > 1:
-            q_scale = q_scale[:, None]
-        if q_scale.ndim == 2 and len(q_scale) == tokens:
-            return q_scale.double().expand(tokens, num_kv_heads)
-    return _per_kv_head(q_scale, num_kv_heads, q).expand(tokens, num_kv_heads)
-
-
-def _narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Cast to the nearest number of dtype; fp8 types saturate."""
-    if dtype.itemsize == 1:
-        limit = torch.finfo(dtype).max
-        values = values.clamp(-limit, limit)
-    return values.to(dtype)
-
-
-def _row(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
-    """Pages of one sequence, of a tensor or of (indptr, indices)."""
-    if isinstance(page_table, Tensor):
-        return page_table[seq]
-    indptr, indices = page_table
-    return indices[int(indptr[seq]) : int(indptr[seq + 1])]
-
-
-def _gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
-    """Keys and values [N, G, D] of some positions [N] of one sequence; no other slot is touched."""
-    page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]
-    page, slot = pages[pos // page_size].long(), pos % page_size
-    if k_cache.dim() == 5:  # K [pages, G, D // x, page_size, x], V [pages, G, D, page_size]
-        return k_cache[page, :, :, slot].flatten(2).double(), v_cache[page, :, :, slot].double()
-    if kv_layout == "HND":  # [pages, G, page_size, D]
-        return k_cache[page, :, slot].double(), v_cache[page, :, slot].double()
-    return k_cache[page, slot].double(), v_cache[page, slot].double()  # NHD: [pages, page_size, G, D]
 
 
 def _scores(q: Tensor, k: Tensor, scale: Tensor) -> Tensor:
@@ -282,25 +187,12 @@ def _bits(qq_mask: Tensor, key: Tensor) -> Tensor:
     return ~inside | (words >> (at % 32) & 1).bool()
 
 
-def _softmax(scores: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """(weights, logarithm of the denominator) along an axis.
-
-    Weights are divided by their sum: beside a score of 1e30 the logarithm of a sum of two is lost.  One of infinity has
-    all the weight there is, and shows it in the logarithm alone: itself, and where all are minus infinity, none weighs.
-    """
-    top = scores.amax(dim, keepdim=True)
-    weights = torch.where(scores.isinf(), 0.0, torch.exp(scores - top.masked_fill(top == -torch.inf, 0.0)))
-    total = weights.sum(dim, keepdim=True)
-    lse = torch.where(top.isinf(), top, top + total.log())
-    return weights / total.masked_fill(total == 0, 1.0), lse.squeeze(dim)
-
-
 def _attend(scores: Tensor, v: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
     """Softmax of scores [H, T, N] over values [N, G, D], the sink one more key of value 0: [T, H, D], lse [T, H]."""
     sink = scores.new_full((*scores.shape[:2], 1), -torch.inf)
     if sinks is not None:
         sink = sink.copy_(sinks[:, None, None])
-    weights, lse = _softmax(torch.cat([scores, sink], dim=2), 2)  # [H, T, N + 1], [H, T]
+    weights, lse = softmax(torch.cat([scores, sink], dim=2), 2)  # [H, T, N + 1], [H, T]
     grouped = weights[:, :, :-1].unflatten(0, (v.shape[1], -1))
     out = torch.einsum("gitn,ngd->tgid", grouped, v).flatten(1, 2)
     return out, lse.T

@@ -103,6 +103,13 @@ class Modifiers(NamedTuple):
     BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: `right` may be less for a head, by slots
 
 
+# Which of these say where the keys begin that a query sees.
+BOUND_TO_THE_LEFT = (
+    "left", "chunk", "query_positions", "spans", "spans_count", "spans_stride", "spans_step", "CLIP_SPANS",
+    "spans_right",
+)  # fmt: skip
+
+
 class Scales(NamedTuple):
     """Each scale is a number times, if it lies in memory, ptr[KV head * stride]: stride 0 = one for all, 1 = one each.
 
