@@ -1,0 +1,39 @@
+"""What is measured, as data: suites of cases.  The suite `trace` is cut from a trace by traces.py.
+
+A file for what each kind of suite is about, made of what `batches.py` has; a case is added where its like is.
+"""
+
+from __future__ import annotations
+
+from benchmarks.suites.batches import SIZES, is_uniform, uniform
+from benchmarks.suites.features import FEATURES
+from benchmarks.suites.fp8 import FP8_SUITE
+from benchmarks.suites.invariant import INVARIANT
+from benchmarks.suites.layouts import LAYOUTS, SMALL_PAGES
+from benchmarks.suites.masks import MASKS, WINDOW
+from benchmarks.suites.models import LAYERS, MODEL_LAYERS
+from benchmarks.suites.phases import DECODE, MIXED, PREFILL, RAGGED
+from benchmarks.suites.speculation import SINGLE, SPEC
+from benchmarks.suites.widths import MLA, WIDE
+from tests.cases import Case
+
+__all__ = ["SIZES", "SUITES", "is_uniform", "uniform"]
+
+SUITES: dict[str, tuple[Case, ...]] = {
+    "decode": DECODE,
+    "features": FEATURES,
+    "prefill": PREFILL,
+    "mixed": MIXED,
+    "ragged": RAGGED,
+    "spec": SPEC,
+    "single": SINGLE,
+    "fp8": FP8_SUITE,
+    "window": WINDOW,
+    "models": MODEL_LAYERS,
+    "layouts": LAYOUTS + SMALL_PAGES,
+    "invariant": INVARIANT,
+    "wide": WIDE,
+    "mla": MLA,
+    "masks": MASKS,
+    "layers": LAYERS,
+}
