@@ -25,7 +25,7 @@ from paged_attn.preparation.prepare import Summary
 from paged_attn.preparation.served import Served, plain
 from tests.own_process import run
 from tests.preparation.asked import H200, TINY
-from tests.preparation.test_prepare import BF16, LLAMA
+from tests.preparation.models import BF16, LLAMA
 
 compiles = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"

@@ -13,7 +13,7 @@ from paged_attn.planning.copies import in_whole_pages
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from tests.cases import E4M3
 from tests.planning.problems import H200
-from tests.preparation.test_prepare import LLAMA
+from tests.preparation.models import LLAMA
 
 SMALL: dict[str, Any] = LLAMA | dict(page_size=4)
 

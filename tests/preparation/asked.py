@@ -6,7 +6,7 @@ from paged_attn.launching.backend import Device
 from paged_attn.preparation.kept import Asked
 from paged_attn.preparation.model import Model
 from paged_attn.preparation.served import Served
-from tests.preparation.test_prepare import LLAMA
+from tests.preparation.models import LLAMA
 
 H200 = Device("sm90", 132)
 TINY = Served(
