@@ -17,8 +17,11 @@ from paged_attn.calls import memo
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.launching import launch, scratch
 from paged_attn.launching.template import Argument, fill, filler
-from tests.calls.test_calls import BASES, FP16, Cut, outcome
+from tests.calls.changed import BASES, FP16
+from tests.calls.outcomes import outcome
 from tests.cases import build
+
+Cut = Callable[..., None]
 
 
 @pytest.fixture(autouse=True)
