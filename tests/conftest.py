@@ -19,7 +19,7 @@ if not torch.cuda.is_available():
 
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # as on GPUs; tests of the checked call ask for it
 
-pytest.register_assert_rewrite("tests.bad_input")  # its assertions are those of many files
+pytest.register_assert_rewrite("tests.bad_input", "tests.compiled_layer")  # their assertions are those of many files
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -142,6 +142,20 @@ def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.fail(f"{kernel} was launched")
 
     monkeypatch.setattr(KernelInterface, "__getitem__", launched)
+
+
+@pytest.fixture
+def nothing_compiled() -> Iterator[None]:
+    """Nor known from an earlier run: graphs on disk are found by what is traced, not by what operators are made of."""
+    import torch._functorch.config
+    import torch._inductor.config
+
+    torch.compiler.reset()
+    with (
+        torch._inductor.config.patch(fx_graph_cache=False),
+        torch._functorch.config.patch(enable_autograd_cache=False),
+    ):
+        yield
 
 
 @pytest.fixture(params=["check=True", "PAGED_ATTN_CHECK=1"])

@@ -1,8 +1,7 @@
-"""The public functions inside torch.compile and torch.export: whole, in place, at any lengths, with their errors."""
+"""The public functions inside torch.compile and torch.export: whole, in place, at any lengths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,39 +12,9 @@ import paged_attn
 from paged_attn import api, ops, reference
 from paged_attn.calls import attend as attending
 from paged_attn.calls import write as cache
-from tests.cases import E4M3, Case, build
+from tests.compiled_layer import CACHES, COMPILES, FP16, HEAD_DIM, HEADS, KV_HEADS, PAGE, PAGES, layer, same, step
 
-Inputs = dict[str, Any]
-FP16 = torch.float16
-HEADS, KV_HEADS, HEAD_DIM, PAGES, PAGE = 4, 2, 16, 8, 16
-CASES = [
-    Case("decode", (1, 1), (5, 9), dtype=FP16, decode_form=True),
-    Case("mixed", (1, 3), (5, 9), dtype=FP16, window_size=(9, -1), sinks=True, alibi=True, bounds=True),
-    Case("fp8 cache", (1, 3), (5, 9), dtype=FP16, cache_dtype=E4M3, scales="tensor", padding=1),
-    Case("another width", (1, 3), (5, 9), dtype=FP16, value_dim=24, new=True),
-    Case("ragged page table", (1, 3), (5, 9), dtype=FP16, table="views"),
-    Case("windows by head", (1, 3), (5, 9), dtype=FP16, head_windows=((2, -1), (-1, -1))),
-]
-
-# torch's own, of its parts that are read when something is compiled first, and of copies of its records
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:torch"),
-    pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning"),
-]
-
-
-@pytest.fixture(autouse=True)
-def nothing_compiled() -> Iterator[None]:
-    """Nor known from an earlier run: graphs on disk are found by what is traced, not by what operators are made of."""
-    import torch._functorch.config
-    import torch._inductor.config
-
-    torch.compiler.reset()
-    with (
-        torch._inductor.config.patch(fx_graph_cache=False),
-        torch._functorch.config.patch(enable_autograd_cache=False),
-    ):
-        yield
+pytestmark = COMPILES
 
 
 @pytest.fixture
@@ -96,53 +65,6 @@ def launched(quick_kernels: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(ops, "write", noted_write)
     monkeypatch.setattr(ops, "attend", noted_attend)
     return found
-
-
-def caches(how: str, device: str) -> tuple[Tensor, Tensor]:
-    shape = (PAGES, PAGE, KV_HEADS, HEAD_DIM)
-    make = dict(dtype=FP16, device=device)
-    if how == "apart":
-        return torch.zeros(shape, **make), torch.zeros(shape, **make)
-    if how == "halves":
-        k_cache, v_cache = torch.zeros(2, *shape, **make)
-        return k_cache, v_cache
-    if how == "pages in turn":
-        k_cache, v_cache = torch.zeros(PAGES, 2, *shape[1:], **make).unbind(1)
-        return k_cache, v_cache
-    both = torch.zeros(*shape[:-1], 2 * HEAD_DIM, **make)
-    return both[..., :HEAD_DIM], both[..., HEAD_DIM:]
-
-
-CACHES = ["apart", "halves", "pages in turn", "dims side by side"]
-
-
-def step(how: str, device: str, seqs: int = 2) -> tuple[Tensor, ...]:
-    """The arguments of `layer`: one decode for each sequence."""
-    generator = torch.Generator(device).manual_seed(seqs)
-    q = torch.randn(seqs, HEADS, HEAD_DIM, generator=generator, device=device).to(FP16)
-    k, v = torch.randn(2, seqs, KV_HEADS, HEAD_DIM, generator=generator, device=device).to(FP16)
-    lens = torch.arange(1, seqs + 1, dtype=torch.int32, device=device)
-    table = torch.arange(seqs, dtype=torch.int32, device=device)[:, None]
-    return q, k, v, *caches(how, device), table.long()[:, 0] * PAGE + lens.long() - 1, table, lens
-
-
-def layer(
-    q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor, table: Tensor, lens: Tensor
-) -> Tensor:
-    """All three functions; nothing that a backend would have to compile."""
-    paged_attn.write_kv(k, v, k_cache, v_cache, slots)
-    out = paged_attn.paged_attention(q, k_cache, v_cache, table, lens)
-    _, lse = paged_attn.paged_attention(q, k_cache, v_cache, table, lens, causal=False, return_lse=True)
-    return paged_attn.merge_states(out[None], lse[None])[0]
-
-
-def same(compiled: Any, how: str, device: str, seqs: int = 2) -> tuple[Tensor, ...]:
-    """Assert that a compiled layer does what the layer does, to its caches as well; the arguments of the compiled."""
-    got, want = step(how, device, seqs), step(how, device, seqs)
-    assert torch.equal(compiled(*got), layer(*want))
-    assert got[3].any()
-    assert all(torch.equal(x, y) for x, y in zip(got, want))
-    return got
 
 
 @pytest.mark.parametrize("how", CACHES)
@@ -232,142 +154,3 @@ def test_an_exported_program_holds_the_operators_and_runs(strict: bool, device: 
         assert torch.equal(given[3], want[3])
         other = step("halves", device, 3)
         assert torch.equal(program.module()(*other), module(*step("halves", device, 3)))
-
-
-# ---- arguments ---------------------------------------------------------------------------------------------------
-
-
-def call_of(case: Case, device: str, **changes: Any) -> Inputs:
-    return build(case, device) | {"out": None} | changes
-
-
-def equal(one: Any, other: Any) -> bool:
-    one, other = (x if isinstance(x, tuple) else (x,) for x in (one, other))
-    return all(torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in zip(one, other, strict=True))
-
-
-ARGUMENTS: dict[str, tuple[Case, Inputs]] = {
-    **{case.name: (case, {}) for case in CASES},
-    "window in a list": (CASES[1], {"window_size": [3, 0]}),
-    "numbers": (CASES[1], {"softmax_scale": 1, "softcap": 30, "causal": False, "kv_layout": "NHD"}),
-    "scales that are numbers": (CASES[2], {"k_scale": 0.5, "v_scale": 2}),
-    "checked": (CASES[1], {"check": True}),
-    "batch invariant, no log-sum-exp": (CASES[1], {"batch_invariant": True, "return_lse": False}),
-}
-
-
-@pytest.mark.parametrize("name", ARGUMENTS)
-def test_a_compiled_call_takes_what_the_function_takes(name: str, device: str) -> None:
-    case, changes = ARGUMENTS[name]
-    inputs = call_of(case, device, **changes)
-    compiled = torch.compile(paged_attn.paged_attention, backend="aot_eager", fullgraph=True)
-    assert equal(compiled(**inputs), paged_attn.paged_attention(**inputs))
-
-
-def test_a_compiled_call_writes_into_out_and_leaves_rows_alone(device: str) -> None:
-    inputs = call_of(CASES[1], device, only="decode", return_lse=False)
-    inputs["out"] = torch.full_like(inputs["q"], 7)
-    given = inputs["out"]
-    result = torch.compile(paged_attn.paged_attention, backend="aot_eager", fullgraph=True)(**inputs)
-    assert result.data_ptr() == given.data_ptr()
-    assert (given[1:] == 7).all()
-    assert not (given[0] == 7).any()
-
-
-def test_numbers_that_change_from_call_to_call_are_followed(device: str) -> None:
-    compiled = torch.compile(paged_attn.paged_attention, backend="aot_eager", fullgraph=True)
-    for scale, bound in ((0.5, 9), (0.25, 10), (0.125, 11)):
-        inputs = call_of(CASES[1], device, softmax_scale=scale, max_seqlen_k=bound)
-        assert equal(compiled(**inputs), paged_attn.paged_attention(**inputs))
-
-
-def test_autocast_changes_no_call(device: str) -> None:
-    inputs = call_of(CASES[1], device)
-    want = paged_attn.paged_attention(**inputs)
-    compiled = torch.compile(paged_attn.paged_attention, backend="aot_eager", fullgraph=True)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        for call in (paged_attn.paged_attention, compiled):
-            got = call(**inputs)
-            assert [x.dtype for x in got] == [FP16, torch.float32]
-            assert equal(got, want)
-
-
-BAD: dict[str, tuple[Case, Inputs]] = {
-    "causal": (CASES[1], {"causal": 1}),
-    "softcap": (CASES[1], {"softcap": -1.0}),
-    "window_size": (CASES[1], {"window_size": [1.5, 0]}),
-    "only": (CASES[1], {"only": "both"}),
-    "kv_layout": (CASES[1], {"kv_layout": None}),
-    "check": (CASES[1], {"check": "yes"}),
-    "k_scale": (CASES[2], {"k_scale": 0.0}),
-    "v_scale": (CASES[2], {"v_scale": None}),
-    "seq_lens": (CASES[1], {"seq_lens": torch.ones(1, dtype=torch.int32)}),
-    "sinks": (CASES[1], {"sinks": torch.ones(2, dtype=torch.float64)}),
-}
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_argument_is_the_functions_error(name: str, device: str) -> None:
-    """Of a whole graph, what is found while it is traced is an error of torch that holds the function's words."""
-    case, changes = BAD[name]
-    changes = {x: y.to(device) if isinstance(y, Tensor) else y for x, y in changes.items()}
-    inputs = call_of(case, device, **changes)
-    with pytest.raises((TypeError, ValueError)) as eager:
-        paged_attn.paged_attention(**inputs)
-    with pytest.raises((TypeError, ValueError)) as raised:
-        torch.compile(paged_attn.paged_attention, backend="aot_eager")(**inputs)
-    assert (type(raised.value), str(raised.value)) == (type(eager.value), str(eager.value))
-    torch.compiler.reset()
-    with pytest.raises((TypeError, ValueError, RuntimeError)) as whole:
-        torch.compile(paged_attn.paged_attention, backend="aot_eager", fullgraph=True)(**inputs)
-    assert str(eager.value) in str(whole.value).replace("\\'", "'")
-
-
-def test_compiled_calls_are_checked_if_asked(checked: Inputs, device: str) -> None:
-    """Each time the graph runs: what the device holds is not known when it is traced."""
-    given = step("halves", device)
-
-    def layer(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-        paged_attn.write_kv(k, v, k_cache, v_cache, slots, **checked)
-
-    compiled = torch.compile(layer, fullgraph=True)
-    compiled(*given[1:6])
-    given[5][1] = PAGES * PAGE
-    before = given[3].clone()
-    with pytest.raises(ValueError, match=f"slot_mapping.1. = {PAGES * PAGE} .token 1., but the cache has"):
-        compiled(*given[1:6])
-    assert torch.equal(given[3], before)
-
-
-# ---- CUDA graphs -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("how", CACHES)
-def test_a_captured_layer_follows_lengths_that_change_in_place(how: str, device: str) -> None:
-    """mode="reduce-overhead" captures CUDA graphs and minds memory of its pool that others keep."""
-    compiled = torch.compile(layer, mode="reduce-overhead", fullgraph=True)
-    given = step(how, device, 4)
-    for shorter in range(6):
-        lens = given[-1]
-        lens.fill_(1 + shorter)
-        want = layer(*[x.clone() if i not in (3, 4) else x for i, x in enumerate(given)])
-        torch.compiler.cudagraph_mark_step_begin()
-        assert torch.equal(compiled(*given), want)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("keys", [40, 4000])
-def test_captured_calls_whose_keys_are_cut_are_right_beside_eager_ones(keys: int, device: str) -> None:
-    """Scratch of a call that torch captures is the graph's, and what eager calls share is not."""
-    shape = (300, PAGE, KV_HEADS, 64)
-    q = torch.randn(1, HEADS, 64, dtype=FP16, device=device)
-    k_cache, v_cache = torch.randn(2, *shape, dtype=FP16, device=device)
-    table = torch.arange(300, dtype=torch.int32, device=device)[None]
-    lens = torch.tensor([keys], dtype=torch.int32, device=device)
-    compiled = torch.compile(paged_attn.paged_attention, mode="reduce-overhead", fullgraph=True)
-    for length in (keys, keys // 2, keys - 1, 3, keys):
-        lens.fill_(length)
-        want = paged_attn.paged_attention(q, k_cache, v_cache, table, lens)
-        torch.compiler.cudagraph_mark_step_begin()
-        assert torch.equal(compiled(q, k_cache, v_cache, table, lens), want)
