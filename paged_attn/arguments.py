@@ -35,7 +35,7 @@ class Argument(NamedTuple):
     kind: str
     default: Any
     schema: str | None  # its type in torch's schemas; None: operators do not have it
-    check: tuple[Any, ...]  # of an option: a function of checks/axes.py and its limits; (): it has a check of its own
+    check: tuple[Any, ...]  # of an option: a function of checks/options.py and its limits; (): a check of its own
     plan: tuple[str, ...]  # fields of Problem that it may change
     model: tuple[str, ...] | str  # fields of Model, keywords of prepare(), that tell it of all calls; or why none does
     asked: tuple[str, ...]  # keywords of explain's question_of, options of the command, that tell it

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .checks.axes import MAX_WORDS, integer
+from .checks.axes import MAX_WORDS
+from .checks.options import integer
 from .step import admit, sequences_of
 
 

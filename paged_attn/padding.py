@@ -11,7 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from .checks.axes import both, integer, kind
+from .checks.options import both, integer, kind
 from .step import Table, admit, is_ragged
 
 Rows = Sequence[Sequence[int]]

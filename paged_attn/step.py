@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from .arguments import table_parts
-from .checks.axes import INTEGER, Door, both, integer
+from .checks.axes import Door
+from .checks.dtypes import INTEGER
+from .checks.options import both, integer
 from .checks.page_table import admit_ragged
 
 Table = Tensor | tuple[Tensor, Tensor]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from ..checks.axes import boolean
+from ..checks.options import boolean
 from ..launching.backend import INTERPRET
 
 

@@ -1,7 +1,7 @@
 """Bad input of each public function, and what it gets: options and most tensors by the rows of the table.
 
-The checks of each call look only at what the host knows (axes.py); a checked call reads the device, too (contents.py).
-Nothing launches or writes.
+The checks of each call look only at what the host knows (axes.py, options.py); a checked call reads the device, too
+(contents.py).  Nothing launches or writes.
 """
 
 from __future__ import annotations
@@ -14,32 +14,11 @@ from torch import Tensor
 from ..arguments import BY_NAME, BY_ROWS, INSTEAD, PLACES, WITHIN, Options, Tensors
 from ..latent import MAX_DIM, lies_in
 from ..launching.locks import FIRST
-from .axes import (
-    BIAS_FOR,
-    BOOL,
-    CACHE_FOR,
-    FLOAT,
-    FLOAT32,
-    FP8,
-    HALF,
-    INT32,
-    INTEGER,
-    MAX_WORDS,
-    QUERY,
-    SAME,
-    Axes,
-    Door,
-    apart,
-    boolean,
-    both,
-    choice,
-    integer,
-    number,
-    window,
-    writable,
-)
+from .axes import MAX_WORDS, Axes, Door
 from .contents import check_attention_contents, check_write_contents
-from .overlap import same_elements
+from .dtypes import BIAS_FOR, BOOL, CACHE_FOR, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
+from .options import boolean, both, choice, integer, number, window
+from .overlap import apart, same_elements, writable
 from .page_table import STARTS, admit_page_table
 from .query_scale import check_query_scale
 from .swapped import looks_swapped, warn

@@ -1,4 +1,4 @@
-"""What may come in: each axis bound by name on first sight and compared ever after, dtypes, devices, numbers, texts."""
+"""What tensors may come in: each axis bound by name on first sight and compared ever after, dtypes, devices, scales."""
 
 from __future__ import annotations
 
@@ -7,28 +7,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import TINY
 from ..latent import MAX_DIM, MAX_LATENT_DIM, lies_in
-from .overlap import overlap, overlaps_itself
+from .dtypes import FLOAT32, FP8, SAME, names
+from .options import choice, kind, scale_number
 from .plain import plain
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-HALF = (torch.float16, torch.bfloat16)
-FLOAT = (*HALF, torch.float32)
-QUERY = (*FLOAT, *FP8)
-FLOAT32 = (torch.float32,)
-INTEGER = (torch.int32, torch.int64)
-BOOL = (torch.bool,)
-SAME = {dtype: (dtype,) for dtype in QUERY}
-# by q's dtype: what the cache may be, and what sinks and qq_bias may be
-CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
-BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
-
-INT32, MAX_WORDS = (torch.int32,), 32  # of a query's mask
-# numbers reach the kernels as int32 and float32
-INT32_MAX = torch.iinfo(torch.int32).max
-HUGE = torch.finfo(torch.float32).max
+MAX_WORDS = 32  # of a query's mask
 
 ScaleLike = float | Tensor | None
 
@@ -204,77 +189,3 @@ class Door:
         if value.stride(0) != 0 and others[0] > 1:
             same = "the same for all sequences, [1, kv_heads] expanded to [seqs, kv_heads]"
             raise ValueError(f"{name} must be {same}, got strides {list(value.stride())}")
-
-
-def writable(name: str, value: Tensor) -> None:
-    """Each element has a place of its own: of two in one place, either could be written last."""
-    if overlaps_itself(value):
-        raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
-
-
-def apart(name: str, value: Tensor, **others: Any) -> None:
-    """What a call writes shares no memory with what it reads at the same time."""
-    for other, tensor in others.items():
-        if isinstance(tensor, Tensor) and overlap(value, tensor):
-            raise ValueError(f"{name} must share no memory with {other}")
-
-
-def both(name: str, value: Any, other_name: str, other: Any) -> None:
-    """Two arguments that come together."""
-    if value is None or other is None:
-        given, missing = (other_name, name) if value is None else (name, other_name)
-        raise ValueError(f"{name} and {other_name} must be given together, got {given} without {missing}")
-
-
-def integer(name: str, value: Any, least: int, wanted: str = "None or an int") -> None:
-    """An int32, which a bool is not; None only where the text says so."""
-    if value is None and wanted != "an int":
-        return
-    if not isinstance(value, int) or value is True or value is False:
-        raise TypeError(f"{name} must be {wanted} >= {least}, got {kind(value)}")
-    if not least <= value <= INT32_MAX:
-        raise ValueError(f"{name} must be {wanted} >= {least} and < 2^31, got {value}")
-
-
-def window(name: str, value: Any) -> None:
-    """(left, right), two ints, -1 = no limit."""
-    if not isinstance(value, (tuple, list)):
-        raise TypeError(f"{name} must be (left, right), two ints >= -1, or a tensor [heads, 2], got {kind(value)}")
-    if len(value) != 2:
-        raise ValueError(f"{name} must be (left, right), two ints >= -1, or a tensor [heads, 2], got {value!r}")
-    integer(f"{name}[0]", value[0], -1, "an int")
-    integer(f"{name}[1]", value[1], -1, "an int")
-
-
-def boolean(name: str, value: Any, wanted: str = "True or False") -> None:
-    if value is not True and value is not False:
-        raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
-
-
-def number(name: str, value: Any, wanted: str, least: float = -HUGE) -> None:
-    """A number that is finite in float32 and at least `least`."""
-    if not isinstance(value, (float, int)) or value is True or value is False:
-        raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
-    if not least <= value <= HUGE:
-        raise ValueError(f"{name} must be {wanted}, got {value}")
-
-
-def scale_number(name: str, value: Any) -> None:
-    """A scale that is no tensor."""
-    number(name, value, "a finite number > 0, or a float32 tensor", TINY)
-
-
-def choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """One of a few words."""
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be {' or '.join(map(repr, choices))}, got {kind(value)}")
-    if value not in choices:
-        raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
-
-
-def names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " | ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-
-
-def kind(value: Any) -> str:
-    return "None" if value is None else type(value).__name__

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..records.key_bounds import KeyBounds
-from .axes import INT32_MAX, Axes
+from .axes import Axes
+from .options import INT32_MAX
 from .page_table import check_ragged, first_true
 from .swapped import shares_out
 

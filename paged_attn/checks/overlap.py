@@ -7,6 +7,7 @@ at once, and others in a few steps.
 """
 
 import math
+from typing import Any
 
 from torch import Tensor
 
@@ -49,6 +50,19 @@ def overlap(x: Tensor, y: Tensor) -> bool:
 def same_elements(x: Tensor, y: Tensor) -> bool:
     """Whether two tensors are the same elements in the same places."""
     return (x.data_ptr(), x.dtype, x.shape, x.stride()) == (y.data_ptr(), y.dtype, y.shape, y.stride())
+
+
+def writable(name: str, value: Tensor) -> None:
+    """Each element has a place of its own: of two in one place, either could be written last."""
+    if overlaps_itself(value):
+        raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
+
+
+def apart(name: str, value: Tensor, **others: Any) -> None:
+    """What a call writes shares no memory with what it reads at the same time."""
+    for other, tensor in others.items():
+        if isinstance(tensor, Tensor) and overlap(value, tensor):
+            raise ValueError(f"{name} must share no memory with {other}")
 
 
 def _terms(pairs: list[tuple[int, int]]) -> Terms:

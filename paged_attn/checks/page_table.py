@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .axes import INTEGER, Axes, Door, kind
+from .axes import Axes, Door
+from .dtypes import INTEGER
+from .options import kind
 
 STARTS, IDS = "indptr of page_table", "indices of page_table"
 

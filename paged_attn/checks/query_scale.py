@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .axes import FLOAT32, FP8, Door, names
+from .axes import Door
+from .dtypes import FLOAT32, FP8, names
 
 
 def check_query_scale(door: Door, value: Any, q: Tensor) -> None:

@@ -11,7 +11,8 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from ..kernels.common.score_mod import POINTERS
-from .axes import INT32_MAX, Door, integer, kind, number
+from .axes import Door
+from .options import INT32_MAX, integer, kind, number
 
 GIVEN = ("score", "query_pos", "key_pos", "head")  # what it gets before its own arguments
 

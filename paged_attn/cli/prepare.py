@@ -36,7 +36,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     import torch
 
     import paged_attn
-    from paged_attn.checks.axes import CACHE_FOR
+    from paged_attn.checks.dtypes import CACHE_FOR
     from paged_attn.launching.backend import INTERPRET, Device
     from paged_attn.preparation.named import named_by
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks.axes import CACHE_FOR
+from ..checks.dtypes import CACHE_FOR
 from ..kernels.arguments import merge_grid
 from ..kernels.cuts import CutSummary, KnownBatch
 from ..latent import MAX_DIM
