@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from ..records.key_bounds import KeyBounds
 from .axes import Axes
 from .options import INT32_MAX
 from .page_table import check_ragged, first_true
 from .swapped import shares_out
+
+if TYPE_CHECKING:
+    from ..records.key_bounds import KeyBounds
 
 
 def check_attention_contents(
