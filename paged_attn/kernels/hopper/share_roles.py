@@ -39,7 +39,7 @@ def load_share(
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
             item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
             table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q, kv_head, S).lo
+            lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
             begin, end = tiles_of(item, mods, S)
             if value_box is None:
                 turn = load_tiles(

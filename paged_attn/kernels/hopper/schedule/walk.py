@@ -40,9 +40,9 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=N
         number, tile = tile // tiles, tile % tiles
     if blocks is not None:
         number = gl.where(number % 2 == 0, number // 2, blocks - 1 - number // 2)
-    block = block_of(batch, walk.seq, number, S)
+    block = block_of(batch, walk.seq, number, kv_head, S)
     count = gl.minimum(tiles - tile, share.end - walk.unit)
-    span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
+    span = visible_range(block, mods, S.BLOCK_Q, S)
     context_len = block.seq_len - block.query_len
     from_tile = first_tile(block.seq, None, context_len, mods, S, kv_head) + tile
     begin = gl.maximum(tile_of(span.lo, context_len, S), from_tile)
@@ -53,7 +53,7 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=N
     first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
     row = ((2 * share.index + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
     counter = first_share * S.KV_HEADS + kv_head
-    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
+    item = Item(block, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
     return item, count
 
 
@@ -61,7 +61,7 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=N
 def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     """Pieces that begin in a share are its own, maybe none; `pieces` is 1 where it has all of the block."""
     PIECE: gl.constexpr = S.PIECE // S.TILE
-    block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, S)
+    block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, kv_head, S)
     tile = (walk.unit - walk.before) % tiles
     count = gl.minimum(tiles - tile, share.end - walk.unit)
     from_tile = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S, kv_head)
@@ -80,9 +80,7 @@ def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     first_row = (first_share * room * S.KV_HEADS + kv_head) * S.LIVE
     row = first_row + (first_piece + pieces - end) * (S.KV_HEADS * S.LIVE)
     counter = first_share * S.KV_HEADS + kv_head
-    item = Item(
-        block, kv_head, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter
-    )
+    item = Item(block, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter)
     return item, count
 
 
