@@ -36,7 +36,7 @@ def softcap(scores, cap, FAR: tl.constexpr):
 def scale_by_token(scale, scales, rows, PARTS: tl.constexpr = 1):
     """The scale of scores, one for all or [R], times that of each row's token [R], if there is one.
 
-    PARTS: of a KV head of the cache, that rows have one each.
+    PARTS: how many of the rows' KV heads are one of the cache.
     """
     if scales.token_ptr is None:
         return scale

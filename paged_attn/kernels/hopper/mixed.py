@@ -74,7 +74,7 @@ def hand_out_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S)
             publish(mail, number, item)
             number += 1
             if item.begin < item.end:
