@@ -187,14 +187,14 @@ def test_a_tree_has_the_same_bits_alone_and_in_a_batch(device: str) -> None:
 @triton.jit
 def ranges(out, firsts, lasts, positions, seq_len, query_len, first, left, ROWS: tl.constexpr, S: tl.constexpr):
     mods = Modifiers(left, 0, None, None, None, None, None, None, positions, None)
-    block = Block(0, 0, query_len, seq_len, first)
+    block = Block(0, 0, query_len, seq_len, first, 0)
     span = visible_range(block, mods, ROWS)
     tl.store(out, span.lo)
     tl.store(out + 1, span.hi)
     tl.store(out + 2, span.full_lo)
     tl.store(out + 3, span.full_hi)
     row = tl.arange(0, ROWS)
-    rows = row_tile(block, 0, row, mods, ROWS, S)
+    rows = row_tile(block, row, mods, ROWS, S)
     tl.store(firsts + row, rows.first_key)
     tl.store(lasts + row, rows.last_key)
 

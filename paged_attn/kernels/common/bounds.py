@@ -83,7 +83,7 @@ def prefix_of(seq, inside, seq_len, mods):
 
 
 @triton.jit
-def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
+def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
     """Rows [R] of up to TOKENS tokens from block.first on: token-major, the group's heads side by side.
 
     Those that are not valid see nothing or, if not BLIND, what rows behind the last would: Hopper's blocks weigh a row
@@ -100,11 +100,11 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
     first_key = slot * 0
     last_key = first_key + (block.seq_len - 1)
     if mods.left is not None:
-        first_key = first_key_of(pos, side_of_rows(mods.left, kv_head, row % S.GROUP, LEFT, mods, S), mods)
+        first_key = first_key_of(pos, side_of_rows(mods.left, block.kv_head, row % S.GROUP, LEFT, mods, S), mods)
     if mods.right is not None:
         right = right_of(block.seq, mods)
         if mods.BY_HEAD_TO_THE_RIGHT is not None:
-            right = tl.minimum(right, side_of_rows(right, kv_head, row % S.GROUP, RIGHT, mods, S))
+            right = tl.minimum(right, side_of_rows(right, block.kv_head, row % S.GROUP, RIGHT, mods, S))
         last_key = tl.minimum(slot + right, last_key)
     if mods.chunk is not None:
         last_key = within_chunk(last_key + 1, pos, mods) - 1
@@ -114,7 +114,7 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
         first_key = before_window(first_key, span_begin, mods)
         spans_right = 0
         if mods.spans_right is not None:
-            spans_right = side_of_rows(mods.spans_right, kv_head, row % S.GROUP, RIGHT, mods, S)
+            spans_right = side_of_rows(mods.spans_right, block.kv_head, row % S.GROUP, RIGHT, mods, S)
         last_key = behind_query(last_key + 1, span_end, slot, block.seq_len, spans_right, mods) - 1
     if mods.prefix_lens is not None:
         prefix = prefix_of(block.seq, None, block.seq_len, mods)
@@ -124,8 +124,8 @@ def row_tile(block, kv_head, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, B
         last_key = tl.where(valid, last_key, -1)
     token = tl.cast(block.first_token + block.first, tl.int64)
     return RowTile(
-        token, kv_head, index, row % S.GROUP, slot, pos, first_key, last_key, valid, context_len, block.first_token,
-        block.query_len, span_begin, span_end, prefix, block.seq,
+        token, block.kv_head, index, row % S.GROUP, slot, pos, first_key, last_key, valid, context_len,
+        block.first_token, block.query_len, span_begin, span_end, prefix, block.seq,
     )  # fmt: skip
 
 
@@ -139,8 +139,8 @@ def first_seen(rows, mods):
 
 
 @triton.jit
-def visible_range(block, mods, TOKENS: tl.constexpr, kv_head=None, S: tl.constexpr = None):
-    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence; of a KV head, or of any.
+def visible_range(block, mods, TOKENS: tl.constexpr, S: tl.constexpr = None):
+    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence.
 
     A position of its own is at least context_len and at most its slot: what some row may see begins by the former, what
     every row sees by the latter.
@@ -153,7 +153,7 @@ def visible_range(block, mods, TOKENS: tl.constexpr, kv_head=None, S: tl.constex
     hi = block.seq_len
     full_hi = block.seq_len
     if mods.left is not None:
-        least_left, most_left = side_of_block(mods.left, kv_head, LEFT, mods, S)
+        least_left, most_left = side_of_block(mods.left, block.kv_head, LEFT, mods, S)
         if mods.query_positions is None:
             lo = first_key_of(first_pos, most_left, mods)
         else:
@@ -163,7 +163,7 @@ def visible_range(block, mods, TOKENS: tl.constexpr, kv_head=None, S: tl.constex
         right = right_of(block.seq, mods)
         least_right, most_right = right, right
         if mods.BY_HEAD_TO_THE_RIGHT is not None:
-            least, most = side_of_block(right, kv_head, RIGHT, mods, S)
+            least, most = side_of_block(right, block.kv_head, RIGHT, mods, S)
             least_right, most_right = tl.minimum(right, least), tl.minimum(right, most)
         hi = tl.minimum(last_pos + most_right + 1, hi)
         full_hi = tl.minimum(first_pos + least_right + 1, full_hi)
@@ -172,7 +172,7 @@ def visible_range(block, mods, TOKENS: tl.constexpr, kv_head=None, S: tl.constex
     if mods.spans is not None:
         least_right, most_right = 0, 0
         if mods.spans_right is not None:
-            least_right, most_right = side_of_block(mods.spans_right, kv_head, RIGHT, mods, S)
+            least_right, most_right = side_of_block(mods.spans_right, block.kv_head, RIGHT, mods, S)
         begin, end = span_around(first_pos, block.seq, None, mods)
         lo = before_window(lo, begin, mods)
         full_hi = behind_query(full_hi, end, first_pos, block.seq_len, least_right, mods)

@@ -84,18 +84,18 @@ def cuts_of(scratch, rows, S: tl.constexpr):
 
 
 @triton.jit
-def cut_of(cuts, block, kv_head, S: tl.constexpr):
+def cut_of(cuts, block, S: tl.constexpr):
     """Where it is said of a block."""
     number = block.seq
     if not S.ONE_BLOCK:  # as query_blocks.find_block counts them
         number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
-    return cuts + 2 * (number * S.KV_HEADS + kv_head)
+    return cuts + 2 * (number * S.KV_HEADS + block.kv_head)
 
 
 @triton.jit
-def tell_cut(cuts, block, kv_head, pieces, first_row, S: tl.constexpr):
+def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
     """Say of how many pieces a block is, 1: whole, and where the first one's state lies."""
-    cut = cut_of(cuts, block, kv_head, S)
+    cut = cut_of(cuts, block, S)
     tl.store(cut, pieces)
     tl.store(cut + 1, first_row)
 
@@ -166,15 +166,14 @@ def merge_blocks_kernel(
     if PARTS > 1:
         program //= PARTS
     batch = Batch(query_starts, seq_lens, None, 0, num_seqs, 0, shortest, longest, 1, 0, None)
-    kv_head = program % S.KV_HEADS
     groups = tl.cdiv(most, ROWS)
     first = program // S.KV_HEADS % groups * ROWS
-    block = find_block(batch, program // (S.KV_HEADS * groups), S)
+    block = find_block(batch, program // (S.KV_HEADS * groups), program % S.KV_HEADS, S)
     live = tl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()  # for states; lengths were there when the launch ahead began
     if (block.query_len > 0) & (first < live):
-        cut = cut_of(cuts_of(scratch, states, S), block, kv_head, S)
+        cut = cut_of(cuts_of(scratch, states, S), block, S)
         pieces, first_row = tl.load(cut), tl.load(cut + 1)  # one wait for both
         if pieces > 1:
             row = first + tl.arange(0, LANES * ROWS) % ROWS
@@ -189,7 +188,7 @@ def merge_blocks_kernel(
                 state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
             row = first + tl.arange(0, ROWS)
             token = tl.cast(block.first_token + block.first, tl.int64)
-            store_rows(out, lse, rows_from(token, kv_head, row, row < live, S), dim, state, scales, S)
+            store_rows(out, lse, rows_from(token, block.kv_head, row, row < live, S), dim, state, scales, S)
 
 
 @triton.jit

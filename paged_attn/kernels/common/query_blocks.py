@@ -12,10 +12,10 @@ from .records import Block
 
 
 @triton.jit
-def block_of(batch, seq, index, S: tl.constexpr):
+def block_of(batch, seq, index, kv_head, S: tl.constexpr):
     """Block number index of a sequence; query_len is 0 where there is none or it belongs to another launch."""
     if batch.query_starts is None:
-        return Block(seq, seq, 1, load_int(batch.seq_lens + seq), 0)
+        return Block(seq, seq, 1, load_int(batch.seq_lens + seq), 0, kv_head)
     else:
         first_token = load_int(batch.query_starts + seq)
         query_len = load_int(batch.query_starts + seq + 1) - first_token
@@ -23,7 +23,8 @@ def block_of(batch, seq, index, S: tl.constexpr):
         served = (query_len >= batch.shortest) & (query_len <= batch.longest) & (index < num_blocks)
         # the last block of a causal sequence sees the most keys: it goes first
         first = (num_blocks - 1 - index) * S.BLOCK_Q
-        return Block(seq, first_token, tl.where(served, query_len, 0), load_int(batch.seq_lens + seq), first)
+        query_len = tl.where(served, query_len, 0)
+        return Block(seq, first_token, query_len, load_int(batch.seq_lens + seq), first, kv_head)
 
 
 @triton.jit
@@ -41,11 +42,11 @@ def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
 
 
 @triton.jit
-def find_block(batch, block, S: tl.constexpr):
+def find_block(batch, block, kv_head, S: tl.constexpr):
     """The block that a number means when every sequence counts."""
     if S.ONE_BLOCK:
-        return block_of(batch, block, 0, S)
+        return block_of(batch, block, 0, kv_head, S)
     else:
         # sequence i has at most cdiv(query_len, BLOCK_Q) blocks from query_starts[i] // BLOCK_Q + i on
         seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
-        return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), S)
+        return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), kv_head, S)

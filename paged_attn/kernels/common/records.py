@@ -165,13 +165,14 @@ class Partial(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One block of query tokens of one sequence."""
+    """One block of query tokens of one sequence, and the heads of one KV head."""
 
     seq: Any
     first_token: Any  # of the sequence, in the batch
     query_len: Any
     seq_len: Any
     first: Any  # first query of the block, within the sequence
+    kv_head: Any = None  # None: any
 
 
 class Share(NamedTuple):

@@ -102,10 +102,10 @@ def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv
 
 
 @triton.jit
-def place_on_line(unit, block, mods, S: tl.constexpr, kv_head=None):
+def place_on_line(unit, block, mods, S: tl.constexpr):
     """The tile that a unit of a block's line is, where there may be a gap."""
     context_len = block.seq_len - block.query_len
-    head, resume = line_around_gap(block.seq, None, block.seq_len, context_len, mods, S, kv_head)
+    head, resume = line_around_gap(block.seq, None, block.seq_len, context_len, mods, S, block.kv_head)
     return unit + tl.where(unit < head, 0, resume - head)
 
 

@@ -33,13 +33,16 @@ def softcap(scores, cap, FAR: tl.constexpr):
 
 
 @triton.jit
-def scale_by_token(scale, scales, rows, kv_head):
-    """The scale of scores, one for all or [R], times that of each row's token [R], if there is one."""
+def scale_by_token(scale, scales, rows, PARTS: tl.constexpr = 1):
+    """The scale of scores, one for all or [R], times that of each row's token [R], if there is one.
+
+    PARTS: how many of the rows' KV heads are one of the cache.
+    """
     if scales.token_ptr is None:
         return scale
     else:
         token = rows.token + rows.index
-        ptr = scales.token_ptr + token * scales.token_stride + kv_head * scales.token_stride_head
+        ptr = scales.token_ptr + token * scales.token_stride + rows.kv_head // PARTS * scales.token_stride_head
         return scale * tl.load(ptr, mask=rows.valid, other=1.0)
 
 

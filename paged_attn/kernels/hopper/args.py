@@ -196,8 +196,7 @@ class Mail(NamedTuple):
 class Item(NamedTuple):
     """One piece of one block of queries x one KV head, or several of a fixed size."""
 
-    block: Any  # Block
-    kv_head: Any  # -1: no more work
+    block: Any  # Block; of KV head -1: no more work
     begin: Any  # tiles [begin, end); pieces of a fixed size whole, also those that the block does not see
     end: Any
     first: Any  # 1: the piece with the block's first keys; of a fixed size not asked for

@@ -31,11 +31,11 @@ def load_items(
     turn = Turn(0, 0)
     number, done = 0, 0
     item = read(mail, number, 1)
-    while item.kv_head >= 0:
+    while item.block.kv_head >= 0:
         if item.begin < item.end:
             table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q, item.kv_head, S).lo
-            kv_head, end = item.kv_head // P.PARTS, item.end
+            lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
+            kv_head, end = item.block.kv_head // P.PARTS, item.end
             if FIRST and queries_leave_early(P):  # keys have room sooner than queries
                 end -= 1
                 turn = load_tile(
@@ -68,7 +68,7 @@ def hand_out_items(
     next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
     taken, from_many = begin_lists(lists, S, P)
     table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # of no item
-    block = Block(number, number, number, number, number)
+    block = Block(number, number, number, number, number, number)
     answer = number
     working = number == 0
     while working:
@@ -80,11 +80,11 @@ def hand_out_items(
                 box, new_box, ring, turn, table, batch, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P
             )
         number += 1
-        working = item.kv_head >= 0
+        working = item.block.kv_head >= 0
         if working:
             table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q, item.kv_head, S).lo
-            block, kv_head, tile, end = item.block, item.kv_head // P.PARTS, item.begin, item.end
+            lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
+            block, kv_head, tile, end = item.block, item.block.kv_head // P.PARTS, item.begin, item.end
             if ALONE:
                 for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
                     at = end - 1 - i
@@ -119,7 +119,7 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
         turns = Turns(Turn(0, 0), Turn(0, 0), 0)
         number = 0
         item = read(jobs.mail, number, P.ROWS // 16)
-        while item.kv_head >= 0:
+        while item.block.kv_head >= 0:
             if NUMBER == 0 and P.COLUMNS > 0:
                 if item.block.query_len * S.GROUP <= P.COLUMNS:
                     turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
@@ -140,8 +140,8 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
     turns = raw_turns
     number = 0
     item = read(jobs.mail, number, 4)
-    while item.kv_head >= 0:
-        lo = visible_range(item.block, jobs.mods, S.BLOCK_Q, item.kv_head, S).lo
+    while item.block.kv_head >= 0:
+        lo = visible_range(item.block, jobs.mods, S.BLOCK_Q, S).lo
         raw_turns, turns = convert_tiles(
             raw, raw_turns, rings, turns, item.begin, item.end, lo, item.block.seq_len, S, P
         )  # fmt: skip

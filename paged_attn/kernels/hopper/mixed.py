@@ -74,14 +74,14 @@ def hand_out_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S)
             publish(mail, number, item)
             number += 1
             if item.begin < item.end:
                 load_queries(query_box, queries, done, ring, turn, item, S, P)
                 done += 1
                 table = pages_of(batch, item.block.seq)
-                lo = visible_range(item.block, mods, S.BLOCK_Q, kv_head, S).lo
+                lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
                 turn = load_tiles(
                     box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, item.end, lo, 0, STAGES,
                     S, P,
@@ -96,7 +96,7 @@ def consume_few(out, results, query, rings, jobs, S: gl.constexpr, P: gl.constex
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
     item = read(jobs.mail, number, P.ROWS // 16, BY_WARP=True)
-    while item.kv_head >= 0:
+    while item.block.kv_head >= 0:
         turns = consume_columns(out, results, query, rings, turns, item, jobs.mods, S, P)
         number += 1
         item = read(jobs.mail, number, P.ROWS // 16, BY_WARP=True)

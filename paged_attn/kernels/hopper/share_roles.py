@@ -21,15 +21,15 @@ from .shim import gdc_launch_dependents, gl, gluon, mbarrier
 
 @gluon.jit
 def load_share(
-    box, new_box, ring, batch, share, walk, kv_head, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    box, new_box, ring, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     value_box=None, new_value_box=None, values=None, FROM: gl.constexpr = 0,
 ):  # fmt: skip
     """One warp: the tiles of a share for one ring, or for that of keys and that of values, or for both in one."""
     turn = Turn(0, 0)
+    unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
     head = kv_head
     if P.PARTS > 1:
         head = kv_head // P.PARTS  # of the cache
-    unit, seq, before = walk.unit, walk.seq, walk.before
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
@@ -37,9 +37,9 @@ def load_share(
             seq += 1
         else:
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S, several)
             table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q, kv_head, S).lo
+            lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
             begin, end = tiles_of(item, mods, S)
             if value_box is None:
                 turn = load_tiles(
@@ -61,24 +61,24 @@ def load_share(
 
 
 @gluon.jit
-def load_rests(box, new_box, ring, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
+def load_rests(box, new_box, ring, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
     """One warp: what fp8 latents have behind their values, if anything."""
     if S.REST > 0:
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         FROM: gl.constexpr = S.VALUE_DIM
-        load_share(box, new_box, ring, batch, share, walk, kv_head, mods, RESTS, S, P, None, None, None, FROM)
+        load_share(box, new_box, ring, batch, share, walk, mods, RESTS, S, P, None, None, None, FROM)
 
 
 @gluon.jit
 def consume_share(
-    out, results, query, rings, batch, share, walk, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr,
+    out, results, query, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
     """A consumer: all blocks, and pieces of blocks, of a share."""
     if P.PREFETCH and NUMBER == 0:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
-    unit, seq, before = walk.unit, walk.seq, walk.before
+    unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
@@ -86,7 +86,7 @@ def consume_share(
             seq += 1
         else:
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S, several)
             if S.PIECE is not None:
                 if item.begin < item.end:
                     turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
@@ -104,11 +104,11 @@ def consume_share(
 
 
 @gluon.jit
-def convert_share(raw, rings, batch, share, walk, kv_head, mods, S: gl.constexpr, P: gl.constexpr):
+def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
     """A warpgroup: widens the tiles of a share on their way from loaders to consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
-    unit, seq, before = walk.unit, walk.seq, walk.before
+    unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
@@ -116,6 +116,6 @@ def convert_share(raw, rings, batch, share, walk, kv_head, mods, S: gl.constexpr
             seq += 1
         else:
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before), tiles, kv_head, mods, S, several)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S, several)
             raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
             unit += count

@@ -101,7 +101,7 @@ def shares_kernel(
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
     share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S, kv_head)
-    walk = Walk(share.begin, seq, before)
+    walk = Walk(share.begin, seq, before, kv_head)
     results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES
@@ -109,79 +109,79 @@ def shares_kernel(
     start_together()
     if P.CONSUMERS == 2 and S.REST is None:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
-            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
-            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, mods, V, S, P)),
         ], [4, 1, 1], [232, 40, 40])  # fmt: skip
     elif P.CONVERT:
         raw = Rings(raw_keys, raw_rests, queries, queries.slots, queries.slots)
         R: gl.constexpr = P.RAW_STAGES
         if P.CONSUMERS == 2:
             gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
-                (convert_share, (raw, rings, batch, share, walk, kv_head, mods, S, P)),
-                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, kv_head, mods, R, S, P)),
-                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, kv_head, mods, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
+                (convert_share, (raw, rings, batch, share, walk, mods, S, P)),
+                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, mods, R, S, P)),
+                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, mods, S, P)),
             ], [4, 4, 1, 1], [(472 - P.CONVERT_REGISTERS) // 16 * 8, P.CONVERT_REGISTERS, 40, 40])  # fmt: skip
         else:
             gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-                (convert_share, (raw, rings, batch, share, walk, kv_head, mods, S, P)),
-                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, kv_head, mods, R, S, P)),
-                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, kv_head, mods, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+                (convert_share, (raw, rings, batch, share, walk, mods, S, P)),
+                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, mods, R, S, P)),
+                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, mods, S, P)),
             ], [4, 1, 1], [P.CONVERT_REGISTERS, 40, 40])  # fmt: skip
     elif S.REST is not None:
         if P.CONSUMERS == 2 and S.REST == 0:
             gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
             ], [4, 1], [232, 40])  # fmt: skip
         elif P.CONSUMERS == 2:
             gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 1, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
                 (load_share, (
-                    value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P, None, None, None,
+                    value_box, new_value_box, values, batch, share, walk, mods, V, S, P, None, None, None,
                     FROM
                 )),
             ], [4, 1, 1], [232, 40, 40])  # fmt: skip
         elif S.REST == 0:
             gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
             ], [1], [64])  # fmt: skip
         else:
             gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
+                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
                 (load_share, (
-                    value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P, None, None, None,
+                    value_box, new_value_box, values, batch, share, walk, mods, V, S, P, None, None, None,
                     FROM
                 )),
             ], [1, 1], [64, 64])  # fmt: skip
     elif in_one_ring(S, P):
         gl.static_assert(S.DIM == S.VALUE_PADDED)
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
             (load_share, (
-                key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P, value_box, new_value_box
+                key_box, new_key_box, keys, batch, share, walk, mods, K, S, P, value_box, new_value_box
             )),
         ], [1], [64])  # fmt: skip
     elif P.BRIEF:
         gl.static_assert(K == V)
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
             (load_share, (
-                key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P, value_box, new_value_box, values
+                key_box, new_key_box, keys, batch, share, walk, mods, K, S, P, value_box, new_value_box, values
             )),
         ], [1], [64])  # fmt: skip
     else:
         gl.warp_specialize([
-            (consume_share, (out, results, query, rings, batch, share, walk, kv_head, mods, 0, S, P)),
-            (load_share, (key_box, new_key_box, keys, batch, share, walk, kv_head, mods, K, S, P)),
-            (load_share, (value_box, new_value_box, values, batch, share, walk, kv_head, mods, V, S, P)),
+            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+            (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
+            (load_share, (value_box, new_value_box, values, batch, share, walk, mods, V, S, P)),
         ], [1, 1], [64, 64])  # fmt: skip

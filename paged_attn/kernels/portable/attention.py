@@ -20,13 +20,13 @@ from .tiles import attend
 @triton.jit
 def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
-    span = visible_range(block, mods, S.BLOCK_Q, rows.kv_head, S)
+    span = visible_range(block, mods, S.BLOCK_Q, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
     row_max, row_sum = start(mods.sinks, rows, first, S)
     state = State(apart(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
 
-    q = Query(q.parts, scale_by_token(q.unit, scales, rows, rows.kv_head))
+    q = Query(q.parts, scale_by_token(q.unit, scales, rows))
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
     cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)
@@ -95,12 +95,12 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             before += blocks * tiles
             seq += 1
         else:
-            block = block_of(batch, seq, (unit - before) // tiles, S)
-            rows = row_tile(block, kv_head, row, mods, S.BLOCK_Q, S)
+            block = block_of(batch, seq, (unit - before) // tiles, kv_head, S)
+            rows = row_tile(block, row, mods, S.BLOCK_Q, S)
             tile = (unit - before) % tiles
             count = tl.minimum(tiles - tile, share.end - unit)
             if mods.prefix_lens is not None and mods.left is not None:
-                first = place_on_line(0, block, mods, S, kv_head)
+                first = place_on_line(0, block, mods, S)
             else:
                 first = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S, kv_head)
             q = load_queries(query, rows, cache.key.PARTS, S)
@@ -108,11 +108,11 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 begin = (first + tile) * S.TILE
                 end = begin + count * S.TILE
                 if mods.prefix_lens is not None and mods.left is not None:
-                    begin = place_on_line(tile, block, mods, S, kv_head) * S.TILE
-                    end = (place_on_line(tile + count - 1, block, mods, S, kv_head) + 1) * S.TILE
+                    begin = place_on_line(tile, block, mods, S) * S.TILE
+                    end = (place_on_line(tile + count - 1, block, mods, S) + 1) * S.TILE
                 if S.MERGE == 0 and tile == 0:
                     past = share_of(unit + tiles - 1, share) + 1
-                    tell_cut(cuts, block, kv_head, past - index, ((2 * index + 1) * S.KV_HEADS + kv_head) * S.LIVE, S)
+                    tell_cut(cuts, block, past - index, ((2 * index + 1) * S.KV_HEADS + kv_head) * S.LIVE, S)
                 state = attend_block(
                     block, rows, q, begin, end, tile == 0, cache, boxes, new, batch, mods, scales, S
                 )  # fmt: skip
@@ -126,7 +126,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 whole = end - begin == pieces
                 if S.MERGE == 0 and tile == 0:
                     row_at = (index * batch.slots * S.KV_HEADS + kv_head) * S.LIVE
-                    tell_cut(cuts, block, kv_head, tl.where(whole, 1, pieces), row_at, S)
+                    tell_cut(cuts, block, tl.where(whole, 1, pieces), row_at, S)
                 slot = share_of(unit - tile, share) * batch.slots + begin - whole_begin
                 state = attend_pieces(
                     block, rows, q, begin, end, not whole, slot, cache, boxes, new, batch, mods, scales, partial, S
@@ -181,16 +181,16 @@ def attention_kernel(
         attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S)
     else:
         index, kv_head = unflatten(S)
-        block = find_block(batch, index, S)
+        block = find_block(batch, index, kv_head, S)
         if block.query_len > 0:
-            rows = row_tile(block, kv_head, tl.arange(0, S.ROWS), mods, S.BLOCK_Q, S)
+            rows = row_tile(block, tl.arange(0, S.ROWS), mods, S.BLOCK_Q, S)
             q = load_queries(query, rows, cache.key.PARTS, S)
             if S.PIECE is None:
                 state = attend_block(
                     block, rows, q, 0, block.seq_len, True, cache, boxes, new, batch, mods, scales, S
                 )  # fmt: skip
             else:
-                span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
+                span = visible_range(block, mods, S.BLOCK_Q, S)
                 begin = span.lo // S.PIECE
                 # a block that sees nothing may have sinks
                 end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)

@@ -97,7 +97,7 @@ def blocks() -> Iterator[tuple[int, int, int, range]]:
 
 @triton.jit
 def ask_kernel(out, query_len, seq_len, first, kv_head, mods, TOKENS: tl.constexpr, S: tl.constexpr):
-    span = visible_range(Block(0, 0, query_len, seq_len, first), mods, TOKENS, kv_head, S)
+    span = visible_range(Block(0, 0, query_len, seq_len, first, kv_head), mods, TOKENS, S)
     tl.store(out, span.lo)
     tl.store(out + 1, span.hi)
     tl.store(out + 2, span.full_lo)
@@ -129,7 +129,7 @@ def test_bounds_of_a_block_are_those_of_the_heads_of_its_kv_head(name: str, wind
 @triton.jit
 def rows_kernel(out, query_len, seq_len, kv_head, mods, TOKENS: tl.constexpr, ROWS: tl.constexpr, S: tl.constexpr):
     row = tl.arange(0, ROWS)
-    rows = row_tile(Block(0, 0, query_len, seq_len, 0), kv_head, row, mods, TOKENS, S)
+    rows = row_tile(Block(0, 0, query_len, seq_len, 0, kv_head), row, mods, TOKENS, S)
     tl.store(out + row, tl.where(rows.valid, rows.first_key, -1))
     tl.store(out + ROWS + row, rows.last_key)
 
@@ -152,7 +152,7 @@ def test_bounds_of_a_row_are_those_of_its_head(name: str, windows: str, device: 
 def hide_kernel(
     out, query_len, seq_len, first, kv_head, mods, TILES: tl.constexpr, TOKENS: tl.constexpr, S: tl.constexpr
 ):  # fmt: skip
-    span = visible_range(Block(0, 0, query_len, seq_len, first), mods, TOKENS, kv_head, S)
+    span = visible_range(Block(0, 0, query_len, seq_len, first, kv_head), mods, TOKENS, S)
     prefix = None if mods.prefix_lens is None else span.prefix
     source = Source(None, 0, span.lo, seq_len, 1.0, None, prefix)
     for tile in range(TILES):

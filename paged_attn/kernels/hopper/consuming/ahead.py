@@ -24,7 +24,7 @@ def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
 
     A branch around the product would have to wait for it, and it is to run on.
     """
-    there = (item.kv_head >= 0) & (item.begin < item.end)
+    there = (item.block.kv_head >= 0) & (item.begin < item.end)
     wait_queries(rings.queries, turns.query, 0, S, P, there)
     return multiply_keys(rows_of(rings.queries, turns.query, 0, S, P), rings.key, turns.key, S, P, there)
 
@@ -33,20 +33,20 @@ def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
 def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, S: gl.constexpr, P: gl.constexpr):
     """An item from its first scores to the stored result; (turns, letter `number`, the first scores of that)."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
-    block, kv_head, scales = item.block, item.kv_head, results.scales
+    block, scales = item.block, results.scales
     count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
-    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S, BLIND=False)
+    rows = row_tile(block, gl.arange(0, P.ROWS, layout=LAYOUT), mods, S.BLOCK_Q, S, BLIND=False)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
     state = State(acc, row_max, row_sum)
     if item.begin < item.end:
-        scale = scale_by_token(score_scale(scales, kv_head, P), scales, rows, kv_head // P.PARTS)
-        span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
+        scale = scale_by_token(score_scale(scales, block, P), scales, rows, P.PARTS)
+        span = visible_range(block, mods, S.BLOCK_Q, S)
         q = rows_of(rings.queries, turns.query, 0, S, P)
         turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         following = read(mail, number, P.ROWS // 16)  # while values are multiplied
         turns, state = receive(sent, rings, turns, state, P)
-        acc = state.acc * value_scale(scales, kv_head, P)
+        acc = state.acc * value_scale(scales, block, P)
         state = State(acc, state.max, state.sum)
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:
@@ -67,7 +67,7 @@ def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.conste
     number = 0
     item = read(jobs.mail, number, P.ROWS // 16)
     scores = warpgroup_mma_wait(0, deps=(first_scores(rings, turns, item, S, P),))
-    while item.kv_head >= 0:
+    while item.block.kv_head >= 0:
         number += 1
         turns, item, scores = consume_ahead(
             out, results, jobs.mail, rings, turns, item, scores, number, jobs.mods, S, P

@@ -45,7 +45,7 @@ def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: 
 def with_tiles(item, begin, end):
     """An item, but of these tiles."""
     return Item(
-        item.block, item.kv_head, begin, end, item.first, item.pieces, item.holders, item.first_row, item.row,
+        item.block, begin, end, item.first, item.pieces, item.holders, item.first_row, item.row,
         item.counter,
     )  # fmt: skip
 

@@ -229,19 +229,19 @@ def consume_columns(
     TOKENS: gl.constexpr = P.CONSUMERS * N // S.GROUP if P.SHARES else N // S.GROUP
     LAYOUT: gl.constexpr = product_layout(N, False, P.ROWS)
     queries, scales, done = rings.queries, results.scales, turns.query
-    block, kv_head = item.block, item.kv_head
+    block = item.block
     acc = gl.full([S.VALUE_PADDED, N], 0.0, gl.float32, LAYOUT)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.full([S.TILE, N], 0.0, gl.float32, LAYOUT).permute((1, 0)).type.layout)
-    rows = row_tile(block, kv_head, NUMBER * N + gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
+    rows = row_tile(block, NUMBER * N + gl.arange(0, N, layout=S_ROWS), mods, TOKENS, S)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     if item.begin < item.end:
-        scale = score_scale(scales, kv_head, P)
+        scale = score_scale(scales, block, P)
         if S.REST is None:
-            scale = take_queries(query, queries, block, kv_head, scale, done, mods, 0, N, S, P, S_ROWS)
+            scale = take_queries(query, queries, block, scale, done, mods, 0, N, S, P, S_ROWS)
         else:
-            scale = take_parts(query, queries, rings.extra.rest, block, kv_head, scale, mods, NUMBER, S, P, S_ROWS)
-        scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
-        span = visible_range(block, mods, TOKENS, kv_head, S)
+            scale = take_parts(query, queries, rings.extra.rest, block, scale, mods, NUMBER, S, P, S_ROWS)
+        scale = scale_by_token(scale, scales, rows, P.PARTS)
+        span = visible_range(block, mods, TOKENS, S)
         if S.REST is None:
             state = State(acc, row_max, row_sum)
             q = rows_of(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)
@@ -252,7 +252,7 @@ def consume_columns(
             )
         leave_queries(queries, done, S, P)
         done += 1
-        acc = state.acc * value_scale(scales, kv_head, P)
+        acc = state.acc * value_scale(scales, block, P)
         row_max, row_sum = state.max, state.sum
     if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
         acc = gather(acc, S, P)
@@ -260,7 +260,7 @@ def consume_columns(
     if is_turned(S, P):
         acc = gl.convert_layout(acc, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))
     O_ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    out_rows = row_tile(block, kv_head, NUMBER * N + gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)
+    out_rows = row_tile(block, NUMBER * N + gl.arange(0, N, layout=O_ROWS), mods, TOKENS, S)
     state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
     count = gl.minimum(block.query_len - block.first, TOKENS) * S.GROUP
     store(out, results, item, out_rows, count, state, NUMBER, S, P)

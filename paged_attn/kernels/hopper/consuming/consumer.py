@@ -38,25 +38,25 @@ def attend_item(
 ):
     """(turns, state) of a consumer's rows after all tiles of an item; fp8 products leave the sink to `leaving`."""
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
-    queries, whole, kv_head = rings.queries, item.block, item.kv_head
+    queries, whole = rings.queries, item.block
     sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
     row_max, row_sum = start(sinks, rows, item.first > 0, S)
     ACC: gl.constexpr = results_layout(S.VALUE_PADDED, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, ACC)
     if item.end - item.begin > 0:
-        scale = score_scale(scales, kv_head, P)
+        scale = score_scale(scales, block, P)
         LAYOUT: gl.constexpr = row_max.type.layout
-        scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
-        scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
-        span = visible_range(block, mods, TOKENS, kv_head, S)
-        first_key = visible_range(whole, mods, S.BLOCK_Q, kv_head, S).lo  # other consumers' keys live too
+        scale = take_queries(query, queries, block, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
+        scale = scale_by_token(scale, scales, rows, P.PARTS)
+        span = visible_range(block, mods, TOKENS, S)
+        first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # other consumers' keys live too
         q = rows_of(queries, turns.query, NUMBER, S, P)
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
             turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        acc = state.acc * value_scale(scales, kv_head, P)
+        acc = state.acc * value_scale(scales, block, P)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
 
@@ -70,11 +70,12 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     whole = item.block
     begin, end = tiles_of(item, mods, S)
     tiles = end - begin
-    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, whole.first + NUMBER * TOKENS)
+    first = whole.first + NUMBER * TOKENS
+    block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, first, whole.kv_head)
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
     some = True if P.CONSUMERS == 1 else count > 0  # a block has rows, for one consumer of several it may have none
     if some:
-        rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
+        rows = row_tile(block, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
         if S.PIECE is None:
             turns, state = attend_item(query, rings, turns, item, block, rows, results.scales, mods, NUMBER, S, P)
             rows, state = leaving(state, item, block, mods, rings.room, NUMBER, S, P)

@@ -20,7 +20,7 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
     if P.FP8_PRODUCTS:
         acc = in_order(acc, room, NUMBER, S, P)
     ROWS: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    rows = row_tile(block, item.kv_head, gl.arange(0, P.ROWS, layout=ROWS), mods, P.ROWS // S.GROUP, S)
+    rows = row_tile(block, gl.arange(0, P.ROWS, layout=ROWS), mods, P.ROWS // S.GROUP, S)
     state = State(acc, gl.convert_layout(state.max, ROWS), gl.convert_layout(state.sum, ROWS))
     if P.FP8_PRODUCTS and mods.sinks is not None:
         row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
@@ -98,7 +98,7 @@ def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.co
         else:
             store_block(out, results, rows, count, state, NUMBER, S, P)
         if NUMBER == 0 and item.first > 0:
-            tell_cut(results.told, item.block, item.kv_head, item.pieces, item.first_row, S)
+            tell_cut(results.told, item.block, item.pieces, item.first_row, S)
     elif S.SPLIT and joins_in_place(S, P):
         store_or_join(out, results, item, rows, count, state, NUMBER, S, P)
     elif S.SPLIT:

@@ -31,7 +31,7 @@ def tiles_of(item, mods, S: gl.constexpr):
     if S.PIECE is None:
         return item.begin, item.end
     else:
-        span = visible_range(item.block, mods, S.BLOCK_Q, item.kv_head, S)
+        span = visible_range(item.block, mods, S.BLOCK_Q, S)
         begin = gl.maximum(item.begin, span.lo // S.TILE)
         return begin, gl.maximum(begin, gl.minimum(item.end, gl.cdiv(span.hi, S.TILE)))
 
@@ -46,7 +46,7 @@ def attend_piece(
     if item.begin < item.end:
         state = State(acc, row_max, row_sum)
         turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
-        acc = state.acc * value_scale(scales, item.kv_head, P)
+        acc = state.acc * value_scale(scales, item.block, P)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
 
@@ -60,16 +60,16 @@ def attend_pieces(
     What a row gets depends on its position alone: a tile or piece that another row of the block sees changes nothing.
     """
     PIECE: gl.constexpr = S.PIECE // S.TILE
-    queries, scales, kv_head = rings.queries, results.scales, item.kv_head
+    queries, scales = rings.queries, results.scales
     LAYOUT: gl.constexpr = rows.pos.type.layout
     begin, end = tiles_of(item, mods, S)
-    scale = score_scale(scales, kv_head, P)
+    scale = score_scale(scales, block, P)
     if begin < end:
-        scale = take_queries(query, queries, block, kv_head, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
-    scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
+        scale = take_queries(query, queries, block, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
+    scale = scale_by_token(scale, scales, rows, P.PARTS)
     q = rows_of(queries, turns.query, NUMBER, S, P)
-    span = visible_range(block, mods, P.ROWS // S.GROUP, kv_head, S)
-    first_key = visible_range(item.block, mods, S.BLOCK_Q, kv_head, S).lo  # other consumers' keys live too
+    span = visible_range(block, mods, P.ROWS // S.GROUP, S)
+    first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # other consumers' keys live too
     begin_all = item.begin // PIECE
     last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # a block that sees nothing may have sinks
     bank = rings.room.index(NUMBER)
@@ -81,7 +81,7 @@ def attend_pieces(
         # the piece of the row's own first key has its sink, wherever the block begins
         first = rows.first_key // S.PIECE == piece
         from_tile, to_tile = gl.maximum(piece * PIECE, begin), gl.minimum((piece + 1) * PIECE, end)
-        part = Item(item.block, kv_head, from_tile, to_tile, 1, 1, 1, 0, 0, 0)
+        part = Item(item.block, from_tile, to_tile, 1, 1, 1, 0, 0, 0)
         turns, new = attend_piece(q, rings, turns, part, first_key, rows, span, first, scale, scales, mods, S, P)
         _, new = leaving(new, item, block, mods, rings.room, NUMBER, S, P)
         cut = item.pieces > 1

@@ -175,27 +175,27 @@ def consume_latent_rows(
     LAYOUT: gl.constexpr = results_layout(DIMS, False, P.ROWS, P.CONVERT > 0)
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     scales, done = results.scales, turns.query
-    block, kv_head = item.block, item.kv_head
-    rows = row_tile(block, kv_head, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
+    block = item.block
+    rows = row_tile(block, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
     row_max, row_sum = start(mods.sinks, rows, item.first > 0, S)
     acc = gl.full([P.ROWS, DIMS], 0.0, gl.float32, LAYOUT)
     if item.begin < item.end:
         extra = rings.extra
-        unit = take_rows(query, rings.queries, extra.rest, extra.both, block, kv_head, mods, NUMBER, S, P, S_ROWS)
-        scale = score_scale(scales, kv_head, P)
+        unit = take_rows(query, rings.queries, extra.rest, extra.both, block, mods, NUMBER, S, P, S_ROWS)
+        scale = score_scale(scales, block, P)
         if S.NORMALIZED:
             scale = unit * scale
-        scale = scale_by_token(scale, scales, rows, kv_head // P.PARTS)
-        span = visible_range(block, mods, TOKENS)
+        scale = scale_by_token(scale, scales, rows, P.PARTS)
+        span = visible_range(block, mods, TOKENS, S)
         own_sum = row_sum if NUMBER == 0 else rows.slot * 0.0  # a sink is counted once
         state = State(acc, row_max, own_sum)
         turns, state = attend_in_turn(rings, turns, item, span.lo, rows, span, state, scale, mods, NUMBER, S, P)
         done += 1
-        acc = state.acc * value_scale(scales, kv_head, P)
+        acc = state.acc * value_scale(scales, block, P)
         row_max, row_sum = state.max, state.sum
     O_ROWS: gl.constexpr = gl.SliceLayout(1, LAYOUT)
     row = gl.arange(0, P.ROWS, layout=O_ROWS)
-    rows = row_tile(block, kv_head, row, mods, TOKENS, S)
+    rows = row_tile(block, row, mods, TOKENS, S)
     state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
     dim = NUMBER * DIMS + gl.arange(0, DIMS, layout=gl.SliceLayout(0, LAYOUT))
     if item.pieces > 1:
@@ -204,5 +204,5 @@ def consume_latent_rows(
     else:
         store_rows(out, results.lse, rows, dim, state, scales, S)
     if NUMBER == 0 and item.first > 0:
-        tell_cut(results.told, block, kv_head, item.pieces, item.first_row, S)
+        tell_cut(results.told, block, item.pieces, item.first_row, S)
     return Turns(turns.key, turns.value, done)

@@ -16,17 +16,17 @@ from .softmax import times, weigh, weigh_at_once
 
 
 @gluon.jit
-def score_scale(scales, kv_head, P: gl.constexpr):
+def score_scale(scales, block, P: gl.constexpr):
     """What a product of a stored query and a stored key is multiplied by."""
-    kv_head //= P.PARTS
-    scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, kv_head)
-    return scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, kv_head)
+    head = block.kv_head // P.PARTS  # of the cache
+    scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, head)
+    return scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, head)
 
 
 @gluon.jit
-def value_scale(scales, kv_head, P: gl.constexpr):
+def value_scale(scales, block, P: gl.constexpr):
     """What a sum of weighted stored values is multiplied by."""
-    return scale_of(scales.value, scales.value_ptr, scales.value_stride, kv_head // P.PARTS)
+    return scale_of(scales.value, scales.value_ptr, scales.value_stride, block.kv_head // P.PARTS)
 
 
 @gluon.jit

@@ -26,7 +26,7 @@ def rows_brought(P):
 
 @gluon.jit
 def load_part(
-    query, block, kv_head, mods, NUMBER: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PADDED: gl.constexpr,
+    query, block, mods, NUMBER: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PADDED: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
     """Dims BEGIN ... END - 1, PADDED at most, of the rows that a consumer brings, in the compute type.
@@ -37,7 +37,7 @@ def load_part(
     READ: gl.constexpr = rows_layout(8, PADDED, P.ROWS // 16)
     ROWS: gl.constexpr = rows_brought(P)
     row = NUMBER * ROWS + gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
-    rows = row_tile(block, kv_head, row, mods, P.CONSUMERS * ROWS // S.GROUP, S)
+    rows = row_tile(block, row, mods, P.CONSUMERS * ROWS // S.GROUP, S)
     dim = BEGIN + gl.arange(0, PADDED, layout=gl.SliceLayout(0, READ))
     ptr, inside = addresses(rows, dim, query, END, S)
     return decode(gl.load(ptr, mask=inside, other=0), query.FP8, dtype, S.NATIVE_FP8)
@@ -71,7 +71,7 @@ def queries_of(queries, number, P: gl.constexpr):
 
 @gluon.jit
 def take_parts(
-    query, queries, rest, block, kv_head, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    query, queries, rest, block, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Bring all parts into shared memory, through registers; returns the scale of their scores, as `take_queries`."""
@@ -80,10 +80,10 @@ def take_parts(
     thread_barrier()  # nobody may still multiply by the last ones
     parts = ()  # all on their way before the first is stored
     for j in gl.static_range(PARTS):
-        x = load_part(query, block, kv_head, mods, NUMBER, j * DIMS, S.VALUE_DIM, DIMS, S, P)
+        x = load_part(query, block, mods, NUMBER, j * DIMS, S.VALUE_DIM, DIMS, S, P)
         parts = parts + (x,)  # type: ignore[assignment]
     if S.REST > 0:
-        y = load_part(query, block, kv_head, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
+        y = load_part(query, block, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
         parts = parts + (y,)  # type: ignore[assignment]
     if S.NORMALIZED:
         parts, unit = normalize_parts(parts, S)

@@ -18,7 +18,7 @@ def make_rest_of_rows(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def take_rows(
-    query, queries, rest, numbers, block, kv_head, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    query, queries, rest, numbers, block, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Bring a consumer's half of the rows into shared memory, through registers; all are there for both.
@@ -29,9 +29,9 @@ def take_rows(
     ROWS: gl.constexpr = P.ROWS // 2
     slot = queries.slots.index(0).reshape([P.ROWS, S.DIM])
     meet_other()  # nobody may still multiply by the last ones
-    parts = (load_part(query, block, kv_head, mods, NUMBER, 0, S.VALUE_DIM, S.DIM, S, P),)
+    parts = (load_part(query, block, mods, NUMBER, 0, S.VALUE_DIM, S.DIM, S, P),)
     if S.REST > 0:
-        y = load_part(query, block, kv_head, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
+        y = load_part(query, block, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
         parts = parts + (y,)  # type: ignore[assignment]
     units = numbers.index(1)
     if S.NORMALIZED:

@@ -101,7 +101,7 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
     PARTS: gl.constexpr = dim_parts(S.DIM)
     for i in gl.static_range(PARTS):
         part = queries.slots.index(slot if PARTS == 1 else slot * PARTS + i)
-        load_box(box, [token, item.kv_head * S.GROUP, i * (S.DIM // PARTS)], queries.full.index(slot), part)
+        load_box(box, [token, item.block.kv_head * S.GROUP, i * (S.DIM // PARTS)], queries.full.index(slot), part)
 
 
 @gluon.jit
@@ -177,7 +177,7 @@ def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def take_queries(
-    query, queries, block, kv_head, scale, done, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
+    query, queries, block, scale, done, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Until a consumer's rows are in shared memory; returns the scale of their scores, of each row if rows differ.
@@ -190,7 +190,7 @@ def take_queries(
     else:
         READ: gl.constexpr = rows_layout(8, S.DIM, P.ROWS // 16)
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
-        rows = row_tile(block, kv_head, row, mods, ROWS // S.GROUP, S)
+        rows = row_tile(block, row, mods, ROWS // S.GROUP, S)
         dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))
         thread_barrier()  # nobody may still multiply by the last ones
         loaded = load_query(query, rows, dim, 1, S)

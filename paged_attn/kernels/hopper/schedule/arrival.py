@@ -56,7 +56,7 @@ def join_block(
     """`join_if_last` of all pieces at once."""
     if is_last(counter_of(results, item, NUMBER, P), item.holders):
         pieces = Pieces(item.first_row + NUMBER * P.ROWS, P.SKIP, P.STRIDE, item.pieces)
-        join_states(out, results, item.kv_head, pieces, token, count, True, ROWS, S, P)
+        join_states(out, results, item.block, pieces, token, count, True, ROWS, S, P)
 
 
 @gluon.jit
@@ -83,7 +83,7 @@ def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.cons
     left = gl.minimum(groups, 2)  # times that this program may find itself the last
     while left > 0:
         if is_last(counter, pieces.count):
-            join_states(out, results, item.kv_head, pieces, token, count, left == 1, ROWS, S, P)
+            join_states(out, results, item.block, pieces, token, count, left == 1, ROWS, S, P)
             left -= 1
             counter = results.told + item.counter
             pieces = Pieces(item.first_row, size * P.STRIDE - P.SKIP, size * P.STRIDE, groups)

@@ -82,9 +82,7 @@ class Pieces(NamedTuple):
 
 
 @gluon.jit
-def join_states(
-    out, results, kv_head, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
+def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Join pieces of `count` rows, at most ROWS, from a token on: to results, or if not whole in place of the first.
 
     What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
@@ -98,7 +96,7 @@ def join_states(
     parts = results.partial
     for first in range(0, count, AT_ONCE):
         row = first + gl.arange(0, AT_ONCE, layout=gl.SliceLayout(1, LAYOUT))
-        rows = rows_from(token, kv_head, row, row < count, S)
+        rows = rows_from(token, block.kv_head, row, row < count, S)
         for first_dim in range(0, S.VALUE_PADDED, WIDTH):
             dim = first_dim + gl.arange(0, WIDTH, layout=gl.SliceLayout(0, LAYOUT))
             at = pieces.row + row

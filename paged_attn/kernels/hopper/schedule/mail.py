@@ -26,7 +26,7 @@ def make_mail(gates, P: gl.constexpr):
 @gluon.jit
 def no_item(like):
     """What is handed out behind the last item."""
-    return Item(Block(0, 0, 0, 0, 0), like * 0 - 1, 0, 0, 1, 1, 1, 0, 0, 0)
+    return Item(Block(0, 0, 0, 0, 0, like * 0 - 1), 0, 0, 1, 1, 1, 0, 0, 0)
 
 
 @gluon.jit
@@ -51,7 +51,7 @@ def publish(mail, number, item):
     _put(mail, at, 2, item.block.query_len)
     _put(mail, at, 3, item.block.seq_len)
     _put(mail, at, 4, item.block.first)
-    _put(mail, at, 5, item.kv_head)
+    _put(mail, at, 5, item.block.kv_head)
     _put(mail, at, 6, item.begin)
     _put(mail, at, 7, item.end)
     _put(mail, at, 8, item.first)
@@ -73,7 +73,7 @@ def read(mail, number, WARPS: gl.constexpr, BY_WARP: gl.constexpr = False):
     x = ()
     for field in gl.static_range(13):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
-    item = Item(Block(x[0], x[1], x[2], x[3], x[4]), x[5], x[6], x[7], x[8], x[9], x[9], x[10], x[11], x[12])  # type: ignore[misc]
+    item = Item(Block(x[0], x[1], x[2], x[3], x[4], x[5]), x[6], x[7], x[8], x[9], x[9], x[10], x[11], x[12])  # type: ignore[misc]
     if WARPS >= 8 or BY_WARP:
         arrive_at(meet(mail.empty_at + at * 8))
     else:

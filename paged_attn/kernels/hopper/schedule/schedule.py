@@ -164,8 +164,8 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
             number, kv_head, from_tile, to_tile, pieces, first_slot, slot = piece_of(
                 found, blocks, tiles, index, slots_before, lists, S, P
             )
-        block = block_of(batch, found.seq, number, S)
-        span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
+        block = block_of(batch, found.seq, number, kv_head, S)
+        span = visible_range(block, mods, S.BLOCK_Q, S)
         context_len = block.seq_len - block.query_len
         begin = tile_of(span.lo, context_len, S)
         past = tiles_before(span.hi, context_len, S)
@@ -175,7 +175,7 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
             past = gl.minimum(past, before + to_tile)
         first = gl.where(from_tile == 0, 1, 0)
         item = Item(
-            block, kv_head, begin, gl.maximum(begin, past), first, pieces, pieces, first_slot * S.ROWS, slot * S.ROWS,
+            block, begin, gl.maximum(begin, past), first, pieces, pieces, first_slot * S.ROWS, slot * S.ROWS,
             first_slot,
         )  # fmt: skip
     else:

@@ -11,28 +11,29 @@ from ..shim import gl, gluon
 
 
 class Walk(NamedTuple):
-    """Where on the line of units a loader or consumer is."""
+    """Where on the line of units of a KV head a loader or consumer is."""
 
     unit: Any
     seq: Any
     before: Any  # units before seq
+    kv_head: Any
 
 
 @gluon.jit
-def item_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=None):
+def item_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
     """(item, units of it) at a unit of a sequence whose blocks have so many tiles each.
 
     blocks: of the sequence, where they may be so many that shares have several: then a block that sees many keys is
     followed by one that sees few, so that all shares have about as much to do.
     """
     if S.PIECE is None:
-        return piece_at(batch, share, walk, tiles, kv_head, mods, S, blocks)
+        return piece_at(batch, share, walk, tiles, mods, S, blocks)
     else:
-        return fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S)
+        return fixed_pieces_at(batch, share, walk, tiles, mods, S)
 
 
 @gluon.jit
-def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=None):
+def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
     """What a share has of a block is one piece."""
     tile = walk.unit - walk.before
     number = 0
@@ -40,31 +41,31 @@ def piece_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr, blocks=N
         number, tile = tile // tiles, tile % tiles
     if blocks is not None:
         number = gl.where(number % 2 == 0, number // 2, blocks - 1 - number // 2)
-    block = block_of(batch, walk.seq, number, S)
+    block = block_of(batch, walk.seq, number, walk.kv_head, S)
     count = gl.minimum(tiles - tile, share.end - walk.unit)
-    span = visible_range(block, mods, S.BLOCK_Q, kv_head, S)
+    span = visible_range(block, mods, S.BLOCK_Q, S)
     context_len = block.seq_len - block.query_len
-    from_tile = first_tile(block.seq, None, context_len, mods, S, kv_head) + tile
+    from_tile = first_tile(block.seq, None, context_len, mods, S, walk.kv_head) + tile
     begin = gl.maximum(tile_of(span.lo, context_len, S), from_tile)
     end = gl.maximum(begin, gl.minimum(tiles_before(span.hi, context_len, S), from_tile + count))
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
     # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
-    first_row = ((2 * first_share + 1) * S.KV_HEADS + kv_head) * S.ROWS
-    row = ((2 * share.index + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + kv_head) * S.ROWS
-    counter = first_share * S.KV_HEADS + kv_head
-    item = Item(block, kv_head, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
+    first_row = ((2 * first_share + 1) * S.KV_HEADS + walk.kv_head) * S.ROWS
+    row = ((2 * share.index + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + walk.kv_head) * S.ROWS
+    counter = first_share * S.KV_HEADS + walk.kv_head
+    item = Item(block, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
     return item, count
 
 
 @gluon.jit
-def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
+def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
     """Pieces that begin in a share are its own, maybe none; `pieces` is 1 where it has all of the block."""
     PIECE: gl.constexpr = S.PIECE // S.TILE
-    block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, S)
+    block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, walk.kv_head, S)
     tile = (walk.unit - walk.before) % tiles
     count = gl.minimum(tiles - tile, share.end - walk.unit)
-    from_tile = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S, kv_head)
+    from_tile = first_tile(block.seq, None, block.seq_len - block.query_len, mods, S, walk.kv_head)
     first_piece, past_pieces = pieces_of(from_tile, 0, tiles, S)
     begin, end = pieces_of(from_tile, tile, count, S)
     room = batch.slots // gl.num_programs(0)
@@ -77,12 +78,10 @@ def fixed_pieces_at(batch, share, walk, tiles, kv_head, mods, S: gl.constexpr):
     second = unit + (first_piece + 1) * PIECE - from_tile  # where the second piece begins
     holders = holders_of(share, first_share, second, pieces, PIECE)
     # the last piece's state comes first
-    first_row = (first_share * room * S.KV_HEADS + kv_head) * S.LIVE
+    first_row = (first_share * room * S.KV_HEADS + walk.kv_head) * S.LIVE
     row = first_row + (first_piece + pieces - end) * (S.KV_HEADS * S.LIVE)
-    counter = first_share * S.KV_HEADS + kv_head
-    item = Item(
-        block, kv_head, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter
-    )
+    counter = first_share * S.KV_HEADS + walk.kv_head
+    item = Item(block, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter)
     return item, count
 
 
