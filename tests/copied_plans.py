@@ -12,7 +12,7 @@ from tests.replanned import replanned
 
 
 def _always(p: Problem) -> tuple[Problem, Copies | None]:
-    if p.packed or p.latent or p.gap or not p.ragged:
+    if p.packed or p.latent or p.gap or p.head_windows or not p.ragged:
         return p, None
     copies = copies_of(p)
     return over(p, copies), copies

@@ -17,6 +17,7 @@ from paged_attn.planning import plan
 from paged_attn.records.copies import PAGE, copies_of, over
 from tests import copied_plans
 from tests.cases import E4M3, E5M2, Case, bits, build, problem_of, run
+from tests.masks import MASKS
 
 UNEVEN: dict[str, Any] = dict(query_lens=(1, 40, 0, 9, 3), seq_lens=(300, 170, 20, 9, 129), heads=4, kv_heads=2)
 CASES: dict[str, dict[str, Any]] = {
@@ -88,6 +89,13 @@ def test_calls_over_copies_give_the_results_of_the_reference(name: str, device: 
     case = Case(name, **UNEVEN | CASES[name])
     assert plan.plan(problem_of(build(case, device))).copies is not None
     run(case, device)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.usefixtures("copied")
+def test_every_mask_sees_over_copies_what_the_reference_does(name: str, device: str) -> None:
+    run(Case(name, **UNEVEN | MASKS[name], page_size=4), device)
 
 
 @pytest.mark.usefixtures("copied")

@@ -10,7 +10,7 @@ from ..records.call import Call
 from ..records.copies import PAGE, Copies
 from ..records.rounding import cdiv, next_power_of_2
 from .common.copying import copy_pages_kernel
-from .common.records import BOUND_TO_THE_LEFT, KV, KeyValues, Modifiers
+from .common.records import KV, NO_BOUND_TO_THE_LEFT, KeyValues, Modifiers
 
 WARPS = 4
 BYTES_AT_ONCE = 16 << 10  # of keys, and of values as many: eight times 16 bytes of each thread, in registers
@@ -75,4 +75,4 @@ def _bound(mods: Modifiers) -> Modifiers:
     if mods.left is None:
         return Modifiers()
     assert mods.prefix_lens is None  # between a prefix and a window pages may be gone, too
-    return Modifiers(**{name: getattr(mods, name) for name in BOUND_TO_THE_LEFT})
+    return Modifiers(**{name: value for name, value in mods._asdict().items() if name not in NO_BOUND_TO_THE_LEFT})

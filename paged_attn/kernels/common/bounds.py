@@ -55,7 +55,7 @@ def behind_query(end, past, slot, seq_len, right, mods):
     if mods.spans_right is not None:
         past = tl.minimum(past, slot + right + 1)
     if mods.CLIP_SPANS is not None:
-        past = within_chunk(past, slot, mods)
+        past = end_within(past, slot, mods)
     return tl.maximum(end, tl.minimum(past, seq_len))
 
 
@@ -69,11 +69,26 @@ def right_of(seq, mods):
 
 
 @triton.jit
-def within_chunk(end, pos, mods):
-    """`end`, but no later than that of a position's chunk; where positions are no slots, `cut_own` looks for it."""
+def end_within(end, pos, mods):
+    """`end`, but no later than what ends the keys of a query at pos whatever `right` says: that of its chunk.
+
+    Where positions are no slots this bounds no slots, and `shows_position` is asked of the call's own keys.
+    """
     if mods.chunk is not None and mods.query_positions is None:
         end = tl.minimum(end, (chunk_of(pos, mods) + 1) * mods.chunk)
     return end
+
+
+@triton.jit
+def shows_position(pos, row_pos, left, mods):
+    """Whether queries at row_pos [R] see keys at pos [N], as far as the bounds of `first_key_of` and `end_within` say.
+
+    Of call's own keys, whose slots do not tell it; comes with `left`.
+    """
+    seen = pos[None, :] >= (row_pos - left)[:, None]
+    if mods.chunk is not None:
+        seen &= chunk_of(pos, mods)[None, :] == chunk_of(row_pos, mods)[:, None]
+    return seen
 
 
 @triton.jit
@@ -106,8 +121,7 @@ def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.
         if mods.BY_HEAD_TO_THE_RIGHT is not None:
             right = tl.minimum(right, side_of_rows(right, block.kv_head, row % S.GROUP, RIGHT, mods, S))
         last_key = tl.minimum(slot + right, last_key)
-    if mods.chunk is not None:
-        last_key = within_chunk(last_key + 1, pos, mods) - 1
+    last_key = end_within(last_key + 1, pos, mods) - 1
     span_begin, span_end, prefix = slot, slot, context_len  # of nothing: Triton 3.6 returns no record with a None
     if mods.spans is not None:
         span_begin, span_end = span_around(slot, block.seq, None, mods)
@@ -167,8 +181,8 @@ def visible_range(block, mods, TOKENS: tl.constexpr, S: tl.constexpr = None):
             least_right, most_right = tl.minimum(right, least), tl.minimum(right, most)
         hi = tl.minimum(last_pos + most_right + 1, hi)
         full_hi = tl.minimum(first_pos + least_right + 1, full_hi)
-    hi = within_chunk(hi, last_pos, mods)
-    full_hi = within_chunk(full_hi, first_pos, mods)
+    hi = end_within(hi, last_pos, mods)
+    full_hi = end_within(full_hi, first_pos, mods)
     if mods.spans is not None:
         least_right, most_right = 0, 0
         if mods.spans_right is not None:

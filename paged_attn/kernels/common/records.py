@@ -103,10 +103,10 @@ class Modifiers(NamedTuple):
     BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: `right` may be less for a head, by slots
 
 
-# Which of these say where the keys begin that a query sees.
-BOUND_TO_THE_LEFT = (
-    "left", "chunk", "query_positions", "spans", "spans_count", "spans_stride", "spans_step", "CLIP_SPANS",
-    "spans_right",
+# All but these say where the keys begin that some query sees.
+NO_BOUND_TO_THE_LEFT = (
+    "right", "softcap", "alibi_slopes", "qq_bias", "qq_bias_stride", "qq_bias_size", "sinks", "score_mod_args",
+    "position_right", "causal", "qq_bias_stride_seq", "qq_mask", "qq_mask_stride", "qq_words",
 )  # fmt: skip
 
 

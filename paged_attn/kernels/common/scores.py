@@ -6,7 +6,7 @@ Both dialects use these: key [N] counts the keys of a tile from 0, in whatever l
 import triton
 import triton.language as tl
 
-from .bounds import chunk_of
+from .bounds import shows_position
 from .head_windows import LEFT, RIGHT, side_of_rows
 from .numerics import LOG2E
 
@@ -131,10 +131,7 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
             before = scores
             if mods.left is not None:
                 left = side_of_rows(mods.left, rows.kv_head, rows.member, LEFT, mods, S)
-                scores = tl.where(pos[None, :] >= (rows.pos - left)[:, None], scores, float("-inf"))
-            if mods.chunk is not None:
-                same = chunk_of(pos, mods)[None, :] == chunk_of(rows.pos, mods)[:, None]
-                scores = tl.where(same, scores, float("-inf"))
+                scores = tl.where(shows_position(pos, rows.pos, left, mods), scores, float("-inf"))
             if mods.position_right is not None:
                 right = side_of_rows(mods.position_right, rows.kv_head, rows.member, RIGHT, mods, S)
                 seen = pos[None, :] <= (rows.pos + right)[:, None]
