@@ -14,20 +14,20 @@ from torch import Tensor
 from .checks.options import both, integer, kind
 from .step import Table, admit, is_ragged
 
-Rows = Sequence[Sequence[int]]
-Batch = tuple[Table, Tensor, "Tensor | None"]
+PageLists = Sequence[Sequence[int]]
+Padded = tuple[Table, Tensor, "Tensor | None"]
 
 
 def pad_batch(
-    page_table: Table | Rows,
+    page_table: Table | PageLists,
     seq_lens: Tensor | Sequence[int],
     cu_seqlens_q: Tensor | Sequence[int] | None = None,
     *,
     seqs: int | None = None,
     max_pages: int | None = None,
-    out: Batch | None = None,
+    out: Padded | None = None,
     device: torch.device | str | None = None,
-) -> Batch:
+) -> Padded:
     """A batch with empty sequences behind it, as many as a CUDA graph has: into its own tensors, or into new ones.
 
     Empty sequences have length 0 and no query: `positions` and `slots` of theirs are -1, and attention gives zeros.
@@ -61,7 +61,7 @@ def pad_batch(
     if isinstance(page_table, Tensor) or is_ragged(page_table):
         given = page_table
     else:
-        rows = cast(Rows, page_table)
+        rows = cast(PageLists, page_table)
         given = _ragged(rows, device) if ragged else _table(rows, device)
     if not isinstance(seq_lens, Tensor):
         seq_lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
@@ -88,7 +88,7 @@ def pad_batch(
 
 def _new(
     page_table: Table, seq_lens: Tensor, cu_seqlens_q: Tensor | None, seqs: int | None, max_pages: int | None
-) -> Batch:
+) -> Padded:
     """Tensors for so many sequences and pages; zeros where nothing will be put."""
     count = seq_lens.shape[0]
     dense = isinstance(page_table, Tensor)
@@ -136,14 +136,14 @@ def _put_starts(given: Tensor, place: Tensor, count: int) -> None:
     place[count + 1 :].copy_(place[count : count + 1].expand(place.shape[0] - count - 1))
 
 
-def _table(rows: Rows, device: torch.device | str | None) -> Tensor:
+def _table(rows: PageLists, device: torch.device | str | None) -> Tensor:
     """Rows of any lengths as one table, with zeros behind the shorter ones."""
     columns = max((len(row) for row in rows), default=0)
     filled = [[*row, *[0] * (columns - len(row))] for row in rows]
     return torch.tensor(filled, dtype=torch.int32, device=device).reshape(len(rows), columns)
 
 
-def _ragged(rows: Rows, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
+def _ragged(rows: PageLists, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
     """Rows of any lengths one behind the other, and where each begins."""
     ends = [0]
     for row in rows:

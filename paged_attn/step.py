@@ -17,10 +17,10 @@ from .checks.options import both, integer
 from .checks.page_table import admit_ragged
 
 Table = Tensor | tuple[Tensor, Tensor]
-Lengths = TypeVar("Lengths", int, Tensor)
+IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
 
-def pages_needed(lengths: Lengths, page_size: int) -> Lengths:
+def pages_needed(lengths: IntOrTensor, page_size: int) -> IntOrTensor:
     """Pages that so many tokens fill, the last one perhaps in part.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paged_attn.kernels.hopper import planning
 from paged_attn.kernels.hopper.planning.conversion import NONE, conversion
-from paged_attn.kernels.hopper.planning.shapes import dim_of
+from paged_attn.kernels.hopper.planning.shapes import padded_dim
 from paged_attn.records.problem import Problem
 from tests.replanned import replanned
 
@@ -103,7 +103,7 @@ def three() -> contextlib._GeneratorContextManager[None]:
         MIN_TOKENS_WORTH_CODE_COPIES=0,
         MIN_MEAN_TOKENS_WORTH_CODE_COPIES=0,
         MAX_KEYS_OF_HALF_TILES=-1,
-        three_copies_have_room=lambda p: dim_of(p) == 128,
+        three_copies_have_room=lambda p: padded_dim(p) == 128,
         three_copies_end_sooner=_always,
         four_warpgroups_end_sooner=_never,
     )

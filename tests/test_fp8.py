@@ -13,7 +13,7 @@ import triton.language as tl
 
 import paged_attn
 from paged_attn.calls import memo
-from paged_attn.kernels.common.numerics import apart, normalize, together
+from paged_attn.kernels.common.numerics import in_parts, normalize, together
 from paged_attn.kernels.portable.attention import attention_kernel
 from paged_attn.launching import launch
 from paged_attn.records import layout
@@ -112,7 +112,7 @@ def normalize_kernel(x, rows, powers, R: tl.constexpr, D: tl.constexpr):
 def apart_kernel(x, halves, whole, R: tl.constexpr, D: tl.constexpr):
     row = tl.arange(0, R)[:, None]
     at = row * D + tl.arange(0, D)[None, :]
-    parts = apart(tl.load(x + at), 2)
+    parts = in_parts(tl.load(x + at), 2)
     half = row * (D // 2) + tl.arange(0, D // 2)[None, :]
     for i in tl.static_range(2):
         tl.store(halves + i * R * D // 2 + half, parts[i])

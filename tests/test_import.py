@@ -101,9 +101,9 @@ def test_hosts_may_ask_every_value_for_its_attributes() -> None:
 
 
 def test_an_argument_without_a_tensor_has_no_attributes() -> None:
-    from paged_attn.launching.template import Argument
+    from paged_attn.launching.template import Hole
 
-    assert not hasattr(Argument(-1), "shape")
-    assert not hasattr(Argument(0, []), "shape")
-    assert not hasattr(Argument.__new__(Argument), "shape")  # as unpickling asks
-    assert Argument(0, [torch.zeros(3)]).shape == (3,)
+    assert not hasattr(Hole(-1), "shape")
+    assert not hasattr(Hole(0, []), "shape")
+    assert not hasattr(Hole.__new__(Hole), "shape")  # as unpickling asks
+    assert Hole(0, [torch.zeros(3)]).shape == (3,)

@@ -126,7 +126,7 @@ def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]
 
 
 def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
-    """The records of a call; an Argument stands for each tensor."""
+    """The records of a call; a Hole stands for each tensor."""
     *given, lse = held
     x = Tensors.of_slots(given)
     # whoever asks whether there is a bound to the left asks for `left` alone, whatever bounds it

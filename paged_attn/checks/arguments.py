@@ -18,7 +18,7 @@ from .axes import MAX_WORDS, Axes, Door
 from .contents import check_attention_contents, check_write_contents
 from .dtypes import BIAS_FOR, BOOL, CACHE_FOR, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
 from .options import boolean, both, choice, integer, number, window
-from .overlap import apart, same_elements, writable
+from .overlap import no_overlap, same_elements, writable
 from .page_table import STARTS, admit_page_table
 from .query_scale import check_query_scale
 from .swapped import looks_swapped, warn
@@ -117,9 +117,9 @@ def check_attention(given: Tensors, options: Options) -> Axes:
         door.tensor("out", out, ("tokens", "heads", "value_dim"), QUERY)
         writable("out", out)
         if not same_elements(out, q):  # a block's queries are read before its results are written
-            apart("out", out, q=q)
+            no_overlap("out", out, q=q)
         others = {STARTS if name == "page_starts" else WITHIN.get(name, name): getattr(given, name) for name in APART}
-        apart("out", out, **others, **more)
+        no_overlap("out", out, **others, **more)
     check_query_scale(door, given.q_scale, q)
     door.scale("k_scale", given.k_scale, "k_cache", k_cache.dtype)
     door.scale("v_scale", given.v_scale, "v_cache", v_cache.dtype)
@@ -193,7 +193,7 @@ def check_write(
     elif v_cache is not None:  # which `caches` has made sure of
         writable("v_cache", v_cache)
         if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
-            apart("v_cache", v_cache, k_cache=k_cache)
+            no_overlap("v_cache", v_cache, k_cache=k_cache)
         door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
     size = door.sizes
     return Axes(

@@ -58,7 +58,7 @@ def writable(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
 
 
-def apart(name: str, value: Tensor, **others: Any) -> None:
+def no_overlap(name: str, value: Tensor, **others: Any) -> None:
     """What a call writes shares no memory with what it reads at the same time."""
     for other, tensor in others.items():
         if isinstance(tensor, Tensor) and overlap(value, tensor):

@@ -29,7 +29,7 @@ VARIABLES = {
 }
 
 
-class Dialect(NamedTuple):
+class DialectState(NamedTuple):
     """Kernels of one kind, and whether calls get them here."""
 
     name: str
@@ -76,18 +76,23 @@ def info(as_json: bool) -> None:
     print_rows(rows, console(False))
 
 
-def dialects(found: machine.Found | None, interpreted: bool, triton: str | None) -> list[Dialect]:
+def dialects(found: machine.Found | None, interpreted: bool, triton: str | None) -> list[DialectState]:
     """Each kind of kernels: what `backend` decides at the first call."""
     if triton is None:
-        return [Dialect(name, False, "Triton is not installed") for name in ("Hopper", "portable")]
+        return [DialectState(name, False, "Triton is not installed") for name in ("Hopper", "portable")]
     if interpreted:
         why = "Triton's interpreter does not know them"
-        return [Dialect("Hopper", False, why), Dialect("portable", True, "interpreted by Triton on the CPU: slow")]
+        return [
+            DialectState("Hopper", False, why),
+            DialectState("portable", True, "interpreted by Triton on the CPU: slow"),
+        ]
     arch = "no GPU" if found is None else found.arch
     hopper = _why_no_hopper(found, triton)
     return [
-        Dialect("Hopper", hopper is None, hopper or f"compiled for {arch}; calls that they do not take go to portable"),
-        Dialect("portable", True, f"compiled by Triton for {arch}"),
+        DialectState(
+            "Hopper", hopper is None, hopper or f"compiled for {arch}; calls that they do not take go to portable"
+        ),
+        DialectState("portable", True, f"compiled by Triton for {arch}"),
     ]
 
 

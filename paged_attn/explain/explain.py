@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..kernels.copies import WARPS, tiles_of
+from ..kernels.copies import WARPS, tiles_of_copies
 from ..kernels.cuts import CutSummary
 from ..kernels.words import some
 from ..launching.scratch import Need
@@ -18,7 +18,7 @@ from ..records.copies import PAGE, Copies
 from ..records.layout import is_fp8
 from ..records.plan import UNBOUNDED, Launch
 from ..records.problem import Problem
-from .question import Question, copied, cut, grids, memory, need_of, operations, seconds
+from .question import Question, bytes_copied, cut, grids, memory, need_of, operations, seconds
 
 
 def explain(question: Question) -> Iterator[tuple[str, str]]:
@@ -46,7 +46,7 @@ def explain(question: Question) -> Iterator[tuple[str, str]]:
         if any(part.shape.SPLIT for part in launch.parts):
             yield "  scratch", _scratch(need_of(launch))
     moved = memory(question) | ({"states of pieces, out and in": states} if states else {})
-    moved |= {"copies, out and in": 2 * copied(question)} if made.copies is not None else {}
+    moved |= {"copies, out and in": 2 * bytes_copied(question)} if made.copies is not None else {}
     yield "memory", f"{_bytes(sum(moved.values()))}: " + ", ".join(f"{name} {_bytes(n)}" for name, n in moved.items())
     parts = [part for launch in launches for part in launch.parts]
     useful, done_in_tiles = operations(question), sum(_multiplied(x, cut(x, question.batch)) for x in parts)
@@ -94,7 +94,7 @@ def _copies(copies: Copies) -> str:
     """What comes before all launches."""
     keys = f"up to {copies.pages * PAGE} keys of each sequence"
     return (
-        f"copy_pages_kernel, {tiles_of(copies).programs} programs of {WARPS} warps: {keys} from pages of "
+        f"copy_pages_kernel, {tiles_of_copies(copies).programs} programs of {WARPS} warps: {keys} from pages of "
         f"{copies.from_page} into pages of {PAGE} of the call's own, {_bytes(copies.bytes)}"
     )
 

@@ -79,7 +79,7 @@ def memory(question: Question) -> dict[str, int]:
     }
 
 
-def copied(question: Question) -> int:
+def bytes_copied(question: Question) -> int:
     """Bytes of what lies in the cache, and somebody sees."""
     new = new_dtype(question.model).itemsize * sum(question.query_lens) if question.model.new else 0
     return memory(question)["keys and values"] - new * question.model.kv_heads * (

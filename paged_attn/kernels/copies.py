@@ -32,7 +32,7 @@ class Tiles(NamedTuple):
         return self.groups * self.parts
 
 
-def tiles_of(copies: Copies) -> Tiles:
+def tiles_of_copies(copies: Copies) -> Tiles:
     """As many keys of as many heads as a program has registers for."""
     rows = BYTES_AT_ONCE // (max(_padded(copies.head_dim), _padded(copies.value_dim)) * copies.dtype.itemsize)
     heads = min(next_power_of_2(copies.kv_heads), rows)
@@ -44,7 +44,7 @@ def tiles_of(copies: Copies) -> Tiles:
 def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
     """The launch, and the call over its results."""
     assert copies.bytes < 1 << 31  # places in a sequence's pages are counted in 32 bits
-    tensors, tiles = copies.tensors(), tiles_of(copies)
+    tensors, tiles = copies.tensors(), tiles_of_copies(copies)
     keys, values, table = own(tensors)
     cache = layout.cache(keys, values, "NHD")
     args = (

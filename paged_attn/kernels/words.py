@@ -15,6 +15,6 @@ def size_of(launch: Launch) -> str:
     return f"({shape.BLOCK_Q} tokens x {shape.GROUP} heads{live}) x {shape.TILE} keys"
 
 
-def pieces_of(launch: Launch) -> list[str]:
+def words_of_pieces(launch: Launch) -> list[str]:
     """That keys are cut at fixed places, if they are."""
     return [f"pieces of {launch.shape.PIECE} keys"] * (launch.shape.PIECE is not None)

@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 from . import context, versions
 from .locks import FIRST
-from .template import Argument, AtAddress, Descriptors
+from .template import AtAddress, Descriptors, Hole
 
-Launch = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
+FromAddresses = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
 
 WORD, BOX = 8, 128  # bytes: of an address, of a descriptor of the copy engine
 BOXED = (64 + BOX, 128 + BOX)  # bytes: of an object of Triton's that ends with one, which is aligned to 64 or 128
@@ -38,7 +38,7 @@ class Attribute(ctypes.Structure):
     _fields_ = (("id", ctypes.c_uint), ("pad", ctypes.c_uint), ("value", ctypes.c_uint * 16))
 
 
-class Config(ctypes.Structure):
+class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig; dependent launches have an attribute, clusters and cooperative ones would have others."""
 
     _fields_ = (
@@ -77,9 +77,9 @@ class Places(dict[int, tuple[int, Any]]):
         return found
 
 
-def launch_of(
-    compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int, otherwise: Launch
-) -> Launch | None:
+def direct_launch(
+    compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int, otherwise: FromAddresses
+) -> FromAddresses | None:
     """A launch of a compiled kernel from so many addresses, or `otherwise` if the driver refuses it.
 
     None where Triton's launcher, or what the kernel takes, is not as expected.
@@ -103,7 +103,7 @@ def launch_of(
             encoded: Sequence[Any] = versions.encoded(descriptor, metas[number])
             return encoded
 
-        config = Config(grid, (32 * warps, 1, 1), shared)
+        config = LaunchConfig(grid, (32 * warps, 1, 1), shared)
         if run.launch_pdl and _version() >= IN_GRAPHS:
             attribute = Attribute(PROGRAMMATIC_STREAM_SERIALIZATION, 0, (1,))
             config.attributes, config.num_attributes = ctypes.pointer(attribute), 1
@@ -153,7 +153,7 @@ def _parameters(kinds: tuple[Any, ...], args: tuple[Any, ...]) -> Iterator[tuple
     for kind, arg in zip(kinds, args, strict=True):
         if isinstance(kind, tuple):
             yield from _parameters(kind, arg)
-        elif isinstance(arg, Argument):
+        elif isinstance(arg, Hole):
             yield "slot", arg.slot
         elif isinstance(arg, Descriptors):
             yield "box", arg
@@ -164,9 +164,9 @@ def _parameters(kinds: tuple[Any, ...], args: tuple[Any, ...]) -> Iterator[tuple
 
 
 def _direct(
-    start: Callable[..., int], function: int, config: Config, parameters: list[tuple[str, Any]],
-    boxes: list[tuple[int, int, Places]], count: int, otherwise: Launch,
-) -> Launch:  # fmt: skip
+    start: Callable[..., int], function: int, config: LaunchConfig, parameters: list[tuple[str, Any]],
+    boxes: list[tuple[int, int, Places]], count: int, otherwise: FromAddresses,
+) -> FromAddresses:  # fmt: skip
     """Tell the driver once where addresses and constants lie; write addresses, and where boxes lie, at each launch."""
     words, constants = (ctypes.c_uint64 * count)(), (ctypes.c_uint64 * len(parameters))()
     places = (ctypes.c_uint64 * len(parameters))()

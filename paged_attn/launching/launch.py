@@ -17,16 +17,16 @@ from .backend import INTERPRET, current, interpreting
 from .hooks import tell_plainly
 from .keys import settle
 from .locks import FIRST
-from .template import STREAM, Argument, Descriptors, Placed, caller, fill, filler
+from .template import STREAM, Descriptors, Hole, Placed, caller, fill, filler
 
-STATES, COUNTERS = Argument(-3), Argument(-2)  # scratch, between a call's tensors, memory of its own, and STREAM
+STATES, COUNTERS = Hole(-3), Hole(-2)  # scratch, between a call's tensors, memory of its own, and STREAM
 KEEPS = not INTERPRET
 # torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
 class Step(NamedTuple):
-    """One launch of any kernel.  Every parameter is in args, in order, with an Argument for each tensor."""
+    """One launch of any kernel.  Every parameter is in args, in order, with a Hole for each tensor."""
 
     kernel: Any
     grid: tuple[int, ...]
@@ -166,6 +166,6 @@ def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
         run(*grid, stream, function, packed, metadata, enter, leave, *args)
 
     through_triton = caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args))
-    direct = driver.launch_of(compiled, grid, step.args, count, through_triton)
+    direct = driver.direct_launch(compiled, grid, step.args, count, through_triton)
     # what observes holds the compiled kernel, too: 3.8 unloads one that nobody holds
     return Kept(step.need, step.room, direct or through_triton, observed)

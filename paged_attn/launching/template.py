@@ -19,7 +19,7 @@ with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
     Descriptors = (TensorDescriptor, hopper.TensorDescriptor)
 
 
-class Argument:
+class Hole:
     """One tensor of a call while records are built: it answers like the tensor, and knows its slot among them.
 
     What is kept for later calls must not keep memory alive, so it only knows where the tensor is held.
@@ -32,20 +32,20 @@ class Argument:
 
     def __getattr__(self, name: str) -> Any:
         # AttributeError is what hasattr waits for: hosts ask every value of every module for its attributes.
-        if name in Argument.__slots__ or not 0 <= self.slot < len(self.held):
+        if name in Hole.__slots__ or not 0 <= self.slot < len(self.held):
             raise AttributeError(name)
         return getattr(self.held[self.slot], name)
 
-    def view(self, dtype: torch.dtype) -> "Argument":
+    def view(self, dtype: torch.dtype) -> "Hole":
         """The same memory as elements of another type."""
-        return Argument(self.slot, self.held, dtype)
+        return Hole(self.slot, self.held, dtype)
 
     def element_size(self) -> int:
         """Bytes of an element of this view, which need not be those of the tensor's."""
         return (self.held[self.slot].dtype if self.dtype is None else self.dtype).itemsize
 
 
-class Placed(Argument):
+class Placed(Hole):
     """Memory that a launch is given besides its tensors: it answers like one without any, of the meta device."""
 
     __slots__ = ("like",)
@@ -55,7 +55,7 @@ class Placed(Argument):
         self.like = like
 
     def __getattr__(self, name: str) -> Any:
-        if name in (*Argument.__slots__, *Placed.__slots__):
+        if name in (*Hole.__slots__, *Placed.__slots__):
             raise AttributeError(name)
         return getattr(self.like, name)
 
@@ -66,23 +66,23 @@ class Placed(Argument):
         return self.like.dtype.itemsize if self.dtype is None else self.dtype.itemsize
 
 
-STREAM = Argument(-1)  # the stream that a launch is put on is the last of its addresses
+STREAM = Hole(-1)  # the stream that a launch is put on is the last of its addresses
 
 
 @contextlib.contextmanager
 def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """An Argument for each tensor, counted among them, and others as they are; they forget the tensors at the end."""
+    """A Hole for each tensor, counted among them, and others as they are; they forget the tensors at the end."""
     held = [x for x in values if isinstance(x, torch.Tensor)]
     slots = itertools.count()
     try:
-        yield [Argument(next(slots), held, x.dtype) if isinstance(x, torch.Tensor) else x for x in values]
+        yield [Hole(next(slots), held, x.dtype) if isinstance(x, torch.Tensor) else x for x in values]
     finally:
         held.clear()
 
 
 def fill(arg: Any, tensors: Sequence[Any]) -> Any:
     """The same records around these tensors."""
-    if isinstance(arg, Argument):
+    if isinstance(arg, Hole):
         tensor = tensors[arg.slot]
         return tensor if arg.dtype in (None, tensor.dtype) else tensor.view(arg.dtype)
     if isinstance(arg, Descriptors):
@@ -118,7 +118,7 @@ def filler(args: tuple[Any, ...]) -> Callable[[Sequence[int]], tuple[Any, ...]]:
 
 def _expression(arg: Any, constants: list[Any]) -> str:
     """Python that builds the argument from addresses p; what holds no tensor becomes a constant."""
-    if isinstance(arg, Argument):
+    if isinstance(arg, Hole):
         return f"p[{arg.slot}]"
     before = len(constants)
     if isinstance(arg, Descriptors):

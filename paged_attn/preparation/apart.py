@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from ..launching import child, versions
-from .kept import Asked, Turn, keep
+from .kept import Asked, Held, keep
 from .prepare import Summary
 from .processes import Pool, processors
 
@@ -41,13 +41,13 @@ def prepare(asked: Asked) -> Summary:
     return Summary(*json.loads(next(line for line in reversed(said) if line.startswith("["))))
 
 
-def prepare_meanwhile(asked: Asked, turn: Turn) -> None:
+def prepare_meanwhile(asked: Asked, turn: Held) -> None:
     """Do not wait: it gives way to whoever else wants a processor, and holds the turn till its end."""
     process = _begin(asked, turn)
     threading.Thread(target=_end, args=(process,), name="paged_attn.prepare", daemon=True).start()
 
 
-def _begin(asked: Asked, turn: Turn | None) -> Any:
+def _begin(asked: Asked, turn: Held | None) -> Any:
     """Nothing is written to its input, which ends when this process does."""
     held = [] if turn is None or turn.held is None else [turn.held]
     without = [versions.ASSEMBLER] if versions.assembler_was_another(asked.device.capability) else []

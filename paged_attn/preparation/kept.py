@@ -59,14 +59,14 @@ def keep(asked: Asked, folders: Iterable[str]) -> None:
             new.replace(file)
 
 
-class Turn(NamedTuple):
+class Held(NamedTuple):
     """A file that one process at a time holds: `held` may be handed to a child, which then holds it till its end."""
 
     held: int | None  # None: there are no such locks here, and everybody goes on
 
 
 @contextlib.contextmanager
-def turn(asked: Asked, wait: bool) -> Iterator[Turn | None]:
+def turn(asked: Asked, wait: bool) -> Iterator[Held | None]:
     """Of the processes of a host that want the same, one; None: another has it, and this one does not wait."""
     held = None
     try:
@@ -83,7 +83,7 @@ def turn(asked: Asked, wait: bool) -> Iterator[Turn | None]:
     except (ImportError, OSError):  # a system, or a file system, without
         pass
     try:
-        yield Turn(held)
+        yield Held(held)
     finally:
         if held is not None:
             os.close(held)

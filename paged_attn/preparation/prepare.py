@@ -13,7 +13,7 @@ from ..launching import backend
 from ..launching.backend import Device, device_of
 from .model import Lengths, Model, batches_up_to
 from .named import named
-from .processes import Pool, Track, Work, processors
+from .processes import ModelBatches, Pool, Track, processors
 
 
 class Summary(NamedTuple):
@@ -134,7 +134,7 @@ def compile_for(
         return Summary(0, 0, 0.0)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
     started = monotonic()
-    work = Work(model, list(batches))
+    work = ModelBatches(model, list(batches))
     with _tracking() as track, Pool(facts, local, processes or processors()) as pool:
         found = pool.compile([work], track)
     return Summary(len(found), sum(kernel.now for kernel in found.values()), monotonic() - started)

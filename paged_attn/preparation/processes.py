@@ -27,7 +27,7 @@ WRITES = ("both", "keys", "values")
 CHUNK = 2048  # batches that a process plans at a time
 
 
-class Work(NamedTuple):
+class ModelBatches(NamedTuple):
     """A model, batches of it, and how its keys are written."""
 
     model: Model
@@ -61,7 +61,7 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self._pool.shutdown(cancel_futures=True)
 
-    def compile(self, work: Iterable[Work], track: Track) -> dict[str, Compiled]:
+    def compile(self, work: Iterable[ModelBatches], track: Track) -> dict[str, Compiled]:
         """Every kernel that the work needs, by its hash."""
         tasks = [(one, batch) for one in work for batch in self._chosen(one, track)]
         # the kernels of prefills take three times as long as those of decodes: what begins last should be short
@@ -80,7 +80,7 @@ class Pool:
                     found[name] = kernel._replace(now=kernel.now or known.now)
         return found
 
-    def _chosen(self, work: Work, track: Track) -> list[Lengths]:
+    def _chosen(self, work: ModelBatches, track: Track) -> list[Lengths]:
         """As few of the batches as need all kernels; where processes cost nothing to begin, they look for these."""
         batches = work.batches
         if self.forked and len(batches) > CHUNK:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from .model import Lengths, Model, batches_up_to
-from .processes import Work
+from .processes import ModelBatches
 
 PROMPT = 64  # new tokens of a sequence from which on a step counts as one with prompts
 
@@ -37,8 +37,8 @@ class Served(NamedTuple):
             if decode or not (self.decodes or (usual and 1 < batch.max_seqlen_q < PROMPT)):
                 yield batch
 
-    def work(self, usual: bool = False) -> Work:
-        return Work(self.model, list(self.batches(usual)), self.writes)
+    def work(self, usual: bool = False) -> ModelBatches:
+        return ModelBatches(self.model, list(self.batches(usual)), self.writes)
 
 
 def plain(**fields: Any) -> Model:

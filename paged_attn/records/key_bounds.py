@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-Place = TypeVar("Place", int, Tensor)  # a position, or a tensor of them
+Position = TypeVar("Position", int, Tensor)  # a position, or a tensor of them
 
 
 class KeyBounds(NamedTuple):
@@ -28,14 +28,14 @@ class KeyBounds(NamedTuple):
             return self.left
         return self.chunk - 1 if self.left < 0 else min(self.left, self.chunk - 1)
 
-    def first_key(self, pos: Place) -> Place:
+    def first_key(self, pos: Position) -> Position:
         """The first that a query at pos sees."""
         first = at_least(pos - self.left, 0) if self.left >= 0 else pos * 0
         if self.chunk is not None:
             first = at_least(first, pos // self.chunk * self.chunk)
         return first
 
-    def end_of_keys(self, pos: Place, seq_len: int) -> Place:
+    def end_of_keys(self, pos: Position, seq_len: int) -> Position:
         """Behind the last that a query at pos sees, of so many."""
         end = pos * 0 + seq_len
         if self.right >= 0:
@@ -54,9 +54,9 @@ def key_bounds_of(options: Any, positions: bool = False) -> KeyBounds:
     return KeyBounds(left, 0 if options.causal else -1 if positions else right, options.chunk, positions)
 
 
-def at_least(x: Place, bound: Place | int) -> Place:
+def at_least(x: Position, bound: Position | int) -> Position:
     return x.clamp(min=bound) if isinstance(x, Tensor) else max(x, bound)
 
 
-def at_most(x: Place, bound: Place | int) -> Place:
+def at_most(x: Position, bound: Position | int) -> Position:
     return x.clamp(max=bound) if isinstance(x, Tensor) else min(x, bound)

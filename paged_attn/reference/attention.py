@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .cache import gather, row_of
+from .cache import gather, pages_of_seq
 from .scales import Scale, narrow, per_kv_head, per_token
 from .states import softmax
 
@@ -101,7 +101,7 @@ def paged_attention(
         if prefix > 0:
             key = torch.cat([torch.arange(min(prefix, first, max(seq_len, 0)), device=q.device), key])
         cached = key if k_new is None else key[key < context_len]
-        k, v = gather(k_cache, v_cache, row_of(page_table, seq), cached, kv_layout)
+        k, v = gather(k_cache, v_cache, pages_of_seq(page_table, seq), cached, kv_layout)
         k, v = k * key_scale, v * value_scale
         if k_new is not None:
             own = start + key[key >= context_len] - context_len

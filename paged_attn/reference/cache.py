@@ -43,7 +43,7 @@ def write_kv(
             cache[page, slot] = stored
 
 
-def row_of(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
+def pages_of_seq(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
     """Pages of one sequence, of a tensor or of (indptr, indices)."""
     if isinstance(page_table, Tensor):
         return page_table[seq]

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     from paged_attn.integrations.vllm import diffkv
     from paged_attn.integrations.vllm.impl import Impl
     from paged_attn.integrations.vllm.metadata import Builder
-    from paged_attn.integrations.vllm.ready import of_layer, steps_of
+    from paged_attn.integrations.vllm.ready import of_layer, steps_served
 
     try:
         from vllm.v1.kv_cache_interface import KVCacheLayout as LAYOUTS
@@ -131,7 +131,7 @@ class Layer:
         self.builder = Builder(self.spec, ["layer"], self.config, torch.device("cpu"))
 
     def served(self) -> list[Served]:
-        return [*of_layer(self, steps_of(self.config, self.spec), self.spec, self.config)]
+        return [*of_layer(self, steps_served(self.config, self.spec), self.spec, self.config)]
 
     def step(self, rng: random.Random) -> None:
         """A random one, eager or captured."""

@@ -72,14 +72,14 @@ class Latent:
 
 
 def main() -> None:
-    from paged_attn.integrations.vllm.ready import of_latents, steps_of
+    from paged_attn.integrations.vllm.ready import of_latents, steps_served
 
     keys.pose_as(H200)
     for name in sys.argv[1:]:
         with pytest.MonkeyPatch.context() as patch:
             layer, rng = Latent(patch, **LAYERS[name]), random.Random(0)
             most = layer.model.builder.reorder_batch_threshold or 1
-            steps = steps_of(layer.config, SimpleNamespace(block_size=vllm_latent.PAGE))
+            steps = steps_served(layer.config, SimpleNamespace(block_size=vllm_latent.PAGE))
             one = SimpleNamespace(impl=layer.model.impl)
             ready, asked = prepared([*of_latents(one, steps, most)]), set()
             for _ in range(60):

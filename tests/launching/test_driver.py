@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from paged_attn.launching import driver
 from paged_attn.launching.driver import BOX
-from paged_attn.launching.template import Argument
+from paged_attn.launching.template import Hole
 from tests import warm
 
 COUNT = 5  # addresses: of two tensors, of scratch, and the stream
@@ -51,7 +51,7 @@ class Driver:
         self.sizes, self.launches, self.attributes, self.fails = sizes, list[Any](), list[Any](), 0
 
     def __call__(self, config: int, function: int, pointers: int, extra: None) -> int:
-        seen = driver.Config.from_address(config)
+        seen = driver.LaunchConfig.from_address(config)
         places = (ctypes.c_void_p * len(self.sizes)).from_address(pointers)
         self.attributes += [(x.id, x.value[0]) for x in seen.attributes[: seen.num_attributes]]
         bits = [ctypes.string_at(place, size) for place, size in zip(places, self.sizes)]
@@ -60,7 +60,7 @@ class Driver:
 
 
 SIGNATURE = {"x": Record("*fp32", "i64", "constexpr"), "room": ("*i32",), "n": "i32", "scale": "fp32", "S": "constexpr"}
-ARGS = (Record(Argument(1), 1 << 33, None), (Argument(-3),), -3, 0.1, "shape")
+ARGS = (Record(Hole(1), 1 << 33, None), (Hole(-3),), -3, 0.1, "shape")
 BYTES = (8, 8, 8, 4, 4, 8, 8)
 PACKED = (4, 1, 1000)
 
@@ -87,7 +87,7 @@ def launch_of(
     compiled = SimpleNamespace(
         run=CudaLauncher(metas or [], **changed), packed_metadata=packed, function=17, src=src, asm=asm
     )
-    return driver.launch_of(compiled, grid, args, COUNT, notes.append), start, notes
+    return driver.direct_launch(compiled, grid, args, COUNT, notes.append), start, notes
 
 
 def test_the_driver_finds_the_addresses_and_the_stream_of_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ class Written(driver.Places):
 
 
 BOXES = tuple(
-    TensorDescriptor(Argument(i, [torch.zeros(8, 16)] * 2, torch.float16), [8, 16], [16, 1], [4, 16]) for i in (0, 1)
+    TensorDescriptor(Hole(i, [torch.zeros(8, 16)] * 2, torch.float16), [8, 16], [16, 1], [4, 16]) for i in (0, 1)
 )
 DESCRIBED: dict[str, Any] = {
     "metas": ["a", "b"], "args": (*BOXES, 5), "sizes": (BOX, 4, 4, 8, 8) * 2 + (4, 8, 8),

@@ -16,7 +16,7 @@ import paged_attn
 from paged_attn.calls import memo
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.launching import launch, scratch
-from paged_attn.launching.template import Argument, fill, filler
+from paged_attn.launching.template import Hole, fill, filler
 from tests.calls.changed import BASES, FP16
 from tests.calls.outcomes import outcome
 from tests.cases import build
@@ -89,7 +89,7 @@ def test_launch_hooks_of_triton_fire(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[Any] = []
     kernel = Compiled(notes)
     monkeypatch.setattr(kernel.__class__, "launch_metadata", lambda self, grid, stream, *args: ("metadata", grid))
-    step = launch.Step(None, (3,), (Argument(0), 5), {})
+    step = launch.Step(None, (3,), (Hole(0), 5), {})
     launches = launch.Launches([step], torch.device("cpu"))
     launches.kept, launches.stream = [launch._kept(step, kernel, 4)], lambda _: 9
     monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
@@ -167,7 +167,7 @@ def test_steps_hand_over_in_memory_of_the_call_alone(monkeypatch: pytest.MonkeyP
 
 def test_descriptors_describe_the_memory_of_the_call() -> None:
     first, second = torch.zeros(2, 8, 16, dtype=FP16)
-    args = (TensorDescriptor(Argument(0, [first], FP16), [8, 16], [16, 1], [4, 16]), 3)
+    args = (TensorDescriptor(Hole(0, [first], FP16), [8, 16], [16, 1], [4, 16]), 3)
     (filled, _), (kept, _) = fill(args, (second,)), filler(args)((second.data_ptr(),))
     assert filled.base is second
     assert kept.base.data_ptr() == second.data_ptr()

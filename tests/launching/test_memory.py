@@ -17,7 +17,7 @@ import paged_attn
 from paged_attn import reference
 from paged_attn.calls import memo
 from paged_attn.launching import driver, launch, memory, scratch, template
-from paged_attn.launching.template import Argument, AtAddress
+from paged_attn.launching.template import AtAddress, Hole
 from paged_attn.planning import plan
 
 CPU = torch.device("cpu")
@@ -214,7 +214,7 @@ def test_a_hundred_thousand_addresses_keep_descriptors_of_some(monkeypatch: pyte
 
 
 def test_descriptors_at_many_addresses_are_forgotten() -> None:
-    forms = [AtAddress(SimpleNamespace(base=Argument(0))) for _ in range(10)]
+    forms = [AtAddress(SimpleNamespace(base=Hole(0))) for _ in range(10)]
     for address in range(MANY // 10):
         for form in forms:
             assert form(address).base.data_ptr() == address

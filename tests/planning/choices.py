@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paged_attn.kernels.copies import tiles_of
+from paged_attn.kernels.copies import tiles_of_copies
 from paged_attn.planning import plan
 from paged_attn.planning.dialects import dialect
 from paged_attn.records.plan import UNBOUNDED, Launch
@@ -33,7 +33,7 @@ def choices() -> Iterator[str]:
         made = plan.plan(problem_of_case(case))
         if made.copies is not None:
             whole = made.copies
-            yield f"  copies in {whole.seqs} x {whole.pages} pages, {tiles_of(whole).programs} programs"
+            yield f"  copies in {whole.seqs} x {whole.pages} pages, {tiles_of_copies(whole).programs} programs"
         for launch in made.launches:
             for part in launch.parts:
                 yield f"  {'' if part is launch else '+ '}{_words(part)}"

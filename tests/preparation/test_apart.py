@@ -20,7 +20,7 @@ def test_what_compiles_ends_with_who_began_it(cache: Path, monkeypatch: pytest.M
     program = "import os, threading, time; from paged_attn.preparation import apart; os.setpgid(0, 0); "
     program += "threading.Thread(target=apart._end_with_parent).start(); print('begun', flush=True); time.sleep(3600)"
     monkeypatch.setattr(apart, "PROGRAM", program)
-    process = apart._begin(ASKED, kept.Turn(None))
+    process = apart._begin(ASKED, kept.Held(None))
     assert process.stdout.readline() == "begun\n"
     process.stdin.close()  # as the end of this process would
     assert process.wait(3600) == -9

@@ -68,6 +68,6 @@ def test_where_nothing_can_be_locked_everybody_goes_on(tmp_path: Path, monkeypat
     (tmp_path / "file").touch()
     monkeypatch.setitem(vars(triton.knobs.cache), "dir", str(tmp_path / "file"))
     with kept.turn(ASKED, wait=False) as mine:
-        assert mine == kept.Turn(None)
+        assert mine == kept.Held(None)
     kept.keep(ASKED, ["a"])
     assert kept.found(ASKED) is None

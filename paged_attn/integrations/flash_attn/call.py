@@ -39,7 +39,7 @@ def attend(
         spans=given.get("spans"),
         clip_spans=given.get("clip_spans", False),
         softcap=given.get("softcap", 0.0),
-        alibi_slopes=slopes_of(given, max_seqlen_q == 1 or causal is True or window[1] == 0),
+        alibi_slopes=alibi_slopes_of(given, max_seqlen_q == 1 or causal is True or window[1] == 0),
         sinks=given.get("sinks"),
         qq_bias=given.get("qq_bias"),
         query_positions=given.get("query_positions"),
@@ -59,7 +59,7 @@ def window_of(given: dict[str, Any]) -> tuple[int, int]:
     return (-1 if left is None else int(left), -1 if right is None else int(right))
 
 
-def slopes_of(given: dict[str, Any], behind: bool) -> Tensor | None:
+def alibi_slopes_of(given: dict[str, Any], behind: bool) -> Tensor | None:
     """ALiBi slopes [heads].  FlashAttention's bias falls to both sides, this library's only towards the past."""
     slopes = given.get("alibi_slopes")
     if slopes is None:

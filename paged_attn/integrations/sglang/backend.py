@@ -12,7 +12,7 @@ from torch import Tensor
 from paged_attn import paged_attention
 
 from .captured import Captured
-from .drafts import ALGORITHMS, mask_of, words_of
+from .drafts import ALGORITHMS, mask_of, mask_words
 from .tables import Slots, Tables, tables_of
 from .temperature import modifier
 
@@ -64,7 +64,7 @@ class Backend(AttentionBackend):
         """SGLang has made its tables before the drafts were there; a tree's mask is of these."""
         of = self.forward_metadata
         if of is not None and of.qq_mask is not None:
-            of.qq_mask.copy_(words_of(spec_info.custom_mask, len(of.seq_lens), int(spec_info.draft_token_num)))
+            of.qq_mask.copy_(mask_words(spec_info.custom_mask, len(of.seq_lens), int(spec_info.draft_token_num)))
 
     # ---- layers -------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .drafts import Drafts, drafts_of, words_of
+from .drafts import Drafts, drafts_of, mask_words
 from .tables import PageTable, Slots, Tables
 
 
@@ -58,12 +58,12 @@ class Captured:
         if drafts.seen is None:
             return of
         mask = words[: seqs * drafts.each]
-        mask.copy_(words_of(drafts.seen, seqs, drafts.each))
+        mask.copy_(mask_words(drafts.seen, seqs, drafts.each))
         return of._replace(qq_mask=mask, query_positions=batch.positions)
 
     def _of(self, count: int) -> tuple[Tensor, Tensor]:
         if count not in self.drafts:
             starts = torch.arange(0, (self.most + 1) * count, count, dtype=torch.int32, device=self.lens.device)
             nothing = torch.zeros(self.most * count * count, dtype=torch.bool, device=self.lens.device)
-            self.drafts[count] = starts, words_of(nothing, self.most, count)
+            self.drafts[count] = starts, mask_words(nothing, self.most, count)
         return self.drafts[count]

@@ -36,7 +36,7 @@ def drafts_of(batch: Any) -> Drafts:
     return Drafts(count, seen)
 
 
-def words_of(seen: Tensor, seqs: int, count: int) -> Tensor:
+def mask_words(seen: Tensor, seqs: int, count: int) -> Tensor:
     """qq_mask [seqs * count, words] int32 of a mask that may be longer than the batch."""
     words = -(-count // WORD)
     bits = torch.zeros(seqs * count, words * WORD, dtype=torch.int32, device=seen.device)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .drafts import drafts_of, words_of
+from .drafts import drafts_of, mask_words
 
 # A bound on keys is rounded up to it, so that calls of successive steps are of few kinds.
 BUCKET = 1024
@@ -101,7 +101,7 @@ def tables_of(batch: Any, slots: Slots) -> Tables:
         lens = lens + drafts
         starts = torch.arange(0, (seqs + 1) * drafts, drafts, dtype=torch.int32, device=lens.device)
         if seen is not None:
-            mask, positions = words_of(seen, seqs, drafts), batch.positions
+            mask, positions = mask_words(seen, seqs, drafts), batch.positions
     elif mode.is_decode():
         if batch.spec_info is not None:
             raise NotImplementedError("paged_attn does not know decodes of SGLang's draft models, spec_info of a batch")

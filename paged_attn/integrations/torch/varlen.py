@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...api import paged_attention
-from ..flash_attn.call import dense, slopes_of
+from ..flash_attn.call import alibi_slopes_of, dense
 from ..flash_attn.varlen import Keys, ragged, same
 
 
@@ -46,7 +46,7 @@ def attend(
     query, key, value = dense(query), dense(key), dense(value)
     keys, seq_lens = _keys(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, invariant)
     left, right = (-1 if x is None or x < 0 else x for x in (window_size_left, window_size_right))
-    slopes = slopes_of({"alibi_slopes": alibi_slopes}, max_q == 1 or is_causal or right == 0)
+    slopes = alibi_slopes_of({"alibi_slopes": alibi_slopes}, max_q == 1 or is_causal or right == 0)
     result = paged_attention(
         query,
         keys.k,

@@ -14,7 +14,7 @@ from ...api import paged_attention
 PAGE = 16
 
 
-class Batch(NamedTuple):
+class LayerArguments(NamedTuple):
     """Arguments of paged_attention that all layers share."""
 
     page_table: Tensor
@@ -85,7 +85,7 @@ def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
 
 def _batch(
     seqs: int, tokens: int, keys: int, page: int, per_seq: int, bounds: Tensor | None, chunk: int | None, device: Any
-) -> Batch:
+) -> LayerArguments:
     """What all layers share: kept with bounds, or, of batches without, by their sizes."""
     sizes = (seqs, tokens, keys, page, per_seq)
     if bounds is None:
@@ -100,7 +100,7 @@ def _batch(
         table, lengths = whole.page_table + first[:, None], end - first
         if place and chunk is not None:
             table, lengths = _behind(table, place[0], chunk), lengths + place[0]
-        batch = Batch(table, lengths, whole.cu_seqlens_q)
+        batch = LayerArguments(table, lengths, whole.cu_seqlens_q)
         kept = (sizes, batch if tokens == 1 else _without_padding(batch, (tokens - (end - first)).clamp(min=0)))
         bounds._paged_attn_batch = kept  # type: ignore[attr-defined]
     return kept[1]
@@ -115,10 +115,10 @@ def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))
 
 
-def _without_padding(batch: Batch, padding: Tensor) -> Batch:
+def _without_padding(batch: LayerArguments, padding: Tensor) -> LayerArguments:
     """Each sequence's first queries, which are padding, as a sequence of their own before it, that has no key."""
     starts = batch.cu_seqlens_q[:-1]
-    return Batch(
+    return LayerArguments(
         batch.page_table.repeat_interleave(2, 0),
         torch.stack([torch.zeros_like(batch.seq_lens), batch.seq_lens], 1).flatten(),
         torch.cat([torch.stack([starts, starts + padding], 1).flatten(), batch.cu_seqlens_q[-1:]]),
@@ -126,11 +126,11 @@ def _without_padding(batch: Batch, padding: Tensor) -> Batch:
 
 
 @functools.lru_cache(maxsize=8)
-def _whole(seqs: int, tokens: int, keys: int, page: int, per_seq: int, device: Any) -> Batch:
+def _whole(seqs: int, tokens: int, keys: int, page: int, per_seq: int, device: Any) -> LayerArguments:
     """Every sequence sees all keys."""
     integers = {"dtype": torch.int32, "device": device}
     starts = torch.arange(seqs, **integers)[:, None] * per_seq
-    return Batch(
+    return LayerArguments(
         starts + torch.arange(keys // page, **integers),
         torch.full((seqs,), keys, **integers),
         torch.arange(seqs + 1, **integers) * tokens,

@@ -46,7 +46,7 @@ def make_ready(spec: Any, names: list[str], config: Any, device: Any, served: An
     """
 
     def layers() -> Iterator[Served]:
-        steps = steps_of(config, spec)
+        steps = steps_served(config, spec)
         context = config.compilation_config.static_forward_context
         same = config.cache_config.block_size == steps.page_size
         kind = type(context[names[0]].impl)
@@ -57,7 +57,7 @@ def make_ready(spec: Any, names: list[str], config: Any, device: Any, served: An
     ready(layers, torch.device(device), log.info, log.warning)
 
 
-def steps_of(config: Any, spec: Any) -> Steps:
+def steps_served(config: Any, spec: Any) -> Steps:
     page, most = spec.block_size, config.model_config.max_model_len
     scheduled, drafting = config.scheduler_config, config.speculative_config
     seqs, tokens, keys = scheduled.max_num_seqs, scheduled.max_num_batched_tokens, -(-most // page) * page

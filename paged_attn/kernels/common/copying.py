@@ -10,7 +10,7 @@ from .records import Batch, Block
 
 
 @triton.jit
-def addresses(ptr, row, head, PADDED: tl.constexpr):
+def addresses_of_heads(ptr, row, head, PADDED: tl.constexpr):
     """[N, H, D] of some slots [N], which begin at row, and some heads [H] of each."""
     return ptr + (row[:, None, None] + head[None, :, None]) + tl.arange(0, PADDED)[None, None, :]
 
@@ -20,7 +20,7 @@ def load_heads(kv, page, slot, kv_head, inside, DIMS: tl.constexpr, PADDED: tl.c
     """Keys, or values, of some slots [N] and KV heads [H] of a cache: [N, H, D], zeros where not inside [N, H]."""
     row = page * kv.stride_page + slot * kv.stride_slot
     mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
-    return tl.load(addresses(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED), mask=mask, other=0)
+    return tl.load(addresses_of_heads(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED), mask=mask, other=0)
 
 
 @triton.jit
@@ -28,7 +28,7 @@ def store_heads(x, kv, first_page, pos, kv_head, inside, DIMS: tl.constexpr, PAD
     """[N, H, D] into the pages of a sequence, of less than 2^31 numbers from the first one on."""
     ptr = kv.ptr + first_page * kv.stride_page
     mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
-    tl.store(addresses(ptr, pos * kv.stride_slot, kv_head * kv.stride_head, PADDED), x, mask=mask)
+    tl.store(addresses_of_heads(ptr, pos * kv.stride_slot, kv_head * kv.stride_head, PADDED), x, mask=mask)
 
 
 @triton.jit(do_not_specialize=["page_table_stride", "shortest", "pages", "parts"])

@@ -110,7 +110,7 @@ def opaque(x):
 
 
 @triton.jit
-def apart(x, PARTS: tl.constexpr):
+def in_parts(x, PARTS: tl.constexpr):
     """[R, D] as a tuple of PARTS [R, D / PARTS]: neighbouring dims in different parts."""
     if PARTS == 2:
         return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))

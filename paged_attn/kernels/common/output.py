@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .numerics import LOG2E, apart, decode, encode, normalize, opaque, quotient, scale_of
+from .numerics import LOG2E, decode, encode, in_parts, normalize, opaque, quotient, scale_of
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 
@@ -41,13 +41,13 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
     x = tl.load(ptr, mask=inside, other=0)
     if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
         x, unit = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
-        return Query(apart(x.to(S.COMPUTE), PARTS), unit)
+        return Query(in_parts(x.to(S.COMPUTE), PARTS), unit)
     else:
         x = decode(x, query.FP8, S.COMPUTE, S.NATIVE_FP8)
         if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
             # from queries that were bytes it would conclude that keys are, and read them byte by byte, too
             x = opaque(x)
-        return Query(apart(x, PARTS), tl.where(rows.valid, 1.0, 1.0))
+        return Query(in_parts(x, PARTS), tl.where(rows.valid, 1.0, 1.0))
 
 
 @triton.jit

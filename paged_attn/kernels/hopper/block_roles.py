@@ -150,7 +150,7 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def beside(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def beside_first(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A warpgroup beside the first consumer: another one, or the converter, which comes last."""
     if NUMBER < P.CONSUMERS:
         consume_items(out, results, query, rings, jobs, NUMBER, S, P)

@@ -10,7 +10,7 @@ from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch
 from .args import Jobs, Results, Rings
-from .block_roles import beside, consume_items, hand_out_items, load_items
+from .block_roles import beside_first, consume_items, hand_out_items, load_items
 from .consuming.column_softmax import make_flags
 from .consuming.columns import make_weights
 from .consuming.epilogue import dims_from
@@ -125,14 +125,14 @@ def blocks_kernel(
     elif BESIDE == 1 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], registers_of(P))  # fmt: skip
     elif BESIDE == 1 and P.LOADERS == 2:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
             (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
@@ -141,16 +141,16 @@ def blocks_kernel(
     elif BESIDE == 2 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
-            (beside, (out, results, query, raw, rings, jobs, 2, S, P)),
+            (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside_first, (out, results, query, raw, rings, jobs, 2, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
         ], [4, 4, 1, 1], registers_of(P))  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (beside, (out, results, query, raw, rings, jobs, 1, S, P)),
-            (beside, (out, results, query, raw, rings, jobs, 2, S, P)),
+            (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
+            (beside_first, (out, results, query, raw, rings, jobs, 2, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
             (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
             (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),

@@ -11,7 +11,7 @@ from .args import (
 )
 from .consuming.columns import consume_columns
 from .consuming.consumer import consume
-from .consuming.fold import tiles_of
+from .consuming.fold import tiles_of_item
 from .consuming.latent_rows import consume_latent_rows
 from .loading.latent_fp8 import widen_tiles
 from .loading.loader import load_both, load_in_turn, load_tiles
@@ -40,7 +40,7 @@ def load_share(
             item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S, several)
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
-            begin, end = tiles_of(item, mods, S)
+            begin, end = tiles_of_item(item, mods, S)
             if value_box is None:
                 turn = load_tiles(
                     box, new_box, ring, turn, table, batch, item.block, head, begin, end, lo, 0, STAGES, S, P, FROM

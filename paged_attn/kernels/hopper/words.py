@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...records.plan import Launch
-from ..words import pieces_of, size_of, some
+from ..words import size_of, some, words_of_pieces
 
 
 def warps_of(launch: Launch) -> int:
@@ -42,7 +42,9 @@ def tiles_of(launch: Launch) -> str:
     parts = [rings, brought, warps] + ["4 that convert"] * bool(pipe.CONVERT)
     parts += [f"up to {pipe.COLUMNS} rows as columns"] * (pipe.COLUMNS > 0 and not pipe.SHARES)
     parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH
-    parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0) + pieces_of(launch)
+    parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0) + words_of_pieces(
+        launch
+    )
     rows = "columns" if pipe.SHARES and pipe.COLUMNS else "rows"
     return f"{launch.shape.ROWS} {rows} {size_of(launch)}, " + ", ".join(parts)
 

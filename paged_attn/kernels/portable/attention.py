@@ -5,7 +5,7 @@ import triton.language as tl
 
 from ..common.bounds import first_seen, row_tile, visible_range
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
-from ..common.numerics import apart, scale_of, scaled, together
+from ..common.numerics import in_parts, scale_of, scaled, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
 from ..common.page_tables import pages_of
 from ..common.query_blocks import block_of, find_block
@@ -14,7 +14,7 @@ from ..common.schedule import find_share, first_tile, pieces_of, place_on_line, 
 from ..common.scores import scale_by_token
 from ..common.softmax import merge, start
 from .latent import load_queries
-from .tiles import attend
+from .tiles import attend_keys
 
 
 @triton.jit
@@ -24,7 +24,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
     row_max, row_sum = start(mods.sinks, rows, first, S)
-    state = State(apart(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
+    state = State(in_parts(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
 
     q = Query(q.parts, scale_by_token(q.unit, scales, rows))
     scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
@@ -35,13 +35,13 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
         first_key, prefix = span.resume, span.prefix
     pages = pages_of(batch, block.seq)
     source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, prefix)
-    state = attend(state, q, rows, cache, boxes, source, begin, span, mods, S)
+    state = attend_keys(state, q, rows, cache, boxes, source, begin, span, mods, S)
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head)
     state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
         source = Source(None, block.first_token - rows.context_len, first_key, end, scale, None, prefix)
-        state = attend(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
+        state = attend_keys(state, q, rows, new, None, source, tl.maximum(begin, rows.context_len), span, mods, S)
     return State(together(state.acc), state.max, state.sum)
 
 

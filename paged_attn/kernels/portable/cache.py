@@ -44,7 +44,7 @@ def load_ids(source, tile, S: tl.constexpr):
 
 
 @triton.jit
-def spread(x, S: tl.constexpr):
+def per_key(x, S: tl.constexpr):
     """One value per chunk [N // CHUNK] to one per key [N]."""
     if S.CHUNK == S.TILE:
         return x + tl.full([S.TILE], 0, tl.int32)
@@ -61,11 +61,11 @@ def locate(source, ids, tile, S: tl.constexpr):
         row = tl.minimum(tile + key, source.end - 1) + source.shift
         return tl.full([S.TILE], 0, tl.int64), row.to(tl.int64)
     else:
-        page = spread(ids, S)
+        page = per_key(ids, S)
         if S.TILE % S.PAGE == 0:
             slot = key % S.PAGE
         else:
-            slot = spread(chunks(tile, S) % S.PAGE, S) + key % CHUNK
+            slot = per_key(chunks(tile, S) % S.PAGE, S) + key % CHUNK
         return page.to(tl.int64), slot.to(tl.int64)
 
 

@@ -7,7 +7,7 @@ also the value, and those behind them.
 import triton
 import triton.language as tl
 
-from ..common.numerics import apart, decode, normalize, opaque, unpack
+from ..common.numerics import decode, in_parts, normalize, opaque, unpack
 from ..common.output import addresses, load_query
 from ..common.records import Query
 from .cache import load_kv
@@ -61,4 +61,4 @@ def load_queries(query, rows, PARTS: tl.constexpr, S: tl.constexpr):
             rest = decode(rest, query.FP8, S.COMPUTE, S.NATIVE_FP8)
             if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
                 x, rest = opaque(x), opaque(rest)  # as in load_query
-        return Query(apart(rest, PARTS) + apart(x, PARTS), unit)
+        return Query(in_parts(rest, PARTS) + in_parts(x, PARTS), unit)

@@ -83,7 +83,7 @@ def attend_around_gap(state, q, rows, kv, boxes, source, begin, end, span, mods,
 
 
 @triton.jit
-def attend(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr):
+def attend_keys(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr):
     """Fold the keys of one source from position begin on into the state."""
     # begin was rounded down to a tile: a source without a visible key may have a dead one in that tile
     end = tl.where(source.first < source.end, source.end, begin)

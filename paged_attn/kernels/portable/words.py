@@ -1,7 +1,7 @@
 """What `explain` says of a launch of the portable kernel."""
 
 from ...records.plan import Launch
-from ..words import pieces_of, size_of
+from ..words import size_of, words_of_pieces
 
 
 def warps_of(launch: Launch) -> int:
@@ -14,7 +14,7 @@ def tiles_of(launch: Launch) -> str:
     config = launch.config
     notes = [f"{config.stages} stages"] + ["boxes of whole tiles"] * config.boxes + ["fp8 in pairs"] * config.pairs
     notes += ["keys that are their values read once"] * (launch.shape.REST is not None)
-    return f"{launch.shape.ROWS} rows {size_of(launch)}, " + ", ".join(notes + pieces_of(launch))
+    return f"{launch.shape.ROWS} rows {size_of(launch)}, " + ", ".join(notes + words_of_pieces(launch))
 
 
 def heads_of(launch: Launch) -> str:

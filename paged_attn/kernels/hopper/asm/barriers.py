@@ -113,7 +113,7 @@ def await_at(address, phase, there=None):
 
 @gluon.jit
 def arrive_at(address, there=None):
-    """mbarrier.arrive of one lane for its warp, after products that are done; what lanes read comes before `meet`.
+    """mbarrier.arrive of one lane for its warp, after products that are done; reads of lanes come before `after_warp`.
 
     there: whether to arrive, if that is not certain.
     """
@@ -125,7 +125,7 @@ def arrive_at(address, there=None):
 
 
 @gluon.jit
-def meet(x):
+def after_warp(x):
     """x, after a barrier of the warp: its lanes have read what it depends on."""
     return gl.inline_asm_elementwise(
         "bar.warp.sync 0xffffffff;", "=r,0,~{memory}", [x], dtype=gl.int32, is_pure=False, pack=1

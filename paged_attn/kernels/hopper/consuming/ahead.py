@@ -10,7 +10,7 @@ from ...common.softmax import start
 from ..args import Turn, Turns, is_shared
 from ..layouts import product_layout
 from ..loading.convert import NONE
-from ..loading.queries import rows_of, wait_queries
+from ..loading.queries import rows_in, wait_queries
 from ..schedule.mail import read
 from ..shim import gl, gluon, warpgroup_mma_wait
 from .attend import receive, send_tiles
@@ -26,7 +26,7 @@ def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
     """
     there = (item.block.kv_head >= 0) & (item.begin < item.end)
     wait_queries(rings.queries, turns.query, 0, S, P, there)
-    return multiply_keys(rows_of(rings.queries, turns.query, 0, S, P), rings.key, turns.key, S, P, there)
+    return multiply_keys(rows_in(rings.queries, turns.query, 0, S, P), rings.key, turns.key, S, P, there)
 
 
 @gluon.jit
@@ -42,7 +42,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
     if item.begin < item.end:
         scale = scale_by_token(score_scale(scales, block, P), scales, rows, P.PARTS)
         span = visible_range(block, mods, S.BLOCK_Q, S)
-        q = rows_of(rings.queries, turns.query, 0, S, P)
+        q = rows_in(rings.queries, turns.query, 0, S, P)
         turns, sent = send_tiles(q, scores, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         following = read(mail, number, P.ROWS // 16)  # while values are multiplied
         turns, state = receive(sent, rings, turns, state, P)

@@ -17,7 +17,7 @@ from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slo
 
 
 @gluon.jit
-def attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
+def attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
     """(turns, state) after the tiles of an item, at least one, the last one first.
 
     No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
@@ -55,7 +55,7 @@ def attend_tiles(
     q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
     MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
 ):  # fmt: skip
-    """`attend` of tiles that lie alike."""
+    """`attend_keys` of tiles that lie alike."""
     scores = multiply_keys(q, rings.key, turns.key, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     turns, sent = send_tiles(

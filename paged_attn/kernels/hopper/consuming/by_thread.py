@@ -82,7 +82,7 @@ def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
 
 
 @gluon.jit
-def parts_of(acc, like):
+def split_product(acc, like):
     """A product [R, DIM], seen `by_thread`, as parts [R, N, 4], each thread with its own numbers of each row."""
     ROWS: gl.constexpr = like.shape[0]
     N: gl.constexpr = like.shape[1]
@@ -107,7 +107,7 @@ def parts_of(acc, like):
 
 @gluon.jit
 def whole_of(parts, like):
-    """What `parts_of` was given."""
+    """What `split_product` was given."""
     if len(parts) == 1:
         x = parts[0]
         return as_product(x.reshape([x.shape[0], x.shape[1] // 2, 2, 4]).permute((0, 1, 3, 2)), like)

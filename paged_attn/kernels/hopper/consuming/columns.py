@@ -20,8 +20,8 @@ from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_ap
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
 from ..loading.latent import queries_of, take_parts
 from ..loading.packed import packed_key_words, packed_keys, packed_values
-from ..loading.queries import leave_queries, rows_of, take_queries
-from ..loading.ring import tile_of, wait_tile, words_of
+from ..loading.queries import leave_queries, rows_in, take_queries
+from ..loading.ring import tile_in, wait_tile, words_of
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .epilogue import store
@@ -78,7 +78,7 @@ def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
     """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
     if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
-        return rows_of(rings.queries, done, 0, S, P).parts[0].slice(64, P.COLUMNS, dim=0)
+        return rows_in(rings.queries, done, 0, S, P).parts[0].slice(64, P.COLUMNS, dim=0)
     elif is_early(S, P):
         return rings.room.index(i % 2)
     else:
@@ -104,7 +104,7 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """fp8 values as a left operand [DIM, TILE], their dims in places that `gather` knows, zero outside [lo, end).
+    """fp8 values as a left operand [DIM, TILE], dims in places that `gather_columns` knows, zero outside [lo, end).
 
     A thread has four neighbouring dims of a key, two of 64 dims, and would have them eight apart.
     """
@@ -132,7 +132,7 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
 
 
 @gluon.jit
-def gather(acc, S: gl.constexpr, P: gl.constexpr):
+def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
     """Results [DIM, N] of widened values, their dims in order again; moves nothing between threads."""
     if S.VALUE_PADDED == 64:
         x = acc.reshape([4, 2, 8, P.COLUMNS]).permute((0, 2, 1, 3))
@@ -150,7 +150,7 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
     elif P.PACKED:
         return packed_keys(keys, turn, S, P)
     else:
-        return tile_of(keys, turn, S.DIM, S)
+        return tile_in(keys, turn, S.DIM, S)
 
 
 @gluon.jit
@@ -164,7 +164,7 @@ def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl
     else:
         ROWS: gl.constexpr = S.TILE if S.VALUE_PADDED <= 256 else 16  # at a time: registers
         clear_dead(values, turn, tile, lo, end, context_len, ROWS, S, P)
-        return tile_of(values, turn, S.VALUE_PADDED, S).permute((1, 0))
+        return tile_in(values, turn, S.VALUE_PADDED, S).permute((1, 0))
 
 
 @gluon.jit
@@ -244,7 +244,7 @@ def consume_columns(
         span = visible_range(block, mods, TOKENS, S)
         if S.REST is None:
             state = State(acc, row_max, row_sum)
-            q = rows_of(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)
+            q = rows_in(queries, done, NUMBER, S, P).parts[0].slice(0, N, dim=0)
             turns, state = attend_columns(q, rings, turns, item, span.lo, rows, span, state, scale, mods, S, P)
         else:
             turns, state = attend_latent(
@@ -255,7 +255,7 @@ def consume_columns(
         acc = state.acc * value_scale(scales, block, P)
         row_max, row_sum = state.max, state.sum
     if rings.value.slots.dtype.primitive_bitwidth == 8 and not P.PACKED:
-        acc = gather(acc, S, P)
+        acc = gather_columns(acc, S, P)
     acc = acc.permute((1, 0))
     if is_turned(S, P):
         acc = gl.convert_layout(acc, gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0]))

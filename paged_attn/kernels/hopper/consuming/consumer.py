@@ -10,12 +10,12 @@ from ...common.softmax import start
 from ..args import Turns
 from ..layouts import product_layout, results_layout
 from ..loading.convert import NONE
-from ..loading.queries import rows_of, take_queries, wait_queries
+from ..loading.queries import rows_in, take_queries, wait_queries
 from ..loading.ring import wait_tile
 from ..shim import gl, gluon
-from .attend import attend
+from .attend import attend_keys
 from .epilogue import leaving, store
-from .fold import attend_pieces, tiles_of
+from .fold import attend_pieces, tiles_of_item
 from .fp8 import attend_fp8
 from .tiles import leave, score_scale, value_scale
 
@@ -50,12 +50,12 @@ def attend_item(
         scale = scale_by_token(scale, scales, rows, P.PARTS)
         span = visible_range(block, mods, TOKENS, S)
         first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # other consumers' keys live too
-        q = rows_of(queries, turns.query, NUMBER, S, P)
+        q = rows_in(queries, turns.query, NUMBER, S, P)
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:
             turns, state = attend_fp8(q, rings, turns, item, rows, span, state, scale, mods, NUMBER, S, P)
         else:
-            turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+            turns, state = attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
         acc = state.acc * value_scale(scales, block, P)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
@@ -68,7 +68,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, done = rings.queries, turns.query
     whole = item.block
-    begin, end = tiles_of(item, mods, S)
+    begin, end = tiles_of_item(item, mods, S)
     tiles = end - begin
     first = whole.first + NUMBER * TOKENS
     block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, first, whole.kv_head)

@@ -10,10 +10,10 @@ from ...common.scores import scale_by_token
 from ...common.softmax import merge, start
 from ..args import Item
 from ..layouts import bank_layout, product_layout
-from ..loading.queries import rows_of, take_queries
+from ..loading.queries import rows_in, take_queries
 from ..schedule.join import keep
 from ..shim import gl, gluon
-from .attend import attend
+from .attend import attend_keys
 from .epilogue import leaving
 from .tiles import score_scale, value_scale
 
@@ -26,7 +26,7 @@ def make_bank(S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def tiles_of(item, mods, S: gl.constexpr):
+def tiles_of_item(item, mods, S: gl.constexpr):
     """(begin, end) of an item's tiles that some row of its block sees."""
     if S.PIECE is None:
         return item.begin, item.end
@@ -45,7 +45,7 @@ def attend_piece(
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
     if item.begin < item.end:
         state = State(acc, row_max, row_sum)
-        turns, state = attend(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
+        turns, state = attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods, S, P)
         acc = state.acc * value_scale(scales, item.block, P)
         row_max, row_sum = state.max, state.sum
     return turns, State(acc, row_max, row_sum)
@@ -62,12 +62,12 @@ def attend_pieces(
     PIECE: gl.constexpr = S.PIECE // S.TILE
     queries, scales = rings.queries, results.scales
     LAYOUT: gl.constexpr = rows.pos.type.layout
-    begin, end = tiles_of(item, mods, S)
+    begin, end = tiles_of_item(item, mods, S)
     scale = score_scale(scales, block, P)
     if begin < end:
         scale = take_queries(query, queries, block, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
     scale = scale_by_token(scale, scales, rows, P.PARTS)
-    q = rows_of(queries, turns.query, NUMBER, S, P)
+    q = rows_in(queries, turns.query, NUMBER, S, P)
     span = visible_range(block, mods, P.ROWS // S.GROUP, S)
     first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # other consumers' keys live too
     begin_all = item.begin // PIECE

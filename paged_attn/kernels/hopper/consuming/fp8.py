@@ -30,7 +30,7 @@ def make_ones(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def words_as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Packed weights as what the tensor cores take; moves nothing between threads, nor within them."""
     even = gl.join(words.to(gl.int8), (words >> 16).to(gl.int8))
     odd = gl.join((words >> 8).to(gl.int8), (words >> 24).to(gl.int8))
@@ -111,7 +111,7 @@ def attend_fp8(
     else:
         sums = gl.full([P.ROWS, 4], 0.0, gl.float32, row_max.type.layout)
     for i in range(count):
-        operand = as_operand(words, dtype, S, P)
+        operand = words_as_operand(words, dtype, S, P)
         scores = multiply_keys(q, keys, k_turn, S, P)
         if P.COARSE:
             added = sum_up(operand, rings.extra, P)
@@ -137,7 +137,7 @@ def attend_fp8(
         decays *= decay
         acc = scale_rows(acc, decay, S)
 
-    operand = as_operand(words, dtype, S, P)
+    operand = words_as_operand(words, dtype, S, P)
     if P.COARSE:
         added = sum_up(operand, rings.extra, P)
     acc = multiply_values(operand, values, v_turn, acc, adds_up(count - 1), S, P)

@@ -8,7 +8,7 @@ from ..args import Turn, Turns, slots_of_tile
 from ..asm.registers import anew
 from ..layouts import product_layout
 from ..loading.latent import queries_of
-from ..loading.ring import advance, tile_of, wait_tile
+from ..loading.ring import advance, tile_in, wait_tile
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .tiles import clear_dead, leave
@@ -54,12 +54,12 @@ def multiply_latents(rings, turn, rest_turn, NUMBER: gl.constexpr, S: gl.constex
             turn = advance(turn, P.KEY_STAGES)
             slot = anew(turn.stage)
         wait_tile(keys, turn, P)
-        k = tile_of(keys, Turn(slot, turn.phase), S.DIM // SLOTS, S)
+        k = tile_in(keys, Turn(slot, turn.phase), S.DIM // SLOTS, S)
         q = queries_of(rings.queries, NUMBER * SLOTS + j + nothing, P)
         scores = warpgroup_mma(k, q.permute((1, 0)), scores, use_acc=j > 0, is_async=True)
     if S.REST > 0:
         wait_tile(rests, rest_turn, P)
-        k = tile_of(rests, Turn(rest_slot, rest_turn.phase), S.REST, S)
+        k = tile_in(rests, Turn(rest_slot, rest_turn.phase), S.REST, S)
         q = rings.extra.rest.index(NUMBER + nothing)
         scores = warpgroup_mma(k, q.permute((1, 0)), scores, use_acc=True, is_async=True)
     return scores
@@ -71,7 +71,7 @@ def add_latents(keys, turn, slots, weights, acc, S: gl.constexpr, P: gl.constexp
     SLOTS: gl.constexpr = slots_of_tile(P)
     sent = ()
     for j in gl.static_range(SLOTS):
-        v = tile_of(keys, Turn(slots[j], turn.phase), S.DIM // SLOTS, S).permute((1, 0))
+        v = tile_in(keys, Turn(slots[j], turn.phase), S.DIM // SLOTS, S).permute((1, 0))
         sent = sent + (warpgroup_mma(v, weights, acc[j], is_async=True),)  # type: ignore[assignment]
     done = ()
     for j in gl.static_range(SLOTS):

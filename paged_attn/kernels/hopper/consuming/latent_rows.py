@@ -18,7 +18,7 @@ from ..asm.products import multiply_two_parts
 from ..asm.turns import meet_other, tell_read, tell_written, wait_read, wait_written
 from ..layouts import product_layout, results_layout, threads_layout
 from ..loading.latent_rows import take_rows
-from ..loading.ring import advance, tile_of, wait_tile
+from ..loading.ring import advance, tile_in, wait_tile
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .by_thread import as_product, beside, by_thread, of_rows, spread
 from .tiles import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
@@ -67,7 +67,7 @@ def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.const
     Of its own a consumer has not met behind their fence: Triton's barrier may stand between the stores before that.
     """
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
-    v = tile_of(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
+    v = tile_in(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
     weights = rings.room.index(OF)
     if OF == NUMBER:
         thread_barrier()

@@ -15,7 +15,7 @@ from .by_thread import (
     beside_pairs,
     by_thread,
     first_of_thread,
-    parts_of,
+    split_product,
     spread,
     thread_maxima,
     thread_sums,
@@ -161,7 +161,7 @@ def weigh_at_once(
     sums = gl.convert_layout(gl.sum(sums, axis=1), threads_layout(P.ROWS), assert_trivial=True)
     sums, row_max = beside_pairs(sums, even), beside_pairs(row_max, even)
     found = weigh_again(
-        words, even, odd, sums, row_max, unit, shift, parts_of(acc, even), cap, S.NORMALIZED, P.TERMS, dtype
+        words, even, odd, sums, row_max, unit, shift, split_product(acc, even), cap, S.NORMALIZED, P.TERMS, dtype
     )
     sums, row_max = first_of_thread(found[1], P.ROWS), first_of_thread(found[2], P.ROWS)
     return found[0], first_of_thread(found[3], P.ROWS), row_max, sums, whole_of(found[4:], acc)

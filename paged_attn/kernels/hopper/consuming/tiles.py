@@ -9,7 +9,7 @@ from ..asm.numbers import logistic, tanh
 from ..asm.products import multiply_cores
 from ..layouts import product_layout, rows_layout
 from ..loading.packed import value_tile, zero_values_outside
-from ..loading.ring import advance, meet, release_tile, tile_of, wait_tile, words_of
+from ..loading.ring import advance, meet_consumers, release_tile, tile_in, wait_tile, words_of
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .by_thread import as_product, beside, by_thread
 from .softmax import times, weigh, weigh_at_once
@@ -39,7 +39,7 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
         scores = multiply_cores(q.at, at, scores, keys.slots.dtype, S.DIM)
     else:
         for i in gl.static_range(len(q.parts)):
-            k = tile_of(keys, turn, S.DIM, S, i).permute((1, 0))
+            k = tile_in(keys, turn, S.DIM, S, i).permute((1, 0))
             scores = warpgroup_mma(q.parts[i], k, scores, use_acc=i > 0, is_async=True)
     return scores
 
@@ -60,7 +60,7 @@ def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.
     elif P.PACKED:
         v = value_tile(values, turn, S)
     else:
-        v = tile_of(values, turn, S.VALUE_PADDED, S)
+        v = tile_in(values, turn, S.VALUE_PADDED, S)
     return warpgroup_mma(weights, v, acc, use_acc=use_acc, is_async=True)
 
 
@@ -104,10 +104,10 @@ def clear_dead(
     end = end_in(tile, end_key, context_len, S)
     if (first < first_key) | ((tile + 1) * S.TILE - empty > end):
         if both is not None:
-            meet(both, 0)
+            meet_consumers(both, 0)
         zero_outside(values, turn, first, first_key, end, ROWS, S, P)
         if both is not None:
-            meet(both, 1)
+            meet_consumers(both, 1)
 
 
 @gluon.jit

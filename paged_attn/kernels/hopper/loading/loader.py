@@ -62,7 +62,7 @@ def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 
 @gluon.jit
-def fill(
+def send_part(
     box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):  # fmt: skip
@@ -98,11 +98,11 @@ def fill_slots(
     box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     FROM: gl.constexpr,
 ):  # fmt: skip
-    """`fill` of all slots that a tile takes of a ring."""
-    fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
+    """`send_part` of all slots that a tile takes of a ring."""
+    send_part(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
     turn = advance(turn, STAGES)
     if P.HALVES and FROM == 0:
-        fill(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, S.DIM // 2)
+        send_part(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, S.DIM // 2)
         turn = advance(turn, STAGES)
     return turn
 
@@ -153,8 +153,8 @@ def load_both(
         )
     else:
         rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
-        fill(key_box, keys, turn, rows, tile, kv_head, 0, STAGES, S, P)
-        fill(value_box, values, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        send_part(key_box, keys, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        send_part(value_box, values, turn, rows, tile, kv_head, 0, STAGES, S, P)
         return advance(turn, STAGES)
 
 
@@ -173,9 +173,9 @@ def load_in_turn(
         )
     else:
         rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
-        fill(key_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        send_part(key_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
         turn = advance(turn, STAGES)
-        fill(value_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        send_part(value_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
         return advance(turn, STAGES)
 
 

@@ -138,7 +138,7 @@ def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr, there=None):
 
 
 @gluon.jit
-def rows_of(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def rows_in(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """A consumer's queries."""
     BESIDE: gl.constexpr = dim_parts(S.DIM)
     PARTS: gl.constexpr = query_parts(P) * BESIDE
@@ -197,7 +197,7 @@ def take_queries(
         x = loaded.parts[0]
         if P.SHARES and P.FP8 > 0:
             x = scatter(x, ROWS, S)
-        slots = rows_of(queries, done, NUMBER, S, P).parts
+        slots = rows_in(queries, done, NUMBER, S, P).parts
         unit = loaded.unit
         if query_parts(P) == 2:
             store_in_two(slots[0], slots[1], x, S, P)

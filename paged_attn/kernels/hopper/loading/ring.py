@@ -43,7 +43,7 @@ def make_meeting(THREADS: gl.constexpr):
 
 
 @gluon.jit
-def meet(both, PHASE: gl.constexpr):
+def meet_consumers(both, PHASE: gl.constexpr):
     """Until both consumers are here; they meet twice, by phases 0 and 1, so that the next time begins with 0 again."""
     release(both.index(0))
     mbarrier.wait(both.index(0), PHASE)
@@ -185,7 +185,7 @@ def release(barrier):
 
 
 @gluon.jit
-def tile_of(ring, turn, DIM: gl.constexpr, S: gl.constexpr, PART: gl.constexpr = 0):
+def tile_in(ring, turn, DIM: gl.constexpr, S: gl.constexpr, PART: gl.constexpr = 0):
     """The slot as a matrix [N, D], or of dims in parts one of these [N, 64]."""
     PARTS: gl.constexpr = dim_parts(DIM)
     if PARTS == 1:

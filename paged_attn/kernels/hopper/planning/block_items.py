@@ -15,7 +15,7 @@ from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_BESIDE_FEW_ROWS, block_
 from .columns import columns_of_list
 from .conversion import NONE, TRANSPOSE, WIDEN_VALUES, conversion
 from .parts import parts_of
-from .shapes import dim_of, is_wide, launch_of, loaders_of, merged, shape_of, value_dim_of, widest_of
+from .shapes import is_wide, loaders_of, merged, new_launch, padded_dim, padded_value_dim, shape_of, widest_of
 from .softcap import has_tanh, terms_of
 from .wide_blocks import dims_of_results, key_dims_of, keys_in_parts, rings_of_wide_blocks
 
@@ -77,7 +77,7 @@ def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
 def blocks_beside_launch(p: Problem, shortest: int) -> Launch:
     """Blocks of 128 rows that leave room for few rows in all programs."""
     pipe, _ = _pipe_of(p, False)
-    tile = ELEMENTS_OF_TILES_BESIDE // dim_of(p)
+    tile = ELEMENTS_OF_TILES_BESIDE // padded_dim(p)
     keys, values = RINGS_BESIDE_FEW_ROWS
     pipe = pipe._replace(
         CONSUMERS=1,
@@ -113,7 +113,7 @@ def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launc
     programs = min(p.device.multiprocessors, items * (tiles if split else 1))
     slots = 2 * PIECES_PER_PROGRAM * programs  # of a block's pieces one more than fit may be begun
     longest = min(tokens, p.max_seqlen_q)
-    return launch_of(shape, pipe, programs, MIN_TILES_PER_PIECE, shortest, UNBOUNDED, longest, slots)
+    return new_launch(shape, pipe, programs, MIN_TILES_PER_PIECE, shortest, UNBOUNDED, longest, slots)
 
 
 def _blocks_may_be_cut(p: Problem, pipe: Pipe, tokens: int) -> bool:
@@ -162,7 +162,7 @@ def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
     What is kept and joined of blocks that are cut needs too many of these.
     """
     alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED and not (p.packed and p.new)
-    return alone and pipe.QUERY_BOX and not split and value_dim_of(p) <= 128
+    return alone and pipe.QUERY_BOX and not split and padded_value_dim(p) <= 128
 
 
 def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
@@ -189,7 +189,7 @@ def _weighs_at_once(p: Problem, tile: int) -> bool:
 def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
     """(pipe, tile) of blocks."""
     convert, kind = conversion(p), block_kind(p, two_lists)
-    query_slots = 2 if dim_of(p) <= 128 else 1  # large heads leave no room
+    query_slots = 2 if padded_dim(p) <= 128 else 1  # large heads leave no room
     if is_wide(p) or keys_in_parts(p):
         rings = rings_of_wide_blocks(p, kind.consumers * kind.rows, query_slots)
     else:

@@ -10,7 +10,7 @@ from . import cost
 from .block_tiles import blocks_of_half_tiles
 from .columns import columns_of_list
 from .conversion import NONE, conversion
-from .shapes import dim_of, is_even, is_wide, widest_of
+from .shapes import is_even, is_wide, padded_dim, widest_of
 from .softcap import has_tanh, terms_of
 
 MIN_TOKENS_WORTH_CODE_COPIES: Annotated[
@@ -139,7 +139,7 @@ def three_copies_have_room(p: Problem) -> bool:
 
     No softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
     """
-    if is_wide(p) or dim_of(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
+    if is_wide(p) or padded_dim(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
         return False
     return not p.biased and not p.new and not (p.modified and p.window_left >= 0)
 
@@ -160,7 +160,7 @@ KINDS_OF_TWO_LISTS = (
         "two warpgroups beside columns",
         1,
         128,
-        lambda p: columns_of_list(p) > 0 and dim_of(p) == 128,
+        lambda p: columns_of_list(p) > 0 and padded_dim(p) == 128,
         "few rows are columns of products, whose keys and dims are for two warpgroups of one code",
         "1 x 2048 + 63 decodes 312 -> 298 us, chunk of 216 + 40 85 -> 71",
     ),

@@ -5,7 +5,7 @@ from typing import Annotated, NamedTuple
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from .conversion import NONE, TRANSPOSE, WIDEN, WIDEN_VALUES, conversion
-from .shapes import dim_of, widest_of
+from .shapes import padded_dim, widest_of
 from .softcap import TERMS_AS_TANH, terms_of
 
 
@@ -58,7 +58,7 @@ def blocks_of_half_tiles(p: Problem) -> bool:
     """Whether blocks of 16 bits have tiles of 64 keys, and stay whole."""
     if p.cache.itemsize != 2 or widest_of(p) > 128 or (p.softcap > 0 and not terms_of(p)):
         return False
-    keys_are_few = p.max_seqlen_k <= MAX_KEYS_OF_HALF_TILES and dim_of(p) == 128 and not p.new
+    keys_are_few = p.max_seqlen_k <= MAX_KEYS_OF_HALF_TILES and padded_dim(p) == 128 and not p.new
     return window_is_narrow(p) or keys_are_few
 
 
@@ -74,7 +74,7 @@ def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingS
     if rows == 256:
         return RINGS_OF_FOUR_WARPGROUPS
     convert = conversion(p)
-    sizes = RINGS[convert, dim_of(p)]
+    sizes = RINGS[convert, padded_dim(p)]
     if sizes.tile != 128:
         return sizes
     if convert in (WIDEN, WIDEN_VALUES) and window_is_narrow(p):

@@ -8,7 +8,7 @@ from ....records.regime import Threshold
 from ....records.rounding import next_power_of_2
 from .conversion import TRANSPOSE, conversion
 from .cost import seqs_tried
-from .shapes import VALUES_PER_CORE_ROW, dim_of, is_decode, rows_of
+from .shapes import VALUES_PER_CORE_ROW, is_decode, padded_dim, rows_of
 from .wide_shares import only_columns, wide_columns
 
 MAX_ROWS = 64  # of a block that is not of columns, and of columns at most
@@ -79,7 +79,7 @@ def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
 
 def columns_beside(p: Problem) -> int:
     """Of few rows beside blocks, whose warpgroup has no registers for more; 0: there is no such warpgroup."""
-    if dim_of(p) > 128:
+    if padded_dim(p) > 128:
         return 0
     return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else MAX_DRAFT_COLUMNS
 
@@ -98,7 +98,7 @@ def fp8_rows_are_columns(p: Problem) -> bool:
 def packed_rows_are_columns(p: Problem) -> bool:
     """Whether all rows would be columns of products with tiles of an x-packed cache."""
     rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
-    if dim_of(p) > 128:
+    if padded_dim(p) > 128:
         return rows <= MAX_COLUMNS
     return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
 
@@ -115,7 +115,7 @@ def two_blocks_of_columns(p: Problem) -> bool:
     blocks, by_fp8 = seqs_tried(p) * p.kv_heads, conversion(p) == TRANSPOSE
     if by_fp8 and blocks * p.max_seqlen_k >= MIN_KEYS_WORTH_FP8_PRODUCTS:
         return False
-    share = MAX_BLOCKS_SHARE_OF_FAST_ROWS if by_fp8 or dim_of(p) > 128 else MAX_BLOCKS_SHARE
+    share = MAX_BLOCKS_SHARE_OF_FAST_ROWS if by_fp8 or padded_dim(p) > 128 else MAX_BLOCKS_SHARE
     return blocks <= share * p.device.multiprocessors
 
 

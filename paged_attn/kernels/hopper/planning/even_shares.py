@@ -10,7 +10,7 @@ from ....records.regime import Threshold
 from ..args import Pipe
 from .columns import MAX_COLUMNS
 from .conversion import WIDEN
-from .shapes import MAX_BOX_ELEMENTS, dim_of, is_wide, launch_of, merged, rows_of, shape_of, value_dim_of
+from .shapes import MAX_BOX_ELEMENTS, is_wide, merged, new_launch, padded_dim, padded_value_dim, rows_of, shape_of
 from .share_joins import merge_joins_sooner, pieces_joined_at_once, pieces_of_wide_states, tiles_per_share
 from .share_layout import ShareLayout, layout_of
 from .share_tiles import keys_are_soon_read
@@ -66,7 +66,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     if s.raw_slots:
         registers = CONVERTER_REGISTERS[pipe.CONSUMERS]
         pipe = pipe._replace(CONVERT=WIDEN, CONVERT_REGISTERS=registers, RAW_STAGES=s.raw_slots)
-    launch = launch_of(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
+    launch = new_launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
     # where two consumers have the columns of a block, neither joins them
     apart = not (beside or leads) and (pipe.CONSUMERS > 1 or merge_joins_sooner(p, s, rows_of(p, longest)))
     return merged(p, launch, s.shares) if apart else launch
@@ -105,7 +105,7 @@ def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
 def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
     """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
     brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots and not reads_latents(p)
-    return brief and keys_are_soon_read(p) and value_dim_of(p) >= 128
+    return brief and keys_are_soon_read(p) and padded_value_dim(p) >= 128
 
 
 def _shares_may_begin_with_sequences(p: Problem, shares: int) -> bool:
@@ -138,7 +138,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
-        JOINED=pieces_of_wide_states(p, s) if value_dim_of(p) > 256 else 16 if by_16 else 8,
+        JOINED=pieces_of_wide_states(p, s) if padded_value_dim(p) > 256 else 16 if by_16 else 8,
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
         GROUPED=pieces_joined_at_once(p, s, least),
@@ -151,4 +151,4 @@ def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
     """Of a box that brings nothing, beyond those of queries."""
     if only_columns(p):
         return min(s.columns, MAX_WIDE_COLUMNS) if s.columns else s.rows
-    return 32 if s.columns and dim_of(p) > 128 else 64
+    return 32 if s.columns and padded_dim(p) > 128 else 64

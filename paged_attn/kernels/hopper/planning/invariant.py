@@ -15,7 +15,7 @@ from ...portable.plan import affordable, most_pieces
 from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe
 from . import cost
-from .shapes import dim_of, is_even, launch_of, loaders_of, shape_of
+from .shapes import is_even, loaders_of, new_launch, padded_dim, shape_of
 
 ROWS_PER_CONSUMER = 64
 MAX_TIME_WITHOUT_PIECES: Annotated[
@@ -57,7 +57,7 @@ def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
     live = 2 * ROWS_PER_CONSUMER if consumers == 2 else min(ROWS_PER_CONSUMER, next_power_of_2(queries * _group(p)))
     pieces = most_pieces(p, KEYS_PER_PIECE, min(longest, p.max_seqlen_q))
-    bytes_of_share = 4 * pieces * p.kv_heads * live * (dim_of(p) + 2)
+    bytes_of_share = 4 * pieces * p.kv_heads * live * (padded_dim(p) + 2)
     shares = affordable(p.device.multiprocessors // p.kv_heads, blocks, bytes_of_share)
     if not shares:
         return None
@@ -83,12 +83,12 @@ def _launch(
     clear = p.ragged and p.only is None and longest == UNBOUNDED
     shape = shape._replace(PIECE=KEYS_PER_PIECE, LIVE=live, CLEAR=clear)
     most = max(1, min(tokens, p.max_seqlen_q, longest)) if p.ragged else 1
-    return launch_of(shape, pipe, programs, 1, shortest, longest, most, slots)
+    return new_launch(shape, pipe, programs, 1, shortest, longest, most, slots)
 
 
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
     """Of whole blocks; two consumers and what lies in the bank leave room for two slots of each ring."""
-    slots = (2 if dim_of(p) == 128 else 4) * (128 // _tile(p))
+    slots = (2 if padded_dim(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
         SHARES=False,
         CONSUMERS=consumers,

@@ -7,7 +7,7 @@ from ....records.regime import Threshold
 from . import cost
 from .columns import columns_beside, columns_of_list
 from .conversion import NONE, conversion
-from .shapes import dim_of
+from .shapes import padded_dim
 
 MIN_TOKENS_PER_LONG_SEQ: Annotated[
     int,
@@ -78,7 +78,7 @@ def few_rows_have_no_columns(p: Problem) -> bool:
     """Whether few rows could only be blocks as well: of new keys beside an x-packed cache, or of 16 bits no columns."""
     if p.packed:
         return p.new
-    return conversion(p) == NONE and (dim_of(p) > 128 or not columns_of_list(p))
+    return conversion(p) == NONE and (padded_dim(p) > 128 or not columns_of_list(p))
 
 
 def decodes_read_faster_alone(p: Problem) -> bool:

@@ -48,19 +48,19 @@ def loaders_of(p: Problem, tile: int, modified: bool) -> int:
     return 2 if math.gcd(p.page_size, tile) < tile and not modified else 1
 
 
-def dim_of(p: Problem) -> int:
+def padded_dim(p: Problem) -> int:
     """Head dims as tiles have them."""
     return max(64, next_power_of_2(p.head_dim))
 
 
-def value_dim_of(p: Problem) -> int:
+def padded_value_dim(p: Problem) -> int:
     """Dims of values, and of results, as tiles have them."""
     return max(64, next_power_of_2(p.value_width))
 
 
 def widest_of(p: Problem) -> int:
     """The larger of both, which decides what registers leave room for."""
-    return max(dim_of(p), value_dim_of(p))
+    return max(padded_dim(p), padded_value_dim(p))
 
 
 def is_wide(p: Problem) -> bool:
@@ -79,9 +79,9 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         GROUP=p.heads // p.kv_heads,
         KV_HEADS=p.kv_heads,
         HEAD_DIM=p.head_dim,
-        DIM=dim_of(p),
+        DIM=padded_dim(p),
         VALUE_DIM=p.value_width,
-        VALUE_PADDED=value_dim_of(p),
+        VALUE_PADDED=padded_value_dim(p),
         PAGE=p.page_size,
         BLOCK_Q=tokens,
         ROWS=rows,
@@ -116,7 +116,7 @@ def merged(p: Problem, launch: Launch, shares: int) -> Launch:
     return launch._replace(shape=shape, pipe=pipe, merge=merge)
 
 
-def launch_of(
+def new_launch(
     shape: Shape, pipe: Pipe, programs: int, least: int, shortest: int, longest: int, tokens: int, slots: int,
     resident: int = 1,
 ) -> Launch:  # fmt: skip

@@ -8,7 +8,7 @@ from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
 from . import cost
 from .columns import MAX_ROWS
-from .shapes import value_dim_of
+from .shapes import padded_value_dim
 from .share_layout import ShareLayout
 
 MIN_TILES_PER_SHARE: Annotated[
@@ -73,9 +73,9 @@ def tiles_per_share(p: Problem, s: ShareLayout) -> int:
 
 def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
     """Whether a launch of its own joins pieces of `rows` rows: where the last program of a block would take longer."""
-    if value_dim_of(p) > 256:
+    if padded_value_dim(p) > 256:
         return _waits_for_wide_states(p, s, rows) >= MIN_WAITS_WORTH_A_MERGE and s.tiles > MAX_TILES_OF_ONE_SHARE
-    live = min(rows, s.rows) * value_dim_of(p) // 128
+    live = min(rows, s.rows) * padded_value_dim(p) // 128
     states = live * s.shares  # of all blocks of a KV head
     return (
         live >= MIN_ROWS_WORTH_A_MERGE
@@ -97,7 +97,7 @@ def pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
 def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
     """Times that the program of a block's last piece waits for memory while it joins all (`join.join_states`)."""
     together = pieces_of_wide_states(p, s)
-    at_once = max(8, min(rows, s.rows)) * value_dim_of(p) * together
+    at_once = max(8, min(rows, s.rows)) * padded_value_dim(p) * together
     return cdiv(_pieces_of_wide_blocks(p, s), together) * cdiv(at_once, ELEMENTS_JOINED_AT_ONCE)
 
 

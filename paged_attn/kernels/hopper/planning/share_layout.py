@@ -6,7 +6,7 @@ from ....records.problem import Problem
 from ....records.rounding import cdiv
 from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_OF_FEW_ROWS
 from .columns import MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside, columns_of_shares
-from .shapes import dim_of, rows_of
+from .shapes import padded_dim, rows_of
 from .share_tiles import share_tiles
 from .wide_shares import reads_latents
 
@@ -32,14 +32,14 @@ def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
     if (p.cache.itemsize == 1 and not reads_latents(p)) or p.packed:
         asked = min(asked, max(MAX_REGISTER_COLUMNS, group))
     if beside:
-        columns, tile = columns_beside(p), ELEMENTS_OF_TILES_BESIDE // dim_of(p)
+        columns, tile = columns_beside(p), ELEMENTS_OF_TILES_BESIDE // padded_dim(p)
         (slots, value_slots), raw_slots = RINGS_OF_FEW_ROWS, 0
     else:
         columns = columns_of_shares(p, asked, asked > group)
         tile, slots, value_slots, raw_slots = share_tiles(p, columns)
     rows = columns or MAX_ROWS
     # fp8 leaves room for two programs, which wait in turn
-    two = p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and dim_of(p) <= 128 and not reads_latents(p)
+    two = p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and padded_dim(p) <= 128 and not reads_latents(p)
     resident = 2 if two else 1
     shares = max(1, resident * p.device.multiprocessors // p.kv_heads)
     blocks = cdiv(min(p.max_seqlen_q, longest), rows // group)

@@ -6,7 +6,7 @@ from ....records.problem import Problem
 from ....records.regime import Threshold
 from . import cost
 from .columns import MAX_COLUMNS
-from .shapes import dim_of, is_wide
+from .shapes import is_wide, padded_dim
 from .wide_shares import rings_of_wide_shares
 
 MAX_BYTES_OF_HALF_TILES: Annotated[
@@ -38,7 +38,7 @@ class ShareTiles(NamedTuple):
 
 def keys_are_soon_read(p: Problem) -> bool:
     """Whether keys and values are so few bytes that a launch's begin and end count."""
-    large = p.cache.itemsize == 2 and dim_of(p) == 128
+    large = p.cache.itemsize == 2 and padded_dim(p) == 128
     most = MAX_BYTES_OF_HALF_TILES_OF_128_DIMS if large else MAX_BYTES_OF_HALF_TILES
     return cost.bytes_of_keys(p, p.seqs, p.max_seqlen_k) < most
 
@@ -59,7 +59,7 @@ def rows_share_lines(p: Problem, columns: int) -> bool:
 
 def share_tiles(p: Problem, columns: int) -> ShareTiles:
     """Of even shares with so many columns."""
-    dim, fp8 = dim_of(p), p.cache.itemsize == 1
+    dim, fp8 = padded_dim(p), p.cache.itemsize == 1
     if p.packed and fp8 and columns > MAX_COLUMNS:
         return ShareTiles(64, 5, 5)
     half = keys_are_soon_read(p) or dim > 128 or columns_leave_few_registers(p, columns) or rows_share_lines(p, columns)

@@ -5,7 +5,7 @@ from ....records.problem import Problem
 from .block_tiles import MAX_SLOTS, RINGS, RingSizes, loop_has_half_tiles
 from .columns import MAX_ROWS, packed_tiles_are_operands
 from .conversion import NONE, conversion
-from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, rows_of, value_dim_of, widest_of
+from .shapes import SHARED_BYTES, in_boxes, is_decode, padded_dim, padded_value_dim, rows_of, widest_of
 
 BYTES_BESIDE_TILES = 3 << 10  # of shared memory that queries and tiles leave to barriers and what partitions are told
 BYTES = 2  # of a number
@@ -36,7 +36,7 @@ def wide_heads_fit(p: Problem) -> bool:
 
 def dims_of_results(p: Problem) -> int:
     """Of the values that a launch has; wider ones are those of two launches, which both multiply queries and keys."""
-    return min(value_dim_of(p), MAX_DIMS_OF_RESULTS)
+    return min(padded_value_dim(p), MAX_DIMS_OF_RESULTS)
 
 
 def keys_in_parts(p: Problem) -> bool:
@@ -46,7 +46,7 @@ def keys_in_parts(p: Problem) -> bool:
 
 def key_dims_of(p: Problem) -> int:
     """Head dims as tiles of blocks have them."""
-    return 192 if keys_in_parts(p) else dim_of(p)
+    return 192 if keys_in_parts(p) else padded_dim(p)
 
 
 def rings_of_wide_blocks(p: Problem, rows: int, query_slots: int) -> RingSizes:
@@ -58,7 +58,7 @@ def rings_of_wide_blocks(p: Problem, rows: int, query_slots: int) -> RingSizes:
         return RINGS[conversion(p), widest_of(p)]
     keys, values = (BYTES * dims for dims in (key_dims_of(p), dims_of_results(p)))
     room = SHARED_BYTES - BYTES_BESIDE_TILES - query_slots * rows * keys
-    most = 64 if value_dim_of(p) > MAX_DIMS_OF_WHOLE_TILES or loop_has_half_tiles(p) else 128
+    most = 64 if padded_value_dim(p) > MAX_DIMS_OF_WHOLE_TILES or loop_has_half_tiles(p) else 128
     tile = next(tile for tile in (128, 64, 32) if tile <= most and 2 * tile * (keys + values) <= room)
     slots = min(MAX_SLOTS, room // (tile * (keys + values)))
     more = slots < MAX_SLOTS and room - slots * tile * (keys + values) >= tile * keys

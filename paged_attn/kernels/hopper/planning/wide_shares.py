@@ -5,7 +5,7 @@ from typing import NamedTuple
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
-from .shapes import SHARED_BYTES, dim_of, in_boxes, is_decode, is_wide, rows_of, value_dim_of, widest_of
+from .shapes import SHARED_BYTES, in_boxes, is_decode, is_wide, padded_dim, padded_value_dim, rows_of, widest_of
 
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
 MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
@@ -84,7 +84,7 @@ def only_columns(p: Problem) -> bool:
 
 def latents_are_rows(p: Problem, rows: int) -> bool:
     """Whether rows against latents, more than one consumer has columns for, are rows of the products of two."""
-    dims = value_dim_of(p)
+    dims = padded_value_dim(p)
     return reads_latents(p) and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
 
 
@@ -110,15 +110,15 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     tile = 64 if half or widest_of(p) > 128 or (rest is not None and p.cache.itemsize == 1) else 128
     if rest is not None and columns == 0:
         tile = TILE_OF_ROWS
-    dims = dim_of(p), value_dim_of(p)
+    dims = padded_dim(p), padded_value_dim(p)
     room = SHARED_BYTES - _bytes_beside_rings(p, columns, tile)
     if rest is not None:
         if p.cache.itemsize == 1:
-            return _rings_of_fp8_latents(tile, rest, value_dim_of(p), 1 + halves(p, columns), columns == 0, room)
+            return _rings_of_fp8_latents(tile, rest, padded_value_dim(p), 1 + halves(p, columns), columns == 0, room)
         if columns == 0:  # both rings have as many
-            slots = min(2 * MAX_SLOTS, room // (2 * tile * (value_dim_of(p) + rest)))
+            slots = min(2 * MAX_SLOTS, room // (2 * tile * (padded_value_dim(p) + rest)))
             return WideRings(tile, slots, slots if rest else 0)
-        return _rings_of_latents(tile, rest, value_dim_of(p), 1 + halves(p, columns), room)
+        return _rings_of_latents(tile, rest, padded_value_dim(p), 1 + halves(p, columns), room)
     slots = min(MAX_SLOTS, room // (2 * tile * sum(dims)))
     if slots > 1:
         return WideRings(tile, slots, slots)
@@ -156,7 +156,7 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
 
 def halves(p: Problem, columns: int) -> bool:
     """Whether the dims of latents that are values come in two slots a tile: of 256 dims a tile is a slot of 32 KB."""
-    return reads_latents(p) and columns > 0 and value_dim_of(p) > 256
+    return reads_latents(p) and columns > 0 and padded_value_dim(p) > 256
 
 
 def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
@@ -164,9 +164,9 @@ def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
     rows, rest = columns or MAX_ROWS_OF_TWO_WIDTHS, rest_of(p)
     if widest_of(p) <= 256:
         rows = max(rows, ROWS_OF_NOTHING)
-    dims = dim_of(p) if rest is None else value_dim_of(p) + rest
+    dims = padded_dim(p) if rest is None else padded_value_dim(p) + rest
     consumers = consumers_of(p, columns)
-    turned = consumers == 1 and (value_dim_of(p) <= 256 or columns <= MAX_TURNED_COLUMNS)
+    turned = consumers == 1 and (padded_value_dim(p) <= 256 or columns <= MAX_TURNED_COLUMNS)
     weights = 2 * tile * (columns or (2 * rows if rest is not None else 0))
     flags = BYTES_OF_NUMBERS if rest is not None and columns == 0 else BYTES_OF_FLAGS * consumers
-    return BYTES_OF_BARRIERS + 2 * rows * dims + weights + 4 * columns * value_dim_of(p) * turned + flags
+    return BYTES_OF_BARRIERS + 2 * rows * dims + weights + 4 * columns * padded_value_dim(p) * turned + flags

@@ -2,7 +2,7 @@
 
 from ...common.records import Block
 from ..args import Item, Mail, is_shared
-from ..asm.barriers import arrive_at, await_at, meet
+from ..asm.barriers import after_warp, arrive_at, await_at
 from ..loading.gates import MAIL, gate
 from ..loading.ring import make_barriers
 from ..shim import gl, gluon, mbarrier
@@ -75,7 +75,7 @@ def read(mail, number, WARPS: gl.constexpr, BY_WARP: gl.constexpr = False):
         x = x + (_get(mail, at, field, WARPS),)  # type: ignore[assignment]
     item = Item(Block(x[0], x[1], x[2], x[3], x[4], x[5]), x[6], x[7], x[8], x[9], x[9], x[10], x[11], x[12])  # type: ignore[misc]
     if WARPS >= 8 or BY_WARP:
-        arrive_at(meet(mail.empty_at + at * 8))
+        arrive_at(after_warp(mail.empty_at + at * 8))
     else:
         mbarrier.arrive(mail.empty.index(at), count=1)
     return item
