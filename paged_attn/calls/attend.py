@@ -144,6 +144,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     if x.causal_seqs is not None and slots_right is None:
         slots_right = FAR
     as_given = {name: getattr(x if name in TENSORS else options, name) for name in IN_MODIFIERS}
+    # a position plus any of them still fits 32 bits
     as_given |= {name: min(value, FAR) for name, value in as_given.items() if type(value) is int}
     changed = dict(
         left=left,

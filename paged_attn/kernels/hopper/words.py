@@ -42,9 +42,8 @@ def tiles_of(launch: Launch) -> str:
     parts = [rings, brought, warps] + ["4 that convert"] * bool(pipe.CONVERT)
     parts += [f"up to {pipe.COLUMNS} rows as columns"] * (pipe.COLUMNS > 0 and not pipe.SHARES)
     parts += ["tanh by one instruction, since no log-sum-exps are asked for"] * pipe.TANH
-    parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0) + words_of_pieces(
-        launch
-    )
+    parts += [f"tanh of small scores by a polynomial of {pipe.TERMS} terms"] * (pipe.TERMS > 0)
+    parts += words_of_pieces(launch)
     rows = "columns" if pipe.SHARES and pipe.COLUMNS else "rows"
     return f"{launch.shape.ROWS} {rows} {size_of(launch)}, " + ", ".join(parts)
 
