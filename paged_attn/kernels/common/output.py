@@ -73,7 +73,13 @@ def store_lse(lse, rows, state, S: tl.constexpr):
 
 
 @triton.jit
-def gated(x, rows, dim, scales, S: tl.constexpr):
+def times_logistic(x, power):
+    """x / (1 + 2^power); x where that is 0."""
+    return tl.where(x == 0, x, x / (1 + tl.exp2(power)))
+
+
+@triton.jit
+def gated(x, rows, dim, scales, S: tl.constexpr, TIMES_LOGISTIC: tl.constexpr = times_logistic):
     """Results [R, D] times the logistic function of their gate; 0, as of rows that saw nothing, whatever that holds."""
     if scales.gate_ptr is not None:
         WIDE: tl.constexpr = True  # its strides may be of any size
@@ -81,7 +87,7 @@ def gated(x, rows, dim, scales, S: tl.constexpr):
             rows, dim, scales.gate_ptr, scales.gate_stride_token, scales.gate_stride_head, WIDE, S.VALUE_DIM, S
         )
         gate = tl.load(ptr, mask=inside, other=0.0).to(tl.float32)
-        x = tl.where(x == 0, x, x / (1 + tl.exp2(gate * -LOG2E)))
+        x = TIMES_LOGISTIC(x, gate * -LOG2E)
     return x
 
 
@@ -93,9 +99,12 @@ def store_results(out, rows, dim, x, scales, S: tl.constexpr):
 
 
 @triton.jit
-def store_rows(out, lse, rows, dim, state, scales, S: tl.constexpr):
+def store_rows(
+    out, lse, rows, dim, state, scales, S: tl.constexpr, TIMES_LOGISTIC: tl.constexpr = times_logistic
+):  # fmt: skip
     """Finished rows."""
-    store_results(out, rows, dim, gated(finish(state.acc, state.sum[:, None]), rows, dim, scales, S), scales, S)
+    x = gated(finish(state.acc, state.sum[:, None]), rows, dim, scales, S, TIMES_LOGISTIC)
+    store_results(out, rows, dim, x, scales, S)
     if lse is not None:
         store_lse(lse, rows, state, S)
 

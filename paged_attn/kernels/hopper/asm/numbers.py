@@ -26,10 +26,22 @@ _LOGISTIC = gl.constexpr(
 )
 
 
+_TIMES_LOGISTIC = gl.constexpr(
+    "{ .reg .f32 a; .reg .pred zero; ex2.approx.ftz.f32 a, $2; add.f32 a, a, 0f3F800000; rcp.approx.ftz.f32 a, a; "
+    "mul.f32 a, a, $1; setp.eq.f32 zero, $1, 0f00000000; selp.f32 $0, $1, a, zero; }"
+)
+
+
 @gluon.jit
 def logistic(power):
     """1 / (1 + 2^power)."""
     return gl.inline_asm_elementwise(_LOGISTIC, "=f,f", [power], dtype=gl.float32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def times_logistic(x, power):
+    """x / (1 + 2^power), by two approximations of an instruction each; x where that is 0."""
+    return gl.inline_asm_elementwise(_TIMES_LOGISTIC, "=f,f,f", [x, power], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit

@@ -5,6 +5,7 @@ from ...common.merge import tell_cut
 from ...common.output import gated, rows_from, store_lse, store_results, store_rows
 from ...common.records import State
 from ...common.softmax import finish, merge, start
+from ..asm.numbers import times_logistic
 from ..asm.registers import words_beside
 from ..layouts import result_layout
 from ..schedule.arrival import counter_of, is_last, join_if_last
@@ -64,13 +65,13 @@ def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.co
     if IN_ROWS and S.VALUE_PADDED <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
         dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout)), P)
-        x = gated(x, rows, dim, results.scales, S)  # before it is rounded
+        x = gated(x, rows, dim, results.scales, S, times_logistic)  # before it is rounded
         store_shuffled(out, rows, count, x, results.scales, S, P)
         if results.lse is not None:
             store_lse(results.lse, rows, state, S)
     else:
         dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout)), P)
-        store_rows(out, results.lse, rows, dim, state, results.scales, S)
+        store_rows(out, results.lse, rows, dim, state, results.scales, S, times_logistic)
 
 
 @gluon.jit

@@ -14,6 +14,7 @@ from ...common.scores import scale_by_token
 from ...common.softmax import base_of, start
 from ..args import Turns
 from ..asm.maxima import rescale
+from ..asm.numbers import times_logistic
 from ..asm.products import multiply_two_parts
 from ..asm.turns import meet_other, tell_read, tell_written, wait_read, wait_written
 from ..layouts import product_layout, results_layout, threads_layout
@@ -202,7 +203,7 @@ def consume_latent_rows(
         valid = rows.valid & (row < S.LIVE)  # more queries than the host was told of have no room
         store_partial(results.partial, item.row + row, valid, dim, state, S)
     else:
-        store_rows(out, results.lse, rows, dim, state, scales, S)
+        store_rows(out, results.lse, rows, dim, state, scales, S, times_logistic)
     if NUMBER == 0 and item.first > 0:
         tell_cut(results.told, block, item.pieces, item.first_row, S)
     return Turns(turns.key, turns.value, done)

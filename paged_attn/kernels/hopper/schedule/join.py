@@ -9,7 +9,7 @@ from ...common.output import rows_from, store_partial, store_rows
 from ...common.records import State
 from ...common.softmax import base_of, merge
 from ..args import rows_of_consumer
-from ..asm.numbers import exp2
+from ..asm.numbers import exp2, times_logistic
 from ..layouts import dims_at_once, fours_layout, pieces_at_once, rows_at_once, states_layout
 from ..shim import gl, gluon, thread_barrier
 
@@ -107,7 +107,7 @@ def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.const
                     parts, at, rows.valid, dim, pieces.skip, pieces.stride, pieces.count, CHUNK, S.VALUE_PADDED
                 )
             if whole:
-                store_rows(out, results.lse, rows, dim, state, results.scales, S)
+                store_rows(out, results.lse, rows, dim, state, results.scales, S, times_logistic)
             else:
                 replace_first(parts, at, rows.valid, dim, state, first_dim + WIDTH == S.VALUE_PADDED, S)
 
