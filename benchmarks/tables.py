@@ -16,7 +16,7 @@ REPORTS: Mapping[str, Sequence[str]] = {
     H200: (
         "decode", "flashinfer/decode", "fp8", "ragged", "spec", "single", "mixed", "prefill", "flashinfer/prefill",
         "window", "flashinfer/window", "features", "masks", "invariant", "layouts/survey", "models", "layers",
-        "wide", "mla",
+        "wide", "mla", "flashmla/mla",
     ),
     H100: ("decode", "fp8", "ragged", "spec", "mixed", "prefill", "features"),
 }  # fmt: skip
@@ -33,6 +33,7 @@ TITLES = {
     "mla": "latents",
     "invariant": "batch_invariant, and the default mode",
 }
+PEERS = {"flashinfer": "FlashInfer", "flashmla": "FlashMLA"}  # of runs in folders of their own
 INTRODUCTION = """# All figures
 
 Every case of the committed runs, written by `python -m benchmarks --tables` from `benchmarks/results/`.
@@ -55,7 +56,8 @@ def _parts(results: Path) -> Iterator[list[str]]:
     for folder, names in REPORTS.items():
         for name in names:
             report = _read(results / folder, name)
-            title = TITLES.get(name, name.rpartition("/")[2])
+            suite = name.rpartition("/")[2]
+            title = TITLES.get(name, TITLES.get(suite, suite))
             yield ["", f"## {_card(report)}: {title}{_beside(name)}", "", _run(report), "", *_table(report)]
     yield [
         "",
@@ -83,7 +85,8 @@ def _card(report: Mapping[str, Any]) -> str:
 
 
 def _beside(name: str) -> str:
-    return ", with FlashInfer" if name.startswith("flashinfer/") else ""
+    peer = PEERS.get(name.partition("/")[0])
+    return f", with {peer}" if peer else ""
 
 
 def _run(report: Mapping[str, Any]) -> str:
