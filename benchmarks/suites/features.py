@@ -25,7 +25,6 @@ FEATURES = (
         bias_of_seqs=True,
     ),
     uniform("decode b64 x 4096, gate", 64, 1, 4096, gate=True),
-    uniform("decode b64 x 4096, scales of tokens", 64, 1, 4096, token_scales=True),
     uniform("decode b64 x 4096, page 128", 64, 1, 4096, page_size=128),
     uniform("decode b64 x 4096, page 544", 64, 1, 4096, page_size=544),
     uniform("decode b64 x 4096, x-packed", 64, 1, 4096, layout="x"),
