@@ -75,8 +75,8 @@ def paged_attention(
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
             head_dim up to 512.
         k_cache: 4-D: [pages, page_size, kv_heads, head_dim] (NHD) or [pages, kv_heads, page_size, head_dim] (HND);
-            5-D: x-packed [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8.  Any page size, any outer
-            strides; heads is a multiple of kv_heads.
+            5-D: x-packed [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8; beside fp8 queries also
+            float16 | bfloat16.  Any page size, any outer strides; heads is a multiple of kv_heads.
         v_cache: as k_cache, but that its last axis, value_dim, may be of another size, up to 512; beside x-packed keys
             [pages, kv_heads, value_dim, page_size].  k_cache[..., :value_dim], a view: values are the first dims of
             keys, as in multi-head latent attention; both are read once, and head_dim may be up to 576.
@@ -94,9 +94,10 @@ def paged_attention(
         max_seqlen_q: upper bound of a sequence's query tokens, on the host; saves work.  Of a sequence that has more,
             rows may be left unwritten: where out is None these hold whatever the memory held.  check finds it.
         max_seqlen_k: upper bound of seq_lens, on the host; saves work.
-        k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim], dtype of q; the call's own keys
-            and values, which are then not read from the cache.  They are not scaled by k_scale and v_scale.  Where
-            v_cache is k_cache[..., :value_dim], v_new may be None: k_new[..., :value_dim].
+        k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim], dtype of q, or beside fp8 queries
+            that of a 16-bit cache, or float16 | bfloat16; the call's own keys and values, which are then not read from
+            the cache.  They are not scaled by k_scale and v_scale.  Where v_cache is k_cache[..., :value_dim], v_new
+            may be None: k_new[..., :value_dim].
         softmax_scale: of the scores before everything else; head_dim ** -0.5 if None.  The product of it, q_scale and
             k_scale is a float32 number, and so are scores: where some of them, with ALiBi and biases, are finite and
             beyond 2^30 in magnitude, results may be no numbers.
