@@ -36,9 +36,9 @@ def pad_batch(
         page_table, seq_lens, cu_seqlens_q: as in paged_attention, of n sequences; on out's device or the host.  Or
             lists: the pages of each sequence, as many as it has, and ints.  Lists become int32, and the pages a table
             of the kind that out has.
-        seqs: sequences of the result, n or more; the number that out has, or n, if None.
-        max_pages: columns of the result's page table, as many as page_table's or more; as many as these if None.  Of
-            (indptr, indices): indices, of all sequences.
+        seqs: sequences of the result, n or more, and beside out as many as it has; these, or n, if None.
+        max_pages: columns of the result's page table, as many as page_table's or more, and beside out as many as it
+            has; as many as these if None.  Of (indptr, indices): indices, of all sequences.
         out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, in which the batch is put; cu_seqlens_q is None
             where the batch's is.  A copy from pinned host memory does not wait.
         device: of new tensors that are made from lists; that of the tensors beside them, or the host, if None.
@@ -74,6 +74,8 @@ def pad_batch(
     )
     if out is None:
         out = _new(given, seq_lens, cu_seqlens_q, seqs, max_pages)
+    else:
+        _check_place(out, seqs, max_pages)
     table, lengths, starts = out
     if (cu_seqlens_q is None) != (starts is None):
         both("cu_seqlens_q", cu_seqlens_q, "out[2]", starts)
@@ -111,6 +113,19 @@ def _new(
     return table, seq_lens.new_empty(seqs), starts
 
 
+def _check_place(out: Padded, seqs: int | None, max_pages: int | None) -> None:
+    """All of `out` is of one number of sequences, and of the sizes that are asked for."""
+    table, lengths, starts = out
+    rows, columns = table.shape if isinstance(table, Tensor) else (table[0].shape[0] - 1, table[1].shape[0])
+    for name, value, has in (("seqs", seqs, rows), ("max_pages", max_pages, columns)):
+        integer(name, value, 0)
+        if value is not None and value != has:
+            raise ValueError(f"{name} must be {has}, which out has, got {value}")
+    for name, tensor, size in (("out[1]", lengths, rows), ("out[2]", starts, rows + 1)):
+        if tensor is not None and list(tensor.shape) != [size]:
+            raise ValueError(f"{name} must be [{size}] beside out[0] of {rows} sequences, got {list(tensor.shape)}")
+
+
 def _put_table(given: Table, place: Table, count: int) -> None:
     """A table of `count` sequences into one of the same kind that is as large or larger."""
     if isinstance(given, Tensor) != isinstance(place, Tensor):
@@ -138,7 +153,7 @@ def _put_starts(given: Tensor, place: Tensor, count: int) -> None:
 
 def _table(rows: PageLists, device: torch.device | str | None) -> Tensor:
     """Rows of any lengths as one table, with zeros behind the shorter ones."""
-    columns = max((len(row) for row in rows), default=0)
+    columns = max([0, *map(len, rows)])
     filled = [[*row, *[0] * (columns - len(row))] for row in rows]
     return torch.tensor(filled, dtype=torch.int32, device=device).reshape(len(rows), columns)
 

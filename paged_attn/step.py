@@ -31,7 +31,7 @@ def pages_needed(lengths: IntOrTensor, page_size: int) -> IntOrTensor:
     """
     integer("page_size", page_size, 1, "an int")
     if isinstance(lengths, Tensor):
-        return ((lengths + (page_size - 1)) // page_size).clamp(min=0)
+        return (lengths // page_size + (lengths % page_size > 0)).clamp(min=0)  # no sum that could overflow
     return max(0, -(-lengths // page_size))
 
 

@@ -56,6 +56,20 @@ def test_empty_batches(seqs: int, tokens: int, device: str) -> None:
     assert (lse == -torch.inf).all()
 
 
+def test_no_tokens_may_have_any_strides(device: str) -> None:
+    """What is contiguous for torch, though its last axis lies apart; of nothing, also scales by token."""
+    inputs = build(Case("none", (0, 0), (7, 7)), device)
+    q, cache = inputs["q"], inputs["k_cache"]
+    inputs["q"] = q.new_empty(0, *reversed(q.shape[1:])).transpose(1, 2).contiguous()
+    assert inputs["q"].is_contiguous()
+    assert inputs["q"].stride(-1) != 1
+    for scale in (None, q.new_ones(0, dtype=torch.float32), q.new_ones(0, 1, dtype=torch.float32)):
+        assert paged_attn.paged_attention(**inputs, q_scale=scale, check=True)[0].shape == q.shape
+    none = cache.new_empty(0, *reversed(cache.shape[2:])).transpose(1, 2)
+    slots = torch.zeros(0, dtype=torch.int32, device=device)
+    paged_attn.write_kv(none, none, inputs["k_cache"], inputs["v_cache"], slots)
+
+
 @pytest.mark.parametrize("q_bound, k_bound", [(18, 67), (19, 4000), (4000, 67), (None, 67), (18, None)])
 def test_bounds_may_be_loose(q_bound: int | None, k_bound: int | None, device: str) -> None:
     run(Case("bounds", **MIXED, dtype=FP16), device, max_seqlen_q=q_bound, max_seqlen_k=k_bound)

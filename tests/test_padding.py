@@ -148,6 +148,19 @@ REFUSED: list[tuple[Any, str]] = [
         "page_table must be of the kind of out[0], Tensor, got (indptr, indices)",
     ),
     (lambda: paged_attn.pad_batch(TABLE, TABLE[0]), "seq_lens must be [seqs] with seqs = 2, got [3]"),
+    (lambda: paged_attn.pad_batch(TABLE, I32, seqs=3, out=(TABLE, I32, None)), "seqs must be 2, which out has, got 3"),
+    (
+        lambda: paged_attn.pad_batch((TABLE[0], I32), I32, max_pages=3, out=((TABLE[0], I32), I32, None)),
+        "max_pages must be 2, which out has, got 3",
+    ),
+    (
+        lambda: paged_attn.pad_batch(TABLE, I32, out=(TABLE, I32[:1], None)),
+        "out[1] must be [2] beside out[0] of 2 sequences, got [1]",
+    ),
+    (
+        lambda: paged_attn.pad_batch((TABLE[0], I32), I32, TABLE[0], out=((TABLE[0], I32), I32, I32)),
+        "out[2] must be [3] beside out[0] of 2 sequences, got [2]",
+    ),
     (lambda: paged_attn.pad_batch(TABLE, I32, seqs=1), "seqs must be at least 2, the sequences in page_table, got 1"),
     (
         lambda: paged_attn.pad_batch(TABLE, I32, max_pages=2),

@@ -121,6 +121,13 @@ def test_the_last_page_may_be_filled_in_part(length: int, pages: int) -> None:
     assert paged_attn.pages_needed(torch.tensor([length], dtype=torch.int32), 16).dtype == torch.int32
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64])
+def test_pages_are_counted_to_the_end_of_a_dtype(dtype: torch.dtype) -> None:
+    most = torch.iinfo(dtype).max
+    pages = paged_attn.pages_needed(torch.tensor([most], dtype=dtype), 64)
+    assert (pages.dtype, pages.tolist()) == (dtype, [-(-most // 64)])
+
+
 def test_compiled_they_are_one_graph_for_all_batches(device: str) -> None:
     def both(table: Any, lens: Tensor, starts: Tensor, tokens: int) -> Tensor:
         return paged_attn.slots(table, paged_attn.positions(lens, starts, tokens=tokens), PAGE, starts)

@@ -96,6 +96,19 @@ def test_of_fp8_queries_a_row_is_of_heads_and_a_column_of_tokens(device: str) ->
         compare(case, *paged_attn.paged_attention(**given), given)
 
 
+@pytest.mark.parametrize("form", ["one", "by head"])
+def test_of_fp8_queries_a_row_for_all_tokens_may_be_expanded(form: str, device: str) -> None:
+    """To as many tokens as there are, which is not the number of sequences."""
+    case = Case("expanded", (5,), (40,), heads=4, kv_heads=2, dtype=E4M3)
+    inputs = build(case, device)
+    row = torch.tensor([0.5] if form == "one" else [0.5, 1.5], device=device)
+    given = inputs | {"q_scale": row.expand(5, -1)}
+    compare(case, *paged_attn.paged_attention(**given), given)
+    wanted, _ = reference.paged_attention(**inputs | {"out": None, "q_scale": row})
+    got, _ = reference.paged_attention(**given | {"out": None})
+    assert torch.equal(got, wanted)
+
+
 def test_ones_change_no_bit_that_two_calls_share(device: str) -> None:
     """Scores are scaled first either way."""
     inputs = build(Case("ones", **LENGTHS, alibi=True), device)

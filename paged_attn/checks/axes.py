@@ -49,7 +49,7 @@ class Door:
         """Admit a tensor of these axes and one of these dtypes, its last axis contiguous."""
         self.place(name, value, dtypes)
         self.bind(name, value, axes)
-        if value.stride(-1) != 1 and value.shape[-1] > 1:
+        if value.stride(-1) != 1 and value.shape[-1] > 1 and value.numel():
             raise ValueError(f"{name} must be contiguous along {axes[-1]}, got strides {list(value.stride())}")
 
     def place(self, name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:

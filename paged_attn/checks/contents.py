@@ -139,7 +139,7 @@ def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
     """Each of a token of a live sequence is finite and above 0: another would hide keys, or show what is hidden."""
     tokens = int(query.sum())
     seq = torch.arange(len(query)).repeat_interleave(query)
-    scale = scale.reshape(len(scale), -1)[:tokens]
+    scale = (scale[:, None] if scale.ndim == 1 else scale)[:tokens]
     wrong = (~(scale > 0) | scale.isinf()) & live[seq][:, None]
     for i in first_true(wrong.any(1)):
         value = scale[i][wrong[i]][0]

@@ -25,5 +25,5 @@ def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
         if shape not in ([tokens], [tokens, 1]):
             wanted = f"None, [tokens] or [tokens, 1] with tokens = {tokens} beside {names((q.dtype,))} queries"
             raise ValueError(f"{name} must be {wanted}, got {shape}")
-    elif not scales_tokens(value, q) or shape not in ([tokens, 1], [tokens, kv_heads]):
+    elif shape not in ([tokens, 1], [tokens, kv_heads]) or not (value.stride(0) == 0 or scales_tokens(value, q)):
         door.scale(name, value, "q", q.dtype, more=", by token [tokens, 1] or [tokens, kv_heads]")

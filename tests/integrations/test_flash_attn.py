@@ -149,6 +149,15 @@ def test_dense_batches(len_q: int, len_k: int) -> None:
     assert flash_attn.flash_attn_func(q, k, v, None, None, 0.3, False)[1] is None  # FA4
 
 
+@pytest.mark.parametrize(("batch", "len_q", "len_k"), [(2, 0, 5), (2, 3, 0), (2, 0, 0), (0, 3, 5)])
+def test_dense_batches_of_no_queries_or_no_keys(batch: int, len_q: int, len_k: int) -> None:
+    q, (k, v) = torch.randn(batch, len_q, 4, 16), torch.randn(2, batch, len_k, 2, 16)
+    out, lse, _ = flash_attn.flash_attn_func(q, k, v, 0.0, None, True, return_attn_probs=True)
+    assert (out.shape, lse.shape) == (q.shape, (batch, 4, len_q))
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
 def test_fp8_takes_descales_of_every_shape() -> None:
     b = Batch((2, 3), (9, 4))
     k, v = (x.nan_to_num(1.0).to(torch.float8_e4m3fn) for x in (b.k_cache, b.v_cache))

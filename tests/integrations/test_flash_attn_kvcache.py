@@ -144,6 +144,35 @@ def test_every_order_of_kvcache_means_the_same(order: str) -> None:
     close(calls[order]()[:, 0], b.wanted(causal=True, window=(5, -1))[0])
 
 
+@pytest.mark.parametrize("len_q", [0, 1, 3])
+def test_results_go_where_out_says(len_q: int) -> None:
+    """In the shape of q, or of its tokens; also where sequences lie apart, if each has one token."""
+    k_cache, v_cache = torch.randn(2, 2, 9, 2, 16)
+    q, room = torch.randn(2, len_q, 4, 16), torch.full((2, max(len_q, 1) + (len_q == 1), 4, 16), BAD)
+    call = {"q": q, "k_cache": k_cache, "v_cache": v_cache, "cache_seqlens": 9, "causal": True}
+    wanted = flash_attn.flash_attn_with_kvcache(**call)
+    out = room[:, :len_q]
+    assert flash_attn.flash_attn_with_kvcache(**call, out=out) is out
+    assert torch.equal(out, wanted)
+    flat = torch.empty(2 * len_q, 4, 16)
+    assert torch.equal(flash_attn.flash_attn_with_kvcache(**call, out=flat), wanted)
+    assert torch.equal(flat, wanted.flatten(0, 1))
+
+
+def test_out_whose_sequences_lie_apart_is_refused_by_name() -> None:
+    q, (k_cache, v_cache) = torch.randn(2, 3, 4, 16), torch.randn(2, 2, 9, 2, 16)
+    with pytest.raises(ValueError, match="out must have its sequences one behind the other, got strides"):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=9, out=torch.empty(2, 4, 4, 16)[:, :3])
+
+
+def test_keys_are_not_appended_beside_queries_of_values_alone() -> None:
+    qv, cache, new = torch.randn(2, 1, 4, 16), torch.randn(2, 9, 1, 16), torch.randn(2, 1, 1, 16)
+    with pytest.raises(ValueError, match="writes no k and v where only_qv is True"):
+        flash_attn.flash_attn_with_kvcache(
+            None, None, cache, k=new, v=new, qv=qv, only_qv=True, cache_seqlens=8, softmax_scale=0.25
+        )
+
+
 def test_left_padding_is_not_seen() -> None:
     q, (k, v) = torch.randn(2, 2, 4, 16), torch.randn(2, 2, 12, 2, 16)
     left, lens = torch.tensor([3, 0], dtype=torch.int32), torch.tensor([9, 12], dtype=torch.int32)

@@ -75,6 +75,18 @@ def test_unified_attention_shows_the_prompt_behind_the_window_and_never_what_is_
         flash_attn.unified_attention(**call | {"causal": False})
 
 
+def test_the_prompts_of_no_sequence_hide_nothing() -> None:
+    """A step of padding alone."""
+    b, none = Batch((3,), (5,)), torch.zeros(0, dtype=torch.int32)
+    out = torch.full_like(b.q, 7.0)
+    flash_attn.unified_attention(
+        q=b.q, k=b.k_cache, v=b.v_cache, out=out, cu_seqlens_q=torch.zeros(1, dtype=torch.int32), max_seqlen_q=3,
+        seqused_k=none, max_seqlen_k=3, softmax_scale=0.25, causal=True, window_size=(-1, -1),
+        block_table=b.table[:0], rswa_prefix_lens=none, rswa_window=2,
+    )  # fmt: skip
+    assert not out.any()
+
+
 # What the Triton backend of vLLM 0.26 to 0.33 gives beside, of a model that asks for none of it.
 OF_THE_BACKEND: dict[str, Any] = dict(
     use_alibi_sqrt=False, seq_threshold_3D=8, num_par_softmax_segments=16, softmax_segm_output=None,

@@ -98,6 +98,11 @@ def dense(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+def even_starts(seqs: int, each: int, device: torch.device) -> Tensor:
+    """[seqs + 1], where sequences of one length begin and end."""
+    return torch.arange(seqs + 1, dtype=torch.int32, device=device) * each
+
+
 def bound(length: Any) -> int | None:
     """A bound that the host knows; one on a device is not read."""
     if isinstance(length, Tensor):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import FP8, attend, dense, rows_as_pages
+from .call import FP8, attend, dense, even_starts, rows_as_pages
 from .orders import bind
 
 
@@ -27,11 +27,13 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     batch, len_q, heads, _ = q.shape
     len_k = k.shape[1]
     lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
-    starts = torch.arange(0, (batch + 1) * len_q, max(len_q, 1), dtype=torch.int32, device=q.device)[: batch + 1]
+    starts = even_starts(batch, len_q, q.device)
     # pages of other than a multiple of 8 tokens are slower
     new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8
     keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
     table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
+    if len_k == 0:  # a page has at least one slot, which nobody sees
+        keys, table = (k.new_zeros((1, 1, *k.shape[2:])), v.new_zeros((1, 1, *v.shape[2:]))), lens[:, None]
     probs = bool(given.get("return_attn_probs", False))
     wanted = probs or bool(given.get("return_lse", False))
     out, lse = attend(

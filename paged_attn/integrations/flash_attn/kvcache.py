@@ -9,7 +9,7 @@ from torch import Tensor
 
 import paged_attn
 
-from .call import attend, bound, dense, int32, rows_as_pages, scale, window_of
+from .call import attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
 from .latent import latent
 from .orders import bind
 from .rotary import check_tables, rotate
@@ -56,12 +56,19 @@ def flash_attn_with_kvcache(
     if given.get("only_qv") or q is None or k_cache is None:
         if not two_parts:
             raise ValueError("flash_attn_with_kvcache() needs qv where only_qv is True, or q or k_cache None")
+        if given.get("k") is not None or given.get("v") is not None:
+            raise ValueError(
+                "flash_attn_with_kvcache() of paged_attn writes no k and v where only_qv is True: write_kv does"
+            )
         given["only_qv"], q, k_cache = True, given["qv"], v_cache
     q = dense(q)
     starts = given.get("cu_seqlens_q")
     starts = None if starts is None else int32(starts)
     seqs = q.shape[0] if starts is None else starts.shape[0] - 1
     tokens = q if starts is not None else q[:, 0] if q.shape[1] == 1 else q.flatten(0, 1)
+    whole = given.get("out")
+    if starts is None and whole is not None and whole.ndim == 4:
+        given["out"] = _rows(whole)
     len_q = bound(given.get("max_seqlen_q")) if starts is not None else q.shape[1]
     table, capacity = _table(given, k_cache, seqs)
     cached = _lengths(given, seqs, capacity, q.device)
@@ -75,20 +82,28 @@ def flash_attn_with_kvcache(
     if given.get("cache_leftpad") is not None:
         k, v, table, lens = _without_left(given, k_cache, v_cache, table, lens)
     if starts is None and q.shape[1] != 1:
-        each = q.shape[1]
-        starts = torch.arange(0, seqs * each + 1, max(each, 1), dtype=torch.int32, device=q.device)[: seqs + 1]
+        starts = even_starts(seqs, q.shape[1], q.device)
     if two_parts:
         tokens, k, v = latent("flash_attn_with_kvcache", tokens, k, v, given)
     wanted = bool(given.get("return_lse", False))
     max_k = bound(given.get("max_seqlen_k")) if lens is cached else None  # without the new keys
     out, lse = attend(tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=max_k, lse=wanted)
     if q.ndim == 4:
-        out = out.view(*q.shape[:3], v_cache.shape[-1])
+        out = out.view(*q.shape[:3], v_cache.shape[-1]) if whole is None or whole.ndim == 3 else whole
     if lse is None:
         return out
     if q.ndim == 4:
         return out, lse.view(*q.shape[:3]).transpose(1, 2).contiguous()
     return out, lse.t().contiguous()
+
+
+def _rows(out: Tensor) -> Tensor:
+    """[seqs, len_q, ...] as [seqs * len_q, ...], in the same memory."""
+    if out.shape[1] == 1:
+        return out[:, 0]
+    if out.numel() and out.stride(0) != out.shape[1] * out.stride(1):
+        raise ValueError(f"out must have its sequences one behind the other, got strides {list(out.stride())}")
+    return out.view(-1, *out.shape[2:]) if out.numel() else out.flatten(0, 1)
 
 
 def _table(given: dict[str, Any], k_cache: Tensor, seqs: int) -> tuple[Tensor, int]:

@@ -26,12 +26,15 @@ class Split(NamedTuple):
 
 def split(prompts: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> Split:
     """Of prompt lengths [seqs] int32; where a sequence lies on one side, the other one is empty.  No host sync."""
+    if not len(seq_lens):  # all tokens are padding
+        nowhere = torch.zeros(tokens, dtype=torch.int32, device=seq_lens.device)
+        return Split(page_table, seq_lens.int(), cu_seqlens_q.int(), prompts.int(), nowhere)
     begin, end = cu_seqlens_q[:-1], cu_seqlens_q[1:]
     contexts = seq_lens - (end - begin)
     within = torch.minimum((prompts - contexts).clamp_min(0), end - begin)  # queries in the prompt
     middle = begin + within
     token = torch.arange(tokens, dtype=torch.int32, device=begin.device)
-    row = torch.searchsorted(end.contiguous(), token, right=True).clamp_max(max(len(end) - 1, 0))
+    row = torch.searchsorted(end.contiguous(), token, right=True).clamp_max(len(end) - 1)
     stands = contexts[row] + torch.where(token < middle[row], 0, token - begin[row])
     lens = pairs(torch.where(within > 0, contexts + within, 0), torch.where(middle < end, seq_lens, 0))
     starts = torch.cat([pairs(begin, middle), end[-1:].int()])

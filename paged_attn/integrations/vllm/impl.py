@@ -121,6 +121,9 @@ class Impl(AttentionImpl):
             slopes = self.alibi_slopes = slopes.to(q.device)
         m = attn_metadata
         window = self.sliding_window if m.window is None else m.window
+        positions = m.query_positions
+        if positions is not None and len(positions) < len(q):  # padding may stand anywhere
+            positions = torch.nn.functional.pad(positions, (0, len(q) - len(positions)))
         if slopes is not None:
             own |= self._slopes(slopes, m)
         # Of a causal batch a window ends at the query: by itself, or by causality, where images show later keys.
@@ -135,7 +138,7 @@ class Impl(AttentionImpl):
             # without causality, of all sequences or of some, vLLM's windows look as far ahead as back
             window_size=(-1, -1) if window is None else (window - 1, ahead if m.causal is True else window - 1),
             prefix_lens=m.prefix_lens,
-            query_positions=m.query_positions,
+            query_positions=positions,
             spans=m.spans,
             clip_spans=m.spans is not None and bool(getattr(layer, "mm_prefix_clamp_sliding_window", False)),
             softcap=self.logits_soft_cap,
