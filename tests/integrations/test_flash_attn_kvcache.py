@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -159,10 +161,14 @@ def test_results_go_where_out_says(len_q: int) -> None:
     assert torch.equal(flat, wanted.flatten(0, 1))
 
 
-def test_out_whose_sequences_lie_apart_is_refused_by_name() -> None:
+@pytest.mark.parametrize(("shape", "says"), [
+    ((2, 4, 4, 16), "must have its sequences one behind the other, got strides"),  # of which the first three tokens
+    ((3, 2, 4, 16), "must be [2, 3, 4] of [seqs, len_q, heads] like q, got [3, 2, 4, 16]"),
+])  # fmt: skip
+def test_out_of_another_form_is_refused_by_name(shape: tuple[int, ...], says: str) -> None:
     q, (k_cache, v_cache) = torch.randn(2, 3, 4, 16), torch.randn(2, 2, 9, 2, 16)
-    with pytest.raises(ValueError, match="out must have its sequences one behind the other, got strides"):
-        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=9, out=torch.empty(2, 4, 4, 16)[:, :3])
+    with pytest.raises(ValueError, match=re.escape(f"out {says}")):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=9, out=torch.empty(shape)[:, :3])
 
 
 def test_keys_are_not_appended_beside_queries_of_values_alone() -> None:

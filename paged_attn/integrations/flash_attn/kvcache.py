@@ -68,7 +68,7 @@ def flash_attn_with_kvcache(
     tokens = q if starts is not None else q[:, 0] if q.shape[1] == 1 else q.flatten(0, 1)
     whole = given.get("out")
     if starts is None and whole is not None and whole.ndim == 4:
-        given["out"] = _rows(whole)
+        given["out"] = _rows(whole, q)
     len_q = bound(given.get("max_seqlen_q")) if starts is not None else q.shape[1]
     table, capacity = _table(given, k_cache, seqs)
     cached = _lengths(given, seqs, capacity, q.device)
@@ -97,13 +97,15 @@ def flash_attn_with_kvcache(
     return out, lse.t().contiguous()
 
 
-def _rows(out: Tensor) -> Tensor:
+def _rows(out: Tensor, q: Tensor) -> Tensor:
     """[seqs, len_q, ...] as [seqs * len_q, ...], in the same memory."""
+    if out.shape[:3] != q.shape[:3]:
+        raise ValueError(f"out must be {list(q.shape[:3])} of [seqs, len_q, heads] like q, got {list(out.shape)}")
     if out.shape[1] == 1:
         return out[:, 0]
     if out.numel() and out.stride(0) != out.shape[1] * out.stride(1):
         raise ValueError(f"out must have its sequences one behind the other, got strides {list(out.stride())}")
-    return out.view(-1, *out.shape[2:]) if out.numel() else out.flatten(0, 1)
+    return out.view(out.shape[0] * out.shape[1], *out.shape[2:])
 
 
 def _table(given: dict[str, Any], k_cache: Tensor, seqs: int) -> tuple[Tensor, int]:
