@@ -29,6 +29,7 @@ GEMMA_3: dict[str, Any] = dict(heads=32, kv_heads=16)
 PALIGEMMA: dict[str, Any] = dict(heads=8, kv_heads=1, head_dim=256)
 LOCAL: dict[str, Any] = dict(window_size=(1023, -1))
 STREAMING: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 4)  # every other KV head, of 4 heads
+ONE_FULL: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 28)
 CHUNK: dict[str, Any] = LLAMA_4 | dict(chunk=8192)
 MASKS = (
     uniform("Llama 4: b64 x 8192", 64, 1, 8192, **LLAMA_4),
@@ -57,6 +58,7 @@ MASKS = (
     uniform("b16 x 1024, every other causal", 16, 1024, 1024, causal_by_seq=True),
     uniform("b64 x 8192", 64, 1, 8192),
     uniform("b64 x 8192, every other KV head of window 1024", 64, 1, 8192, **STREAMING),
+    uniform("b64 x 8192, seven of eight KV heads of window 1024", 64, 1, 8192, **ONE_FULL),
     uniform("b4 x 8192", 4, 8192, 8192),
     uniform("b4 x 8192, every other KV head of window 1024", 4, 8192, 8192, **STREAMING),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from .numerics import LN2, LOG2E
 from .output import rows_from, store_results, store_rows
 from .query_blocks import find_block
 from .records import Batch, Partial, RowTile, State
+from .schedule import place_of, slot_of, slots_between
 from .softmax import base_of, finish, merge
 
 MAX_FLOAT32 = tl.constexpr(3.4028234663852886e38)  # of float32
@@ -46,13 +47,14 @@ def partial_of(scratch, rows):
 
 @triton.jit
 def join_rows(
-    out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S: tl.constexpr, ROWS: tl.constexpr
+    out, lse, partial, share, slots, pieces, token, tokens, kv_head, ahead, first, scales, S: tl.constexpr,
+    ROWS: tl.constexpr,
 ):  # fmt: skip
     """Rows first ... first + ROWS - 1 of the block that begins in a share and is cut, from its pieces."""
     row = first + tl.arange(0, ROWS)
     valid = row < tokens * S.GROUP
-    SLOT: tl.constexpr = S.KV_HEADS * S.LIVE
-    at = share * slots * SLOT + kv_head * S.LIVE + row
+    SLOT: tl.constexpr = slots_between(S.KV_HEADS, ahead is None) * S.LIVE
+    at = slot_of(share, slots, 0, kv_head, ahead, S) * S.LIVE + row
     dim = tl.arange(0, S.VALUE_PADDED)
     if S.PIECE is None:
         # slot 1 of the share where the block begins, slot 0 of those after it
@@ -65,16 +67,18 @@ def join_rows(
 
 @triton.jit
 def join_if_last(
-    out, lse, partial, counters, share, holders, pieces, token, tokens, kv_head, slots, scales, S: tl.constexpr
+    out, lse, partial, counters, share, holders, pieces, token, tokens, kv_head, ahead, slots, scales, S: tl.constexpr
 ):  # fmt: skip
     """Count a share that has stored its pieces of a block; the last of the holders joins all, in their order."""
     tl.debug_barrier()  # the count is one thread's: it must not overtake what the others have stored
-    counter = counters + share * S.KV_HEADS + kv_head
+    counter = counters + place_of(share, kv_head, ahead, S)
     before = tl.atomic_add(counter, 1, sem="acq_rel")
     if before == holders - 1:
         tl.store(counter, 0)  # for the next launch
         for first in range(0, tokens * S.GROUP, S.MERGE):
-            join_rows(out, lse, partial, share, slots, pieces, token, tokens, kv_head, first, scales, S, S.MERGE)
+            join_rows(
+                out, lse, partial, share, slots, pieces, token, tokens, kv_head, ahead, first, scales, S, S.MERGE
+            )  # fmt: skip
 
 
 @triton.jit

@@ -4,8 +4,9 @@ Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each 
 queries see; laid end to end, sequence by sequence, they are one line of units.  With Shape.WHOLE, where all are about
 as long, each gets the same room, and shares begin with blocks or cut all alike.
 
-All KV heads have the same line, unless heads have windows of their own: then each has one of what its heads see, and
-kv_head None means one of all keys, for whoever has items of several KV heads.
+All KV heads have the same line and as many programs, unless heads have windows of their own: then each has a line of
+what its heads see, and programs by that (`head_programs.py`).  kv_head None means a line of all keys, for whoever has
+items of several KV heads.
 """
 
 import triton
@@ -22,6 +23,7 @@ EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr
 # Eighths of an even share by which they may be larger where a sequence has several blocks: shares of these that begin
 # alike read its keys in step, and all but the first find them in L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
+QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little off
 
 
 @triton.jit
@@ -222,6 +224,34 @@ def share_of(unit, share):
     larger = unit < share.extra * (share.size + 1)
     # one division, which is 350 bytes of machine code
     return (unit - tl.where(larger, 0, share.extra)) // (share.size + tl.where(larger, 1, 0))
+
+
+# Shares of KV heads that are cut alike lie side by side in scratch.  Where heads have windows of their own `ahead` is
+# how many programs those before a KV head have, and its shares follow each other.
+
+
+@triton.jit
+def place_of(share, kv_head, ahead, S: tl.constexpr):
+    """The number of a KV head's share among those of all."""
+    if ahead is None:
+        return share * S.KV_HEADS + kv_head
+    else:
+        return ahead + share
+
+
+@triton.jit
+def slot_of(share, slots, slot, kv_head, ahead, S: tl.constexpr):
+    """The number of a slot of a KV head's share, of which each has so many, among those of all."""
+    if ahead is None:
+        return (slots * share + slot) * S.KV_HEADS + kv_head
+    else:
+        return slots * (ahead + share) + slot
+
+
+@triton.constexpr_function
+def slots_between(kv_heads, alike):
+    """From a slot of a KV head's share to its next; alike: KV heads are cut alike."""
+    return kv_heads if alike else 1
 
 
 @triton.jit

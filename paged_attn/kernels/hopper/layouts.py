@@ -17,6 +17,13 @@ def lanes_layout(size, rows, alone=False):
 
 
 @triton.constexpr_function
+def heads_layout(heads, seqs, warps):
+    """[heads, seqs]: each warp has all, and lanes are heads first."""
+    lanes = min(heads, 32)
+    return gl.BlockedLayout([max(1, heads // 32), max(1, seqs * lanes // 32)], [lanes, 32 // lanes], [1, warps], [0, 1])
+
+
+@triton.constexpr_function
 def rows_layout(together, dim, warps):
     """[rows, dim of 16 bits] for copies: so many neighbours with each thread, 16 bytes or what becomes of them."""
     lanes = min(32, dim // 8)

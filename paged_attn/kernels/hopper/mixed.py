@@ -23,6 +23,7 @@ from .loading.loader import load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import make_read_ring
 from .schedule.arrival import told_in
+from .schedule.heads import share_of_heads
 from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read
 from .schedule.schedule import COUNTERS_PER_LAUNCH, bring_lengths
@@ -62,8 +63,13 @@ def hand_out_share(
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lane = lanes(ONE)
     index, kv_head = unflatten(S)
+    ahead = None
+    if mods.head_windows is not None:
+        index, kv_head, num_shares, ahead = share_of_heads(batch, mods, 1, S)
     first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
-    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, ONE, kv_head)
+    if mods.head_windows is None:
+        num_shares = gl.num_programs(0) // S.KV_HEADS
+    share, seq, before = find_share(batch, first, index, num_shares, lane, mods, ONE, kv_head)
     unit = share.begin
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
@@ -74,7 +80,7 @@ def hand_out_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, ahead), tiles, mods, S)
             publish(mail, number, item)
             number += 1
             if item.begin < item.end:

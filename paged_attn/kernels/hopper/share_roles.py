@@ -37,7 +37,7 @@ def load_share(
             seq += 1
         else:
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S, several)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, walk.ahead), tiles, mods, S, several)
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
             begin, end = tiles_of_item(item, mods, S)
@@ -86,7 +86,7 @@ def consume_share(
             seq += 1
         else:
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S, several)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, walk.ahead), tiles, mods, S, several)
             if S.PIECE is not None:
                 if item.begin < item.end:
                     turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
@@ -116,6 +116,6 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
             seq += 1
         else:
             several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head), tiles, mods, S, several)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, walk.ahead), tiles, mods, S, several)
             raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
             unit += count

@@ -30,6 +30,7 @@ from .loading.packed import make_boxes
 from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
 from .schedule.arrival import told_in
+from .schedule.heads import share_of_heads
 from .schedule.walk import Walk
 from .share_roles import consume_share, convert_share, load_rests, load_share
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
@@ -53,6 +54,9 @@ def shares_kernel(
     if S.CLEAR:
         dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, tokens_of(batch), dim, S)
+    ahead = None
+    if mods.head_windows is not None:
+        index, kv_head, num_shares, ahead = share_of_heads(batch, mods, P.ROWS // 16, S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS, S.REST is not None))
     first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)  # memory answers while barriers are made
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
@@ -100,8 +104,10 @@ def shares_kernel(
         rings = Rings(keys, values, queries, queries.slots, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
-    share, seq, before = find_share(batch, first, index, gl.num_programs(0) // S.KV_HEADS, lane, mods, S, kv_head)
-    walk = Walk(share.begin, seq, before, kv_head)
+    if mods.head_windows is None:
+        num_shares = gl.num_programs(0) // S.KV_HEADS
+    share, seq, before = find_share(batch, first, index, num_shares, lane, mods, S, kv_head)
+    walk = Walk(share.begin, seq, before, kv_head, ahead)
     results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
     K: gl.constexpr = P.KEY_STAGES
     V: gl.constexpr = P.VALUE_STAGES

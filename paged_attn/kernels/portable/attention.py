@@ -4,17 +4,30 @@ import triton
 import triton.language as tl
 
 from ..common.bounds import first_seen, row_tile, visible_range
+from ..common.head_programs import heads_at_once, seqs_at_once, share_by_work, work_of_heads
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import in_parts, scale_of, scaled, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
 from ..common.page_tables import pages_of
 from ..common.query_blocks import block_of, find_block
 from ..common.records import Batch, KeyValues, Query, Source, State
-from ..common.schedule import find_share, first_tile, pieces_of, place_on_line, room_of, share_of, unflatten, work
+from ..common.schedule import (
+    find_share,
+    first_tile,
+    pieces_of,
+    place_on_line,
+    room_of,
+    share_of,
+    slot_of,
+    unflatten,
+    work,
+)
 from ..common.scores import scale_by_token
 from ..common.softmax import merge, start
 from .latent import load_queries
 from .tiles import attend_keys
+
+MAX_ELEMENTS = tl.constexpr(1024)  # KV heads times sequences whose work is counted at a time
 
 
 @triton.jit
@@ -46,18 +59,19 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
 
 
 @triton.jit
-def keep(partial, slot, rows, state, S: tl.constexpr):
-    """The state of one piece, in a slot of scratch."""
+def keep(partial, share, slots, slot, ahead, rows, state, S: tl.constexpr):
+    """The state of one piece, in a slot of a share's."""
     row = tl.arange(0, S.ROWS)
-    at = (slot * S.KV_HEADS + rows.kv_head) * S.LIVE + row
+    at = slot_of(share, slots, slot, rows.kv_head, ahead, S) * S.LIVE + row
     store_partial(partial, at, rows.valid & (row < S.LIVE), tl.arange(0, S.VALUE_PADDED), state, S)
 
 
 @triton.jit
 def attend_pieces(
-    block, rows, q, begin, end, cut, slot, cache, boxes, new, batch, mods, scales, partial, S: tl.constexpr
+    block, rows, q, begin, end, cut, share, slot, ahead, cache, boxes, new, batch, mods, scales, partial,
+    S: tl.constexpr,
 ):  # fmt: skip
-    """The states of pieces begin ... end - 1 folded in order; where cut, each is also kept, from a slot on.
+    """The states of pieces begin ... end - 1 folded in order; where cut, each is also kept, from a share's slot on.
 
     What a row gets depends on its position alone: also a piece that another row of the block sees changes nothing.
     """
@@ -72,7 +86,7 @@ def attend_pieces(
         )  # fmt: skip
         if S.SPLIT:  # noqa: SIM102 (one is decided at compile time)
             if cut:
-                keep(partial, slot + piece - begin, rows, part, S)
+                keep(partial, share, batch.slots, slot + piece - begin, ahead, rows, part, S)
         state = merge(state, part.acc, part.max, part.sum)
     return state
 
@@ -83,10 +97,16 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     index, kv_head = unflatten(S)
     lane = tl.arange(0, S.SCAN)
     row = tl.arange(0, S.ROWS)
-    num_shares = tl.num_programs(0) // S.KV_HEADS
+    all_shares = tl.num_programs(0) // S.KV_HEADS
+    num_shares, ahead = all_shares, None
+    if mods.head_windows is not None:
+        head = tl.arange(0, heads_at_once(S.KV_HEADS))
+        seq = tl.arange(0, seqs_at_once(S.KV_HEADS, S.SCAN, MAX_ELEMENTS))
+        units = work_of_heads(batch, head, seq, mods, S)
+        index, kv_head, num_shares, ahead = share_by_work(units, head, S)
     first_work = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S, kv_head)
-    states = num_shares * batch.slots * S.KV_HEADS * S.LIVE
+    states = all_shares * batch.slots * S.KV_HEADS * S.LIVE
     partial, cuts = partial_of(scratch, states), cuts_of(scratch, states, S)
     unit = share.begin
     while unit < share.end:
@@ -112,7 +132,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                     end = (place_on_line(tile + count - 1, block, mods, S) + 1) * S.TILE
                 if S.MERGE == 0 and tile == 0:
                     past = share_of(unit + tiles - 1, share) + 1
-                    tell_cut(cuts, block, past - index, ((2 * index + 1) * S.KV_HEADS + kv_head) * S.LIVE, S)
+                    tell_cut(cuts, block, past - index, slot_of(index, 2, 1, kv_head, ahead, S) * S.LIVE, S)
                 state = attend_block(
                     block, rows, q, begin, end, tile == 0, cache, boxes, new, batch, mods, scales, S
                 )  # fmt: skip
@@ -125,11 +145,12 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 end = tl.minimum(end, whole_begin + pieces)
                 whole = end - begin == pieces
                 if S.MERGE == 0 and tile == 0:
-                    row_at = (index * batch.slots * S.KV_HEADS + kv_head) * S.LIVE
+                    row_at = slot_of(index, batch.slots, 0, kv_head, ahead, S) * S.LIVE
                     tell_cut(cuts, block, tl.where(whole, 1, pieces), row_at, S)
-                slot = share_of(unit - tile, share) * batch.slots + begin - whole_begin
+                holder = share_of(unit - tile, share)
                 state = attend_pieces(
-                    block, rows, q, begin, end, not whole, slot, cache, boxes, new, batch, mods, scales, partial, S
+                    block, rows, q, begin, end, not whole, holder, begin - whole_begin, ahead, cache, boxes, new,
+                    batch, mods, scales, partial, S,
                 )  # fmt: skip
             if whole:
                 store_rows(out, lse, rows, tl.arange(0, S.VALUE_PADDED), state, scales, S)
@@ -138,12 +159,12 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 tokens = tl.minimum(block.query_len - block.first, S.BLOCK_Q)
                 from_share = share_of(unit - tile, share)
                 if S.PIECE is None:
-                    keep(partial, 2 * index + tl.where(tile == 0, 1, 0), rows, state, S)
+                    keep(partial, index, 2, tl.where(tile == 0, 1, 0), ahead, rows, state, S)
                     pieces = share_of(unit - tile + tiles - 1, share) - from_share + 1
                     if S.MERGE > 0:
                         join_if_last(
-                            out, lse, partial, scratch.counters, from_share, pieces, pieces, token, tokens, kv_head, 2,
-                            scales, S,
+                            out, lse, partial, scratch.counters, from_share, pieces, pieces, token, tokens, kv_head,
+                            ahead, 2, scales, S,
                         )  # fmt: skip
                 elif S.MERGE > 0:
                     last = tl.maximum((whole_begin + pieces - 1) * (S.PIECE // S.TILE) - first, 0)
@@ -152,7 +173,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                     if (holders > 1) & (index < from_share + holders):
                         join_if_last(
                             out, lse, partial, scratch.counters, from_share, holders, pieces, token, tokens, kv_head,
-                            batch.slots, scales, S,
+                            ahead, batch.slots, scales, S,
                         )  # fmt: skip
             unit += count
 
@@ -195,6 +216,6 @@ def attention_kernel(
                 # a block that sees nothing may have sinks
                 end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)
                 state = attend_pieces(
-                    block, rows, q, begin, end, False, 0, cache, boxes, new, batch, mods, scales, None, S
+                    block, rows, q, begin, end, False, 0, 0, None, cache, boxes, new, batch, mods, scales, None, S
                 )  # fmt: skip
             store_rows(out, lse, rows, tl.arange(0, S.VALUE_PADDED), state, scales, S)

@@ -168,7 +168,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         SCORE_MOD=of_this_dialect(p.score_mod),
         REST=rest,
     )
-    skip, merge = p.kv_heads * live, None
+    skip, merge = kv_heads_cut_alike(p) * live, None
     if shares and not shape.MERGE:
         # a share has two slots, unless pieces are of a fixed size
         merge = merge_of(p, shape, tokens, shares, skip, 2 * skip if config.piece is None else skip)
@@ -197,6 +197,11 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
         lanes //= 2
     rows = min(at_once // lanes, live)
     return Merge(blocks, rows, dims, lanes, skip, stride, p.device.dependent)
+
+
+def kv_heads_cut_alike(p: Problem) -> int:
+    """Whose states lie side by side (`schedule.slot_of`)."""
+    return 1 if p.head_windows else p.kv_heads
 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:

@@ -54,8 +54,9 @@ class Server:
             starts = torch.tensor([0, rows], dtype=torch.int32, device="cuda")
             table = self.table[seq : seq + 1, : max(1, -(-length // PAGE))]
             lens = self.lens[seq : seq + 1]
-            want = reference.paged_attention(self.q[own], self.k, self.v, table, lens, starts)
-            weighted = reference.paged_attention(self.q[own], self.k, self.v.abs(), table, lens, starts)
+            window = {name: x for name, x in self.bounds.items() if name == "window_size"}
+            want = reference.paged_attention(self.q[own], self.k, self.v, table, lens, starts, **window)
+            weighted = reference.paged_attention(self.q[own], self.k, self.v.abs(), table, lens, starts, **window)
             assert isinstance(want, Tensor)
             assert isinstance(weighted, Tensor)
             error = (self.out[own].double() - want).abs()
@@ -77,6 +78,22 @@ def test_a_graph_captured_at_length_one_is_right_at_any(seqs: int, query_len: in
         server.out.fill_(torch.nan)
         graph.replay()
         server.check(list(range(seqs)))
+
+
+@pytest.mark.parametrize("query_len", [1, 8])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_graph_is_right_for_any_windows_by_head(query_len: int, invariant: bool) -> None:
+    """Windows decide how many programs a KV head has."""
+    server = Server(7, longest=100_000, query_len=query_len)
+    windows = torch.full((HEADS, 2), -1, dtype=torch.int32, device="cuda")
+    server.bounds |= dict(window_size=windows, batch_invariant=invariant)
+    server.lens.copy_(torch.tensor([100_000, 8, 33_333, 9, 4096, 50_000, 12_345]))
+    graph = capture(server.attend)
+    for of_first, of_second in ((-1, 100), (100, -1), (-1, -1), (0, 0), (3000, 90_000), (5, 40_000)):
+        windows[: HEADS // 2, 0], windows[HEADS // 2 :, 0] = of_first, of_second
+        server.out.fill_(torch.nan)
+        graph.replay()
+        server.check(list(range(7)))
 
 
 @pytest.mark.parametrize("query_len", [1, 2])

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 
 from ....records.plan import Launch
+from ...common.schedule import QUOTIENT_TOLERANCE
 from ...cuts import CountedBlock, CutSummary, KnownBatch, blocks_of, counted, even_shares, whole
 from .block_items import PIECES_PER_PROGRAM
 from .pieces import (
@@ -16,7 +17,6 @@ from .pieces import (
     MAX_PIECES,
     MIN_KEYS_PER_QUERY,
     NUM_DOUBLINGS,
-    QUOTIENT_TOLERANCE,
     PieceSizes,
 )
 

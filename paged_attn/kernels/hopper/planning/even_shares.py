@@ -7,6 +7,7 @@ from ....records.layout import MANTISSA
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
+from ...portable.plan import kv_heads_cut_alike
 from ..args import Pipe
 from .columns import MAX_COLUMNS
 from .conversion import WIDEN
@@ -47,7 +48,8 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     parts = latent_parts(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
     group, s = p.heads // p.kv_heads, layout_of(p, longest, beside)
-    programs = s.shares * p.kv_heads
+    # KV heads that are not cut alike may have any numbers of programs
+    programs = s.resident * p.device.multiprocessors if p.head_windows else s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
@@ -142,8 +144,8 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         BOX=box,
         ROWS_PER_PAGE=p.rows_per_page,
         GROUPED=pieces_joined_at_once(p, s, least),
-        SKIP=p.kv_heads * s.rows,
-        STRIDE=2 * p.kv_heads * s.rows,
+        SKIP=kv_heads_cut_alike(p) * s.rows,
+        STRIDE=2 * kv_heads_cut_alike(p) * s.rows,
     )
 
 

@@ -11,7 +11,7 @@ from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
-from ...portable.plan import affordable, most_pieces
+from ...portable.plan import affordable, kv_heads_cut_alike, most_pieces
 from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe
 from . import cost
@@ -63,7 +63,8 @@ def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -
         return None
     programs = shares * p.kv_heads
     pipe = _pipe(p, consumers, 1)
-    pipe = pipe._replace(SHARES=True, PREFETCH=pipe.BOX <= 64, SKIP=p.kv_heads * live, STRIDE=p.kv_heads * live)
+    step = kv_heads_cut_alike(p) * live
+    pipe = pipe._replace(SHARES=True, PREFETCH=pipe.BOX <= 64, SKIP=step, STRIDE=step)
     return _launch(p, pipe, True, programs, shortest, longest, live, pieces * programs)
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ...common.schedule import work
+from ...common.schedule import QUOTIENT_TOLERANCE, work
 
 # Keys whose tiles would take as long as what a piece costs beside its own: its state is written, read and joined.
 KEYS_WORTH_A_CUT = tl.constexpr(640)
@@ -20,7 +20,6 @@ MAX_PIECES = tl.constexpr(8)
 KEYS_WORTH_A_JOIN = tl.constexpr(64)
 # Numbers of these that are tried: for an item for a quarter of the programs, for half of them, one each, two each.
 NUM_DOUBLINGS = tl.constexpr(4)
-QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little off
 MAX_NUMBERS_TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
 INFINITE_TIME = tl.constexpr(3e38)  # tiles, of a way that is not tried
 CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # times KEYS_WORTH_A_CUT: what the pieces of an even share cost

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from ...common.bounds import visible_range
 from ...common.key_tiles import tile_of, tiles_before
 from ...common.query_blocks import block_of
-from ...common.schedule import first_tile, pieces_of, share_of
+from ...common.schedule import first_tile, pieces_of, place_of, share_of, slot_of, slots_between
 from ..args import Item
 from ..shim import gl, gluon
 
@@ -17,6 +17,7 @@ class Walk(NamedTuple):
     seq: Any
     before: Any  # units before seq
     kv_head: Any
+    ahead: Any = None  # programs of KV heads before it, where heads have windows of their own
 
 
 @gluon.jit
@@ -50,10 +51,10 @@ def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
     end = gl.maximum(begin, gl.minimum(tiles_before(span.hi, context_len, S), from_tile + count))
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
+    counter = place_of(first_share, walk.kv_head, walk.ahead, S)
     # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
-    first_row = ((2 * first_share + 1) * S.KV_HEADS + walk.kv_head) * S.ROWS
-    row = ((2 * share.index + gl.where(tile == 0, 1, 0)) * S.KV_HEADS + walk.kv_head) * S.ROWS
-    counter = first_share * S.KV_HEADS + walk.kv_head
+    first_row = slot_of(first_share, 2, 1, walk.kv_head, walk.ahead, S) * S.ROWS
+    row = slot_of(share.index, 2, gl.where(tile == 0, 1, 0), walk.kv_head, walk.ahead, S) * S.ROWS
     item = Item(block, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
     return item, count
 
@@ -78,9 +79,10 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
     second = unit + (first_piece + 1) * PIECE - from_tile  # where the second piece begins
     holders = holders_of(share, first_share, second, pieces, PIECE)
     # the last piece's state comes first
-    first_row = (first_share * room * S.KV_HEADS + walk.kv_head) * S.LIVE
-    row = first_row + (first_piece + pieces - end) * (S.KV_HEADS * S.LIVE)
-    counter = first_share * S.KV_HEADS + walk.kv_head
+    first_row = slot_of(first_share, room, 0, walk.kv_head, walk.ahead, S) * S.LIVE
+    STEP: gl.constexpr = slots_between(S.KV_HEADS, walk.ahead is None)
+    row = first_row + (first_piece + pieces - end) * (STEP * S.LIVE)
+    counter = place_of(first_share, walk.kv_head, walk.ahead, S)
     item = Item(block, begin * PIECE, end * PIECE, 1, gl.where(whole, 1, pieces), holders, first_row, row, counter)
     return item, count
 

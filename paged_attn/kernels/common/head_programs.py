@@ -1,0 +1,61 @@
+"""Programs of KV heads by what their heads see: where windows differ by head, only the device knows how much that is.
+
+A streaming KV head of few keys needs few programs, and its others had better read what full heads see.  KV heads that
+see the same have as many, walk along equal lines, and so still read the tokens of a page side by side.
+"""
+
+import triton
+import triton.language as tl
+
+from .schedule import QUOTIENT_TOLERANCE, work
+
+
+@triton.constexpr_function
+def heads_at_once(kv_heads):
+    """Lanes for all KV heads."""
+    return 1 << (kv_heads - 1).bit_length()
+
+
+@triton.constexpr_function
+def seqs_at_once(kv_heads, scan, most):
+    """Lanes for sequences, no more than `scan`, where heads times sequences are no more than `most`."""
+    return max(1, min(scan, most // (1 << (kv_heads - 1).bit_length())))
+
+
+@triton.jit
+def work_of_heads(batch, head, lane, mods, S: tl.constexpr):
+    """Units [HEADS] on each KV head's line; lanes past the last have none.  head [HEADS] and lane [N] count from 0."""
+    kv_head = tl.minimum(head, S.KV_HEADS - 1)[:, None]
+    units = head * 0
+    for first in range(0, batch.num_seqs, lane.shape[0]):
+        seq = (first + lane)[None, :]
+        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S, kv_head)
+        units += tl.sum(blocks * tiles, 1)
+    return tl.where(head < S.KV_HEADS, units, 0)
+
+
+@triton.jit
+def programs_of_heads(units, head, shares, S: tl.constexpr):
+    """Programs [HEADS] that no more than the `shares`-th part of all units makes for each: one or more, whole ones."""
+    size = tl.sum(units.to(tl.float32), 0) / shares
+    count = tl.ceil(units / tl.maximum(size, 1e-6) - QUOTIENT_TOLERANCE).to(tl.int32)
+    return tl.where(head < S.KV_HEADS, tl.maximum(count, 1), 0)
+
+
+@triton.jit
+def share_by_work(units, head, S: tl.constexpr):
+    """(share, KV head, shares of this KV head, programs of KV heads before it) of this program.
+
+    Shares become larger until whole programs suffice for all KV heads, so nobody has much more to do than others.
+    """
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    shares = programs
+    count = programs_of_heads(units, head, shares, S)
+    while tl.sum(count, 0) > programs:
+        shares -= 1
+        count = programs_of_heads(units, head, shares, S)
+    passed = tl.cumsum(count, 0) <= program
+    # a program that is left over has a share past the last one of the last KV head, which is empty
+    kv_head = tl.minimum(tl.sum(passed.to(tl.int32), 0), S.KV_HEADS - 1)
+    ahead = tl.sum(tl.where(head < kv_head, count, 0), 0)
+    return program - ahead, kv_head, tl.sum(tl.where(head == kv_head, count, 0), 0), ahead
