@@ -35,25 +35,32 @@ def work_of_heads(batch, head, lane, mods, S: tl.constexpr):
 
 
 @triton.jit
-def programs_of_heads(units, head, shares, S: tl.constexpr):
-    """Programs [HEADS] that no more than the `shares`-th part of all units makes for each: one or more, whole ones."""
-    size = tl.sum(units.to(tl.float32), 0) / shares
-    count = tl.ceil(units / tl.maximum(size, 1e-6) - QUOTIENT_TOLERANCE).to(tl.int32)
-    return tl.where(head < S.KV_HEADS, tl.maximum(count, 1), 0)
+def whole_programs(part, shares, there):
+    """Programs of each KV head, one or more, if so many had equal shares; part: of all units that are its."""
+    return tl.where(there, tl.maximum(tl.ceil(part * shares - QUOTIENT_TOLERANCE).to(tl.int32), 1), 0)
 
 
 @triton.jit
-def share_by_work(units, head, S: tl.constexpr):
-    """(share, KV head, shares of this KV head, programs of KV heads before it) of this program.
+def programs_by_work(batch, head, lane, mods, S: tl.constexpr):
+    """Programs [HEADS] of each KV head, so that none has much more to do than others.  head [HEADS], lane [N].
 
-    Shares become larger until whole programs suffice for all KV heads, so nobody has much more to do than others.
+    As many equal shares as can be, if whole programs are to suffice: each lane tries another number of them.
     """
-    program, programs = tl.program_id(0), tl.num_programs(0)
-    shares = programs
-    count = programs_of_heads(units, head, shares, S)
-    while tl.sum(count, 0) > programs:
-        shares -= 1
-        count = programs_of_heads(units, head, shares, S)
+    programs = tl.num_programs(0)
+    units = work_of_heads(batch, head, lane, mods, S).to(tl.float32)
+    part = units / tl.maximum(tl.sum(units, 0), 1.0)
+    there = head < S.KV_HEADS
+    STEP: tl.constexpr = tl.cdiv(S.KV_HEADS + 1, lane.shape[0])  # a program less for each KV head suffices
+    shares = tl.maximum(programs - lane * STEP, 0)
+    count = whole_programs(part[:, None], shares[None, :], there[:, None])
+    fewer = tl.min(tl.where(tl.sum(count, 0) <= programs, lane, lane.shape[0]), 0)
+    return whole_programs(part, tl.maximum(programs - fewer * STEP, 0), there)
+
+
+@triton.jit
+def share_by_work(count, head, S: tl.constexpr):
+    """(share, KV head, shares of this KV head, programs of KV heads before it) of this program, by those of each."""
+    program = tl.program_id(0)
     passed = tl.cumsum(count, 0) <= program
     # a program that is left over has a share past the last one of the last KV head, which is empty
     kv_head = tl.minimum(tl.sum(passed.to(tl.int32), 0), S.KV_HEADS - 1)

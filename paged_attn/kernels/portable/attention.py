@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ..common.bounds import first_seen, row_tile, visible_range
-from ..common.head_programs import heads_at_once, seqs_at_once, share_by_work, work_of_heads
+from ..common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import in_parts, scale_of, scaled, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
@@ -92,6 +92,14 @@ def attend_pieces(
 
 
 @triton.jit
+def share_of_heads(batch, mods, S: tl.constexpr):
+    """`share_by_work` of this program."""
+    head = tl.arange(0, heads_at_once(S.KV_HEADS))
+    seq = tl.arange(0, seqs_at_once(S.KV_HEADS, S.SCAN, MAX_ELEMENTS))
+    return share_by_work(programs_by_work(batch, head, seq, mods, S), head, S)
+
+
+@triton.jit
 def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
     index, kv_head = unflatten(S)
@@ -100,10 +108,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     all_shares = tl.num_programs(0) // S.KV_HEADS
     num_shares, ahead = all_shares, None
     if mods.head_windows is not None:
-        head = tl.arange(0, heads_at_once(S.KV_HEADS))
-        seq = tl.arange(0, seqs_at_once(S.KV_HEADS, S.SCAN, MAX_ELEMENTS))
-        units = work_of_heads(batch, head, seq, mods, S)
-        index, kv_head, num_shares, ahead = share_by_work(units, head, S)
+        index, kv_head, num_shares, ahead = share_of_heads(batch, mods, S)
     first_work = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S, kv_head)
     states = all_shares * batch.slots * S.KV_HEADS * S.LIVE

@@ -5,9 +5,7 @@ As test_visited_tiles.py counts those of masks that all heads have: against each
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,7 +15,6 @@ import triton.language as tl
 
 import paged_attn
 from paged_attn.kernels.common.bounds import row_tile, visible_range
-from paged_attn.kernels.common.head_programs import share_by_work
 from paged_attn.kernels.common.records import Block, Modifiers, Source
 from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.tiles import may_hide
@@ -205,81 +202,3 @@ def visited(mask: Beside, windows: str, launch: Any, queries: tuple[int, ...], k
             rows = [row for q in positions for row in seen_by(mask, windows, kv_head, q, seq_len)]
             found += len({k // shape.TILE for row in rows for k in row})
     return found
-
-
-@triton.jit
-def counted_by_program(score, query_pos, key_pos, head, counts):
-    tl.atomic_add(counts + tl.program_id(0), 1)
-    return score
-
-
-@pytest.mark.skipif(not backend.INTERPRET, reason="a GPU may have other kernels, whose programs are others")
-@pytest.mark.parametrize("invariant", [False, True])
-def test_programs_share_evenly_what_all_heads_see(invariant: bool, device: str, cut: Callable[..., None]) -> None:
-    """A KV head of streaming heads has fewer programs than a full one, and none of them has much more to do."""
-    cut(4)
-    case = Case("even", (1,) * 4, (900, 33, 700, 330), heads=4, kv_heads=2, head_dim=16, batch_invariant=invariant)
-    windows = torch.tensor([[-1, -1], [9, -1], [200, -1], [9, -1]], dtype=torch.int32, device=device)
-    inputs = build(case, device) | dict(window_size=windows)
-    counts = torch.zeros(64, dtype=torch.int32, device=device)
-    paged_attn.paged_attention(**inputs, score_mod=counted_by_program, score_mod_args=(counts,))
-    (launch,) = plan.plan(problem_of(inputs)).launches
-    assert launch.shape.SPLIT
-    of_programs = counts[: 2 * launch.programs].tolist()
-    tile = launch.shape.TILE
-    ends = [-(-n // tile) for n in case.seq_lens]
-    wanted = [sum(ends), sum(end - max(0, n - 201) // tile for end, n in zip(ends, case.seq_lens))]
-    assert sum(of_programs) == sum(wanted)
-    if not invariant:  # whose pieces are whole
-        assert wanted == [64, 24]
-        assert of_programs == [3] * 18 + [2] * 5 + [3] * 6 + [2] * 3, "23 programs of 32 for 64 of 88 tiles"
-
-
-@triton.jit
-def share_kernel(out, units, HEADS: tl.constexpr, S: tl.constexpr):
-    head = tl.arange(0, HEADS)
-    found = share_by_work(tl.load(units + head, head < S.KV_HEADS, 0), head, S)
-    for i in tl.static_range(4):
-        tl.store(out + 4 * tl.program_id(0) + i, found[i])
-
-
-class Heads(NamedTuple):
-    """What `share_by_work` asks of a kernel's shape."""
-
-    KV_HEADS: int
-
-
-@pytest.mark.parametrize("programs, units", [
-    (4, [7]),
-    (8, [64, 34]),
-    (132, [32768] * 4 + [4096] * 4),
-    (132, [4096, 32768] * 4),
-    (132, [17] * 8),
-    (132, [0] * 8),  # nothing is served
-    (16, [5, 5, 5]),
-    (132, [2_000_000_000] + [1] * 6),
-    (7, [1, 2, 3, 4, 5, 6, 7]),
-    (9, [100, 1, 1, 1, 1, 1, 1, 1]),
-    (264, [3000] * 3 + [70] * 29),
-    (132, [1 + 37 * i % 101 for i in range(40)]),
-    (132, list(range(1, 129))),
-])  # fmt: skip
-def test_kv_heads_have_programs_by_their_units(programs: int, units: list[int], device: str) -> None:
-    heads, lanes = len(units), 1 << (len(units) - 1).bit_length()
-    out = torch.full((programs, 4), -1, dtype=torch.int32, device=device)
-    given = torch.tensor(units, dtype=torch.int32, device=device)
-    share_kernel[(programs,)](out, given, lanes, Heads(heads))
-    wanted, total = [1] * heads, max(1, sum(units))
-    for equal in range(programs, 0, -1):  # so many equal shares, of which the last of each KV head are cut
-        wanted = [max(1, math.ceil(Fraction(n * equal, total) - Fraction(1, 1000))) for n in units]
-        if sum(wanted) <= programs:
-            break
-    expected = [
-        [share, kv_head, wanted[kv_head], sum(wanted[:kv_head])]
-        for kv_head in range(heads) for share in range(wanted[kv_head])
-    ]  # fmt: skip
-    spare = programs - len(expected)
-    # behind the last share of the last KV head, where nothing is
-    expected += [[wanted[-1] + i, heads - 1, wanted[-1], sum(wanted[:-1])] for i in range(spare)]
-    assert out.tolist() == expected
-    assert spare < heads or not any(units)

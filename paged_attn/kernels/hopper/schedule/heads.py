@@ -1,6 +1,6 @@
 """`common/head_programs.py` by the warps of a consumer or by one that loads: which of them has which numbers."""
 
-from ...common.head_programs import heads_at_once, seqs_at_once, share_by_work, work_of_heads
+from ...common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ..layouts import heads_layout
 from ..shim import gl, gluon
 
@@ -17,8 +17,8 @@ def share_of_heads(batch, mods, WARPS: gl.constexpr, S: gl.constexpr):
     LAYOUT: gl.constexpr = heads_layout(HEADS, SEQS, WARPS)
     head = gl.arange(0, HEADS, layout=gl.SliceLayout(1, LAYOUT))
     seq = gl.arange(0, SEQS, layout=gl.SliceLayout(0, LAYOUT))
-    units = work_of_heads(batch, head, seq, mods, S)
+    count = programs_by_work(batch, head, seq, mods, S)
     # as scans want them, with the same threads
     ALONE: gl.constexpr = gl.BlockedLayout([max(1, HEADS // 32)], [32], [WARPS], [0])
-    units = gl.convert_layout(units, ALONE, assert_trivial=True)
-    return share_by_work(units, gl.arange(0, HEADS, layout=ALONE), S)
+    count = gl.convert_layout(count, ALONE, assert_trivial=True)
+    return share_by_work(count, gl.arange(0, HEADS, layout=ALONE), S)
