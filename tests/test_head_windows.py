@@ -150,11 +150,15 @@ def test_results_share_no_memory_with_windows_by_head(device: str) -> None:
 def test_plans_know_no_width_of_windows_by_head() -> None:
     plain, by_head = ask(), ask(head_windows=True)
     assert by_head.problem == plain.problem._replace(head_windows=True)
+    assert plan.plan(by_head.problem) == plan.plan(plain.problem)
+    plain, by_head = ask(batch=64), ask(batch=64, head_windows=True)
     (launch,), (other,) = (plan.plan(x.problem).launches for x in (by_head, plain))
     # KV heads have any numbers of programs, so all there are, and states of one lie side by side
     assert (launch.programs, other.programs) == (132, 128)
     pipe = launch.pipe._replace(SKIP=8 * launch.pipe.SKIP, STRIDE=8 * launch.pipe.STRIDE)
-    assert launch._replace(programs=128, slots=256, pipe=pipe) == other
+    assert launch.shape.BY_HEAD
+    shape = launch.shape._replace(BY_HEAD=False)
+    assert launch._replace(programs=128, slots=256, shape=shape, pipe=pipe) == other
     assert ask(head_windows=True, prefix_lens=True).problem.gap, "a prefix may stay visible behind some"
 
 

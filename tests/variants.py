@@ -132,7 +132,7 @@ ATTENTION = {
     "decode gate": DECODE | dict(gate=True),
     "prefill token scales gate": PREFILL | dict(token_scales=True, gate=True),
     "speculate mask": DECODE | dict(query_lens=(8,) * 64, decode_form=False, bounds=True, qq_mask=1),
-    "decode split windows by head": DECODE | BY_HEAD | dict(query_lens=(1,), seq_lens=LONG),
+    "decode split windows by head": DECODE | BY_HEAD | dict(query_lens=(1,) * 8, seq_lens=LONG * 8),
     "prefill windows by head": PREFILL | BY_HEAD,
     "prefill fp32 packed head_dim 256": PREFILL | dict(dtype=torch.float32, layout="x", head_dim=256),
 }

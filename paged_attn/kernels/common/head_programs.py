@@ -23,12 +23,15 @@ def seqs_at_once(kv_heads, scan, most):
 
 
 @triton.jit
-def units_of_heads(batch, first, head, lane, mods, S: tl.constexpr):
-    """Units [HEADS, N] of sequences from `first` on, on each KV head's line; head [HEADS] and lane [N] count from 0."""
-    seq = (first + lane)[None, :]
+def work_of_heads(batch, head, lane, mods, S: tl.constexpr):
+    """Units [HEADS] on each KV head's line; lanes past the last have none.  head [HEADS] and lane [N] count from 0."""
     kv_head = tl.minimum(head, S.KV_HEADS - 1)[:, None]
-    blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S, kv_head)
-    return blocks * tiles
+    units = head * 0
+    for first in range(0, batch.num_seqs, lane.shape[0]):
+        seq = (first + lane)[None, :]
+        blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S, kv_head)
+        units += tl.sum(blocks * tiles, 1)
+    return tl.where(head < S.KV_HEADS, units, 0)
 
 
 @triton.jit
@@ -38,17 +41,13 @@ def whole_programs(part, shares, there):
 
 
 @triton.jit
-def programs_by_work(batch, first, head, lane, mods, S: tl.constexpr):
+def programs_by_work(batch, head, lane, mods, S: tl.constexpr):
     """Programs [HEADS] of each KV head, so that none has much more to do than others.
 
     As many equal shares as can be, if whole programs are to suffice: each lane tries another number of them.
-    first: `units_of_heads` of the first sequences, read ahead.
     """
     programs, there = tl.num_programs(0), head < S.KV_HEADS
-    units = tl.sum(first, 1)
-    for seq in range(lane.shape[0], batch.num_seqs, lane.shape[0]):
-        units += tl.sum(units_of_heads(batch, seq, head, lane, mods, S), 1)
-    units = tl.where(there, units, 0).to(tl.float32)
+    units = work_of_heads(batch, head, lane, mods, S).to(tl.float32)
     part = units / tl.maximum(tl.sum(units, 0), 1.0)
     STEP: tl.constexpr = tl.cdiv(S.KV_HEADS + 1, lane.shape[0])  # a program less for each KV head suffices
     shares = tl.maximum(programs - lane * STEP, 0)
@@ -58,26 +57,22 @@ def programs_by_work(batch, first, head, lane, mods, S: tl.constexpr):
 
 
 @triton.jit
-def next_head(share, count, head):
-    """The KV head whose share, of `count` on its line, ends first, the first of several."""
-    end = tl.where(count > 0, (share + 1) / tl.maximum(count, 1), 2.0)
-    return tl.min(tl.where(end == tl.min(end, 0), head, head.shape[0]), 0)
-
-
-@triton.jit
 def share_by_work(count, head, S: tl.constexpr):
     """(share, KV head, shares of this KV head, programs of KV heads before it) of this program, by those of each.
 
     Programs follow each other as the shares of all lines end, if these are equally long: neighbours read the same pages
-    then.  Those of as many heads as there are come right behind all that end no later than this program's part of all.
+    then.  All shares that end before this program's part of all are passed at once, and the last few one by one.
     """
     program, programs = tl.program_id(0), tl.sum(count, 0)
-    share = program * count // programs
-    for _ in range(program - tl.sum(share, 0)):
-        share += tl.where(head == next_head(share, count, head), 1, 0)
-    # a program that is left over has a share past the last one of a KV head, which is empty
-    kv_head = tl.where(program < programs, next_head(share, count, head), S.KV_HEADS - 1)
+    length = 1.0 / tl.maximum(count, 1)  # of a share
+    passed = tl.maximum(count * (program * 1.0 / programs) - QUOTIENT_TOLERANCE, 0.0).to(tl.int32)
+    passed = tl.minimum(passed, count)
+    kv_head = program * 0
+    for _ in range(program + 1 - tl.sum(passed, 0)):
+        end = tl.where(passed < count, (passed + 1) * length, 2.0)
+        kv_head = tl.min(tl.where(end == tl.min(end, 0), head, S.KV_HEADS - 1), 0)
+        passed += tl.where(head == kv_head, 1, 0)
+    # a program that is left over has a share past the last one of the first KV head, which is empty
     ahead = tl.sum(tl.where(head < kv_head, count, 0), 0)
     num_shares = tl.sum(tl.where(head == kv_head, count, 0), 0)
-    own = tl.sum(tl.where(head == kv_head, share, 0), 0)
-    return tl.where(program < programs, own, num_shares), kv_head, num_shares, ahead
+    return tl.sum(tl.where(head == kv_head, passed, 0), 0) - 1, kv_head, num_shares, ahead

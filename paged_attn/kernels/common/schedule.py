@@ -5,8 +5,8 @@ queries see; laid end to end, sequence by sequence, they are one line of units. 
 as long, each gets the same room, and shares begin with blocks or cut all alike.
 
 All KV heads have the same line and as many programs, unless heads have windows of their own: then each has a line of
-what its heads see, and programs by that (`head_programs.py`).  kv_head None means a line of all keys, for whoever has
-items of several KV heads.
+what its heads see and, where Shape.BY_HEAD, programs by that (`head_programs.py`).  kv_head None means a line of all
+keys, for whoever has items of several KV heads.
 """
 
 import triton
@@ -226,8 +226,8 @@ def share_of(unit, share):
     return (unit - tl.where(larger, 0, share.extra)) // (share.size + tl.where(larger, 1, 0))
 
 
-# Shares of KV heads that are cut alike lie side by side in scratch.  Where heads have windows of their own `ahead` is
-# how many programs those before a KV head have, and its shares follow each other.
+# Shares of KV heads that are cut alike lie side by side in scratch.  Where Shape.BY_HEAD `ahead` is how many programs
+# those before a KV head have, and its shares follow each other.
 
 
 @triton.jit

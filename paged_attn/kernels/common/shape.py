@@ -37,6 +37,7 @@ class Shape(NamedTuple):
     LEADS: bool = False  # the call's next launch, of other sequences, need not wait until this one has ended
     FAR_CAP: bool = False  # the softcap is so large that exponentials alone would not do (`scores.softcap`)
     APART: bool = False  # new keys begin a tile of their own, right behind the last of the cache's: no tile holds both
+    BY_HEAD: bool = False  # KV heads have programs by what their heads see (`head_programs`), not all as many
     BY_ROW: bool = False  # Hopper's scores have a scale for each row: NORMALIZED, or that of its token
     SCORE_MOD: Any = None  # a user's function, `score_mod.of_this_dialect`
     REST: int | None = None  # values are the first dims of keys, and read once: dims behind them rounded up, 0 = none

@@ -23,7 +23,7 @@ from .loading.loader import load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import make_read_ring
 from .schedule.arrival import told_in
-from .schedule.heads import first_units, share_of_heads
+from .schedule.heads import share_of_heads
 from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read
 from .schedule.schedule import COUNTERS_PER_LAUNCH, bring_lengths
@@ -64,11 +64,10 @@ def hand_out_share(
     lane = lanes(ONE)
     index, kv_head = unflatten(S)
     ahead = None
-    if mods.head_windows is not None:
-        units = first_units(batch, mods, 1, S)
-        index, kv_head, num_shares, ahead = share_of_heads(batch, units, mods, 1, S)
+    if S.BY_HEAD:
+        index, kv_head, num_shares, ahead = share_of_heads(batch, mods, 1, S)
     first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
-    if mods.head_windows is None:
+    if not S.BY_HEAD:
         num_shares = gl.num_programs(0) // S.KV_HEADS
     share, seq, before = find_share(batch, first, index, num_shares, lane, mods, ONE, kv_head)
     unit = share.begin

@@ -30,7 +30,7 @@ from .loading.packed import make_boxes
 from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
 from .schedule.arrival import told_in
-from .schedule.heads import first_units, share_of_heads
+from .schedule.heads import bring_heads, share_of_heads
 from .schedule.walk import Walk
 from .share_roles import consume_share, convert_share, load_rests, load_share
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
@@ -55,10 +55,10 @@ def shares_kernel(
         dim = gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
         clear_padding(out, lse, batch, tokens_of(batch), dim, S)
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS, S.REST is not None))
-    if mods.head_windows is None:
+    if not S.BY_HEAD:
         first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)  # memory answers while barriers are made
     else:
-        units = first_units(batch, mods, P.ROWS // 16, S)
+        bring_heads(batch, mods, S, P)
     READERS: gl.constexpr = P.CONSUMERS * WARPGROUP
     DIMS: gl.constexpr = S.DIM // slots_of_tile(P)
     if P.PACKED:
@@ -104,10 +104,10 @@ def shares_kernel(
         rings = Rings(keys, values, queries, queries.slots, queries.slots)
     fence_async_shared()  # what the barriers start with
     fetch_descriptors(key_box, value_box, queries, S, P)
-    if mods.head_windows is None:
+    if not S.BY_HEAD:
         num_shares, ahead = gl.num_programs(0) // S.KV_HEADS, None
     else:
-        index, kv_head, num_shares, ahead = share_of_heads(batch, units, mods, P.ROWS // 16, S)
+        index, kv_head, num_shares, ahead = share_of_heads(batch, mods, P.ROWS // 16, S)
         first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
     share, seq, before = find_share(batch, first, index, num_shares, lane, mods, S, kv_head)
     walk = Walk(share.begin, seq, before, kv_head, ahead)

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from ..common.bounds import first_seen, row_tile, visible_range
-from ..common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work, units_of_heads
+from ..common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import in_parts, scale_of, scaled, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
@@ -96,8 +96,7 @@ def share_of_heads(batch, mods, S: tl.constexpr):
     """`share_by_work` of this program."""
     head = tl.arange(0, heads_at_once(S.KV_HEADS))
     seq = tl.arange(0, seqs_at_once(S.KV_HEADS, S.SCAN, MAX_ELEMENTS))
-    units = units_of_heads(batch, 0, head, seq, mods, S)
-    return share_by_work(programs_by_work(batch, units, head, seq, mods, S), head, S)
+    return share_by_work(programs_by_work(batch, head, seq, mods, S), head, S)
 
 
 @triton.jit
@@ -108,7 +107,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
     row = tl.arange(0, S.ROWS)
     all_shares = tl.num_programs(0) // S.KV_HEADS
     num_shares, ahead = all_shares, None
-    if mods.head_windows is not None:
+    if S.BY_HEAD:
         index, kv_head, num_shares, ahead = share_of_heads(batch, mods, S)
     first_work = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
     share, seq, before = find_share(batch, first_work, index, num_shares, lane, mods, S, kv_head)

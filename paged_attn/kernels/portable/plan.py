@@ -44,6 +44,16 @@ MIN_JOIN_STEPS_WORTH_A_LAUNCH: Annotated[
         "joined by the last piece: b1 x 512 13.9 -> 10.5 us, b1 x 8192 21.3 -> 18",
     ),
 ] = 6
+MAX_SEQS_OF_EQUAL_HEADS: Annotated[
+    int,
+    Threshold(
+        "sequences, by powers of two",
+        "with windows by head: to find out what heads see takes 2.5 us, and half of the multiprocessors read nearly as "
+        "fast as all",
+        "every other KV head of window 1024, 1 x 8192 14.9 -> 17.8 us, 4 x 8192 29.3 -> 32.5; of eight one full head, "
+        "64 x 8192 261 -> 129",
+    ),
+] = 4
 # Elements of a state that a program of the merge joins: four for each thread of 8 warps.
 ELEMENTS_PER_MERGE_PROGRAM = 1024
 MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64  # dims of a row that are one program's, and beyond that
@@ -166,6 +176,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
         FAR_CAP=p.far_cap,
         SCORE_MOD=of_this_dialect(p.score_mod),
+        BY_HEAD=shares > 0 and cut_by_head(p),
         REST=rest,
     )
     skip, merge = kv_heads_cut_alike(p) * live, None
@@ -199,9 +210,14 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
     return Merge(blocks, rows, dims, lanes, skip, stride, p.device.dependent)
 
 
+def cut_by_head(p: Problem) -> bool:
+    """Whether KV heads have shares by what their heads see, if there are shares."""
+    return p.head_windows and p.seqs > MAX_SEQS_OF_EQUAL_HEADS
+
+
 def kv_heads_cut_alike(p: Problem) -> int:
     """Whose states lie side by side (`schedule.slot_of`)."""
-    return 1 if p.head_windows else p.kv_heads
+    return 1 if cut_by_head(p) else p.kv_heads
 
 
 def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:

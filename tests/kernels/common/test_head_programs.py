@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from fractions import Fraction
@@ -13,11 +14,20 @@ import triton
 import triton.language as tl
 
 import paged_attn
-from paged_attn.kernels.common.head_programs import programs_by_work, share_by_work, units_of_heads
+from paged_attn.kernels.common.head_programs import programs_by_work, share_by_work
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.launching import backend
 from paged_attn.planning import plan
 from tests.cases import Case, build, problem_of
+
+
+def programs_of(units: list[int], programs: int, step: int = 1) -> list[int]:
+    """So many equal shares as whole programs suffice for, less `step` at a time; of a KV head the last may be cut."""
+    for equal in (*range(programs, 0, -step), 0):
+        found = [max(1, math.ceil(Fraction(n * equal, sum(units)) - Fraction(1, 1000))) for n in units]
+        if sum(found) <= programs:
+            return found
+    raise AssertionError(units)
 
 
 @triton.jit
@@ -27,26 +37,31 @@ def counted_by_program(score, query_pos, key_pos, head, counts):
 
 
 @pytest.mark.skipif(not backend.INTERPRET, reason="a GPU may have other kernels, whose programs are others")
+@pytest.mark.parametrize("seqs", [4, 6])
 @pytest.mark.parametrize("invariant", [False, True])
-def test_programs_share_evenly_what_all_heads_see(invariant: bool, device: str, cut: Callable[..., None]) -> None:
-    """A KV head of streaming heads has fewer programs than a full one, and none of them has much more to do."""
+def test_programs_share_evenly_what_heads_see(
+    invariant: bool, seqs: int, device: str, cut: Callable[..., None]
+) -> None:
+    """A KV head of streaming heads has fewer programs than a full one if there are more than a few sequences."""
     cut(4)
-    case = Case("even", (1,) * 4, (900, 33, 700, 330), heads=4, kv_heads=2, head_dim=16, batch_invariant=invariant)
+    keys = (900, 33, 700, 330, 64, 500)[:seqs]
+    case = Case("even", (1,) * seqs, keys, heads=4, kv_heads=2, head_dim=16, batch_invariant=invariant)
     windows = torch.tensor([[-1, -1], [9, -1], [200, -1], [9, -1]], dtype=torch.int32, device=device)
     inputs = build(case, device) | dict(window_size=windows)
     counts = torch.zeros(64, dtype=torch.int32, device=device)
     paged_attn.paged_attention(**inputs, score_mod=counted_by_program, score_mod_args=(counts,))
     (launch,) = plan.plan(problem_of(inputs)).launches
     assert launch.shape.SPLIT
+    assert (seqs > 4) == launch.shape.BY_HEAD
     of_programs = counts[: 2 * launch.programs].tolist()
     tile = launch.shape.TILE
-    ends = [-(-n // tile) for n in case.seq_lens]
-    wanted = [sum(ends), sum(end - max(0, n - 201) // tile for end, n in zip(ends, case.seq_lens))]
-    assert sum(of_programs) == sum(wanted)
+    ends = [-(-n // tile) for n in keys]
+    seen = [sum(ends), sum(end - max(0, n - 201) // tile for end, n in zip(ends, keys))]
+    assert sum(of_programs) == sum(seen)
     if not invariant:  # whose pieces are whole
-        assert wanted == [64, 24]
-        # 23 programs for 64 of the tiles and 9 for 24
-        assert sorted(of_programs) == [2] * 8 + [3] * 24
+        of_each = programs_of(seen, 2 * launch.programs) if seqs > 4 else [launch.programs] * 2
+        shares = [n // count + (i < n % count) for n, count in zip(seen, of_each) for i in range(count)]
+        assert sorted(of_programs) == sorted(shares)
 
 
 @triton.jit
@@ -55,8 +70,7 @@ def share_kernel(out, seq_lens, windows, num_seqs, HEADS: tl.constexpr, LANES: t
     batch = Batch(None, seq_lens, None, 0, num_seqs, num_seqs, 0, 1 << 30, 1, 2)
     head = tl.arange(0, HEADS)
     lane, mods = tl.arange(0, LANES), Modifiers(left=1 << 30, head_windows=windows)
-    units = units_of_heads(batch, 0, head, lane, mods, S)
-    found = share_by_work(programs_by_work(batch, units, head, lane, mods, S), head, S)
+    found = share_by_work(programs_by_work(batch, head, lane, mods, S), head, S)
     for i in tl.static_range(4):
         tl.store(out + 4 * tl.program_id(0) + i, found[i])
 
@@ -94,21 +108,16 @@ def test_kv_heads_have_programs_by_what_they_see(programs: int, units: list[int]
     lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
     share_kernel[(programs,)](out, lens, windows, 3, 1 << (heads - 1).bit_length(), lanes, Heads(heads))
     seen = [sum(min(n, length) for length in seq_lens) for n in units]
-    step, wanted = -(-(heads + 1) // lanes), [1] * heads
-    for i in range(lanes + 1):  # so many equal shares, of which each KV head's last may be cut
-        equal = max(0, programs - i * step)
-        wanted = [max(1, math.ceil(Fraction(n * equal, sum(seen)) - Fraction(1, 1000))) for n in seen]
-        if sum(wanted) <= programs:
-            break
-    shares = [
-        (Fraction(i + 1, wanted[kv_head]), kv_head, i) for kv_head in range(heads) for i in range(wanted[kv_head])
-    ]
-    expected = [[i, kv_head, wanted[kv_head], sum(wanted[:kv_head])] for _, kv_head, i in sorted(shares)]
-    spare = programs - len(expected)
-    # behind the last share of the last KV head, where nothing is
-    expected += [[wanted[-1], heads - 1, wanted[-1], sum(wanted[:-1])]] * spare
-    assert out.tolist() == expected
-    assert spare < heads + step
+    step = -(-(heads + 1) // lanes)
+    wanted = programs_of(seen, programs, step)
+    found, left = out[: sum(wanted)].tolist(), out[sum(wanted) :].tolist()
+    assert sorted(found) == sorted(
+        [i, kv_head, n, sum(wanted[:kv_head])] for kv_head, n in enumerate(wanted) for i in range(n)
+    )  # each share is one program's
+    ends = [(share + 1) / count for share, _, count, _ in found]
+    assert all(before < end + 1e-6 for before, end in itertools.pairwise(ends)), "neighbours end together"
+    assert left == [[wanted[0] + i, 0, wanted[0], 0] for i in range(len(left))], "behind the last share of a KV head"
+    assert len(left) < heads + step
     if len({*units}) == 1:
         assert {*wanted} == {programs // heads} or lanes < heads, "as many as without windows of their own"
 
@@ -120,4 +129,4 @@ def test_kv_heads_have_a_program_each_of_a_batch_that_is_not_served(device: str)
         torch.zeros(1, dtype=torch.int32, device=device),
     )
     share_kernel[(9,)](out, lens, windows, 0, 4, 4, Heads(3))
-    assert out.tolist() == [[0, 0, 1, 0], [0, 1, 1, 1], [0, 2, 1, 2], *[[1, 2, 1, 2]] * 6]
+    assert out.tolist() == [[0, 0, 1, 0], [0, 1, 1, 1], [0, 2, 1, 2], *[[1 + i, 0, 1, 0] for i in range(6)]]

@@ -7,7 +7,7 @@ from ....records.layout import MANTISSA
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
-from ...portable.plan import kv_heads_cut_alike
+from ...portable.plan import cut_by_head, kv_heads_cut_alike
 from ..args import Pipe
 from .columns import MAX_COLUMNS
 from .conversion import WIDEN
@@ -49,7 +49,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     p = p._replace(kv_heads=p.kv_heads * parts)
     group, s = p.heads // p.kv_heads, layout_of(p, longest, beside)
     # KV heads that are not cut alike may have any numbers of programs
-    programs = s.resident * p.device.multiprocessors if p.head_windows else s.shares * p.kv_heads
+    programs = s.resident * p.device.multiprocessors if cut_by_head(p) else s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
@@ -58,6 +58,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         HEAD_DIM=p.head_dim // (1 + paired),
         VALUE_DIM=p.value_width // (1 + paired),
         ONE_BLOCK=s.blocks <= 1,
+        BY_HEAD=cut_by_head(p),
         REST=rest_of(p),
     )
     if shape.REST is not None:

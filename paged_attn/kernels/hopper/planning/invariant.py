@@ -11,7 +11,7 @@ from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
-from ...portable.plan import affordable, kv_heads_cut_alike, most_pieces
+from ...portable.plan import affordable, cut_by_head, kv_heads_cut_alike, most_pieces
 from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe
 from . import cost
@@ -82,7 +82,7 @@ def _launch(
     tokens = _tokens(p, pipe.CONSUMERS)
     shape = shape_of(p, _tile(p), tokens, pipe.CONSUMERS * ROWS_PER_CONSUMER, split)
     clear = p.ragged and p.only is None and longest == UNBOUNDED
-    shape = shape._replace(PIECE=KEYS_PER_PIECE, LIVE=live, CLEAR=clear)
+    shape = shape._replace(PIECE=KEYS_PER_PIECE, LIVE=live, CLEAR=clear, BY_HEAD=split and cut_by_head(p))
     most = max(1, min(tokens, p.max_seqlen_q, longest)) if p.ragged else 1
     return new_launch(shape, pipe, programs, 1, shortest, longest, most, slots)
 

@@ -17,7 +17,7 @@ class Walk(NamedTuple):
     seq: Any
     before: Any  # units before seq
     kv_head: Any
-    ahead: Any = None  # programs of KV heads before it, where heads have windows of their own
+    ahead: Any = None  # programs of KV heads before it, where Shape.BY_HEAD
 
 
 @gluon.jit
