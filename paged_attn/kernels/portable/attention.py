@@ -27,7 +27,7 @@ from ..common.softmax import merge, start
 from .latent import load_queries
 from .tiles import attend_keys
 
-MAX_ELEMENTS = tl.constexpr(1024)  # KV heads times sequences whose work is counted at a time
+MAX_UNITS_AT_ONCE = tl.constexpr(1024)  # KV heads times sequences whose work is counted at a time
 
 
 @triton.jit
@@ -95,7 +95,7 @@ def attend_pieces(
 def share_of_heads(batch, mods, S: tl.constexpr):
     """`share_by_work` of this program."""
     head = tl.arange(0, heads_at_once(S.KV_HEADS))
-    seq = tl.arange(0, seqs_at_once(S.KV_HEADS, S.SCAN, MAX_ELEMENTS))
+    seq = tl.arange(0, seqs_at_once(S.KV_HEADS, S.SCAN, MAX_UNITS_AT_ONCE))
     return share_by_work(programs_by_work(batch, head, seq, mods, S), head, S)
 
 

@@ -6,7 +6,7 @@ from ..layouts import heads_layout
 from ..shim import gl, gluon
 from .schedule import bring_lengths
 
-MAX_ELEMENTS = gl.constexpr(128)  # heads times sequences at a time: few of each thread, and little machine code
+MAX_UNITS_OF_A_WARP = gl.constexpr(128)  # heads times sequences at a time: few of each thread, and little machine code
 
 
 @gluon.jit
@@ -22,7 +22,7 @@ def bring_heads(batch, mods, S: gl.constexpr, P: gl.constexpr):
 def share_of_heads(batch, mods, WARPS: gl.constexpr, S: gl.constexpr):
     """`share_by_work` in each warp alike."""
     HEADS: gl.constexpr = heads_at_once(S.KV_HEADS)
-    SEQS: gl.constexpr = seqs_at_once(S.KV_HEADS, S.SCAN, MAX_ELEMENTS)
+    SEQS: gl.constexpr = seqs_at_once(S.KV_HEADS, S.SCAN, MAX_UNITS_OF_A_WARP)
     LAYOUT: gl.constexpr = heads_layout(HEADS, SEQS, WARPS)
     head = gl.arange(0, HEADS, layout=gl.SliceLayout(1, LAYOUT))
     seq = gl.arange(0, SEQS, layout=gl.SliceLayout(0, LAYOUT))
