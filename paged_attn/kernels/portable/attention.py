@@ -27,7 +27,7 @@ from ..common.softmax import merge, start
 from .latent import load_queries
 from .tiles import attend_keys
 
-MAX_UNITS_AT_ONCE = tl.constexpr(1024)  # KV heads times sequences whose work is counted at a time
+MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads times sequences whose work is counted at a time
 
 
 @triton.jit
