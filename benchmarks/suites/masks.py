@@ -30,6 +30,7 @@ PALIGEMMA: dict[str, Any] = dict(heads=8, kv_heads=1, head_dim=256)
 LOCAL: dict[str, Any] = dict(window_size=(1023, -1))
 STREAMING: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 4)  # every other KV head, of 4 heads
 ONE_FULL: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 28)
+TWO_FULL: dict[str, Any] = dict(head_windows=((-1, -1),) * 4 + ((1023, -1),) * 12)  # every fourth KV head
 CHUNK: dict[str, Any] = LLAMA_4 | dict(chunk=8192)
 MASKS = (
     uniform("Llama 4: b64 x 8192", 64, 1, 8192, **LLAMA_4),
@@ -59,6 +60,8 @@ MASKS = (
     uniform("b64 x 8192", 64, 1, 8192),
     uniform("b64 x 8192, every other KV head of window 1024", 64, 1, 8192, **STREAMING),
     uniform("b64 x 8192, seven of eight KV heads of window 1024", 64, 1, 8192, **ONE_FULL),
+    uniform("b16 x 8192, every other KV head of window 1024", 16, 1, 8192, **STREAMING),
+    uniform("b16 x 8192, six of eight KV heads of window 1024", 16, 1, 8192, **TWO_FULL),
     uniform("b4 x 8192", 4, 8192, 8192),
     uniform("b4 x 8192, every other KV head of window 1024", 4, 8192, 8192, **STREAMING),
 )  # fmt: skip

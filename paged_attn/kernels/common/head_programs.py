@@ -17,9 +17,9 @@ def heads_at_once(kv_heads):
 
 
 @triton.constexpr_function
-def seqs_at_once(kv_heads, scan, most):
+def seqs_at_once(heads, scan, most):
     """Lanes for sequences, no more than `scan`, where heads times sequences are no more than `most`."""
-    return max(1, min(scan, most // (1 << (kv_heads - 1).bit_length())))
+    return max(1, min(scan, most // heads))
 
 
 @triton.jit

@@ -94,8 +94,8 @@ def attend_pieces(
 @triton.jit
 def share_of_heads(batch, mods, S: tl.constexpr):
     """`share_by_work` of this program."""
-    head = tl.arange(0, heads_at_once(S.KV_HEADS))
-    seq = tl.arange(0, seqs_at_once(S.KV_HEADS, S.SCAN, MAX_UNITS_AT_ONCE))
+    HEADS: tl.constexpr = heads_at_once(S.KV_HEADS)
+    head, seq = tl.arange(0, HEADS), tl.arange(0, seqs_at_once(HEADS, S.SCAN, MAX_UNITS_AT_ONCE))
     return share_by_work(programs_by_work(batch, head, seq, mods, S), head, S)
 
 

@@ -124,9 +124,7 @@ def test_kv_heads_have_programs_by_what_they_see(programs: int, units: list[int]
 
 def test_kv_heads_have_a_program_each_of_a_batch_that_is_not_served(device: str) -> None:
     out = torch.full((9, 4), -1, dtype=torch.int32, device=device)
-    windows, lens = (
-        torch.zeros(3, 2, dtype=torch.int32, device=device),
-        torch.zeros(1, dtype=torch.int32, device=device),
-    )
+    windows = torch.zeros(3, 2, dtype=torch.int32, device=device)
+    lens = torch.zeros(1, dtype=torch.int32, device=device)
     share_kernel[(9,)](out, lens, windows, 0, 4, 4, Heads(3))
     assert out.tolist() == [[0, 0, 1, 0], [0, 1, 1, 1], [0, 2, 1, 2], *[[1 + i, 0, 1, 0] for i in range(6)]]

@@ -68,6 +68,12 @@ def test_results_are_those_of_the_reference(mask: str, name: str) -> None:
     run(case, DEVICE)
 
 
+@pytest.mark.quick
+def test_windows_by_head_may_be_slices_of_a_wider_tensor() -> None:
+    """Of decodes whose KV heads have programs by what they see."""
+    run(sized("strided", **DECODES | MASKS["windows by KV head"] | dict(strided=True)), DEVICE)
+
+
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("way", ["long", "two_lists", "apart"])
 def test_uneven_queries_served_in_other_ways_give_the_results_of_the_reference(way: str, mask: str) -> None:
