@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -15,6 +15,7 @@ FLUSH_BYTES = 256 << 20  # several times the largest L2
 # Seconds to wait after captures, which free what is cached: for some milliseconds kernels may run 12% slower, as if
 # what was freed were being cleared.
 SETTLED = 0.1
+MODES_APART = 1.06  # the ratio of two groups of times from which on they are two modes
 
 
 def capture(call: Callable[[], object]) -> torch.cuda.CUDAGraph:
@@ -47,7 +48,15 @@ def capture_many(calls: Mapping[Name, Callable[[], object]]) -> dict[Name, torch
 
 
 def replay(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int = 0) -> dict[Name, float]:
-    """Median seconds of each graph.  The card throttles: only figures of one call of this function can be compared."""
+    """Return the median seconds of each graph."""
+    return {name: statistics.median(times) for name, times in samples(graphs, rounds, seed).items()}
+
+
+def samples(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int = 0) -> dict[Name, list[float]]:
+    """Return the seconds of each replay of each graph.
+
+    The card throttles: only figures of one call of this function can be compared.
+    """
     flush = torch.ones(FLUSH_BYTES // 4, device="cuda")
     events = {name: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for name in graphs}
     seconds: dict[Name, list[float]] = {name: [] for name in graphs}
@@ -66,7 +75,38 @@ def replay(graphs: Mapping[Name, torch.cuda.CUDAGraph], rounds: int, seed: int =
         if i >= warm_up:
             for name, (start, end) in events.items():
                 seconds[name].append(start.elapsed_time(end) / 1e3)
-    return {name: statistics.median(times) for name, times in seconds.items()}
+    return seconds
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Return what a median hides: the least time, both quartiles and the ninth decile; `modes` is 1 or 2."""
+    quartiles, deciles = (statistics.quantiles(times, n=n, method="inclusive") for n in (4, 10))
+    named = {"min": min(times), "q1": quartiles[0], "q3": quartiles[2], "p90": deciles[8]}
+    return {**named, "modes": 2 if has_two_modes(times) else 1}
+
+
+def has_two_modes(times: Sequence[float]) -> bool:
+    """Whether times form two groups: each has a twentieth of them, and the medians differ by 6% or more.
+
+    The cut between the groups makes the sum of squared deviations least.  One broad mode has a sixth of its times in
+    the middle third between the two medians; two modes have less than a twentieth there.
+    """
+    ordered = sorted(times)
+    few = max(2, len(ordered) // 20)
+    cuts = range(few, len(ordered) - few + 1)
+    if not cuts:
+        return False
+    cut = min(cuts, key=lambda i: _deviations(ordered[:i]) + _deviations(ordered[i:]))
+    low, high = statistics.median(ordered[:cut]), statistics.median(ordered[cut:])
+    third = (high - low) / 3
+    between = sum(low + third < x < high - third for x in ordered)
+    return high >= MODES_APART * low and between < few
+
+
+def _deviations(times: Sequence[float]) -> float:
+    """Return the sum of squared deviations from the mean."""
+    mean = sum(times) / len(times)
+    return sum((x - mean) ** 2 for x in times)
 
 
 def measure(calls: Mapping[str, Callable[[], object]], rounds: int = 40, seed: int = 0) -> dict[str, float]:

@@ -28,7 +28,7 @@ def table(report: Mapping[str, Any]) -> Table:
     peers = [name for name in _names(r["seconds"] for r in results) if name != OURS]
     rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     rows.add_column("case")
-    for column in ("us", "TB/s", "TFLOP/s", "of roof"):
+    for column in ("us", "min", "quartiles", "p90", "TB/s", "TFLOP/s", "of roof"):
         rows.add_column(column, justify="right", no_wrap=True)
     for name in peers:
         rows.add_column(f"{name}{' (bound)' if name in BOUNDS else ''}", justify="right", no_wrap=True)
@@ -41,6 +41,7 @@ def table(report: Mapping[str, Any]) -> Table:
         rows.add_row(
             result["case"],
             f"[bold]{ours * 1e6:.1f}[/]",
+            *_spread(result["spread"][OURS]),
             f"{result['bytes'] / ours / 1e12:.2f}",
             f"{result['operations'] / ours / 1e12:.1f}",
             f"{roof / ours:.0%}",
@@ -84,6 +85,12 @@ def cliff_lines(report: Mapping[str, Any], found: Sequence[Cliff], most: int = 1
         f"floor {model['launch_seconds'] * 1e6:.1f} us; {len(found)} cliffs above {model['allowed']}x"
     ]
     return lines + [f"  {cliff}" for cliff in found[:most]] + ["  ..."] * (len(found) > most)
+
+
+def _spread(spread: Mapping[str, float]) -> tuple[str, str, str]:
+    """Columns of a case's least time, its quartiles and its ninth decile; two modes are flagged."""
+    least, low, high, most = (f"{spread[name] * 1e6:.1f}" for name in ("min", "q1", "q3", "p90"))
+    return least, f"{low} {high}", most if spread["modes"] == 1 else f"[red]{most} two modes[/]"
 
 
 def _beside(seconds: float | None, ours: float) -> str:

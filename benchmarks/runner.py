@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import metadata
@@ -41,14 +42,16 @@ def measured(case: Case, peers: Mapping[str, Peer], rounds: int) -> dict[str, An
     inputs = inputs_of(case, device())
     calls, errors, skipped = agreeing(case, peers, inputs)
     graphs = captured(case, calls, skipped)
-    seconds = measure.replay(graphs, rounds) if OURS in graphs else {}
+    times = measure.samples(graphs, rounds) if OURS in graphs else {}
+    seconds = {name: statistics.median(x) for name, x in times.items()}
+    spread = {name: measure.spread(x) for name, x in times.items()}
     calls.clear()
     graphs.clear()
     del inputs
     gc.collect()
     torch.cuda.empty_cache()
     work = {"bytes": traffic(case), "operations": operations(case)}
-    return {"case": case.name, **work, "seconds": seconds, "errors": errors, "skipped": skipped}
+    return {"case": case.name, **work, "seconds": seconds, "spread": spread, "errors": errors, "skipped": skipped}
 
 
 def agreeing(

@@ -12,4 +12,6 @@ def timeless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "device", lambda: "cpu")
     monkeypatch.setattr(measure, "capture", lambda call: call)
     monkeypatch.setattr(measure, "ceilings", lambda: dict(CEILINGS))
-    monkeypatch.setattr(measure, "replay", lambda graphs, rounds: {n: 1e-5 * (i + 1) for i, n in enumerate(graphs)})
+    monkeypatch.setattr(
+        measure, "samples", lambda graphs, rounds: {n: [1e-5 * (i + 1)] * rounds for i, n in enumerate(graphs)}
+    )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.measure import spread
 from benchmarks.peers import OURS, Call
 from benchmarks.peers.cannot import Cannot
 from paged_attn import reference
@@ -54,6 +55,9 @@ def results() -> list[dict[str, Any]]:
     """Three cases: won, lost to one, and not run by it."""
     times = [{OURS: 10e-6, "sdpa cudnn": 8e-6, "a": 12e-6, "b": 15e-6}, {OURS: 20e-6, "a": 16e-6}, {OURS: 30e-6}]
     return [
-        {"case": f"case {i}", "bytes": 10**7, "operations": 10**9, "seconds": one, "errors": {}, "skipped": {}}
+        {
+            "case": f"case {i}", "bytes": 10**7, "operations": 10**9, "seconds": one, "errors": {}, "skipped": {},
+            "spread": {name: spread([x, x, x, 2 * x, 2 * x]) for name, x in one.items()},
+        }
         for i, one in enumerate(times)
-    ]
+    ]  # fmt: skip

@@ -24,5 +24,8 @@ def test_a_table_tells_a_failed_case(capsys: pytest.CaptureFixture[str]) -> None
 
     failed = {"case": "bad", "bytes": 1, "operations": 1, "seconds": {}, "errors": {}, "skipped": {OURS: "why"}}
     Console(width=160).print(report.table({"ceilings": CEILINGS, "results": [*results(), failed]}))
-    assert "failed" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "failed" in said
+    assert "10.0 10.0 20.0" in " ".join(said.split()), "least, quartiles"
+    assert said.count("two modes") == 3
     assert report.left_out([*results(), failed]) == ["paged-attn left out: why (bad)"]
