@@ -17,6 +17,8 @@ class Config(NamedTuple):
     peel: bool  # a loop without masks for the tiles that all rows see
     resident: int  # programs that a multiprocessor holds at once
     least: int = 8  # tiles of a share: fewer cost more to merge than they save
+    pieces: int = 0  # a short block is cut into up to so many pieces, also of fewer tiles than `least`
+    whole: int = 0  # keys up to which a block is not cut, where blocks keep a quarter of the multiprocessors busy
     enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
     boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
     pairs: bool = False  # fp8 keys and values two dims at a time

@@ -139,7 +139,8 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
     config = fit(p, config if p.batch_invariant else pair_config(p, config))
     tokens = max(1, min(block_q, p.max_seqlen_q, longest)) if p.ragged else 1
     dim, value_padded, rest = padded_dims(p)
-    shares, live, slots = _shares(p, config, blocks, block_q), rows, 2
+    tiles = cdiv(p.keys_seen(block_q + config.tile), config.tile)
+    shares, live, slots = _shares(p, config, blocks, tiles), rows, 2
     if config.piece is not None:
         live = min(rows, next_power_of_2(tokens * group))
         slots = most_pieces(p, config.piece, min(longest, p.max_seqlen_q))
@@ -184,7 +185,16 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         # a share has two slots, unless pieces are of a fixed size
         merge = merge_of(p, shape, tokens, shares, skip, 2 * skip if config.piece is None else skip)
     return Launch(
-        shape, shares or blocks, config.least, slots, shortest, longest, tokens, config, "portable", merge=merge
+        shape,
+        shares or blocks,
+        _least_tiles(config, tiles),
+        slots,
+        shortest,
+        longest,
+        tokens,
+        config,
+        "portable",
+        merge=merge,
     )
 
 
@@ -220,13 +230,20 @@ def kv_heads_cut_alike(p: Problem) -> int:
     return 1 if cut_by_head(p) else p.kv_heads
 
 
-def _shares(p: Problem, config: Config, blocks: int, block_q: int) -> int:
+def _shares(p: Problem, config: Config, blocks: int, tiles: int) -> int:
     """Shares that fill the device evenly, whatever the lengths are; 0 where a program per block does."""
-    tiles = cdiv(p.keys_seen(block_q + config.tile), config.tile)
-    if tiles <= config.least or blocks * p.kv_heads >= config.enough * p.device.multiprocessors:
+    programs = blocks * p.kv_heads
+    if tiles <= config.least or programs >= config.enough * p.device.multiprocessors:
+        return 0
+    if tiles * config.tile <= config.whole and 4 * programs > p.device.multiprocessors:
         return 0
     fill = max(1, config.resident * p.device.multiprocessors // p.kv_heads)
-    return min(fill, cdiv(blocks * tiles, config.least))
+    return min(fill, cdiv(blocks * tiles, _least_tiles(config, tiles)))
+
+
+def _least_tiles(config: Config, tiles: int) -> int:
+    """Least tiles of a share, for blocks of up to so many tiles."""
+    return max(1, min(config.least, tiles // config.pieces)) if config.pieces else config.least
 
 
 def most_pieces(p: Problem, piece: int, query_len: int) -> int:

@@ -20,6 +20,23 @@ KEYS_PER_PIECE: Annotated[
         "decode b1 x 32768 1.30x of the default mode, b64 1.07x",
     ),
 ] = 1024
+PIECES_OF_SHORT_BLOCKS: Annotated[
+    int,
+    Threshold(
+        "pieces of a block of few tiles",
+        "a tile takes a program about 1 us, joining a block 4 us however many pieces it has, up to 8 or 16",
+        "portable b1 x 512: 8 pieces 11.2 us, 4 pieces 12.0, 2 pieces 13.9, uncut 13.4; b1 x 2048: 8 pieces 14.9, "
+        "16 pieces 14.6, 32 pieces 17.2",
+    ),
+] = 8
+MAX_KEYS_OF_WHOLE_BLOCKS: Annotated[
+    int,
+    Threshold(
+        "keys",
+        "a program reads so few keys in the time that cutting and joining them takes",
+        "portable 8 x 512: cut 15.8 us, uncut 14.1; 16 x 512 19.4, 15.8; 64 x 512 45.1, 41.9; but 4 x 512 13.4, 13.7",
+    ),
+] = 512
 # Bytes of scratch for pieces that a launch may ask for.
 MAX_SCRATCH_BYTES = 1 << 28
 
@@ -52,7 +69,10 @@ def decode_config(p: Problem) -> Config:
         return Config(rows=16, tile=32, stages=3, warps=8, peel=False, resident=2)
     if p.qq_bias or p.compute == torch.float32 or p.widest > 128:
         return Config(rows=16, tile=32, stages=3, warps=4, peel=False, resident=2)
-    return Config(rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4)
+    return Config(
+        rows=16, tile=64, stages=3, warps=4, peel=False, resident=2, least=4,
+        pieces=PIECES_OF_SHORT_BLOCKS, whole=MAX_KEYS_OF_WHOLE_BLOCKS,
+    )  # fmt: skip
 
 
 def latent_config(p: Problem, rows: int) -> Config:
@@ -97,6 +117,8 @@ def of_rows(p: Problem, config: Config, rows: int) -> Config:
     """The same for blocks of so many rows: more than 64, which a group of as many heads has, need eight warps."""
     if p.latent and p.widest > WIDE and p.device.arch != "interpreter" and not (config.peel or config.piece):
         return latent_config(p, rows)
+    if rows > config.rows:
+        config = config._replace(pieces=0, whole=0)
     if rows <= 64 or config.warps >= 8:
         return config._replace(rows=rows)
     return config._replace(rows=rows, warps=8, resident=1)
