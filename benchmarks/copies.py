@@ -18,7 +18,7 @@ import paged_attn
 from benchmarks import measure
 from benchmarks.inputs import inputs_of
 from paged_attn.calls import attend, memo
-from paged_attn.kernels.hopper.planning import copies
+from paged_attn.kernels.hopper.planning import coverage
 from paged_attn.planning import plan
 from tests.cases import Case
 
@@ -39,7 +39,7 @@ LENGTHS = {  # (sequences, queries, keys)
 def planned(worth: bool, first: bool = False) -> Iterator[None]:
     """All calls over copies, or none; first: of whose launches the copy alone is made."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copies, "_is_worth_a_copy", lambda p: worth)
+        patch.setattr(coverage, "_is_worth_a_copy", lambda p: worth)
         if first:
             steps = attend.steps_of
             patch.setattr(attend, "steps_of", lambda made, call: steps(made, call)[:1])

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paged_attn.kernels.hopper import planning
-from paged_attn.kernels.hopper.planning.conversion import NONE, conversion
+from paged_attn.kernels.hopper.planning.operands import NONE, conversion
 from paged_attn.kernels.hopper.planning.shapes import padded_dim
 from paged_attn.records.problem import Problem
 from tests.replanned import replanned

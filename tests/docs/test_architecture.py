@@ -92,7 +92,7 @@ def test_the_pages_of_design_keep_to_their_length() -> None:
 
 
 def test_the_page_of_performance_has_the_conditions_of_hopper_in_the_words_of_explain() -> None:
-    plan = pytest.importorskip("paged_attn.kernels.hopper.planning.plan")
+    plan = pytest.importorskip("paged_attn.kernels.hopper.planning.coverage")
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
     table = page[page.index("in the words of `explain`") :].partition("\n\n")[0]
     assert set(re.findall(r"^\| ([^|]+) \|", table, re.M)) - {"---"} == {words for _, words in plan.CONDITIONS}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning import conversion
-from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.hopper.planning import coverage as hopper
+from paged_attn.kernels.hopper.planning import operands
 from paged_attn.planning import plan
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from paged_attn.records.plan import UNBOUNDED, Launch
@@ -98,7 +98,7 @@ def _complaints_of_one(p: Problem, x: Launch) -> Iterator[str]:
         yield "has rows where only columns can be multiplied with what the cache holds"
     if pipe.SHARES and p.packed and p.new:
         yield "reads new keys, which are not packed, as columns"
-    if not pipe.SHARES and p.packed and (p.cache.itemsize != 2 or pipe.CONVERT != conversion.NONE):
+    if not pipe.SHARES and p.packed and (p.cache.itemsize != 2 or pipe.CONVERT != operands.NONE):
         yield "has blocks over an x-packed fp8 cache"
     if pipe.SHARES and pipe.COLUMNS and shape.ROWS != pipe.COLUMNS:
         yield f"has {shape.ROWS} rows as {pipe.COLUMNS} columns"

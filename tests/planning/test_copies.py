@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning.copies import MAX_BYTES_OF_COPIES
+from paged_attn.kernels.hopper.planning.coverage import MAX_BYTES_OF_COPIES
 from paged_attn.planning import plan
 from paged_attn.planning.copies import in_whole_pages
 from paged_attn.preparation.model import Lengths, Model, problem_of

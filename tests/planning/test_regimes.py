@@ -11,7 +11,7 @@ import pytest
 from benchmarks.suites import SUITES
 from paged_attn.kernels.hopper import planning
 from paged_attn.kernels.hopper.planning import block_kinds, regimes
-from paged_attn.kernels.hopper.planning.plan import covers
+from paged_attn.kernels.hopper.planning.coverage import covers
 from paged_attn.kernels.portable import regimes as portable_regimes
 from paged_attn.planning.dialects import DIALECTS, dialect
 from tests.planning.page import PAGE, page, thresholds

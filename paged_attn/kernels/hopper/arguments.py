@@ -10,7 +10,7 @@ from ...records.plan import Launch
 from .blocks import blocks_kernel
 from .loading.boxes import cache_box, new_box, rows_box
 from .mixed import mixed_kernel
-from .planning.plan import need_of
+from .planning.coverage import need_of
 from .shares import shares_kernel
 
 

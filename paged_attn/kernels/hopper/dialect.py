@@ -7,9 +7,8 @@ from ...records.call import Call
 from ...records.plan import Launch
 from ..arguments import numbers_of
 from . import available
-from .planning.copies import copies
+from .planning.coverage import copies, launches, need_of, regime, uncovered
 from .planning.cuts import cut
-from .planning.plan import launches, need_of, regime, uncovered
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
 __all__ = [

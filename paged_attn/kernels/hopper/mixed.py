@@ -119,7 +119,7 @@ def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr)
 
 @gluon.jit
 def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
-    """(states, counters) behind those of even shares (`plan.need_of`)."""
+    """(states, counters) behind those of even shares (`coverage.need_of`)."""
     COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: of blocks, and of groups of pieces
     counters = scratch.counters + COUNTERS_PER_LAUNCH + COUNTERS * gl.num_programs(0)
     return scratch.states + slots * S.LIVE * (S.VALUE_PADDED + 2), counters

@@ -205,7 +205,7 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
     Of wide rows each has some dims, for a program that had all of them would have few pieces at a time.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    # this and more by powers of two, as in Hopper's `plan._one_list_serves_all`
+    # this and more by powers of two, as in Hopper's `cost.seqs_tried`
     live = next_power_of_2(tokens * shape.GROUP)
     dims = shape.VALUE_PADDED if shape.VALUE_PADDED <= MAX_DIMS_PER_MERGE_PROGRAM else DIMS_OF_WIDE_ROWS
     at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // dims)

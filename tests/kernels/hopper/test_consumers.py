@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.hopper.planning.block_items import blocks_launch
+from paged_attn.kernels.hopper.planning import coverage as hopper
+from paged_attn.kernels.hopper.planning.block_launches import blocks_launch
 from paged_attn.records.problem import Problem
 from tests.kernels.hopper.planned import CALL, FP8, MIXED, even
 

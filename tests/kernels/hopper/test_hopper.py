@@ -11,7 +11,7 @@ import torch
 import paged_attn
 from paged_attn.explain.question import cut
 from paged_attn.kernels import cuts
-from paged_attn.kernels.hopper.planning.block_items import MIN_TILES_PER_PIECE
+from paged_attn.kernels.hopper.planning.block_launches import MIN_TILES_PER_PIECE
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.planning import plan
 from paged_attn.records.key_bounds import key_bounds_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.records import layout
 from tests.cases import Case, build, problem_of
 from tests.kernels.hopper.planned import CALL, H200, PACKED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_attn.kernels.hopper.planning import plan as hopper
+from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.planning import plan
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import DEVICE, ragged, sized

@@ -9,7 +9,7 @@ import torch
 
 from paged_attn.explain.question import cut
 from paged_attn.kernels import cuts
-from paged_attn.kernels.hopper.planning import share_joins
+from paged_attn.kernels.hopper.planning import share_layout
 from paged_attn.planning import plan
 from paged_attn.records.key_bounds import key_bounds_of
 from tests import hopper_plans
@@ -77,8 +77,8 @@ QUICK_BLOCKS = {"chunks of any length", "a chunk all in e4m3"}
 @pytest.fixture(autouse=True)
 def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Groups of more than four pieces."""
-    monkeypatch.setattr(share_joins, "ROWS_WORTH_A_COUNT", 1)
-    monkeypatch.setattr(share_joins, "MIN_ROWS_WORTH_A_MERGE", 1 << 20)
+    monkeypatch.setattr(share_layout, "ROWS_WORTH_A_COUNT", 1)
+    monkeypatch.setattr(share_layout, "MIN_ROWS_WORTH_A_MERGE", 1 << 20)
     with hopper_plans.planned():
         yield
 
@@ -87,7 +87,7 @@ def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> Any:
 def merged(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever may be cut is joined by a launch of its own."""
     for name in ("MIN_ROWS_WORTH_A_MERGE", "MIN_STATES_WORTH_A_MERGE", "MAX_TILES_OF_ONE_SHARE"):
-        monkeypatch.setattr(share_joins, name, 0)
+        monkeypatch.setattr(share_layout, name, 0)
 
 
 BY_NAME = [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CASES]

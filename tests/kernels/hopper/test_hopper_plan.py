@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.asm import caps
-from paged_attn.kernels.hopper.planning import conversion
-from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.hopper.planning.block_items import blocks_launch
-from paged_attn.kernels.hopper.planning.even_shares import shares_launch
+from paged_attn.kernels.hopper.planning import coverage as hopper
+from paged_attn.kernels.hopper.planning import operands
+from paged_attn.kernels.hopper.planning.block_launches import blocks_launch
+from paged_attn.kernels.hopper.planning.share_launches import shares_launch
 from paged_attn.records.problem import Problem
 from tests.cases import Case, build, problem_of, rounds_weights
 from tests.kernels.hopper.planned import CALL, FP8, H200, MIXED, even
@@ -34,22 +34,22 @@ def test_boxes_are_whole_parts_of_pages_and_of_tiles(page_size: int, head_dim: i
 
 
 def test_fp8_tiles_are_converted_for_the_products_that_queries_allow() -> None:
-    assert blocks_launch(CALL, 0, False).pipe.CONVERT == conversion.NONE
-    assert blocks_launch(FP8, 0, False).pipe.CONVERT == conversion.WIDEN_VALUES
+    assert blocks_launch(CALL, 0, False).pipe.CONVERT == operands.NONE
+    assert blocks_launch(FP8, 0, False).pipe.CONVERT == operands.WIDEN_VALUES
     for change in (dict(lse=True), dict(query=torch.float16), dict(cache=torch.float8_e5m2)):
         pipe = blocks_launch(FP8._replace(**change), 0, False).pipe
-        assert pipe.CONVERT == conversion.WIDEN, (
+        assert pipe.CONVERT == operands.WIDEN, (
             f"{change}: sums of 14 bits, or queries of more than two times four, show"
         )
         assert not pipe.FP8_KEYS
     both = FP8._replace(query=torch.float8_e4m3fn)
-    assert blocks_launch(both, 0, False).pipe.CONVERT == conversion.TRANSPOSE
+    assert blocks_launch(both, 0, False).pipe.CONVERT == operands.TRANSPOSE
     assert blocks_launch(both, 0, False).pipe.COARSE
     assert not blocks_launch(both._replace(lse=True), 0, False).pipe.COARSE, "log-sum-exps are of exact weights"
-    assert blocks_launch(both._replace(heads=24), 0, False).pipe.CONVERT == conversion.TRANSPOSE
+    assert blocks_launch(both._replace(heads=24), 0, False).pipe.CONVERT == operands.TRANSPOSE
     for change in (dict(query_box=False), dict(cache=torch.float8_e5m2)):
         assert not blocks_launch(both._replace(**change), 0, False).pipe.COARSE
-        assert blocks_launch(both._replace(**change), 0, False).pipe.CONVERT == conversion.WIDEN, change
+        assert blocks_launch(both._replace(**change), 0, False).pipe.CONVERT == operands.WIDEN, change
 
 
 def test_a_softcap_is_exact_where_its_error_would_show() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.kernels.hopper.planning import plan as hopper
-from paged_attn.kernels.hopper.planning.even_shares import shares_launch
+from paged_attn.kernels.hopper.planning import coverage as hopper
+from paged_attn.kernels.hopper.planning.share_launches import shares_launch
 from paged_attn.planning import plan
 from paged_attn.records.plan import UNBOUNDED
 from paged_attn.records.problem import Problem

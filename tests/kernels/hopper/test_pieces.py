@@ -12,11 +12,11 @@ import triton.language as tl
 
 from paged_attn.explain.question import cut
 from paged_attn.kernels import cuts
+from paged_attn.kernels.common.pieces import PIECES_PER_PROGRAM, PieceSizes, piece_size
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.kernels.hopper.planning import cuts as hopper_cuts
-from paged_attn.kernels.hopper.planning.block_items import MIN_TILES_PER_PIECE, PIECES_PER_PROGRAM, blocks_launch
+from paged_attn.kernels.hopper.planning.block_launches import MIN_TILES_PER_PIECE, blocks_launch
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_KEYS_OF_HALF_TILES
-from paged_attn.kernels.hopper.planning.pieces import PieceSizes, piece_size
 from paged_attn.records.plan import Launch
 from tests.kernels.hopper.planned import CALL
 

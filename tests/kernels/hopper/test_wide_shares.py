@@ -10,9 +10,9 @@ import torch
 import triton
 
 from paged_attn.kernels.hopper import words
-from paged_attn.kernels.hopper.planning import plan
-from paged_attn.kernels.hopper.planning.conversion import WIDEN
-from paged_attn.kernels.hopper.planning.wide_shares import shares_take
+from paged_attn.kernels.hopper.planning import coverage
+from paged_attn.kernels.hopper.planning.operands import WIDEN
+from paged_attn.kernels.hopper.planning.wide_heads import shares_take
 from paged_attn.launching.backend import Device
 from tests.cases import E4M3, Case, build, problem_of
 
@@ -40,8 +40,8 @@ def problem(**changes: Any) -> Any:
 
 def rings(p: Any) -> set[tuple[int, int, int]]:
     """(tile, slots of keys, of values) of a call's launches."""
-    assert plan.uncovered(p) == []
-    launches = plan.launches(p)
+    assert coverage.uncovered(p) == []
+    launches = coverage.launches(p)
     assert all(x.dialect == "hopper" and x.pipe.SHARES and words.tiles_of(x) for x in launches)
     return {(x.shape.TILE, x.pipe.KEY_STAGES, x.pipe.VALUE_STAGES) for x in launches}
 
@@ -87,7 +87,7 @@ def test_wide_heads_and_latents_have_as_many_slots_as_shared_memory_has_room_for
 )
 def test_more_than_32_rows_of_latents_are_rows_of_two_consumers(heads: int, consumers: int, columns: int) -> None:
     latents = problem(**MLA | dict(heads=heads, decode_form=True, bounds=False, seq_lens=(9000,) * 4))
-    (launch,) = plan.launches(latents)
+    (launch,) = coverage.launches(latents)
     pipe, shape = launch.pipe, launch.shape
     assert [consumers, columns, 512, 64] == [pipe.CONSUMERS, pipe.COLUMNS, shape.DIM, shape.REST]
     assert launch.merge is not None or consumers == 1
@@ -98,7 +98,7 @@ def test_more_than_32_rows_of_latents_are_rows_of_two_consumers(heads: int, cons
     [(128, 1, 2, 1), (256, 1, 4, 1), (128, 2, 2, 2), (16, 8, 1, 2), (32, 8, 1, 4), (16, 100, 1, 25)],
 )
 def test_more_than_64_rows_of_latents_are_several_blocks(heads: int, queries: int, parts: int, blocks: int) -> None:
-    (launch,) = plan.launches(problem(**MLA | dict(heads=heads, query_lens=(queries,) * 4)))
+    (launch,) = coverage.launches(problem(**MLA | dict(heads=heads, query_lens=(queries,) * 4)))
     assert launch.shape.KV_HEADS == launch.pipe.PARTS == parts
     assert -(-queries // launch.shape.BLOCK_Q) == blocks
     assert launch.merge is not None
@@ -121,7 +121,7 @@ OF_E4M3: dict[str, Any] = MLA | dict(cache_dtype=E4M3)
     ids=str,
 )
 def test_fp8_latents_have_slots_of_both_kinds(changes: dict[str, Any], expected: tuple[int, ...]) -> None:
-    (launch,) = plan.launches(problem(**OF_E4M3 | changes))
+    (launch,) = coverage.launches(problem(**OF_E4M3 | changes))
     pipe = launch.pipe
     assert pipe.CONVERT == WIDEN
     assert expected == (pipe.KEY_STAGES, pipe.VALUE_STAGES, pipe.RAW_STAGES)
@@ -132,7 +132,7 @@ def test_fp8_latents_have_slots_of_both_kinds(changes: dict[str, Any], expected:
 def test_fp8_latents_are_multiplied_in_float16_which_bfloat16_queries_are_normalized_for(
     query: torch.dtype, heads: int
 ) -> None:
-    (launch,) = plan.launches(problem(**OF_E4M3 | dict(dtype=query, heads=heads)))
+    (launch,) = coverage.launches(problem(**OF_E4M3 | dict(dtype=query, heads=heads)))
     assert triton.language.float16 == launch.shape.COMPUTE
     assert launch.shape.NORMALIZED == launch.shape.BY_ROW == (query == torch.bfloat16)
     assert "of fp8, products of float16, " in words.tiles_of(launch)
@@ -142,7 +142,7 @@ def test_fp8_latents_are_multiplied_in_float16_which_bfloat16_queries_are_normal
 @pytest.mark.parametrize("seqs, together", [(4, 8), (16, 8), (32, 4), (64, 2), (132, 2)])
 def test_as_many_pieces_of_latents_are_loaded_together_as_blocks_have(seqs: int, together: int) -> None:
     of_each = dict(query_lens=(1,) * seqs, seq_lens=(4096,) * seqs)
-    (launch,) = plan.launches(problem(**MLA | of_each))
+    (launch,) = coverage.launches(problem(**MLA | of_each))
     assert together == launch.pipe.JOINED
 
 
@@ -154,14 +154,14 @@ def test_a_launch_merges_latents_where_their_last_program_would_wait_four_times(
     seqs: int, heads: int, merges: bool
 ) -> None:
     of_each = dict(heads=heads, query_lens=(1,) * seqs, seq_lens=(4096,) * seqs)
-    (launch,) = plan.launches(problem(**MLA | of_each))
+    (launch,) = coverage.launches(problem(**MLA | of_each))
     assert (launch.merge is not None) == merges
 
 
 @pytest.mark.parametrize("seqs, heads, rows, lanes", [(1, 16, 1, 16), (1, 64, 2, 8), (64, 64, 16, 1)])
 def test_pieces_of_latents_are_merged_64_dims_at_a_time(seqs: int, heads: int, rows: int, lanes: int) -> None:
     of_each = dict(heads=heads, query_lens=(1,) * seqs, seq_lens=(32768 // seqs * 8,) * seqs)
-    (launch,) = plan.launches(problem(**MLA | of_each))
+    (launch,) = coverage.launches(problem(**MLA | of_each))
     assert launch.merge is not None
     assert (launch.merge.rows, launch.merge.dims, launch.merge.lanes) == (rows, 64, lanes)
 
@@ -178,7 +178,7 @@ def test_pieces_of_latents_are_merged_64_dims_at_a_time(seqs: int, heads: int, r
     ids=str,
 )
 def test_other_latents_are_portable(changes: dict[str, Any]) -> None:
-    assert HEAD_DIM in plan.uncovered(problem(**MLA | changes))
+    assert HEAD_DIM in coverage.uncovered(problem(**MLA | changes))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_other_latents_are_portable(changes: dict[str, Any]) -> None:
     ids=str,
 )
 def test_what_shares_do_not_take_is_portable(changes: dict[str, Any]) -> None:
-    assert TWO_WIDTHS in plan.uncovered(problem(**changes))
+    assert TWO_WIDTHS in coverage.uncovered(problem(**changes))
 
 
 @pytest.mark.parametrize("changes", [dict(query_lens=(1, 100, 1, 1)), dict(heads=130)], ids=str)

@@ -13,13 +13,13 @@ from ..args import Turns
 from ..asm.registers import transpose_bytes
 from ..asm.widening import widen_bytes
 from ..layouts import rows_layout, transposing_layout
-from ..planning import conversion
+from ..planning import operands
 from ..shim import fence_async_shared, gl, gluon, mbarrier
 from .ring import advance, release, wait_empty, wait_full, words_of
 
-NONE = gl.constexpr(conversion.NONE)
-WIDEN = gl.constexpr(conversion.WIDEN)
-TRANSPOSE = gl.constexpr(conversion.TRANSPOSE)
+NONE = gl.constexpr(operands.NONE)
+WIDEN = gl.constexpr(operands.WIDEN)
+TRANSPOSE = gl.constexpr(operands.TRANSPOSE)
 
 
 @triton.constexpr_function

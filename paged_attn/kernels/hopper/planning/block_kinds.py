@@ -8,10 +8,8 @@ from ....records.problem import Problem
 from ....records.regime import Threshold
 from . import cost
 from .block_tiles import blocks_of_half_tiles
-from .columns import columns_of_list
-from .conversion import NONE, conversion
+from .operands import NONE, columns_of_list, conversion, has_tanh, terms_of
 from .shapes import is_even, is_wide, padded_dim, widest_of
-from .softcap import has_tanh, terms_of
 
 MIN_TOKENS_WORTH_CODE_COPIES: Annotated[
     int,

@@ -9,7 +9,7 @@ from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
 from .shapes import is_even
-from .wide_shares import reads_latents
+from .wide_heads import reads_latents
 
 MAX_TIME_OF_WHOLE_BLOCKS: Annotated[
     float,

@@ -7,18 +7,18 @@ import math
 from collections.abc import Sequence
 
 from ....records.plan import Launch
-from ...common.schedule import QUOTIENT_TOLERANCE
-from ...cuts import CountedBlock, CutSummary, KnownBatch, blocks_of, counted, even_shares, whole
-from .block_items import PIECES_PER_PROGRAM
-from .pieces import (
+from ...common.pieces import (
     CUTS_PER_EVEN_SHARE,
     KEYS_WORTH_A_CUT,
     KEYS_WORTH_A_JOIN,
     MAX_PIECES,
     MIN_KEYS_PER_QUERY,
     NUM_DOUBLINGS,
+    PIECES_PER_PROGRAM,
     PieceSizes,
 )
+from ...common.schedule import QUOTIENT_TOLERANCE
+from ...cuts import CountedBlock, CutSummary, KnownBatch, blocks_of, counted, even_shares, whole
 
 NO_BLOCK_IS_CUT = PieceSizes(1 << 30, 1 << 30, 0, 0, 0)  # no block is
 

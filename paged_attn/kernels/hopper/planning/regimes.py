@@ -7,14 +7,12 @@ asked; `docs/regimes.md` shows both, and `explain` names the row.
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Regime, row_of
-from . import few_keys, invariant, mixed, order
-from .columns import MAX_ROWS, decodes_have_shares, fp8_rows_are_columns, packed_rows_are_columns
-from .conversion import NONE, conversion
-from .even_shares import shares_launch
-from .parts import MAX_HEADS, all_blocks_are_parts, parts_save_a_launch
+from . import conditions, invariant, launch_order
+from .conditions import MAX_HEADS, all_blocks_are_parts, parts_save_a_launch, shares_have_more_rows
+from .operands import MAX_ROWS, NONE, conversion, decodes_have_shares, fp8_rows_are_columns, packed_rows_are_columns
 from .shapes import is_decode, is_even, is_wide, others_are_decodes, rows_of
-from .soon_done import shares_have_more_rows
-from .wide_shares import shares_take
+from .share_launches import shares_launch
+from .wide_heads import shares_take
 
 
 def regime_of(p: Problem) -> Regime:
@@ -40,7 +38,7 @@ REGIMES = (
         lambda p: (
             (invariant.launch_of_one_block(p, 1, 1),)
             if is_decode(p)
-            else (invariant.launch_of_one_block(p, order.shortest_of(p), UNBOUNDED),)
+            else (invariant.launch_of_one_block(p, launch_order.shortest_of(p), UNBOUNDED),)
         ),
     ),
     Regime(
@@ -50,7 +48,7 @@ REGIMES = (
         "one tile for all, so nothing that a result depends on follows from the batch",
         "invariant: prefill b4 x 4096, batch-invariant 1.39x of the default mode",
         lambda p: p.batch_invariant and is_even(p),
-        lambda p: (invariant.launch_of_blocks(p, order.shortest_of(p)),),
+        lambda p: (invariant.launch_of_blocks(p, launch_order.shortest_of(p)),),
     ),
     Regime(
         "invariant blocks and few rows",
@@ -59,7 +57,7 @@ REGIMES = (
         "few rows would leave rows of blocks empty",
         "invariant: 1 x 2048 + 63 decodes at 4096, batch-invariant 1.14x of the default mode",
         lambda p: p.batch_invariant,
-        lambda p: invariant.launches_of_both(p, order.shortest_of(p)),
+        lambda p: invariant.launches_of_both(p, launch_order.shortest_of(p)),
     ),
     Regime(
         "few rows of two widths or wide heads",
@@ -68,7 +66,7 @@ REGIMES = (
         "memory decides, as for others: rings have slots as bytes allow, or one has that keys and values take in turn",
         "wide: decode b64 x 4096, 512 557 -> 487 us; mla: decode b64 x 4096, 32 heads 137 -> 85, 128 335 -> 149",
         shares_take,
-        lambda p: (shares_launch(p, 1, 1),) if is_decode(p) else order.shares(p),
+        lambda p: (shares_launch(p, 1, 1),) if is_decode(p) else launch_order.shares(p),
     ),
     Regime(
         "decodes",
@@ -86,7 +84,7 @@ REGIMES = (
         "a consumer has no rows for a whole group; parts of a power of two fill blocks",
         "models: Falcon 7B: 2 x 4096 2041 -> 705 us",
         lambda p: p.heads > MAX_HEADS * p.kv_heads and all_blocks_are_parts(p),
-        order.blocks,
+        launch_order.blocks,
     ),
     Regime(
         "large groups beside decodes",
@@ -94,8 +92,8 @@ REGIMES = (
         "portable kernel, 128 rows, 8 warps, then the blocks above",
         "parts would read each key of a decode once for every part",
         "models: Falcon 7B: 1024 at 4096 + 31 at 2048 438 -> 172 us",
-        lambda p: p.heads > MAX_HEADS * p.kv_heads and (order.drafts_of_parts(p) < 2 or others_are_decodes(p)),
-        lambda p: order.portable_then_blocks(p, 1),
+        lambda p: p.heads > MAX_HEADS * p.kv_heads and (launch_order.drafts_of_parts(p) < 2 or others_are_decodes(p)),
+        lambda p: launch_order.portable_then_blocks(p, 1),
     ),
     Regime(
         "large groups beside drafts",
@@ -104,7 +102,7 @@ REGIMES = (
         "in blocks of a token a draft takes twice as long for it as in blocks of a part",
         "71/1, 300 tokens at 2000 + 31 drafts of 4 377 -> 86 us",
         lambda p: p.heads > MAX_HEADS * p.kv_heads,
-        order.portable_then_blocks_then_drafts,
+        launch_order.portable_then_blocks_then_drafts,
     ),
     Regime(
         "many rows of two widths or wide heads",
@@ -114,7 +112,7 @@ REGIMES = (
         "registers hold results of 256 dims; one of their own gains decodes little, whose time as blocks is reading",
         "wide: prefill b4 x 4096, 192/128 4421 -> 1805 us; 512 5989 -> 2598 us",
         is_wide,
-        order.wide_blocks,
+        launch_order.wide_blocks,
     ),
     Regime(
         "parts beside decodes",
@@ -123,7 +121,7 @@ REGIMES = (
         "parts of long queries fill their blocks; decodes would read keys once a part, and have a launch of their own",
         "models: StarCoder: 1024 at 4096 + 31 at 2048 175 -> 151 us",
         lambda p: parts_save_a_launch(p) and decodes_have_shares(p),
-        lambda p: order.shares_then_blocks(p, 1),
+        lambda p: launch_order.shares_then_blocks(p, 1),
     ),
     Regime(
         "x-packed drafts",
@@ -132,7 +130,7 @@ REGIMES = (
         "x-packed keys pass through registers, as left operands of columns",
         "features: speculate b16 x 8192, q_len 8, x-packed 135 -> 130 us",
         lambda p: p.packed and packed_rows_are_columns(p) and not p.new,
-        order.shares,
+        launch_order.shares,
     ),
     Regime(
         "fp8 drafts",
@@ -141,7 +139,7 @@ REGIMES = (
         "keys are widened on their way into registers, without a converter, which is slower than memory",
         "fp8: speculate b16 x 8192, q_len 8, e4m3 cache 104.5 -> 88.8 us",
         lambda p: not p.packed and p.cache.itemsize == 1 and fp8_rows_are_columns(p),
-        order.shares,
+        launch_order.shares,
     ),
     Regime(
         "drafts",
@@ -150,7 +148,7 @@ REGIMES = (
         "a block has all rows of a sequence, so keys are read once; memory decides as for one token",
         "spec: speculate b16 x 8192, q_len 8 127.5 us, q_len 1 128.9",
         lambda p: not p.packed and p.cache.itemsize == 2 and rows_of(p, UNBOUNDED) <= MAX_ROWS,
-        order.shares,
+        launch_order.shares,
     ),
     Regime(
         "soon done",
@@ -159,7 +157,7 @@ REGIMES = (
         "how much code a launch fetches counts, and how few rows of how few pieces a program joins",
         "single: 64 of 1 x 8192 31.5 us (31.8 tiles a program); 3 x 64 x 2048 34.9 -> 30.0",
         lambda p: not p.packed and p.cache.itemsize == 2 and shares_have_more_rows(p),
-        order.shares,
+        launch_order.shares,
     ),
     Regime(
         "blocks",
@@ -168,7 +166,7 @@ REGIMES = (
         "products decide; items late from a counter keep a sequence's keys in L2 while it lasts",
         "prefill: prefill b4 x 4096 755 us (cuDNN paged 1316)",
         lambda p: is_even(p) or rows_of(p, UNBOUNDED) <= MAX_ROWS,
-        order.blocks,
+        launch_order.blocks,
     ),
     Regime(
         "blocks beside few keys",
@@ -177,9 +175,10 @@ REGIMES = (
         "portable programs hide each other's waits; an item of few rows waits for queries, keys and stores in turn",
         "window: 1 x 2048 + 63 decodes at 4096, window 128 63.2 -> 50.6 us",
         lambda p: (
-            few_keys.portable_hides_waits_beside_blocks(p) and order.tokens_of_portable(p) >= order.shortest_of(p)
+            conditions.portable_hides_waits_beside_blocks(p)
+            and launch_order.tokens_of_portable(p) >= launch_order.shortest_of(p)
         ),
-        lambda p: order.portable_then_blocks(p, order.tokens_of_portable(p)),
+        lambda p: launch_order.portable_then_blocks(p, launch_order.tokens_of_portable(p)),
     ),
     Regime(
         "long queries",
@@ -187,8 +186,8 @@ REGIMES = (
         "blocks kernel, decodes as blocks, too",
         "products take longer than reading, so few rows cost nothing as blocks",
         "prefill: 16 prefills, 16..4096 443 -> 421 us, of 64 dims 362 -> 267",
-        mixed.products_outlast_reading,
-        order.blocks,
+        conditions.products_outlast_reading,
+        launch_order.blocks,
     ),
     Regime(
         "little to read",
@@ -196,8 +195,8 @@ REGIMES = (
         "the same",
         "reading takes no time that a kernel of few rows would save",
         "models: Llama 3.1 70B / 8: 1024 at 4096 + 31 at 2048 50.7 us; 8/1 512 + 63 of 1000 28, beside 36",
-        mixed.reading_takes_no_time,
-        order.blocks,
+        conditions.reading_takes_no_time,
+        launch_order.blocks,
     ),
     Regime(
         "few rows beside blocks",
@@ -205,8 +204,8 @@ REGIMES = (
         "mixed kernel, 128 rows, 8 warps, and 4 warps for few rows as columns; both cut keys, each its own way",
         "prefills wait for the tensor cores, decodes for memory; both at once in every program",
         "mixed: 1 x 2048 + 63 decodes at 4096 293 -> 270 us, 4 x 512 at 8k + 124 551 -> 473",
-        mixed.products_hide_reading,
-        order.blocks_beside_shares,
+        conditions.products_hide_reading,
+        launch_order.blocks_beside_shares,
     ),
     Regime(
         "few rows as blocks",
@@ -214,8 +213,8 @@ REGIMES = (
         "blocks kernel, decodes as blocks, too",
         "few rows have no columns there",
         "256 dims, two launches: 512 at 8192 + 31 of 1000 0.87x, 512 at 4000 + 127 of 1000 1.27x",
-        mixed.few_rows_have_no_columns,
-        order.blocks,
+        conditions.few_rows_have_no_columns,
+        launch_order.blocks,
     ),
     Regime(
         "few rows before blocks",
@@ -224,11 +223,11 @@ REGIMES = (
         "few rows do without a converter; a list would cut each so that all programs have some",
         "fp8: 1 x 2048 + 63 decodes at 4096, e4m3 cache 302 -> 204 us; 8/1 17 tokens + 63 of 4096 72.5 -> 59.8",
         lambda p: (
-            mixed.decodes_read_faster_alone(p)
-            and order.tokens_of_columns(p) >= order.shortest_of(p)
+            conditions.decodes_read_faster_alone(p)
+            and launch_order.tokens_of_columns(p) >= launch_order.shortest_of(p)
             and decodes_have_shares(p)
         ),
-        lambda p: order.shares_then_blocks(p, order.tokens_of_columns(p)),
+        lambda p: launch_order.shares_then_blocks(p, launch_order.tokens_of_columns(p)),
     ),
     Regime(
         "two lists",
@@ -237,7 +236,7 @@ REGIMES = (
         "memory alone decides; long items hide under short ones, and few rows have shared memory enough",
         "mixed: 1 x 64 at 4096 + 63 decodes at 4096 250 us, beside blocks 260",
         lambda p: conversion(p) == NONE and not p.packed,
-        lambda p: order.blocks(p, two_lists=True),
+        lambda p: launch_order.blocks(p, two_lists=True),
     ),
     Regime(
         "one list",
@@ -246,6 +245,6 @@ REGIMES = (
         "few rows have no launch of their own there, and pass the converter as blocks",
         "not measured",
         lambda p: True,
-        order.blocks,
+        launch_order.blocks,
     ),
 )

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import triton
 
+from ...common import pieces
+from ...common.pieces import piece_size
 from ...common.records import Batch
 from ...common.schedule import work
 from ..asm.registers import same
-from ..planning import block_items
-from ..planning.pieces import piece_size
 from ..shim import gl, gluon
 
-PIECES_PER_PROGRAM = gl.constexpr(block_items.PIECES_PER_PROGRAM)
+PIECES_PER_PROGRAM = gl.constexpr(pieces.PIECES_PER_PROGRAM)
 
 
 class Lists(NamedTuple):

@@ -15,12 +15,12 @@ from ...common.query_blocks import block_of
 from ...common.schedule import first_tile, work
 from ..args import Item
 from ..asm.prefetch import bring_line
-from ..planning import plan
+from ..planning import coverage
 from ..shim import gl, gluon
 from .lists import count_pieces, first_of_many, may_share, of_few, part_of, share_begin, share_with
 from .mail import no_item
 
-COUNTERS_PER_LAUNCH = gl.constexpr(plan.COUNTERS_PER_LAUNCH)
+COUNTERS_PER_LAUNCH = gl.constexpr(coverage.COUNTERS_PER_LAUNCH)
 SEQS_PER_LOOK = gl.constexpr(32)  # sequences that the scheduling warp looks at together
 
 

@@ -3,13 +3,13 @@
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ...portable.plan import drafts_apart, few_apart
-from .block_items import blocks_beside_launch, blocks_launch
-from .columns import MAX_COLUMNS, columns_beside
-from .even_shares import shares_beside_launch, shares_launch
-from .parts import parts_of
+from .block_launches import blocks_beside_launch, blocks_launch
+from .block_tiles import MAX_DIMS_OF_RESULTS
+from .conditions import parts_of
+from .operands import MAX_COLUMNS, columns_beside
 from .shapes import is_even
-from .wide_blocks import MAX_DIMS_OF_RESULTS
-from .wide_shares import shares_take
+from .share_launches import shares_beside_launch, shares_launch
+from .wide_heads import shares_take
 
 
 def shortest_of(p: Problem) -> int:

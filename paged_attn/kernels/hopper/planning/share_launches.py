@@ -9,22 +9,18 @@ from ....records.problem import Problem
 from ....records.regime import Threshold
 from ...portable.plan import cut_by_head, kv_heads_cut_alike
 from ..args import Pipe
-from .columns import MAX_COLUMNS
-from .conversion import WIDEN
+from .operands import MAX_COLUMNS, WIDEN, has_tanh
 from .shapes import MAX_BOX_ELEMENTS, is_wide, merged, new_launch, padded_dim, padded_value_dim, rows_of, shape_of
-from .share_joins import merge_joins_sooner, pieces_joined_at_once, pieces_of_wide_states, tiles_per_share
-from .share_layout import ShareLayout, layout_of
-from .share_tiles import keys_are_soon_read
-from .softcap import has_tanh
-from .wide_shares import (
-    MAX_WIDE_COLUMNS,
-    consumers_of,
-    halves,
-    latent_parts,
-    only_columns,
-    reads_latents,
-    rest_of,
+from .share_layout import (
+    ShareLayout,
+    keys_are_soon_read,
+    layout_of,
+    merge_joins_sooner,
+    pieces_joined_at_once,
+    pieces_of_wide_states,
+    tiles_per_share,
 )
+from .wide_heads import MAX_WIDE_COLUMNS, consumers_of, halves, latent_parts, only_columns, reads_latents, rest_of
 
 CONVERTER_REGISTERS = {1: 88, 2: 56}  # of a thread of the warpgroup that widens latents, beside so many consumers
 MAX_PIECES_JOINED_BY_8: Annotated[

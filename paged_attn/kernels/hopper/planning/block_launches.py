@@ -8,18 +8,24 @@ from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
+from ...common.pieces import PIECES_PER_PROGRAM
 from ..args import Pipe
 from . import cost
 from .block_kinds import block_kind, blocks_see_as_many_keys, one_block_may_see_most_keys
-from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_BESIDE_FEW_ROWS, block_rings, blocks_of_half_tiles
-from .columns import columns_of_list
-from .conversion import NONE, TRANSPOSE, WIDEN_VALUES, conversion
-from .parts import parts_of
+from .block_tiles import (
+    ELEMENTS_OF_TILES_BESIDE,
+    RINGS_BESIDE_FEW_ROWS,
+    block_rings,
+    blocks_of_half_tiles,
+    dims_of_results,
+    key_dims_of,
+    keys_in_parts,
+    rings_of_wide_blocks,
+)
+from .conditions import parts_of
+from .operands import NONE, TRANSPOSE, WIDEN_VALUES, columns_of_list, conversion, has_tanh, terms_of
 from .shapes import is_wide, loaders_of, merged, new_launch, padded_dim, padded_value_dim, shape_of, widest_of
-from .softcap import has_tanh, terms_of
-from .wide_blocks import dims_of_results, key_dims_of, keys_in_parts, rings_of_wide_blocks
 
-PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
 MIN_TILES_PER_PIECE: Annotated[
     int,
     Threshold(

@@ -1,15 +1,73 @@
-"""Few rows as the columns of products: how many rows may be, and of which caches these are the only ones."""
+"""How scores, tiles and rows become operands: the conversion of fp8, what caps scores, and rows as columns."""
 
 from typing import Annotated
+
+import torch
 
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import next_power_of_2
-from .conversion import TRANSPOSE, conversion
 from .cost import seqs_tried
-from .shapes import VALUES_PER_CORE_ROW, is_decode, padded_dim, rows_of
-from .wide_shares import only_columns, wide_columns
+from .shapes import VALUES_PER_CORE_ROW, is_decode, is_wide, padded_dim, rows_of, widest_of
+from .wide_heads import only_columns, wide_columns
+
+NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3
+
+
+def conversion(p: Problem) -> int:
+    """What a converter does to tiles."""
+    if p.cache.itemsize == 2:
+        return NONE
+    if is_wide(p):
+        return WIDEN
+    both = p.query == p.cache == torch.float8_e4m3fn
+    if both and p.query_box and p.head_dim <= 128:
+        return TRANSPOSE
+    # the tensor cores keep 14 bits of a sum of fp8 products: what a log-sum-exp would show
+    in_two = p.query == torch.bfloat16 and p.cache == torch.float8_e4m3fn and not p.lse and p.head_dim <= 128
+    return WIDEN_VALUES if in_two else WIDEN
+
+
+TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/caps.py`, as coarse as tanh's instruction; as exponentials
+_SMALL = (
+    "the smaller the cap, the higher a row's maximum has to be for the polynomial to hold: with these 2.7, of scores"
+)
+MIN_CAP_OF_TANH: Annotated[
+    float,
+    Threshold("score", _SMALL, "softcap 30, prefill b4 x 4096 992 -> 888 us, plain 752"),
+] = 20.0
+MIN_CAP_OF_EXACT_TERMS: Annotated[
+    float,
+    Threshold("score", _SMALL, "softcap 30 with log-sum-exps, prefill b4 x 4096 1290 -> 1110 us"),
+] = 23.0
+
+
+def has_tanh(p: Problem) -> bool:
+    """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
+    return p.softcap > 0 and not p.far_cap and not p.lse and p.query != torch.float16
+
+
+def terms_of(p: Problem) -> int:
+    """Terms of the polynomial that caps scores of whole blocks; 0: special functions do, or nothing.
+
+    Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
+    registers that four warpgroups do not have.
+    """
+    if (
+        p.alibi
+        or p.biased
+        or p.token_scales
+        or not p.positive
+        or p.far_cap
+        or conversion(p) != NONE
+        or widest_of(p) > 128
+    ):
+        return 0
+    if has_tanh(p):
+        return TERMS_AS_TANH if p.softcap >= MIN_CAP_OF_TANH else 0
+    return TERMS_EXACTLY if p.softcap >= MIN_CAP_OF_EXACT_TERMS and widest_of(p) == 128 else 0
+
 
 MAX_ROWS = 64  # of a block that is not of columns, and of columns at most
 MAX_COLUMNS: Annotated[

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from ...common.schedule import QUOTIENT_TOLERANCE, work
+from .schedule import QUOTIENT_TOLERANCE, work
 
 # Keys whose tiles would take as long as what a piece costs beside its own: its state is written, read and joined.
 KEYS_WORTH_A_CUT = tl.constexpr(640)
@@ -23,6 +23,7 @@ NUM_DOUBLINGS = tl.constexpr(4)
 MAX_NUMBERS_TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
 INFINITE_TIME = tl.constexpr(3e38)  # tiles, of a way that is not tried
 CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # times KEYS_WORTH_A_CUT: what the pieces of an even share cost
+PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
 # Keys of a sequence for each of its queries from which on its blocks are about equally long.
 MIN_KEYS_PER_QUERY = tl.constexpr(8)
 

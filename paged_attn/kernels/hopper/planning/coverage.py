@@ -1,0 +1,188 @@
+"""What the Hopper kernels cover: conditions, calls worth a copy into whole pages, functions that Gluon compiles."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Annotated
+
+import torch
+
+from ....launching.scratch import Need
+from ....records.copies import Copies, copies_of
+from ....records.plan import Launch
+from ....records.problem import Problem
+from ....records.regime import Threshold
+from ...common.score_mod import ScoreMod
+from ...common.score_mod_trial import compile_trial
+from ..shim import GluonASTSource, gl, gluon
+from .block_tiles import blocks_take
+from .conditions import all_rows_are_few, blocks_are_parts
+from .operands import packed_has_a_kernel
+from .regimes import launches as launches_of
+from .regimes import regime_of
+from .shapes import in_boxes, is_decode
+from .wide_heads import shares_take
+
+_TIMES = "the portable kernels take twice as long for products as these"
+MIN_SCORES_PER_COPIED_KEY: Annotated[
+    int,
+    Threshold(
+        "scores of a KV head for each key that is copied",
+        f"{_TIMES}, and 8 keys of 128 dims and their values are read and written in 2 ns",
+        "4 x 128 at 8192 (512) over pages of 4 177 -> 165 us, 4 x 256 345 -> 249",
+    ),
+] = 512
+MIN_SCORES_WORTH_A_COPY: Annotated[
+    int,
+    Threshold("scores of all heads", f"a launch more takes 2 to 3 us; {_TIMES}", "1 x 512 (8 x 2^20) 20.4 -> 18.9 us"),
+] = 8 << 20
+MAX_BYTES_OF_COPIES: Annotated[
+    int,
+    Threshold(
+        "bytes of whole pages, for as many keys of each sequence as the bounds allow",
+        "engines leave a tenth of a GPU's memory to what is no cache, 8 GB of the smallest, and a graph keeps its own; "
+        "of 8 heads of 128 dims this is 262144 keys",
+        "not measured",
+    ),
+] = 1 << 30
+
+
+def copies(p: Problem) -> Copies | None:
+    """Whole pages that a call's keys are worth copying to, where its own are none of boxes."""
+    found = copies_of(p)
+    return found if _can_be_copied(p) and _is_worth_a_copy(p) and found.bytes <= MAX_BYTES_OF_COPIES else None
+
+
+def _can_be_copied(p: Problem) -> bool:
+    """Whether nothing but the size of pages is in the way.
+
+    What is worth it depends on the batch, which must not choose the kernels of a call of `batch_invariant`.  Copies are
+    of all heads at once, from pages of which some may be gone where windows are by head.
+    """
+    return not (in_boxes(p) or p.packed or p.latent or p.batch_invariant or is_decode(p) or p.head_windows)
+
+
+def _is_worth_a_copy(p: Problem) -> bool:
+    """Whether scores are so many for each key that a copy takes less than they save.
+
+    Where most sequences may be decodes, long queries are sure to see as many keys as they are, and no more.
+    """
+    most, copied = p.keys_seen(1), p.seqs * p.keys_seen(p.max_seqlen_q)
+    seen = most if 2 * p.tokens >= p.seqs * p.max_seqlen_q else min(most, p.max_seqlen_q)
+    scores = p.tokens * p.heads * seen
+    return scores >= max(MIN_SCORES_WORTH_A_COPY, MIN_SCORES_PER_COPIED_KEY * copied * p.kv_heads)
+
+
+@gluon.jit
+def try_kernel(scores, args, score_mod: gl.constexpr):
+    """A function on a block of scores as consumers have them."""
+    L: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0])
+    row = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
+    key = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
+    place = gl.expand_dims(row, 1) * 64 + gl.expand_dims(key, 0)
+    x = gl.load(scores + place)
+    x = score_mod(x, row[:, None], key[None, :], row[:, None], *args)
+    gl.store(scores + place, x.to(gl.float32))
+
+
+@functools.lru_cache(maxsize=256)
+def why_not(asked: ScoreMod) -> str | None:
+    """What the compiler says of a function that it does not take, in a line; nothing where Triton is interpreted."""
+    try:
+        compile_trial(asked, try_kernel, GluonASTSource)
+    except Exception as error:  # of any kind: it is the user's code
+        return _line(error)
+    return None
+
+
+def _line(error: BaseException) -> str:
+    """The innermost reason, which is the last thing that Triton says."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
+
+
+__all__ = ["covers", "launches", "need_of", "regime", "uncovered"]
+
+COUNTERS_PER_LAUNCH = 4  # before those of pieces: items taken, programs done
+
+# What must hold, and what a call asks for where it does not; types of 32 bits are told once.
+CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
+    (
+        lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
+        "float32",
+    ),
+    (lambda p: p.query.itemsize != 1 or p.cache.itemsize == 1, "fp8 queries over a cache that is not"),
+    (
+        lambda p: not p.packed or p.cache.itemsize > 2 or p.batch_invariant or packed_has_a_kernel(p),
+        "more than few rows or new keys over an x-packed cache, but by prefills over 16 bits in pages of 16 n tokens",
+    ),
+    (lambda p: not p.packed or not p.batch_invariant, "batch_invariant over an x-packed cache"),
+    (
+        lambda p: p.rows_per_page > 0 or p.cache.itemsize > 2 or (p.packed and not packed_has_a_kernel(p)),
+        "a cache not in steps of 16 bytes",
+    ),
+    (in_boxes, "pages of other than a multiple of 8 tokens"),
+    (
+        lambda p: (p.head_dim % 8 == 0 and 32 < p.head_dim <= 256) or shares_take(p) or blocks_take(p),
+        "a head_dim other than 40..256 in steps of 8",
+    ),
+    (lambda p: p.value_width == p.head_dim or shares_take(p) or blocks_take(p), "values of another width"),
+    (
+        lambda p: p.heads // p.kv_heads <= 64 or blocks_are_parts(p) or shares_take(p),
+        "more than 64 heads on a KV head but by long prefills",
+    ),
+    (lambda p: not all_rows_are_few(p), "few queries of few keys"),
+    (lambda p: not p.gap, "a prefix that stays visible behind a window or a chunk"),
+    (lambda p: not p.head_windows or not p.latent, "windows by head over keys that hold their values"),
+    (lambda p: p.kv_heads <= p.device.multiprocessors, "more KV heads than multiprocessors"),
+    (
+        lambda p: not p.new or p.new_box,
+        "keys outside the cache of another type than those in it, or not in steps of 16 bytes",
+    ),
+    # of a piece's results and those before it, larger heads would leave no room for keys
+    (
+        lambda p: not p.batch_invariant or (p.cache.itemsize == 2 and p.head_dim <= 128),
+        "batch_invariant over an fp8 cache, or of head_dim above 128",
+    ),
+)
+
+
+def uncovered(p: Problem) -> list[str]:
+    """What a call asks for that these kernels do not have."""
+    wanted = [asked for holds, asked in CONDITIONS if not holds(p)]
+    if p.score_mod is not None and not wanted and (why := why_not(p.score_mod)):
+        wanted.append(f"a score_mod that Gluon does not compile ({why})")
+    return wanted
+
+
+def covers(p: Problem) -> bool:
+    """Whether these kernels take a call; the rest is left to the portable ones."""
+    return not uncovered(p)
+
+
+def launches(p: Problem) -> tuple[Launch, ...]:
+    """Of the first row of the table that has the call."""
+    return launches_of(p)
+
+
+def regime(p: Problem) -> tuple[str, str]:
+    """Name and reason of the row of the table that has a call."""
+    row = regime_of(p)
+    return row.name, row.reason
+
+
+def need_of(launch: Launch) -> Need:
+    """Scratch of a launch: its size depends on the device, for fixed pieces on bounds, too, and not on lengths."""
+    shape, pipe = launch.shape, launch.pipe
+    slots = launch.slots if shape.SPLIT else 0
+    states = slots * shape.LIVE * (shape.VALUE_PADDED + 2) + launch.cuts
+    blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
+    firsts = slots if pipe.GROUPED else 0  # of groups of pieces
+    counters = COUNTERS_PER_LAUNCH + (blocks * pipe.CONSUMERS + firsts if launch.merge is None else 0)
+    if launch.beside is not None:
+        more = need_of(launch.beside)
+        states, counters = states + more.states, counters + more.counters
+    return Need(states, counters, launch.merge is not None)
