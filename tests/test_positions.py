@@ -14,7 +14,7 @@ import triton.language as tl
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.explain.question import cut
+from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.common.bounds import row_tile, visible_range
 from paged_attn.kernels.common.records import Block, Modifiers
 from paged_attn.planning import plan

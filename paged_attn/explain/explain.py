@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import torch
 
 from ..kernels.copies import WARPS, tiles_of_copies
-from ..kernels.cuts import CutSummary
 from ..kernels.words import some
 from ..launching.scratch import Need
 from ..planning.copies import in_whole_pages
@@ -18,7 +17,8 @@ from ..records.copies import PAGE, Copies
 from ..records.layout import is_fp8
 from ..records.plan import UNBOUNDED, Launch
 from ..records.problem import Problem
-from .question import Question, bytes_copied, cut, grids, memory, need_of, operations, seconds
+from .host_schedule import CutSummary, cut
+from .question import Question, bytes_copied, grids, memory, need_of, operations, seconds
 
 
 def explain(question: Question) -> Iterator[tuple[str, str]]:

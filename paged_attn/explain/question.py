@@ -9,7 +9,6 @@ import torch
 
 from ..checks.dtypes import CACHE_FOR
 from ..kernels.arguments import merge_grid
-from ..kernels.cuts import CutSummary, KnownBatch
 from ..latent import MAX_DIM
 from ..launching import gpus
 from ..launching.backend import INTERPRET, Device, device_of
@@ -22,6 +21,7 @@ from ..records.key_bounds import key_bounds_of
 from ..records.layout import is_fp8
 from ..records.plan import Launch
 from ..records.problem import Problem
+from .host_schedule import KnownBatch
 from .work import Ceilings, page_ids, visible_keys, visible_pairs
 
 # What was measured of GPUs of sm90, by the names that CUDA has for them: a stream that is only read, and 8192^3
@@ -98,11 +98,6 @@ def operations(question: Question) -> int:
 def need_of(launch: Launch) -> Need:
     """Scratch of a launch that cuts keys."""
     return dialect(launch.dialect).need_of(launch)
-
-
-def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
-    """What the launch's programs will find to do."""
-    return dialect(launch.dialect).cut(launch, batch)
 
 
 def grids(launch: Launch) -> dict[str, tuple[int, ...]]:

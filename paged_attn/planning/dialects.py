@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..kernels.cuts import CutSummary, KnownBatch
 from ..launching.backend import Device
 from ..launching.launch import Step
 from ..launching.locks import FIRST
@@ -54,9 +53,6 @@ class Dialect(Protocol):
 
     def kernel_of(self, launch: Launch) -> str:
         """The name of the kernel."""
-
-    def cut(self, launch: Launch, batch: KnownBatch) -> CutSummary:
-        """What the launch's programs will find to do where lengths are known."""
 
     def warps_of(self, launch: Launch) -> int:
         """Warps of a program, but for those that serve what is beside its launch."""

@@ -7,8 +7,8 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn.explain.question import cut
-from paged_attn.kernels import cuts
+from paged_attn.explain import host_schedule
+from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.kernels.common.schedule import find_share, share_of, work
 from paged_attn.planning import plan
@@ -80,7 +80,7 @@ def test_shares_and_pieces_are_those_of_the_device(
     assert (done.least, done.most) == (int(sizes[sizes > 0].min()), int(sizes.max()))
     assert done.blocks == int(sequences[:, 0].sum())
     tiles = [x for blocks, tiles in sequences.tolist() for x in [tiles] * blocks]
-    assert [block.tiles for block in cuts.blocks_of(launch, asked.batch)] == tiles
+    assert [block.tiles for block in host_schedule.blocks_of(launch, asked.batch)] == tiles
     pieces = [last - first + 1 for first, last in ends.tolist() if first >= 0]
     assert (done.cut, done.pieces) == (sum(x > 1 for x in pieces), sum(x for x in pieces if x > 1))
     (room,) = {room for _, _, room in begins.tolist()}

@@ -8,12 +8,10 @@ from ...records.plan import Launch
 from ..arguments import numbers_of
 from . import available
 from .planning.coverage import copies, launches, need_of, regime, uncovered
-from .planning.cuts import cut
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
 __all__ = [
     "copies",
-    "cut",
     "heads_of",
     "kernel_of",
     "launches",

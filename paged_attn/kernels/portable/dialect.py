@@ -6,11 +6,10 @@ from ...records.call import Call
 from ...records.plan import Launch
 from ...records.problem import Problem
 from .arguments import attention, need_of
-from .cuts import cut
 from .regimes import launches, regime
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
-__all__ = ["cut", "heads_of", "kernel_of", "launches", "need_of", "regime", "tiles_of", "warps_of"]
+__all__ = ["heads_of", "kernel_of", "launches", "need_of", "regime", "tiles_of", "warps_of"]
 
 TITLE = "portable"
 

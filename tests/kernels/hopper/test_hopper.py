@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.explain.question import cut
-from paged_attn.kernels import cuts
+from paged_attn.explain import host_schedule
+from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.hopper.planning.block_launches import MIN_TILES_PER_PIECE
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.planning import plan
@@ -142,7 +142,7 @@ SMALL_LINE = "chunks, window, not causal"
 def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LINES[name])
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
-    done = cut(launch, cuts.KnownBatch(case.query_lens, case.seq_lens, key_bounds_of(case)))
+    done = cut(launch, host_schedule.KnownBatch(case.query_lens, case.seq_lens, key_bounds_of(case)))
     assert done.schedule == "line"
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them

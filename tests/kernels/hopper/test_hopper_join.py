@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.explain.question import cut
-from paged_attn.kernels import cuts
+from paged_attn.explain import host_schedule
+from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.hopper.planning import share_layout
 from paged_attn.planning import plan
 from paged_attn.records.key_bounds import key_bounds_of
@@ -128,7 +128,7 @@ def test_blocks_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(
         (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
         assert not launch.pipe.SHARES
         assert launch.merge is not None
-        lengths = cuts.KnownBatch(case.query_lens, case.seq_lens, key_bounds_of(case))
+        lengths = host_schedule.KnownBatch(case.query_lens, case.seq_lens, key_bounds_of(case))
         assert cut(launch, lengths).cut
         run(case, DEVICE)
 
@@ -149,7 +149,7 @@ def test_a_share_ends_one_cut_block_and_begins_the_next() -> None:
     size, extra = divmod(sum(tiles), launch.programs)
     assert size + (extra > 0) < tiles[1]
     assert tiles[0] not in {i * size + min(i, extra) for i in range(launch.programs)}
-    done = cut(launch, cuts.KnownBatch(UNEVEN["query_lens"], UNEVEN["seq_lens"]))
+    done = cut(launch, host_schedule.KnownBatch(UNEVEN["query_lens"], UNEVEN["seq_lens"]))
     assert (done.schedule, done.least, done.most) == ("shares", size, size + (extra > 0))
 
 
@@ -159,6 +159,6 @@ def test_groups_of_any_number_of_pieces(pieces: int) -> None:
     case = Case("pieces", (1,), (64 * pieces,), heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True)
     (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.shape.TILE, launch.pipe.BRIEF, launch.pipe.GROUPED) == (64, True, 4)
-    done = cut(launch, cuts.KnownBatch(case.query_lens, case.seq_lens))
+    done = cut(launch, host_schedule.KnownBatch(case.query_lens, case.seq_lens))
     assert min(pieces, launch.programs) == done.pieces
     run(case, DEVICE)

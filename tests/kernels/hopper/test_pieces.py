@@ -10,11 +10,10 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn.explain.question import cut
-from paged_attn.kernels import cuts
+from paged_attn.explain import host_schedule
+from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.common.pieces import PIECES_PER_PROGRAM, PieceSizes, piece_size
 from paged_attn.kernels.common.records import Batch, Modifiers
-from paged_attn.kernels.hopper.planning import cuts as hopper_cuts
 from paged_attn.kernels.hopper.planning.block_launches import MIN_TILES_PER_PIECE, blocks_launch
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_KEYS_OF_HALF_TILES
 from paged_attn.records.plan import Launch
@@ -85,8 +84,8 @@ def told(lengths: list[tuple[int, int]], alike: bool = False) -> PieceSizes:
     """`asked`, as the host says it."""
     launch = launch_of(lengths)
     launch = launch._replace(pipe=launch.pipe._replace(MIXED=alike))
-    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths])
-    found = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
+    batch = host_schedule.KnownBatch([q for q, _ in lengths], [k for _, k in lengths])
+    found = host_schedule.piece_size(list(host_schedule.blocks_of(launch, batch)), launch)
     # plan.many has so many states for each program
     assert cut(launch, batch).pieces * HEADS <= 2 * PIECES_PER_PROGRAM * PROGRAMS
     return found
@@ -126,7 +125,7 @@ def test_too_few_blocks_are_laid_end_to_end(name: str, device: str) -> None:
     chosen = told(lengths)
     assert chosen.sharers == sharers
     assert chosen.total == sum(-(-k // TILE) for q, k in lengths if q) * HEADS * -(-lengths[0][0] // TOKENS)
-    done = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths]))
+    done = cut(launch_of(lengths), host_schedule.KnownBatch([q for q, _ in lengths], [k for _, k in lengths]))
     assert (done.schedule, done.parts) == ("line", sharers)
     assert done.least == chosen.total // sharers
     assert done.most <= done.least + 1
@@ -181,7 +180,7 @@ def test_what_is_left_of_whole_rounds_is_cut(seed: int, device: str) -> None:
     assert uncut == PROGRAMS // HEADS
     assert size < 12500 // TILE
     assert not sharers
-    kept = cut(launch_of(lengths), cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths]))
+    kept = cut(launch_of(lengths), host_schedule.KnownBatch([q for q, _ in lengths], [k for _, k in lengths]))
     assert kept.cut == blocks - uncut
     assert asked(lengths, device, alike=True) == told(lengths, alike=True)
     assert not told(lengths, alike=True).uncut, "in mixed batches"
@@ -192,8 +191,8 @@ def test_few_queries_of_mixed_batches_are_cut_by_a_size_of_their_own() -> None:
     lengths = [(600, 3000)] + [(1, 5000)] * 10 + [(1, 1500)] * 38
     call = CALL._replace(tokens=648, seqs=49, max_seqlen_q=600, max_seqlen_k=5000)
     launch = blocks_launch(call, 0, True)._replace(programs=PROGRAMS)
-    batch = cuts.KnownBatch([q for q, _ in lengths], [k for _, k in lengths])
-    chosen = hopper_cuts.piece_size(list(cuts.blocks_of(launch, batch)), launch)
+    batch = host_schedule.KnownBatch([q for q, _ in lengths], [k for _, k in lengths])
+    chosen = host_schedule.piece_size(list(host_schedule.blocks_of(launch, batch)), launch)
     assert launch.pipe.MIXED
     assert chosen.size == 40, "as long as the longest"
     assert chosen.least == 20
