@@ -115,9 +115,9 @@ def tried(dialect: str) -> Iterator[dict[str, str]]:
     os.environ["TRITON_INTERPRET"] = "1" if dialect == "interpreted" else "0"
     os.environ["PAGED_ATTN_HOPPER"] = "0" if dialect in ("portable", "interpreted") else "1"
     os.environ["SIMULATE"] = "1" if dialect == "simulated" else "0"
-    from paged_attn.kernels.hopper import available
+    from paged_attn.kernels.hopper.dialect import why_no_gluon
 
-    missing = available.why_no_gluon() if os.environ["PAGED_ATTN_HOPPER"] == "1" else None
+    missing = why_no_gluon() if os.environ["PAGED_ATTN_HOPPER"] == "1" else None
     attempt = {"simulated": _simulate, "interpreted": _interpret, "wide": _compile_wide}.get(dialect, _compile)
     for variant in VARIANTS[dialect]:
         yield {"variant": variant}

@@ -17,7 +17,7 @@ from paged_attn.cli import machine
 from paged_attn.cli.options import as_json
 from paged_attn.cli.output import console, print_json, print_rows
 from paged_attn.integrations.probes import PROBES
-from paged_attn.launching import tritons
+from paged_attn.launching import triton_version
 
 VARIABLES = {
     "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True; in the interpreter, unless 0",
@@ -55,7 +55,7 @@ def info(as_json: bool) -> None:
                 system=f"{platform.system()} {platform.machine()}",
                 packages=packages,
                 torch_build=build._asdict(),
-                triton_known=packages["triton"] is not None and tritons.known(packages["triton"]),
+                triton_known=packages["triton"] is not None and triton_version.known(packages["triton"]),
                 device=None if found is None else found._asdict(),
                 interpreted=interpreted,
                 dialects=[dialect._asdict() for dialect in known],
@@ -102,23 +102,27 @@ def _why_no_hopper(found: machine.Found | None, triton: str) -> str | None:
         return "they are for sm90"
     if asked == "0":
         return "PAGED_ATTN_HOPPER is 0"
-    if asked == "1" or tritons.known(triton):
+    if asked == "1" or triton_version.known(triton):
         return None
-    if tritons.older(triton):
-        return f"they know Triton {tritons.in_words()}, and this is {triton}"
-    from paged_attn.launching import trial  # imports torch and Triton, and tries nothing
+    if triton_version.older(triton):
+        return f"they know Triton {triton_version.in_words()}, and this is {triton}"
+    from paged_attn.launching import triton_trial  # imports torch and Triton, and tries nothing
 
-    kept = trial.on_disk(found.arch)
+    kept = triton_trial.on_disk(found.arch)
     return f"Triton {triton} is not known, and will be tried at the first call" if kept is None else kept or None
 
 
 def _triton(version: str | None) -> str:
     if version is None:
         return "not installed"
-    if tritons.known(version):
+    if triton_version.known(version):
         return f"{version}, one of those known"
-    then = "is older: Triton launches the portable kernels" if tritons.older(version) else "is tried at the first call"
-    return f"{version}, which is not known ({tritons.in_words()} are) and {then}"
+    then = (
+        "is older: Triton launches the portable kernels"
+        if triton_version.older(version)
+        else "is tried at the first call"
+    )
+    return f"{version}, which is not known ({triton_version.in_words()} are) and {then}"
 
 
 def _version(package: str) -> str | None:

@@ -2,7 +2,7 @@
 
 Triton's launcher reads every argument out of Python objects each time, which takes as long as the driver does.  Of a
 kept launch nothing changes but addresses and the stream: they are written where the driver reads them.
-All that this takes for granted of Triton is looked at, `versions.py` knows what differs; where anything is not as
+All that this takes for granted of Triton is looked at, `triton_version.py` knows what differs; where anything is not as
 expected, the kernel is launched through Triton.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType
 from typing import Any, ClassVar
 
-from . import context, versions
+from . import context, triton_version
 from .locks import FIRST
 from .template import AtAddress, Descriptors, Hole
 
@@ -100,7 +100,7 @@ def direct_launch(
             return None
 
         def encode(descriptor: Any, number: int) -> Sequence[Any]:
-            encoded: Sequence[Any] = versions.encoded(descriptor, metas[number])
+            encoded: Sequence[Any] = triton_version.encoded(descriptor, metas[number])
             return encoded
 
         config = LaunchConfig(grid, (32 * warps, 1, 1), shared)

@@ -12,7 +12,7 @@ import triton
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
-from . import backend, context, driver, scratch, trust, versions
+from . import backend, context, driver, scratch, triton_trial, triton_version
 from .backend import INTERPRET, current, interpreting
 from .hooks import tell_plainly
 from .keys import settle
@@ -115,7 +115,7 @@ class Launches:
         """Launch with these tensors; compiles what has not been compiled."""
         kept = []
         rooms: dict[int, scratch.Room] = {}  # held until all are launched: others could have their memory otherwise
-        common = versions.options(KEEPS and backend.device_of(self.device).capability > 0)
+        common = triton_version.options(KEEPS and backend.device_of(self.device).capability > 0)
         with current(self.device):
             stream = self.stream(self.index)
             if self.own is not None:
@@ -129,7 +129,7 @@ class Launches:
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
-        if len(kept) == len(self.steps) and not trust.why_untrusted(backend.device_of(self.device).arch):
+        if len(kept) == len(self.steps) and not triton_trial.why_untrusted(backend.device_of(self.device).arch):
             self.kept = kept
 
     def again(self, addresses: Sequence[int]) -> None:

@@ -16,7 +16,7 @@ import threading
 from time import monotonic
 from typing import Any
 
-from ..launching import child, versions
+from ..launching import child, triton_version
 from .kept import Asked, Held, keep
 from .prepare import Summary
 from .processes import Pool, processors
@@ -50,7 +50,7 @@ def prepare_meanwhile(asked: Asked, turn: Held) -> None:
 def _begin(asked: Asked, turn: Held | None) -> Any:
     """Nothing is written to its input, which ends when this process does."""
     held = [] if turn is None or turn.held is None else [turn.held]
-    without = [versions.ASSEMBLER] if versions.assembler_was_another(asked.device.capability) else []
+    without = [triton_version.ASSEMBLER] if triton_version.assembler_was_another(asked.device.capability) else []
     task = base64.b64encode(pickle.dumps((asked, turn is not None))).decode()
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, task],

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import triton
 
-from ..launching import versions
+from ..launching import triton_version
 from ..launching.backend import Device
 from .processes import read
 from .served import Served
@@ -33,7 +33,13 @@ class Asked(NamedTuple):
         read(self.device)
         from triton.runtime.cache import triton_key
 
-        others = (triton_key(), _environment(), _sources(), self.device, self.local and versions.builds_launchers())
+        others = (
+            triton_key(),
+            _environment(),
+            _sources(),
+            self.device,
+            self.local and triton_version.builds_launchers(),
+        )
         kind = "usual" if self.usual else "all"
         told = [repr((one, *others)).encode() for one in self.served]
         return sorted(f"{hashlib.sha256(one).hexdigest()[:32]}.{kind}" for one in told)

@@ -7,7 +7,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ..launching import backend, launch, versions
+from ..launching import backend, launch, triton_version
 from ..launching.hooks import tell_plainly
 from ..launching.keys import settle
 
@@ -54,5 +54,5 @@ def build_launcher(kernel: Any) -> None:
     """The C stub between Python and a compiled kernel, into Triton's cache on disk; needs the driver's library."""
     vendor, name = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}[kernel.metadata.target.backend]
     module = importlib.import_module(f"triton.backends.{vendor}.driver")
-    if versions.has_stubs(module):
+    if triton_version.has_stubs(module):
         getattr(module, name)(kernel.src, kernel.metadata)

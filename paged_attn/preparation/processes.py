@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from ..launching import versions
+from ..launching import triton_version
 from ..launching.backend import Device
 from ..launching.locks import FIRST
 from ..planning.dialects import DIALECTS, dialect
@@ -52,7 +52,7 @@ class Pool:
         self.device, self.forked = device, forked
         read(device)
         context = multiprocessing.get_context("fork" if forked else "spawn")
-        other = not forked and versions.assembler_was_another(device.capability)
+        other = not forked and triton_version.assembler_was_another(device.capability)
         self._pool = ProcessPoolExecutor(processes, context, _start, (device, local, other))
 
     def __enter__(self) -> Pool:
@@ -118,7 +118,7 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
     from . import offline
 
     if other_assembler:
-        del os.environ[versions.ASSEMBLER]
+        del os.environ[triton_version.ASSEMBLER]
 
     def listener(*, metadata: dict[str, Any], metadata_group: dict[str, str], cache_hit: bool, **_: Any) -> None:
         folders = {Path(path).parent.name for path in metadata_group.values()}

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from paged_attn.cli import info, machine, main
 from paged_attn.integrations import probes
-from paged_attn.launching import backend, trial
+from paged_attn.launching import backend, triton_trial
 from tests.own_process import run
 
 H200 = machine.Found("NVIDIA H200", "sm90", 132)
@@ -69,11 +69,9 @@ def test_without_a_word_about_it_a_machine_without_a_gpu_interprets(monkeypatch:
 @pytest.mark.parametrize("asked", ["", "0", "1"])
 def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
     """Under this Triton, which is known or would be tried."""
-    script = (
-        "import triton\nfrom paged_attn.cli import info, machine\nfrom paged_attn.kernels.hopper import available\n"
-    )
+    script = "import triton\nfrom paged_attn.cli import info, machine\nfrom paged_attn.kernels.hopper import dialect\n"
     script += "hopper, portable = info.dialects(machine.Found('', 'sm90', 132), False, triton.__version__)\n"
-    script += "assert portable.on and hopper.on == available.gluon_available(), available.why_no_gluon()\n"
+    script += "assert portable.on and hopper.on == dialect.gluon_available(), dialect.why_no_gluon()\n"
     script += "print(hopper.why)"
     environ = {"PAGED_ATTN_HOPPER": asked} if asked else {}
     assert ("PAGED_ATTN_HOPPER is 0" in run(script, TRITON_INTERPRET="0", **environ)) == (asked == "0")
@@ -105,7 +103,7 @@ def test_a_triton_that_is_not_known_is_what_its_trial_found(
     verdict: str | None, on: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PAGED_ATTN_HOPPER", raising=False)
-    monkeypatch.setattr(trial, "on_disk", lambda arch: verdict)
+    monkeypatch.setattr(triton_trial, "on_disk", lambda arch: verdict)
     hopper, _ = info.dialects(H200, False, "4.2.0")
     assert hopper.on == on
     assert why in hopper.why

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from paged_attn.explain import question
-from paged_attn.launching import trust
+from paged_attn.launching import triton_trial
 from paged_attn.planning import plan
 from paged_attn.records import posed
 from tests import warm
@@ -155,7 +155,7 @@ def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
 
 
 def test_hopper_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "ASKED", "0")
+    monkeypatch.setattr(triton_trial, "ASKED", "0")
     plan.plan.cache_clear()
     try:
         assert told()["kernels"] == "portable; not Hopper's, for PAGED_ATTN_HOPPER is 0"
@@ -169,14 +169,14 @@ import warnings, triton
 triton.__version__ = "9.9.9"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn.kernels.hopper import available
-    from paged_attn.launching import trust
+    from paged_attn.kernels.hopper import dialect
+    from paged_attn.launching import triton_trial
     from paged_attn.planning import plan
     from tests.explain.asked import ask
     launches = plan.plan(ask().problem).launches
-    assert available.gluon_available() is available.gluon_available() is False
+    assert dialect.gluon_available() is dialect.gluon_available() is False
 print(len(heard), len(launches))
-print([x.pipe for x in launches], trust.why_untrusted("sm90"))
+print([x.pipe for x in launches], triton_trial.why_untrusted("sm90"))
 """
     environment = os.environ | {"TRITON_INTERPRET": "0", "PYTHONWARNINGS": "", "TRITON_CACHE_DIR": str(tmp_path)}
     done = warm.run(["-c", program], environment, ROOT)

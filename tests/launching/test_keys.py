@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import triton
 
-from paged_attn.launching import versions
+from paged_attn.launching import triton_version
 from tests import warm
 
 KEYS = """
@@ -51,7 +51,7 @@ def test_no_order_of_kernels_changes_a_key() -> None:
     assert others == [first] * len(others)
 
 
-@pytest.mark.skipif(versions.number(triton.__version__) >= (3, 8), reason="this Triton makes them alike")
+@pytest.mark.skipif(triton_version.number(triton.__version__) >= (3, 8), reason="this Triton makes them alike")
 def test_without_it_an_order_does() -> None:
     assert found("plain", *KERNELS)[0] != found("plain", *KERNELS[::-1])[0]
 
@@ -72,11 +72,11 @@ from pathlib import Path
 import torch
 import triton
 
-from paged_attn.launching import backend, versions
+from paged_attn.launching import backend, triton_version
 from paged_attn.launching.backend import Device
 from paged_attn.preparation import offline
 
-library = Path(versions.options(True)["extern_libs"]["libdevice"])
+library = Path(triton_version.options(True)["extern_libs"]["libdevice"])
 if len(sys.argv) > 1:  # as torch.compile does it: another library, and other bytes
     other = Path(sys.argv[1], "libdevice.10.bc")
     other.write_bytes(library.read_bytes() + b"0000")

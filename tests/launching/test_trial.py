@@ -15,9 +15,9 @@ import pytest
 import torch
 import triton
 
-from paged_attn import selftest, tryout
-from paged_attn.kernels.hopper import available
-from paged_attn.launching import child, trial, trust, versions
+from paged_attn import selftest
+from paged_attn.kernels.hopper import dialect
+from paged_attn.launching import child, triton_trial, triton_version
 from tests import warm
 
 ROOT = Path(__file__).parents[2]
@@ -30,9 +30,9 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     commands: list[Any] = []
     monkeypatch.setattr(triton, "__version__", "3.10.0")
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
-    monkeypatch.setattr(trust, "ASKED", None)
-    monkeypatch.setattr(trial, "_verdicts", {})
-    monkeypatch.setattr(trial, "_device", lambda arch: 0)
+    monkeypatch.setattr(triton_trial, "ASKED", None)
+    monkeypatch.setattr(triton_trial, "_verdicts", {})
+    monkeypatch.setattr(triton_trial, "_device", lambda arch: 0)
     answer(monkeypatch, commands, said={"why": "", "keep": True})
     return commands
 
@@ -47,12 +47,12 @@ def answer(patch: pytest.MonkeyPatch, commands: list[Any], said: Any = None, cod
         stdout = "" if said is None else "something else\n" + json.dumps(said) + "\n"
         return SimpleNamespace(stdout=stdout, stderr="first\nlast", returncode=code)
 
-    patch.setattr(trial.subprocess, "run", run)
+    patch.setattr(triton_trial.subprocess, "run", run)
 
 
 def forget(patch: pytest.MonkeyPatch) -> None:
     """As another process begins."""
-    patch.setattr(trial, "_verdicts", {})
+    patch.setattr(triton_trial, "_verdicts", {})
 
 
 @pytest.mark.parametrize("version, known", [
@@ -62,21 +62,21 @@ def forget(patch: pytest.MonkeyPatch) -> None:
 ])  # fmt: skip
 def test_releases_of_versions_that_were_read_are_known(version: str, known: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr(triton, "__version__", version)
-    assert versions.known() is known
-    assert versions.older() is (version == "3.5.1")
+    assert triton_version.known() is known
+    assert triton_version.older() is (version == "3.5.1")
 
 
 def test_a_triton_that_is_found_right_has_all_kernels_without_a_word(asked: list[Any], monkeypatch: Any) -> None:
     for _ in range(3):
-        assert available.gluon_available()
-        assert trust.why_untrusted("sm90") is None
+        assert dialect.gluon_available()
+        assert triton_trial.why_untrusted("sm90") is None
     assert len(asked) == 1
     forget(monkeypatch)
-    assert available.gluon_available()
+    assert dialect.gluon_available()
     assert len(asked) == 1, "it is on disk"
     monkeypatch.setattr(triton, "__version__", "3.11.0")
     forget(monkeypatch)
-    assert available.gluon_available()
+    assert dialect.gluon_available()
     assert len(asked) == 2, "that was about another version"
 
 
@@ -84,16 +84,16 @@ def test_a_check_that_fails_leaves_the_portable_kernels_with_one_warning(asked: 
     answer(monkeypatch, asked, said={"why": "a call is wrong (decode)", "keep": True})
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
-        assert not available.gluon_available()
-        assert not available.gluon_available()
-        assert trust.why_untrusted("sm90") == "a call is wrong (decode)"
+        assert not dialect.gluon_available()
+        assert not dialect.gluon_available()
+        assert triton_trial.why_untrusted("sm90") == "a call is wrong (decode)"
     assert [str(x.message) for x in heard] == [
         "paged-attn was not written for Triton 3.10.0, and a call is wrong (decode): all calls go to the portable "
         "kernels, launched by Triton"
     ]
     forget(monkeypatch)
     with pytest.warns(UserWarning, match="a call is wrong"):
-        assert not available.gluon_available()
+        assert not dialect.gluon_available()
     assert len(asked) == 1
 
 
@@ -111,15 +111,15 @@ def test_what_may_be_no_fault_of_triton_is_not_kept(
     for _ in range(2):
         forget(monkeypatch)
         with pytest.warns(UserWarning, match=why):
-            assert not available.gluon_available()
+            assert not dialect.gluon_available()
     assert len(asked) == 2 - kept
 
 
 def test_without_a_gpu_only_what_others_found_counts(asked: list[Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(trial, "_device", lambda arch: None)
-    assert available.why_no_gluon() == "nobody has tried them on such a GPU"
-    trial._keep("sm90", "")
-    assert available.why_no_gluon() is None
+    monkeypatch.setattr(triton_trial, "_device", lambda arch: None)
+    assert dialect.why_no_gluon() == "nobody has tried them on such a GPU"
+    triton_trial._keep("sm90", "")
+    assert dialect.why_no_gluon() is None
     assert not asked
 
 
@@ -131,20 +131,20 @@ def test_nothing_is_tried_where_the_user_or_the_version_says_it_all(
     version: str, choice: str | None, gluon: bool, kept: bool, asked: list[Any], monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(triton, "__version__", version)
-    monkeypatch.setattr(trust, "ASKED", choice)
-    assert available.gluon_available() is gluon
-    assert (trust.why_untrusted("sm90") is None) is kept
+    monkeypatch.setattr(triton_trial, "ASKED", choice)
+    assert dialect.gluon_available() is gluon
+    assert (triton_trial.why_untrusted("sm90") is None) is kept
     assert not asked
 
 
 def test_other_vendors_are_not_tried(asked: list[Any]) -> None:
-    assert trust.why_untrusted("gfx942")
+    assert triton_trial.why_untrusted("gfx942")
     assert not asked
 
 
 def test_names_that_are_missing_are_reason_enough(asked: list[Any], monkeypatch: Any) -> None:
-    monkeypatch.setattr(available, "_why_unnamed", lambda: "they need another Triton")
-    assert available.why_no_gluon() == "they need another Triton"
+    monkeypatch.setattr(dialect, "_why_unnamed", lambda: "they need another Triton")
+    assert dialect.why_no_gluon() == "they need another Triton"
     assert not asked
 
 
@@ -159,25 +159,25 @@ def test_that_process_has_the_packages_of_this_one_and_decides_for_itself(monkey
 
 def test_calls_that_are_right_raise_no_complaint(device: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(selftest, "TRIED", SMALL)
-    assert list(tryout.complaints("sm80", torch.device(device))) == []
+    assert list(selftest.complaints("sm80", torch.device(device))) == []
 
 
 @pytest.mark.parametrize("error", [1.0, float("nan")])
 def test_a_wrong_result_is_complained_about(error: float, device: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(selftest, "TRIED", SMALL[:1])
     monkeypatch.setattr(selftest, "error_of", lambda case, generator, device: error)
-    found = list(tryout.complaints("sm80", torch.device(device)))
+    found = list(selftest.complaints("sm80", torch.device(device)))
     assert [x.split(" (")[0] for x in found] == ["a call is wrong", "a kept launch is wrong"]
 
 
 def test_machine_code_that_spills_or_lacks_what_makes_it_quick_is_complained_about() -> None:
     good = "wgmma.mma_async.sync cp.async.bulk.tensor.3d"
-    assert not list(tryout.kernel_complaints("blocks_kernel", 0, good))
-    assert not list(tryout.kernel_complaints("attention_kernel", 0, ""))
-    assert list(tryout.kernel_complaints("attention_kernel", 33, "")) == [
+    assert not list(selftest.kernel_complaints("blocks_kernel", 0, good))
+    assert not list(selftest.kernel_complaints("attention_kernel", 0, ""))
+    assert list(selftest.kernel_complaints("attention_kernel", 33, "")) == [
         "the compiler spills 33 registers of attention_kernel"
     ]
-    assert list(tryout.kernel_complaints("blocks_kernel", 0, good[:15])) == [
+    assert list(selftest.kernel_complaints("blocks_kernel", 0, good[:15])) == [
         "the compiler makes no cp.async.bulk.tensor of blocks_kernel"
     ]
 
@@ -187,12 +187,12 @@ def test_the_process_says_what_failed_in_a_line(error: str, keep: bool, monkeypa
     def fail(arch: str, device: Any) -> Any:
         raise RuntimeError(error)
 
-    monkeypatch.setattr(trial, "_verdicts", {})
-    monkeypatch.setattr(tryout, "complaints", fail)
+    monkeypatch.setattr(triton_trial, "_verdicts", {})
+    monkeypatch.setattr(selftest, "complaints", fail)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    tryout.main("sm90", 0)
+    selftest.try_kernels("sm90", 0)
     assert json.loads(capsys.readouterr().out) == {"why": f"a call fails: RuntimeError: {error}", "keep": keep}
-    assert trial._verdicts == {"sm90": ""}, "its own calls do not ask"
+    assert triton_trial._verdicts == {"sm90": ""}, "its own calls do not ask"
 
 
 def test_the_calls_that_are_tried_take_every_kind_of_hopper_kernel() -> None:

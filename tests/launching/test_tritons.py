@@ -9,7 +9,7 @@ import sys
 import pytest
 import triton
 
-from paged_attn.launching import versions
+from paged_attn.launching import triton_version
 from tests import tritons, variants, wide_variants
 from tests.hopper_cases import SMALL
 
@@ -19,10 +19,10 @@ def child(program: str) -> subprocess.Popen[str]:
 
 
 def test_every_known_version_is_tried_once() -> None:
-    tested = {versions.number(version) for version in tritons.VERSIONS}
-    assert tested | {versions.number(triton.__version__)} >= set(versions.KNOWN)
+    tested = {triton_version.number(version) for version in tritons.VERSIONS}
+    assert tested | {triton_version.number(triton.__version__)} >= set(triton_version.KNOWN)
     assert len(tested) == len(tritons.VERSIONS)
-    assert tested <= set(versions.KNOWN)
+    assert tested <= set(triton_version.KNOWN)
 
 
 def test_known_complaints_are_about_what_is_tried() -> None:

@@ -1,4 +1,4 @@
-"""A user's function in the kernels: what a plan knows of it, and how it is called there."""
+"""A user's function in the kernels: what a plan knows of it, how it is called there, and how it is compiled alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+import triton
 from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from ...launching.backend import INTERPRET
 from ...launching.keys import settle
+from ...launching.locks import FIRST
 
 POINTERS = {
     torch.float16: "*fp16",
@@ -68,3 +72,16 @@ def compiled(function: Any) -> Any:
 @functools.lru_cache(maxsize=256)
 def interpreted(function: Any) -> Any:
     return function if isinstance(function, InterpretedFunction) else InterpretedFunction(function.fn)
+
+
+def compile_trial(asked: ScoreMod, try_kernel: Any, source: Any = ASTSource) -> Any:
+    """try_kernel(scores, args, score_mod) with the function for sm_90; None where Triton is interpreted.
+
+    source: how the dialect of try_kernel is read.
+    """
+    if isinstance(triton.language.standard.sum, InterpretedFunction):
+        return None
+    signature: dict[str, Any] = {"scores": "*fp32", "args": asked.types, "score_mod": "constexpr"}
+    with FIRST:
+        read = source(try_kernel, signature, {(2,): compiled(asked.function)})
+        return triton.compile(read, target=GPUTarget("cuda", 90, 32))

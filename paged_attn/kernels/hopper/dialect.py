@@ -1,12 +1,15 @@
-"""The Hopper kernels (sm_90), in Gluon."""
+"""The Hopper kernels (sm_90), in Gluon, and whether they can be read and trusted in this process."""
 
+import functools
+import warnings
+
+from ...launching import triton_trial, triton_version
 from ...launching.backend import Device
 from ...launching.launch import Step
 from ...launching.locks import FIRST
 from ...records.call import Call
 from ...records.plan import Launch
 from ..arguments import numbers_of
-from . import available
 from .planning.coverage import copies, launches, need_of, regime, uncovered
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
@@ -25,11 +28,40 @@ __all__ = [
 TITLE = "Hopper's"
 
 
+@functools.cache
+def _why_unnamed() -> str | None:
+    """What Gluon's kernels miss in this Triton; warns once."""
+    try:
+        with FIRST:
+            from . import shim  # noqa: F401
+    except ImportError as error:
+        warnings.warn(f"the Hopper kernels need another Triton, the portable ones run instead: {error}", stacklevel=2)
+        return f"they need another Triton: {error}"
+    return None
+
+
+def why_no_gluon() -> str | None:
+    """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know.
+
+    PAGED_ATTN_HOPPER=1 takes any Triton in which they can be read.
+    """
+    if triton_trial.ASKED == "0":
+        return "PAGED_ATTN_HOPPER is 0"
+    if triton_trial.ASKED != "1" and triton_version.older():
+        return triton_trial.why_untrusted("sm90")
+    return _why_unnamed() or (None if triton_trial.ASKED == "1" else triton_trial.why_untrusted("sm90"))
+
+
+def gluon_available() -> bool:
+    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not."""
+    return why_no_gluon() is None
+
+
 def why_not_on(device: Device) -> str | None:
     """Why these kernels do not run on a device, or in this process; None: they do."""
     if device.arch != "sm90":
         return "the others are for sm90"
-    why = available.why_no_gluon()
+    why = why_no_gluon()
     return why and f"not {TITLE}, for {why}"
 
 

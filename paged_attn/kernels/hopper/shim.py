@@ -21,7 +21,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import core
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ...launching import versions
+from ...launching import triton_version
 
 
 def first_of(module: Any, *names: str) -> Any:
@@ -34,7 +34,7 @@ def first_of(module: Any, *names: str) -> Any:
 
 # Whether Triton copies operands in registers as it sends a product, behind one that already runs: 3.8 alone, for ptxas
 # 12.9.  Of operands that were words of two, that ptxas thinks that others write them, and sends products one by one.
-COPIES_OPERANDS = gl.constexpr(versions.number(triton.__version__) == (3, 8))
+COPIES_OPERANDS = gl.constexpr(triton_version.number(triton.__version__) == (3, 8))
 
 
 @core.builtin
@@ -49,7 +49,7 @@ def _wait_alone(num_outstanding=0, deps=None, _semantic=None):
     return results
 
 
-warpgroup_mma_wait = _wait_of_warpgroup if versions.number(triton.__version__) < (3, 9) else _wait_alone
+warpgroup_mma_wait = _wait_of_warpgroup if triton_version.number(triton.__version__) < (3, 9) else _wait_alone
 
 
 @triton.constexpr_function

@@ -12,8 +12,7 @@ import re
 import triton
 import triton.language as tl
 
-from ..common.score_mod import ScoreMod
-from ..common.score_mod_trial import compile_trial
+from ..common.score_mod import ScoreMod, compile_trial
 
 
 @triton.jit

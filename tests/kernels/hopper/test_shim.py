@@ -133,10 +133,10 @@ for name in ("thread_barrier", "barrier"):
         delattr(gl, name)
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn.kernels.hopper import available
-    from paged_attn.launching import trust
-    print(available.gluon_available(), available.gluon_available(), len(heard))
-print(available.why_no_gluon())
+    from paged_attn.kernels.hopper import dialect
+    from paged_attn.launching import triton_trial
+    print(dialect.gluon_available(), dialect.gluon_available(), len(heard))
+print(dialect.why_no_gluon())
 """
     reason = "they need another Triton: triton.experimental.gluon.language has no barrier or thread_barrier"
     assert said(program) == ["False False 1", reason]
@@ -151,8 +151,25 @@ import triton, warnings
 triton.__version__ = "9.9.0"
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
-    from paged_attn.kernels.hopper import available
-    from paged_attn.launching import trust
-print(available.gluon_available(), trust.why_untrusted("sm90") is None, len(heard))
+    from paged_attn.kernels.hopper import dialect
+    from paged_attn.launching import triton_trial
+print(dialect.gluon_available(), triton_trial.why_untrusted("sm90") is None, len(heard))
 """
     assert said(program, PAGED_ATTN_HOPPER=asked, CUDA_VISIBLE_DEVICES="") == [f"{taken} False 0"]
+
+
+def test_without_a_name_a_call_runs_on_the_portable_kernels() -> None:
+    """The planner of the Hopper kernels is imported, and asked, where Gluon is not to be had."""
+    program = """
+import torch
+from triton.experimental.gluon import language as gl
+
+for name in ("thread_barrier", "barrier"):
+    if hasattr(gl, name):
+        delattr(gl, name)
+import paged_attn
+
+cache, table, lens = torch.ones(2, 16, 2, 64), torch.ones(1, 1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+print(float(paged_attn.paged_attention(torch.ones(1, 4, 64), cache, cache.clone(), table, lens).sum()))
+"""
+    assert said(program, TRITON_INTERPRET="1") == [str(4.0 * 64)]

@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterError
 
 import paged_attn
-from paged_attn.launching import backend, versions
+from paged_attn.launching import backend, triton_version
 from tests import replayed
 from tests.cases import E4M3, Case, bits, build, run
 from tests.interpreter import PATCHES, READ, is_as_read, quicken
@@ -38,7 +38,7 @@ CASES = {
 def test_all_that_is_replaced_in_a_known_triton_was_read(quick: pytest.MonkeyPatch) -> None:
     quick.undo()
     try:
-        assert all(map(is_as_read, READ)) or not versions.known()
+        assert all(map(is_as_read, READ)) or not triton_version.known()
     finally:
         quicken(quick)
     assert {function for of in PATCHES.values() for function in of} == set(READ)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn.launching import launch, versions
+from paged_attn.launching import launch, triton_version
 from tests import variants
 from tests.kernels import digests
 from tests.machine_code import ARITHMETIC, MULTIPROCESSORS, SHARED, compiled
@@ -94,7 +94,7 @@ def complaints(target: str, facts: dict[str, Any]) -> Iterator[str]:
     allowed = max(allowed, ONE_TARGET_MAY_SPILL.get((target, facts["variant"]), 0))
     if "invariant" in facts["variant"]:
         allowed = max(allowed, INVARIANT_MAY_SPILL[target])
-    if versions.number(triton.__version__) >= (3, 7):
+    if triton_version.number(triton.__version__) >= (3, 7):
         allowed = max(allowed, FROM_3_7_MAY_SPILL.get((target, facts["variant"]), 0))
     if facts["spilled"] > allowed:
         yield f"spills {facts['spilled']} bytes at {facts['registers']} registers, allowed are {allowed}"

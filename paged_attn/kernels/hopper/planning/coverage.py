@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Annotated
 
 import torch
 
+from ....launching.locks import FIRST
 from ....launching.scratch import Need
 from ....records.copies import Copies, copies_of
 from ....records.plan import Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from ...common.score_mod import ScoreMod
-from ...common.score_mod_trial import compile_trial
-from ..shim import GluonASTSource, gl, gluon
 from .block_tiles import blocks_take
 from .conditions import all_rows_are_few, blocks_are_parts
 from .operands import packed_has_a_kernel
@@ -23,6 +21,8 @@ from .regimes import launches as launches_of
 from .regimes import regime_of
 from .shapes import in_boxes, is_decode
 from .wide_heads import shares_take
+
+__all__ = ["copies", "covers", "launches", "need_of", "regime", "uncovered"]
 
 _TIMES = "the portable kernels take twice as long for products as these"
 MIN_SCORES_PER_COPIED_KEY: Annotated[
@@ -74,38 +74,6 @@ def _is_worth_a_copy(p: Problem) -> bool:
     return scores >= max(MIN_SCORES_WORTH_A_COPY, MIN_SCORES_PER_COPIED_KEY * copied * p.kv_heads)
 
 
-@gluon.jit
-def try_kernel(scores, args, score_mod: gl.constexpr):
-    """A function on a block of scores as consumers have them."""
-    L: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0])
-    row = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
-    key = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
-    place = gl.expand_dims(row, 1) * 64 + gl.expand_dims(key, 0)
-    x = gl.load(scores + place)
-    x = score_mod(x, row[:, None], key[None, :], row[:, None], *args)
-    gl.store(scores + place, x.to(gl.float32))
-
-
-@functools.lru_cache(maxsize=256)
-def why_not(asked: ScoreMod) -> str | None:
-    """What the compiler says of a function that it does not take, in a line; nothing where Triton is interpreted."""
-    try:
-        compile_trial(asked, try_kernel, GluonASTSource)
-    except Exception as error:  # of any kind: it is the user's code
-        return _line(error)
-    return None
-
-
-def _line(error: BaseException) -> str:
-    """The innermost reason, which is the last thing that Triton says."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
-
-
-__all__ = ["covers", "launches", "need_of", "regime", "uncovered"]
-
 COUNTERS_PER_LAUNCH = 4  # before those of pieces: items taken, programs done
 
 # What must hold, and what a call asks for where it does not; types of 32 bits are told once.
@@ -153,9 +121,17 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
 def uncovered(p: Problem) -> list[str]:
     """What a call asks for that these kernels do not have."""
     wanted = [asked for holds, asked in CONDITIONS if not holds(p)]
-    if p.score_mod is not None and not wanted and (why := why_not(p.score_mod)):
+    if p.score_mod is not None and not wanted and (why := _why_not_compiled(p.score_mod)):
         wanted.append(f"a score_mod that Gluon does not compile ({why})")
     return wanted
+
+
+def _why_not_compiled(asked: ScoreMod) -> str | None:
+    """What Gluon says of a user's function that it does not take."""
+    with FIRST:
+        from ..score_mod_trial import why_not  # Gluon is optional
+
+    return why_not(asked)
 
 
 def covers(p: Problem) -> bool:

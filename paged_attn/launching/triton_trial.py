@@ -1,4 +1,4 @@
-"""Whether a Triton that was not read makes right kernels: tried once for an architecture, and remembered on disk.
+"""Whether this Triton makes right kernels for an architecture: known by its version, or tried once and kept on disk.
 
 A wrong kernel can hang, or leave a process without its GPU, so calls are tried in a process of their own.  That also
 lets a first call that is captured in a CUDA graph ask: nothing is done on its stream, or to its memory.
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import triton
 
-from . import backend, child
+from . import backend, child, triton_version
 
 SECONDS = 600  # that it may take: compiling is most of it
 
@@ -78,7 +78,7 @@ def _keep(arch: str, why: str) -> None:
 
 def _ask(arch: str, index: int) -> str:
     """The verdict of a process that tries; kept, unless something else may have stopped it."""
-    command = [sys.executable, "-c", f"from paged_attn import tryout; tryout.main({arch!r}, {index})"]
+    command = [sys.executable, "-c", f"from paged_attn import selftest; selftest.try_kernels({arch!r}, {index})"]
     try:
         done = subprocess.run(
             command, env=child.environment("PAGED_ATTN_HOPPER"), capture_output=True, text=True, timeout=SECONDS
@@ -99,3 +99,18 @@ def _ask(arch: str, index: int) -> str:
     if done.returncode < 0:  # a signal: it crashed
         _keep(arch, why)
     return why
+
+
+ASKED = os.environ.get("PAGED_ATTN_HOPPER")
+
+
+def why_untrusted(arch: str) -> str | None:
+    """Why launches are left to Triton: nobody knows how this one makes kernels for this architecture, or how it fails.
+
+    A version that is not known is tried, unless PAGED_ATTN_HOPPER says what to do.
+    """
+    if triton_version.known():
+        return None
+    if triton_version.older() or ASKED in ("0", "1") or not arch.startswith("sm"):
+        return f"they know Triton {triton_version.in_words()}, and this is {triton.__version__}"
+    return why_not(arch)

@@ -1,6 +1,7 @@
-"""Which Triton this is, and what of its launch path differs from version to version.
+"""Which Triton this is, which releases were read, and what of their launch path differs.
 
-Gluon's names are in hopper/shim.py.
+Nothing is imported but what a function asks for: the command says versions without torch.  Gluon's names are in
+hopper/shim.py.
 
 Read in the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference says the version that brought it.
 """
@@ -9,25 +10,47 @@ import functools
 import importlib
 import importlib.util
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
-import triton
-
-from . import tritons
 from .locks import FIRST
-from .tritons import KNOWN, in_words, number
 
-__all__ = [
-    "ASSEMBLER", "KNOWN", "assembler_was_another", "builds_launchers", "encoded", "has_stubs", "in_words", "known",
-    "number", "older", "options",
-]  # fmt: skip
+KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # both dialects and the launch path have been looked at
 ASSEMBLER = "TRITON_PTXAS_PATH"
 
 # Whether a product and a sum become one instruction is said with every launch: 3.9 warns where it is left open, and
 # later versions are to leave it out.
 OPTIONS = {"enable_fp_fusion": True}
+
+
+@functools.lru_cache(maxsize=16)
+def number(version: str) -> tuple[int, int]:
+    """(3, 6) of "3.6.0"."""
+    major, minor = re.findall(r"\d+", version)[:2]
+    return int(major), int(minor)
+
+
+def this() -> str:
+    """The version of the Triton of this process."""
+    return str(importlib.import_module("triton").__version__)
+
+
+def known(version: str | None = None) -> bool:
+    """Whether a version, this one where none is named, was read; what is built between releases was not."""
+    version = version or this()
+    return number(version) in KNOWN and "dev" not in version and "git" not in version
+
+
+def older(version: str | None = None) -> bool:
+    """Whether a version, this one where none is named, is older than any that was read."""
+    return number(version or this()) < KNOWN[0]
+
+
+def in_words() -> str:
+    """The known versions, as messages name them."""
+    return f"{'.'.join(map(str, KNOWN[0]))} to {'.'.join(map(str, KNOWN[-1]))}"
 
 
 @functools.lru_cache(maxsize=2)
@@ -56,16 +79,6 @@ def assembler_was_another(capability: int) -> bool:
     compiler = importlib.import_module("triton.backends.nvidia.compiler")
     command = [compiler.get_ptxas(capability).path, "--version"]
     return bool(subprocess.check_output(command).decode("utf-8") != compiler.get_ptxas_version(capability))
-
-
-def known() -> bool:
-    """Whether this Triton is a release of a version that was read."""
-    return tritons.known(triton.__version__)
-
-
-def older() -> bool:
-    """Whether this is older than any that was read."""
-    return tritons.older(triton.__version__)
 
 
 def encoded(descriptor: Any, meta: Any) -> Any:
