@@ -17,7 +17,7 @@ import torch
 import paged_attn
 from benchmarks import measure
 from benchmarks.inputs import inputs_of
-from paged_attn.calls import attend, memo
+from paged_attn.calls import attend, call_cache
 from paged_attn.kernels.hopper.planning import coverage
 from paged_attn.planning import plan
 from tests.cases import Case
@@ -44,10 +44,10 @@ def planned(worth: bool, first: bool = False) -> Iterator[None]:
             steps = attend.steps_of
             patch.setattr(attend, "steps_of", lambda made, call: steps(made, call)[:1])
         plan.plan.cache_clear()
-        memo.clear()
+        call_cache.clear()
         yield
     plan.plan.cache_clear()
-    memo.clear()
+    call_cache.clear()
 
 
 def graph(call: Callable[[], object], **how: Any) -> torch.cuda.CUDAGraph:

@@ -51,7 +51,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     import torch
 
     import paged_attn
-    from paged_attn.calls import memo
+    from paged_attn.calls import call_cache
 
     def int32(*shape: int, value: int = 0) -> torch.Tensor:
         return torch.full(shape, value, dtype=torch.int32, device=device)
@@ -67,7 +67,7 @@ def calls_of(device: str) -> dict[str, Callable[[], object]]:
     operator = torch.ops.paged_attn.attention.default
     for _ in range(2):
         attend(*batch, out=out)
-    launches, addresses = [*memo._latest.values()][-1].launches, [x.data_ptr() for x in (*batch, out)]
+    launches, addresses = [*call_cache._latest.values()][-1].launches, [x.data_ptr() for x in (*batch, out)]
     return {
         "eager decode": lambda: attend(*batch, out=out),
         "eager decode, bounds": lambda: attend(*batch, out=out, **bounds),

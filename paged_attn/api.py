@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from . import traced
+from . import compiled
 from .arguments import table_parts
 from .checks.axes import ScaleLike
 from .checks.keywords import refuse, told
@@ -200,7 +200,7 @@ def paged_attention(
             raise ValueError(
                 "score_mod must be None inside torch.compile and torch.export: their graphs hold no functions"
             )
-        return traced.paged_attention(
+        return compiled.paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
             k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, causal_seqs=causal_seqs,
@@ -259,7 +259,7 @@ def write_kv(
     if others:
         refuse(write_kv, others)
     if torch.compiler.is_compiling():
-        return traced.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
+        return compiled.write_kv(k, v, k_cache, v_cache, slot_mapping, kv_layout, k_scale, v_scale, check)
     write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check)
 
 
@@ -285,5 +285,5 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor, **others: NoReturn) -> 
     if others:
         refuse(merge_states, others)
     if torch.compiler.is_compiling():
-        return traced.merge_states(outs, lses)
+        return compiled.merge_states(outs, lses)
     return merge(outs, lses)

@@ -19,8 +19,8 @@ from torch import Tensor
 from .arguments import ARGUMENTS, PLACES, Options, Tensors, schema
 from .calls.untraced import untraced
 from .checks.plain import refuse_gradient, watched
+from .generated import function, listed
 from .lazy import at_first_call
-from .written import function, listed
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())

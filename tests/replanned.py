@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from paged_attn.planning import plan
 
 
 def forget() -> None:
     """All plans, and all calls that are kept with theirs."""
     plan.plan.cache_clear()
-    memo.clear()
+    call_cache.clear()
 
 
 @contextlib.contextmanager

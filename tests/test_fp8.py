@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 import paged_attn
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from paged_attn.kernels.common.numerics import in_parts, normalize, together
 from paged_attn.kernels.portable.attention import attention_kernel
 from paged_attn.launching import launch
@@ -34,7 +34,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
     plain = launch.run
 
-    memo.clear()
+    call_cache.clear()
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
         if kernel is attention_kernel:

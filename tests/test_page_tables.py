@@ -11,7 +11,7 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.arguments import table_parts
-from paged_attn.calls import attend, memo
+from paged_attn.calls import attend, call_cache
 from paged_attn.launching.backend import Device
 from tests.cases import BAD_PAGE, E4M3, Case, build, problem_of, run
 
@@ -124,7 +124,7 @@ def test_a_kept_call_is_found_by_the_facts_of_both_tensors(device: str, monkeypa
 
 @pytest.mark.parametrize("part", [0, 1])
 def test_an_out_in_the_memory_of_a_ragged_page_table_is_refused(part: int) -> None:
-    memo.clear()  # kept calls do not look where tensors lie
+    call_cache.clear()  # kept calls do not look where tensors lie
     inputs = build(RAGGED[0])
     out = inputs["out"]
     table = list(inputs["page_table"])

@@ -18,8 +18,8 @@ from ..records import layout
 from ..records.call import Call, scales, scales_tokens
 from ..records.key_bounds import key_bounds_of
 from ..records.posed import problem_of
-from . import checked, memo
-from .form import form_of
+from . import call_cache, checked
+from .call_key import form_of
 from .untraced import untraced
 
 LEAST_CAP = 2.0**-40  # a smaller softcap makes all scores 0 as well, and its inverse may be infinite
@@ -38,10 +38,10 @@ def attend(
 ) -> Any:  # fmt: skip
     """What paged_attention returns for these Tensors, `others` those after cu_seqlens_q, and these Options."""
     form, tensors = form_of(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
-    found, of = memo.again(form, tensors), None
+    found, of = call_cache.again(form, tensors), None
     if found is None or (found[1][1] == found[1][2]) is not found[0].latent:
-        of = memo.signature(form, tensors)
-        found = memo.find(form, tensors, of)
+        of = call_cache.signature(form, tensors)
+        found = call_cache.find(form, tensors, of)
     if found is None or (checked.ALWAYS if check is None else check is not False):
         given = Tensors._make((q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, *others, out))
         return _attend_new(given, Options(*options), check, of)
@@ -60,7 +60,7 @@ def attend(
     return (out, lse) if options[RETURN_LSE] else out
 
 
-def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.Signature | None) -> Any:
+def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_cache.Signature | None) -> Any:
     """Check, plan, launch, and keep what was found out."""
     axes = checks.check_attention(given, options)
     device = device_of(given.q.device)
@@ -89,7 +89,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: memo.S
     with arguments_for((*given.slots, lse)) as held:
         launches = Launches(steps_of(plan(problem), _call(held, options, axes)), given.q.device, value_dim, same)
     launches.first(tuple([x for x in (*given.slots, lse) if isinstance(x, Tensor)]))
-    memo.keep(of, launches)
+    call_cache.keep(of, launches)
     return result
 
 

@@ -13,7 +13,7 @@ from ..launching.template import arguments_for
 from ..records import layout
 from ..records.call import scales
 from ..records.rounding import cdiv, next_power_of_2
-from . import checked, memo
+from . import call_cache, checked
 from .untraced import untraced
 
 
@@ -34,12 +34,12 @@ def write(
     if v is None or v_cache is None:  # and a missing one of two is refused
         tensors = tuple([x for x in tensors if x is not None])
     if not (k_scale is v_scale is None):
-        form += memo.form_of(scales)
+        form += call_cache.form_of(scales)
         tensors += tuple([x for x in scales if isinstance(x, Tensor)])
-    found, of = memo.again(form, tensors), None
+    found, of = call_cache.again(form, tensors), None
     if found is None:
-        of = memo.signature(form, tensors)
-        found = memo.find(form, tensors, of)
+        of = call_cache.signature(form, tensors)
+        found = call_cache.find(form, tensors, of)
     if found is not None and not (checked.ALWAYS if check is None else check is not False):
         launches, addresses = found
         return launches.first(tensors) if launches.kept is None else launches.again(addresses)
@@ -54,7 +54,7 @@ def write(
     with arguments_for((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)) as held:
         launches = Launches([_step(held, kv_layout, part, axes, device)], k.device)
     launches.first(tensors)
-    memo.keep(of, launches)
+    call_cache.keep(of, launches)
 
 
 def _step(held: list[Any], kv_layout: str, part: str | None, axes: checks.Axes, device: Device) -> Step:

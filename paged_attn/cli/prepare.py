@@ -38,7 +38,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     import paged_attn
     from paged_attn.checks.dtypes import CACHE_FOR
     from paged_attn.launching.backend import INTERPRET, Device
-    from paged_attn.preparation.named import named_by
+    from paged_attn.preparation.score_mod_ref import named_by
 
     dtype = torch_dtype(given.pop("dtype"))
     names = {name: given.pop(name) for name in ("kv_dtype", "out_dtype", "sinks", "gate")}

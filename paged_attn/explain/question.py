@@ -16,7 +16,7 @@ from ..launching.scratch import Need
 from ..planning.dialects import dialect
 from ..planning.plan import plan
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
-from ..preparation.named import named_by
+from ..preparation.score_mod_ref import named_by
 from ..records.key_bounds import key_bounds_of
 from ..records.layout import is_fp8
 from ..records.plan import Launch

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from paged_attn.launching.backend import INTERPRET, Device, device_of
-from paged_attn.preparation import apart, kept
-from paged_attn.preparation.kept import Asked
+from paged_attn.preparation import manifest, subprocess
+from paged_attn.preparation.engine_steps import Served, plain
+from paged_attn.preparation.manifest import Asked
 from paged_attn.preparation.model import Model
-from paged_attn.preparation.named import named
 from paged_attn.preparation.prepare import Summary
-from paged_attn.preparation.served import Served, plain
+from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.layout import is_fp8
 
 VARIABLE = "PAGED_ATTN_PREPARE"
@@ -68,16 +68,16 @@ def wanted(device: torch.device | Device) -> bool:
 
 def _prepare(asked: Asked) -> tuple[Summary, bool]:
     """What was done, and whether more is being done meanwhile."""
-    count = kept.found(asked)
+    count = manifest.found(asked)
     if count is not None:
         return Summary(count, 0, 0.0), False
     usual = asked._replace(usual=True)
-    with kept.turn(usual, wait=True):
-        count = kept.found(usual)  # by whoever had the turn before
-        done = apart.prepare(usual) if count is None else Summary(count, 0, 0.0)
-    with kept.turn(asked, wait=False) as turn:
+    with manifest.turn(usual, wait=True):
+        count = manifest.found(usual)  # by whoever had the turn before
+        done = subprocess.prepare(usual) if count is None else Summary(count, 0, 0.0)
+    with manifest.turn(asked, wait=False) as turn:
         if turn is not None:
-            apart.prepare_meanwhile(asked, turn)
+            subprocess.prepare_meanwhile(asked, turn)
     return done, True
 
 
@@ -94,4 +94,4 @@ def prepare_for(host: str, told: dict[str, Any], drafts: int, device: Device | N
     page, most = model.page_size, sizes["max_seqlen"]
     served = Served(model, **sizes | {"max_seqlen": -(-most // page) * page}, bucket=BUCKET, decode=1 + drafts)
     facts = device_of(torch.device("cuda")) if device is None else device
-    return apart.prepare(Asked((served,), facts, local=device is None))
+    return subprocess.prepare(Asked((served,), facts, local=device is None))

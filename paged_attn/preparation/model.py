@@ -16,7 +16,7 @@ from ..planning import plan
 from ..planning.dialects import dialect
 from ..records import layout, posed
 from ..records.problem import Problem
-from .named import Named
+from .score_mod_ref import Named
 
 
 class _Written(NamedTuple):

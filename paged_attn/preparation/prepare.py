@@ -12,8 +12,8 @@ import torch
 from ..launching import backend
 from ..launching.backend import Device, device_of
 from .model import Lengths, Model, batches_up_to
-from .named import named
 from .processes import ModelBatches, Pool, Track, processors
+from .score_mod_ref import named
 
 
 class Summary(NamedTuple):

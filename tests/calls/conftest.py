@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 
 
 @pytest.fixture
 def nothing_kept() -> None:
-    memo.clear()
+    call_cache.clear()

@@ -6,8 +6,8 @@ import inspect
 from typing import Any
 
 import paged_attn
-from paged_attn.calls import attend, memo
-from paged_attn.calls.form import form_of
+from paged_attn.calls import attend, call_cache
+from paged_attn.calls.call_key import form_of
 
 Inputs = dict[str, Any]
 DEFAULTS = {name: x.default for name, x in inspect.signature(paged_attn.paged_attention).parameters.items()}
@@ -25,9 +25,9 @@ def described(inputs: Inputs) -> tuple[Any, tuple[Any, ...]]:
 def signature_of(inputs: Inputs) -> Any:
     if getattr(inputs["q"], "requires_grad", True):
         return None
-    of = memo.signature(*described(inputs))
+    of = call_cache.signature(*described(inputs))
     return of and of[0]
 
 
 def recognised(inputs: Inputs) -> Any:
-    return memo.again(*described(inputs))
+    return call_cache.again(*described(inputs))

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import paged_attn
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from tests.calls.test_gradients import ALL_FP8, PLAIN, POSITIONAL, attention, operator, states, writing
 from tests.cases import E4M3
 
@@ -67,7 +67,7 @@ TENSORS = {
 def test_a_tensor_without_memory_is_named(function: str, name: str, kept: bool, device: str) -> None:
     """Also where the same call with true tensors was made before: what is kept is launched with no address of 0."""
     inputs = CALLS[function](device)
-    memo.clear()
+    call_cache.clear()
     for _ in range(2 if kept else 0):
         getattr(paged_attn, function)(**inputs)
     for how, (pretend, text) in PRETENDERS.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from paged_attn.launching import launch
 from tests.cases import E4M3, Case, build
 
@@ -82,7 +82,7 @@ def test_what_requires_grad_is_named_in_first_calls_kept_calls_and_operators(
         "merge_states": lambda: states(device),
     }[call]()
     public = getattr(paged_attn, function)
-    memo.clear()
+    call_cache.clear()
     with torch.no_grad():  # the same call without a gradient is kept
         for _ in range(3):
             public(**inputs)
@@ -93,7 +93,7 @@ def test_what_requires_grad_is_named_in_first_calls_kept_calls_and_operators(
         for _ in range(3):
             public(**inputs)
     refused(name, public, **inputs)
-    memo.clear()
+    call_cache.clear()
     refused(name, public, **inputs)
 
 
@@ -104,22 +104,22 @@ def test_a_parameter_is_a_kept_call_where_grad_mode_is_off(
     inputs = attention(PLAIN, device)
     want = paged_attn.paged_attention(**inputs).clone()
     inputs["sinks"] = torch.nn.Parameter(inputs["sinks"])
-    memo.clear()
+    call_cache.clear()
     with mode():
         for _ in range(2):
             paged_attn.paged_attention(**inputs)
-        monkeypatch.setattr(memo, "signature", lambda *_: pytest.fail("its facts were read one by one"))
+        monkeypatch.setattr(call_cache, "signature", lambda *_: pytest.fail("its facts were read one by one"))
         got = paged_attn.paged_attention(**inputs)
     assert torch.equal(got.nan_to_num(), want.nan_to_num())
 
 
 def test_a_call_without_gradients_is_kept_in_grad_mode(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = attention(PLAIN, device)
-    memo.clear()
+    call_cache.clear()
     for _ in range(2):
         paged_attn.paged_attention(**inputs)
-    monkeypatch.setattr(memo, "signature", lambda *_: pytest.fail("its facts were read one by one"))
-    monkeypatch.setattr(memo, "_wants_gradient", lambda _: pytest.fail("it was asked for gradients"))
+    monkeypatch.setattr(call_cache, "signature", lambda *_: pytest.fail("its facts were read one by one"))
+    monkeypatch.setattr(call_cache, "_wants_gradient", lambda _: pytest.fail("it was asked for gradients"))
     paged_attn.paged_attention(**inputs)
 
 
@@ -137,7 +137,7 @@ def test_what_requires_grad_is_named_in_a_compiled_call(call: str, name: str, de
     inputs = {"attention": lambda: attention(PLAIN, device), "write_kv": lambda: writing(device)}.get(
         call, lambda: states(device)
     )()
-    memo.clear()
+    call_cache.clear()
     for _ in range(2):  # what a kept call is found by, torch.compile could not look into
         getattr(paged_attn, function)(**inputs)
     inputs[name] = inputs[name].detach().requires_grad_()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from tests.calls.changed import BASE, BASES, NUMBERS, OPTIONS, TENSOR_CHANGES, TENSORS, Inputs, changed
 from tests.calls.outcomes import outcome, same
 from tests.calls.remembered import described, recognised, signature_of
@@ -19,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("nothing_kept")
 def guarded(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Stands in for the launches of a call, which from now on is found without its signature."""
     launches: Any = object()
-    memo.keep(memo.signature(*described(inputs)), launches)
-    assert memo.find(*described(inputs), memo.signature(*described(inputs))) is not None
-    monkeypatch.setattr(memo, "signature", lambda *_: pytest.fail("its facts were read one by one"))
+    call_cache.keep(call_cache.signature(*described(inputs)), launches)
+    assert call_cache.find(*described(inputs), call_cache.signature(*described(inputs))) is not None
+    monkeypatch.setattr(call_cache, "signature", lambda *_: pytest.fail("its facts were read one by one"))
     assert recognised(inputs) == (launches, [x.data_ptr() for x in described(inputs)[1]])
     return launches
 
@@ -42,9 +42,9 @@ def test_a_tensor_that_differs_is_not_recognised(name: str, how: str, monkeypatc
 def test_an_option_that_differs_even_in_type_is_not_recognised(name: str, one: Any) -> None:
     inputs = build(BASE, "cpu")
     first = inputs | {name: one}
-    of = memo.signature(*described(first))
-    memo.keep(of, object())  # type: ignore[arg-type]
-    memo.find(*described(first), of)
+    of = call_cache.signature(*described(first))
+    call_cache.keep(of, object())  # type: ignore[arg-type]
+    call_cache.find(*described(first), of)
     for other in NUMBERS:
         second = inputs | {name: other}
         assert recognised(second) is None or signature_of(second) == signature_of(first)
@@ -78,10 +78,10 @@ def test_a_third_call_is_the_first_and_follows_its_tensors(
     base: str, guard: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not guard:
-        monkeypatch.setattr(memo, "Guard", None)
+        monkeypatch.setattr(call_cache, "Guard", None)
     one, other = (build(Case(**{**vars(BASES[base]), "seed": seed}), device) for seed in (1, 7))
     want = outcome(other)
-    memo.clear()
+    call_cache.clear()
     outcome(one), outcome(one)
     for without_out in (False, True):
         for _ in range(2 if without_out else 1):
@@ -101,7 +101,7 @@ def test_inference_mode_is_recognised_too(device: str, monkeypatch: pytest.Monke
     outcome(inputs)
     with torch.inference_mode():
         assert all(same(outcome(inputs), want) for _ in range(2))
-        monkeypatch.setattr(memo, "signature", lambda *_: pytest.fail("its facts were read one by one"))
+        monkeypatch.setattr(call_cache, "signature", lambda *_: pytest.fail("its facts were read one by one"))
         assert same(outcome(inputs), want)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from paged_attn.calls import attend, memo
+from paged_attn.calls import attend, call_cache
 from tests.calls.changed import BASE, BASES
 from tests.calls.outcomes import outcome, same
 from tests.calls.remembered import recognised
@@ -35,7 +35,7 @@ def test_a_kept_call_follows_its_tensors(device: str) -> None:
         other[name] = build(Case(**{**vars(BASES["fp8"]), "seed": 7}), device)[name]
     other["page_table"] = build(Case(**{**vars(BASES["fp8"]), "seed": 7}), device)["page_table"]
     want = outcome(other)
-    memo.clear()
+    call_cache.clear()
     assert not same(outcome(one), want)
     assert same(outcome(other), want)
 
@@ -55,20 +55,20 @@ def test_what_is_kept_holds_no_tensor(device: str) -> None:
     watched = [weakref.ref(x) for x in inputs.values() if isinstance(x, Tensor)]
     for _ in range(3):
         outcome(inputs)
-    assert len(memo._kept) == len(memo._latest) == 1
+    assert len(call_cache._kept) == len(call_cache._latest) == 1
     del inputs
     gc.collect()
     assert [x() for x in watched] == [None] * len(watched)
 
 
 def test_what_is_kept_is_bounded(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memo, "LIMIT", 3)
+    monkeypatch.setattr(call_cache, "LIMIT", 3)
     inputs = build(BASES["decode"], device)
     for bound in range(20, 28):
         outcome(inputs | {"max_seqlen_k": bound})
         outcome(inputs | {"max_seqlen_k": bound})
-        assert len(memo._kept) <= 3
-        assert len(memo._latest) <= 3
+        assert len(call_cache._kept) <= 3
+        assert len(call_cache._latest) <= 3
     assert recognised(inputs | {"max_seqlen_k": 27}) is not None
 
 
@@ -77,7 +77,7 @@ class Cleared(dict[Any, Any]):
 
     def __iter__(self) -> Any:
         keys = super().__iter__()
-        self.other = threading.Thread(target=memo.clear)
+        self.other = threading.Thread(target=call_cache.clear)
         self.other.start()
         self.other.join(0.1)
         return keys
@@ -85,8 +85,8 @@ class Cleared(dict[Any, Any]):
 
 def test_threads_that_forget_calls_at_once_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     store = Cleared(first=None, second=None)
-    monkeypatch.setattr(memo, "LIMIT", 2)
-    monkeypatch.setattr(memo, "_kept", store)
-    memo._put(store, "third", None)
+    monkeypatch.setattr(call_cache, "LIMIT", 2)
+    monkeypatch.setattr(call_cache, "_kept", store)
+    call_cache._put(store, "third", None)
     store.other.join()
     assert not store

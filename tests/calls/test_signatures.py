@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from tests.calls.changed import BASE, BASES, NUMBERS, OPTIONS, TENSOR_CHANGES, TENSORS, changed
 from tests.calls.outcomes import outcome, same
 from tests.calls.remembered import signature_of
@@ -46,10 +46,10 @@ def test_one_fact_changed_is_another_call(base: str, change: tuple[str, Any], ba
     inputs = build(BASES[base], device)
     other = changed(inputs, change)
     first, second = (other, inputs) if back else (inputs, other)
-    memo.clear()
+    call_cache.clear()
     outcome(first), outcome(first)  # the second time it is found by its signature, and guarded from then on
     after = [outcome(second) for _ in range(3)]
-    memo.clear()
+    call_cache.clear()
     alone = outcome(second)
     assert all(same(result, alone) for result in after)
 
@@ -60,7 +60,7 @@ def test_a_tensor_that_differs_has_another_signature(name: str, how: str) -> Non
     inputs = build(BASE, "cpu")
     other = changed(inputs, (name, how))[name]
     if isinstance(other, Tensor) and other.device.type == "cpu":
-        facts = [(x.shape, x.stride(), x.dtype, x.data_ptr() % memo.ALIGNMENT) for x in (inputs[name], other)]
+        facts = [(x.shape, x.stride(), x.dtype, x.data_ptr() % call_cache.ALIGNMENT) for x in (inputs[name], other)]
         if facts[0] == facts[1] and not (name == "q" and other.requires_grad):
             pytest.skip("it has the same shape, strides, dtype and alignment: all that a signature holds of a tensor")
     assert signature_of(inputs | {name: other}) != signature_of(inputs)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from paged_attn.checks import overlap
 from paged_attn.launching.template import arguments_for
 from paged_attn.records import layout
@@ -323,4 +323,4 @@ def test_caches_at_odd_offsets_are_left_to_the_portable_kernels() -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    memo.clear()
+    call_cache.clear()

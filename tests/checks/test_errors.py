@@ -18,7 +18,7 @@ from paged_attn.cli import bench, demo, main
 from paged_attn.explain import question
 from paged_attn.launching import backend, gpus, launch
 from paged_attn.preparation import offline
-from paged_attn.preparation.named import named, named_by
+from paged_attn.preparation.score_mod_ref import named, named_by
 from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
 from tests.bad_input import accept, call_of

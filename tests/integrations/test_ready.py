@@ -18,11 +18,11 @@ from click.testing import CliRunner
 from paged_attn.cli import main
 from paged_attn.integrations import ready as home
 from paged_attn.launching import backend
-from paged_attn.preparation import apart
-from paged_attn.preparation.kept import Asked
+from paged_attn.preparation import subprocess as apart
+from paged_attn.preparation.engine_steps import Served, plain
+from paged_attn.preparation.manifest import Asked
 from paged_attn.preparation.model import Model, distinct, variants_of
 from paged_attn.preparation.prepare import Summary
-from paged_attn.preparation.served import Served, plain
 from tests.own_process import run
 from tests.preparation.asked import H200, TINY
 from tests.preparation.models import BF16, LLAMA
@@ -205,7 +205,7 @@ import triton
 
 import paged_attn
 from paged_attn.integrations.ready import ready
-from paged_attn.preparation.served import Served, plain
+from paged_attn.preparation.engine_steps import Served, plain
 
 compiled = []
 

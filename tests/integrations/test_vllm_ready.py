@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 
     from paged_attn.integrations.ready import OF_HOST
     from paged_attn.integrations.vllm import ready
-    from paged_attn.preparation.served import plain
+    from paged_attn.preparation.engine_steps import plain
     from tests.integrations import vllm_asked, vllm_batch
 
 QUICK = ("llama", "gemma2, sliding", "gpt-oss, sliding", "fp8 cache and queries", "mimo")

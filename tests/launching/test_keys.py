@@ -109,7 +109,7 @@ from pathlib import Path
 import triton
 from triton.backends.nvidia import compiler
 
-from paged_attn.preparation import apart, offline, processes
+from paged_attn.preparation import offline, processes, subprocess
 from tests.preparation.asked import ASKED, H200, TINY
 
 if __name__ == "__main__":
@@ -119,7 +119,7 @@ if __name__ == "__main__":
     other.chmod(0o755)
     os.environ["TRITON_PTXAS_PATH"] = str(other)
     if sys.argv[1] == "apart":
-        apart.prepare(ASKED)
+        subprocess.prepare(ASKED)
     else:
         with processes.Pool(H200, False, 1) as pool:
             pool.compile([TINY.work()], lambda items, *_: items)

@@ -13,7 +13,7 @@ from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import paged_attn
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from paged_attn.kernels.portable import plan as portable_plan
 from paged_attn.launching import launch, scratch
 from paged_attn.launching.template import Hole, fill, filler
@@ -26,7 +26,7 @@ Cut = Callable[..., None]
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> None:
-    memo.clear()
+    call_cache.clear()
 
 
 class Compiled(CompiledKernel):
@@ -72,7 +72,7 @@ def test_kept_launches_pass_what_tritons_call_would(
     anew.clear()
     paged_attn.paged_attention(**other)  # through what was kept
     assert not anew
-    memo.clear()
+    call_cache.clear()
     paged_attn.paged_attention(**other)  # anew
     assert len(again) == len(anew) == (1 if joins else 2)
     for (x, y, z, stream, function, packed, metadata, enter, leave, out, _, _, *args), want in zip(again, anew):

@@ -15,7 +15,7 @@ import torch
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from paged_attn.launching import driver, launch, memory, scratch, template
 from paged_attn.launching.template import AtAddress, Hole
 from paged_attn.planning import plan
@@ -134,10 +134,10 @@ CACHES = [plan.plan, template._compiled, template._at]
 def stubbed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Calls plan, check and keep, and launch nothing."""
     monkeypatch.setattr(launch.Launches, "first", lambda *_: None)
-    monkeypatch.setattr(memo, "LIMIT", 64)
-    memo.clear()
+    monkeypatch.setattr(call_cache, "LIMIT", 64)
+    call_cache.clear()
     yield
-    memo.clear()
+    call_cache.clear()
 
 
 def lists_and_dicts(module: Any) -> dict[str, int]:
@@ -179,21 +179,21 @@ def test_many_different_calls_keep_no_more_than_some(stubbed: None, device: str)
         for number in numbers:
             call(number)
         sizes.append(
-            {n: x for n, x in ours().items() if n in ("paged_attn.calls.memo", "paged_attn.launching.scratch")}
+            {n: x for n, x in ours().items() if n in ("paged_attn.calls.call_cache", "paged_attn.launching.scratch")}
         )
     assert sizes[0] == sizes[1]
-    assert len(memo._kept) == len(memo._latest or memo._kept) == 64
+    assert len(call_cache._kept) == len(call_cache._latest or call_cache._kept) == 64
     assert plan.plan.cache_info().maxsize is not None
 
 
 def test_a_hundred_thousand_signatures_keep_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
-    memo.clear()
+    call_cache.clear()
     for number in range(MANY):
-        memo.keep(((number,), ()), number)  # type: ignore[arg-type]
-    assert len(memo._kept) == memo.LIMIT
-    assert memo._kept[(MANY - 1,)] == MANY - 1
-    assert (0,) not in memo._kept
-    memo.clear()
+        call_cache.keep(((number,), ()), number)  # type: ignore[arg-type]
+    assert len(call_cache._kept) == call_cache.LIMIT
+    assert call_cache._kept[(MANY - 1,)] == MANY - 1
+    assert (0,) not in call_cache._kept
+    call_cache.clear()
 
 
 def test_a_hundred_thousand_addresses_keep_descriptors_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,7 +281,7 @@ def test_reduce_overhead_finds_no_memory_of_ours_in_its_graphs(own_out: bool) ->
     """Warm-up, capture and replays of torch's graph trees, with lengths changed in place; rooms are made in warm-up."""
     given = inputs(seqs=5)
     scratch._rooms.clear()
-    memo.clear()
+    call_cache.clear()
 
     def layer(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, lens: torch.Tensor) -> Any:
         out = torch.empty_like(q) if own_out else None

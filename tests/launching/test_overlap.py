@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 import paged_attn
-from paged_attn.calls import attend, memo
+from paged_attn.calls import attend, call_cache
 from paged_attn.launching import scratch
 from paged_attn.planning import plan
 from paged_attn.records.plan import Plan
@@ -118,7 +118,7 @@ def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch:
     inputs = build(sized("", seq_lens=(2000,) * 64, lse=False, bounds=True, **fields), DEVICE)
     _, second = plan.plan(problem_of(inputs)).launches
     assert second.pipe.FOLLOWS
-    memo.clear()
+    call_cache.clear()
     monkeypatch.setattr(attend, "plan", lambda problem: Plan((second,)))
     old, new = torch.randn(2, 1 << 20, device=DEVICE)
     x = old.clone()
@@ -128,7 +128,7 @@ def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch:
         copy_late(x, new)
         attended(inputs)
         assert torch.equal(x.clone(), new)
-    memo.clear()
+    call_cache.clear()
 
 
 def attended(inputs: dict[str, Any]) -> Tensor:

@@ -80,11 +80,11 @@ def test_locks_are_free_in_a_child_whoever_held_them() -> None:
         FORK
         + """
 call()
-from paged_attn.calls import memo
+from paged_attn.calls import call_cache
 from paged_attn.launching import locks, scratch
 held, done = threading.Event(), threading.Event()
 def hold():
-    with memo._forgetting, scratch._keeping, scratch.arena(torch.device("cpu")).lock:
+    with call_cache._forgetting, scratch._keeping, scratch.arena(torch.device("cpu")).lock:
         held.set()
         done.wait()
 thread = threading.Thread(target=hold)

@@ -13,7 +13,7 @@ from benchmarks.suites import SUITES
 from paged_attn.arguments import OF_MODELS
 from paged_attn.launching.backend import Device
 from paged_attn.preparation.model import Lengths, Model, problem_of
-from paged_attn.preparation.named import named
+from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.problem import Problem
 from tests.cases import Case
 from tests.score_mods import MODS

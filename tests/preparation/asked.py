@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paged_attn.launching.backend import Device
-from paged_attn.preparation.kept import Asked
+from paged_attn.preparation.engine_steps import Served
+from paged_attn.preparation.manifest import Asked
 from paged_attn.preparation.model import Model
-from paged_attn.preparation.served import Served
 from tests.preparation.models import LLAMA
 
 H200 = Device("sm90", 132)

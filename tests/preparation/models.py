@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from paged_attn.preparation.named import Named
+from paged_attn.preparation.score_mod_ref import Named
 
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 LLAMA: dict[str, Any] = dict(

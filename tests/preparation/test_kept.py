@@ -8,19 +8,19 @@ import pytest
 import triton
 
 from paged_attn.launching.backend import Device
-from paged_attn.preparation import kept
+from paged_attn.preparation import manifest
 from tests.preparation.asked import ASKED, TINY
 
 
 def test_what_was_prepared_is_found_while_all_of_it_is_there(cache: Path) -> None:
-    assert kept.found(ASKED) is None
-    kept.keep(ASKED, ["a", "b"])
-    assert kept.found(ASKED) is None
+    assert manifest.found(ASKED) is None
+    manifest.keep(ASKED, ["a", "b"])
+    assert manifest.found(ASKED) is None
     for name in "ab":
         (cache / name).mkdir()
-    assert kept.found(ASKED) == 2
+    assert manifest.found(ASKED) == 2
     (cache / "b").rmdir()
-    assert kept.found(ASKED) is None
+    assert manifest.found(ASKED) is None
 
 
 def test_whatever_decides_kernels_decides_what_is_found(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,13 +34,13 @@ def test_whatever_decides_kernels_decides_what_is_found(cache: Path, monkeypatch
     }
     assert len(names) == 4
     assert ASKED._replace(served=(TINY, other)).names == ASKED._replace(served=(other, TINY)).names
-    monkeypatch.setattr(kept.versions, "builds_launchers", lambda: False)
+    monkeypatch.setattr(manifest.versions, "builds_launchers", lambda: False)
     assert ASKED._replace(local=True).names == [mine], "there is nothing else to build"
-    monkeypatch.setattr(kept.versions, "builds_launchers", lambda: True)
+    monkeypatch.setattr(manifest.versions, "builds_launchers", lambda: True)
     assert ASKED._replace(local=True).names != [mine]
     monkeypatch.setenv("PAGED_ATTN_HOPPER", "0")
     names |= {*ASKED.names}
-    monkeypatch.setattr(kept, "_sources", lambda: "of another version")
+    monkeypatch.setattr(manifest, "_sources", lambda: "of another version")
     assert len(names | {*ASKED.names}) == 6
 
 
@@ -49,25 +49,25 @@ def test_layers_that_were_prepared_one_by_one_are_all_there(cache: Path) -> None
     other = TINY._replace(max_seqs=2)
     for name, one in (("a", TINY), ("b", other)):
         (cache / name).mkdir()
-        kept.keep(ASKED._replace(served=(one,)), [name])
-    assert kept.found(ASKED._replace(served=(TINY, other))) == 2
+        manifest.keep(ASKED._replace(served=(one,)), [name])
+    assert manifest.found(ASKED._replace(served=(TINY, other))) == 2
 
 
 def test_one_process_at_a_time_has_the_turn(cache: Path) -> None:
-    with kept.turn(ASKED, wait=False) as mine:
+    with manifest.turn(ASKED, wait=False) as mine:
         assert mine is not None
-        with kept.turn(ASKED, wait=False) as other:
+        with manifest.turn(ASKED, wait=False) as other:
             assert other is None
-        with kept.turn(ASKED._replace(usual=True), wait=False) as another:
+        with manifest.turn(ASKED._replace(usual=True), wait=False) as another:
             assert another is not None
-    with kept.turn(ASKED, wait=True) as again:
+    with manifest.turn(ASKED, wait=True) as again:
         assert again is not None
 
 
 def test_where_nothing_can_be_locked_everybody_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setitem(vars(triton.knobs.cache), "dir", str(tmp_path / "file"))
-    with kept.turn(ASKED, wait=False) as mine:
-        assert mine == kept.Held(None)
-    kept.keep(ASKED, ["a"])
-    assert kept.found(ASKED) is None
+    with manifest.turn(ASKED, wait=False) as mine:
+        assert mine == manifest.Held(None)
+    manifest.keep(ASKED, ["a"])
+    assert manifest.found(ASKED) is None

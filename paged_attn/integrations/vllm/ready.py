@@ -9,9 +9,9 @@ import torch
 from vllm.logger import init_logger
 
 from paged_attn.integrations.ready import BUCKET, ready
+from paged_attn.preparation.engine_steps import Served, plain
 from paged_attn.preparation.model import Model
-from paged_attn.preparation.named import named
-from paged_attn.preparation.served import Served, plain
+from paged_attn.preparation.score_mod_ref import named
 
 from .alibi import alibi_sqrt
 

@@ -11,7 +11,7 @@ from ..loading.convert import NONE
 from ..loading.queries import leave_queries
 from ..shim import COPIES_OPERANDS, gl, gluon, replaced, warpgroup_mma_wait
 from . import pingpong
-from .by_thread import of_rows, packed, spread, unpacked
+from .fragments import of_rows, packed, spread, unpacked
 from .softmax import scale_rows
 from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 

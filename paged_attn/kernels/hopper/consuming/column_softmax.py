@@ -13,7 +13,7 @@ from ...common.softmax import base_of
 from ..asm import weights
 from ..asm.weights import any_beyond
 from ..shim import fence_async_shared, gl, gluon, thread_barrier
-from .by_thread import larger
+from .fragments import larger
 from .softmax import SLACK, exp2_below, times
 from .tiles import has_edges
 

@@ -10,7 +10,7 @@ from ..asm.registers import pin
 from ..layouts import in_order_layout, operand_layout, product_layout, words_layout
 from ..loading.queries import leave_queries
 from ..shim import gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
-from .by_thread import as_product, beside, by_thread, of_rows, spread
+from .fragments import as_product, beside, by_thread, of_rows, spread
 from .softmax import scale_rows
 from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
 

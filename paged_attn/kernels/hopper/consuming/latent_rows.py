@@ -21,7 +21,7 @@ from ..layouts import product_layout, results_layout, threads_layout
 from ..loading.latent_rows import take_rows
 from ..loading.ring import advance, tile_in, wait_tile
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
-from .by_thread import as_product, beside, by_thread, of_rows, spread
+from .fragments import as_product, beside, by_thread, of_rows, spread
 from .tiles import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
 
 ROWS_CLEARED_BY_EACH = gl.constexpr(8)  # whose words leave room for results in registers

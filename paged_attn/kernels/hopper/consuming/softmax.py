@@ -9,7 +9,7 @@ from ..asm.narrowing import exp2_words, line_words
 from ..asm.weights import weigh_again, weigh_pairs
 from ..layouts import threads_layout
 from ..shim import gl, gluon
-from .by_thread import (
+from .fragments import (
     as_product,
     beside,
     beside_pairs,

@@ -11,7 +11,7 @@ from ..layouts import product_layout, rows_layout
 from ..loading.packed import value_tile, zero_values_outside
 from ..loading.ring import advance, meet_consumers, release_tile, tile_in, wait_tile, words_of
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
-from .by_thread import as_product, beside, by_thread
+from .fragments import as_product, beside, by_thread
 from .softmax import times, weigh, weigh_at_once
 
 

@@ -17,12 +17,12 @@ from time import monotonic
 from typing import Any
 
 from ..launching import child, triton_version
-from .kept import Asked, Held, keep
+from .manifest import Asked, Held, keep
 from .prepare import Summary
 from .processes import Pool, processors
 
 SECONDS = 1800  # that others wait for, at most: a hundred times what it takes a host of many processors
-PROGRAM = "from paged_attn.preparation import apart; apart.main()"
+PROGRAM = "from paged_attn.preparation import subprocess; subprocess.main()"
 
 
 def prepare(asked: Asked) -> Summary:

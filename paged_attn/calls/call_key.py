@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor  # noqa: F401, which the text asks for
 
 from ..arguments import ARGUMENTS, OPTION, PLACES, Options, Tensors
-from ..written import function, listed
-from . import memo  # noqa: F401
+from ..generated import function, listed
+from . import call_cache  # noqa: F401
 from .untraced import untraced
 
 RAGGED = ("a ragged page table",)
@@ -41,7 +41,7 @@ def form_of({listed(PLACES)} out, others, options):
             if not isinstance(score_mod_args, (tuple, list)):  # it will be refused
                 return [], tensors
             others = (*others[:-1], *score_mod_args)
-        form += memo.form_of(others)
+        form += call_cache.form_of(others)
         tensors += tuple([x for x in others if isinstance(x, Tensor)])
     return form, tensors if out is None else tensors + (out,)
 """, globals()))  # fmt: skip

@@ -15,8 +15,8 @@ import triton
 
 from ..launching import triton_version
 from ..launching.backend import Device
+from .engine_steps import Served
 from .processes import read
-from .served import Served
 
 
 class Asked(NamedTuple):
