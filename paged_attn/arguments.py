@@ -42,8 +42,8 @@ class Argument(NamedTuple):
     others: tuple[Any, ...] = ()  # of an option: values beside its default, which tests try at every place
     # Of a tensor that is checked by its row: names of its axes, of which those of no call are its own.
     axes: tuple[str, ...] = ()
-    dtypes: str = ""  # of that: what it may be, one of KINDS in checks/arguments.py
-    help: str = ""  # of its option of the command; "": that has words, or a form, of its own in cli/options.py
+    dtypes: str = ""  # of that: what it may be, one of KINDS in checks/argument_rows.py
+    help: str = ""  # of its option of the command; "": that has words, or a form, of its own in cli/command_options.py
 
 
 CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "boxable", "rows_per_page", "adjacent")

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from . import ops  # noqa: F401, which registers the operators
 from .arguments import ARGUMENTS, OPTION, PLACES, SCALE, of_kind
-from .checks.arguments import check_options
+from .checks.argument_rows import check_options
+from .checks.kernel_tensors import refuse_gradient
 from .checks.options import boolean, choice, scale_number
-from .checks.plain import refuse_gradient
 from .checks.swapped import LAYOUTS
 
 OPTIONS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.schema is not None]

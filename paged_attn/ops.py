@@ -18,13 +18,13 @@ from torch import Tensor
 
 from .arguments import ARGUMENTS, PLACES, Options, Tensors, schema
 from .calls.untraced import untraced
-from .checks.plain import refuse_gradient, watched
+from .checks.kernel_tensors import refuse_gradient, watched
 from .generated import function, listed
 from .lazy import at_first_call
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
-merge = at_first_call("merge", ".calls.merge", globals())
+merge = at_first_call("merge", ".calls.state_merge", globals())
 
 WRITE = """(
     Tensor k, Tensor? v, Tensor{keys} k_cache, Tensor{values}? v_cache, Tensor slot_mapping,

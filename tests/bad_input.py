@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.arguments import bound
-from paged_attn.checks import arguments as check
+from paged_attn.checks import argument_rows as check
 from tests.cases import E4M3, E5M2, Case, build
 
 Inputs = dict[str, Any]

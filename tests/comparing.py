@@ -146,7 +146,7 @@ def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -
 def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
     """What the planner is told of a call, on a device that need not be there."""
     from paged_attn.arguments import bound
-    from paged_attn.checks import arguments as check
+    from paged_attn.checks import argument_rows as check
     from paged_attn.launching import backend
     from paged_attn.records import posed
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paged_attn.kernels.portable import plan as portable_plan
+from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.planning import dialects
 from tests.replanned import replanned
 

@@ -20,8 +20,8 @@ from paged_attn.arguments import (
     Argument,
     bound,
 )
-from paged_attn.cli.explain import explain
-from paged_attn.cli.prepare import prepare as prepare_command
+from paged_attn.cli.explain_command import explain
+from paged_attn.cli.prepare_command import prepare as prepare_command
 from paged_attn.explain import question
 from paged_attn.explain.question import Question, question_of
 from paged_attn.preparation import prepare as preparing

@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from paged_attn.kernels.portable import plan as portable_plan
+from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.kernels.portable import tuning
 from paged_attn.planning import plan
 from tests.cases import BAD_PAGE, E4M3, Case, build, problem_of, run

@@ -14,7 +14,7 @@ import triton.language as tl
 import paged_attn
 from paged_attn.calls import call_cache
 from paged_attn.kernels.common.numerics import in_parts, normalize, together
-from paged_attn.kernels.portable.attention import attention_kernel
+from paged_attn.kernels.portable.attention_kernel import attention_kernel
 from paged_attn.launching import launch
 from paged_attn.records import layout
 from tests.cases import E4M3, E5M2, Case, build, compare, run

@@ -67,7 +67,7 @@ def test_a_failed_interpreted_call_leaves_triton_as_it_was() -> None:
 @pytest.mark.parametrize("asked, interpreted", [("1", True), ("0", False)])
 def test_the_user_says_what_is_interpreted(asked: str, interpreted: bool) -> None:
     script = "from paged_attn.launching import backend\n"
-    script += "from paged_attn.kernels.portable.attention import attention_kernel as kernel\n"
+    script += "from paged_attn.kernels.portable.attention_kernel import attention_kernel as kernel\n"
     script += "print(backend.INTERPRET, type(kernel).__name__)"
     printed = run(script, TRITON_INTERPRET=asked)
     assert printed.split() == [str(interpreted), "InterpretedFunction" if interpreted else "JITFunction"]

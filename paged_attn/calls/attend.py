@@ -7,7 +7,7 @@ from torch import Tensor
 from triton.language import constexpr
 
 from ..arguments import TINY, Options, Tensors
-from ..checks import arguments as checks
+from ..checks import argument_rows as checks
 from ..kernels.common.records import KeyValues, Modifiers
 from ..launching.backend import INTERPRET, device_of
 from ..launching.launch import Launches

@@ -4,9 +4,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..checks import arguments as checks
+from ..checks import argument_rows as checks
 from ..kernels.common.records import KeyValues
-from ..kernels.portable.write import write_kv_kernel
+from ..kernels.portable.cache_write import write_kv_kernel
 from ..launching.backend import Device, device_of
 from ..launching.launch import Launches, Step
 from ..launching.template import arguments_for

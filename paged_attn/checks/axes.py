@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..latent import MAX_DIM, MAX_LATENT_DIM, lies_in
 from .dtypes import FLOAT32, FP8, SAME, names
+from .kernel_tensors import plain
 from .options import choice, kind, scale_number
-from .plain import plain
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
 MAX_WORDS = 32  # of a query's mask

@@ -9,12 +9,12 @@ except ModuleNotFoundError as missing:
     raise SystemExit(f"the paged-attn command needs {missing.name}: pip install 'paged-attn[cli]'") from None
 
 from paged_attn import __version__
-from paged_attn.cli.bench import bench
-from paged_attn.cli.check import check
-from paged_attn.cli.demo import demo
-from paged_attn.cli.explain import explain
-from paged_attn.cli.info import info
-from paged_attn.cli.prepare import prepare
+from paged_attn.cli.bench_command import bench
+from paged_attn.cli.check_command import check
+from paged_attn.cli.demo_command import demo
+from paged_attn.cli.explain_command import explain
+from paged_attn.cli.info_command import info
+from paged_attn.cli.prepare_command import prepare
 
 VERBS = (demo, check, info, explain, prepare, bench)
 COMPLETION = 'Completion of words in a shell: eval "$(_PAGED_ATTN_COMPLETE=bash_source paged-attn)", or zsh_source.'

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ..kernels.copies import WARPS, tiles_of_copies
+from ..kernels.page_copies import WARPS, tiles_of_copies
 from ..kernels.words import some
 from ..launching.scratch import Need
 from ..planning.copies import in_whole_pages

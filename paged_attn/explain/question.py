@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..checks.dtypes import CACHE_FOR
-from ..kernels.arguments import merge_grid
+from ..kernels.shared_arguments import merge_grid
 from ..latent import MAX_DIM
 from ..launching import gpus
 from ..launching.backend import INTERPRET, Device, device_of

@@ -8,11 +8,12 @@ from ..launching.backend import decorating
 
 with decorating():  # all of them, whichever is asked for first
     from .common import copying, merge, numerics, output, records, schedule, scores, softmax
-    from .portable import attention, cache, write
+    from .portable import attention_kernel, cache_tiles, cache_write
 
 __all__ = [
-    "attention",
-    "cache",
+    "attention_kernel",
+    "cache_tiles",
+    "cache_write",
     "copying",
     "merge",
     "numerics",
@@ -21,5 +22,4 @@ __all__ = [
     "schedule",
     "scores",
     "softmax",
-    "write",
 ]

@@ -1,7 +1,7 @@
 """The steps of a call: the launches of its plan with their arguments, in order."""
 
-from ..kernels.arguments import merge_blocks
-from ..kernels.copies import copied
+from ..kernels.page_copies import copied
+from ..kernels.shared_arguments import merge_blocks
 from ..launching.launch import Step
 from ..records.call import Call
 from ..records.plan import Plan

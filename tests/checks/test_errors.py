@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.cli import bench, demo, main
+from paged_attn.cli import bench_command, demo_command, main
 from paged_attn.explain import question
 from paged_attn.launching import backend, gpus, launch
 from paged_attn.preparation import offline
@@ -87,7 +87,7 @@ def warned_of(folder: Path) -> None:
 def without_matplotlib(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
-        demo._check_output(folder / "demo.png")
+        demo_command._check_output(folder / "demo.png")
 
 
 def prepare_for_the_interpreter(folder: Path) -> None:
@@ -103,7 +103,7 @@ def command(words: str) -> Callable[[Path], object]:
 def outside_of_a_clone(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paged_attn, "__file__", str(folder / "paged_attn" / "__init__.py"))
-        bench.of_checkout("benchmarks.__main__")
+        bench_command.of_checkout("benchmarks.__main__")
 
 
 def on_a_gpu_machine(folder: Path) -> None:

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import paged_attn
 from paged_attn.arguments import OF_MODELS
-from paged_attn.cli import main, prepare
+from paged_attn.cli import main, prepare_command
 from paged_attn.launching.backend import Device
 from paged_attn.preparation import prepare as preparation
 from tests import score_mods
@@ -160,7 +160,7 @@ def test_prepare_refuses_before_it_begins(asked: list[dict[str, Any]], monkeypat
 
 
 def test_names_of_types_are_those_of_the_readme_and_others_are_known() -> None:
-    dtype = next(option.type for option in prepare.prepare.params if option.name == "kv_dtype")
+    dtype = next(option.type for option in prepare_command.prepare.params if option.name == "kv_dtype")
     assert [dtype.convert(x, None, None) for x in ("e4m3", "fp8", "fp8_e5m2", "float8_e4m3fn", "bf16")] == [
         "e4m3", "e4m3", "e5m2", "e4m3", "bfloat16",
     ]  # fmt: skip

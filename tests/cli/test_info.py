@@ -14,7 +14,7 @@ import torch
 import triton
 from click.testing import CliRunner
 
-from paged_attn.cli import info, machine, main
+from paged_attn.cli import info_command, machine, main
 from paged_attn.integrations import probes
 from paged_attn.launching import backend, triton_trial
 from tests.own_process import run
@@ -69,8 +69,8 @@ def test_without_a_word_about_it_a_machine_without_a_gpu_interprets(monkeypatch:
 @pytest.mark.parametrize("asked", ["", "0", "1"])
 def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
     """Under this Triton, which is known or would be tried."""
-    script = "import triton\nfrom paged_attn.cli import info, machine\nfrom paged_attn.kernels.hopper import dialect\n"
-    script += "hopper, portable = info.dialects(machine.Found('', 'sm90', 132), False, triton.__version__)\n"
+    script = "import triton\nfrom paged_attn.cli import info_command, machine\nfrom paged_attn.kernels.hopper import dialect\n"
+    script += "hopper, portable = info_command.dialects(machine.Found('', 'sm90', 132), False, triton.__version__)\n"
     script += "assert portable.on and hopper.on == dialect.gluon_available(), dialect.why_no_gluon()\n"
     script += "print(hopper.why)"
     environ = {"PAGED_ATTN_HOPPER": asked} if asked else {}
@@ -91,7 +91,7 @@ def test_the_reason_is_given(
     found: Any, interpreted: bool, triton_version: str, on: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PAGED_ATTN_HOPPER", raising=False)
-    hopper, _ = info.dialects(found, interpreted, triton_version)
+    hopper, _ = info_command.dialects(found, interpreted, triton_version)
     assert hopper.on == on
     assert why in hopper.why
 
@@ -104,7 +104,7 @@ def test_a_triton_that_is_not_known_is_what_its_trial_found(
 ) -> None:
     monkeypatch.delenv("PAGED_ATTN_HOPPER", raising=False)
     monkeypatch.setattr(triton_trial, "on_disk", lambda arch: verdict)
-    hopper, _ = info.dialects(H200, False, "4.2.0")
+    hopper, _ = info_command.dialects(H200, False, "4.2.0")
     assert hopper.on == on
     assert why in hopper.why
 
@@ -118,9 +118,9 @@ def test_variables_are_told_with_their_values(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_every_variable_that_the_library_reads_is_told() -> None:
-    root = Path(info.__file__).parents[1]
+    root = Path(info_command.__file__).parents[1]
     source = "".join(path.read_text(encoding="utf-8") for path in root.rglob("*.py"))
-    assert set(re.findall(r'"(PAGED_ATTN_[A-Z_]+)"', source)) <= info.VARIABLES.keys()
+    assert set(re.findall(r'"(PAGED_ATTN_[A-Z_]+)"', source)) <= info_command.VARIABLES.keys()
 
 
 def test_a_gpu_is_found_through_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:

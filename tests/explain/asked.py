@@ -44,4 +44,4 @@ def call_to(asked: Question) -> tuple[Any, Any, Any]:
     problem = asked.problem
     lengths = question.Lengths(asked.ragged, problem.seqs, problem.tokens, problem.max_seqlen_q, problem.max_seqlen_k)
     given, options = bound(call_of(asked.model, lengths))
-    return given, options, paged_attn.checks.arguments.check_attention(given, options)
+    return given, options, paged_attn.checks.argument_rows.check_attention(given, options)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from paged_attn.integrations import flash_attn
-from paged_attn.integrations.flash_attn import orders, shim
+from paged_attn.integrations.flash_attn import orders, stand_in
 from tests.integrations.by_hand import Batch
 
 
@@ -116,12 +116,12 @@ def test_an_imported_flash_attn_is_not_replaced_unless_forced(
     monkeypatch.setitem(sys.modules, "flash_attn", real)
     monkeypatch.setitem(sys.modules, "flash_attn.layers", inner)
     with pytest.raises(RuntimeError, match=r"flash_attn 2\.7\.4 of None has been imported already"):
-        shim.install()
-    shim.install(force=True)
+        stand_in.install()
+    stand_in.install(force=True)
     assert "replaces flash_attn 2.7.4" in caplog.text
     assert sys.modules["flash_attn"] is not real
     assert "flash_attn.layers" not in sys.modules
-    shim.uninstall()
+    stand_in.uninstall()
     assert sys.modules["flash_attn"] is real
     assert sys.modules["flash_attn.layers"] is inner
     assert "flash_attn.flash_attn_interface" not in sys.modules

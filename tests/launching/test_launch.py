@@ -14,7 +14,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 import paged_attn
 from paged_attn.calls import call_cache
-from paged_attn.kernels.portable import plan as portable_plan
+from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.launching import launch, scratch
 from paged_attn.launching.template import Hole, fill, filler
 from tests.calls.changed import BASES, FP16

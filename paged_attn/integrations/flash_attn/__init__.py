@@ -10,7 +10,7 @@ from typing import Any
 from .dense import flash_attn_func
 from .kvcache import flash_attn_with_kvcache
 from .orders import ORDERS
-from .shim import install, uninstall
+from .stand_in import install, uninstall
 from .unified import unified_attention
 from .varlen import flash_attn_varlen_func
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import FP8, attend, dense, even_starts, rows_as_pages
+from .common_call import FP8, attend, dense, even_starts, rows_as_pages
 from .orders import bind
 
 

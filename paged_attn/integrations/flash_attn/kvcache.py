@@ -9,7 +9,7 @@ from torch import Tensor
 
 import paged_attn
 
-from .call import attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
+from .common_call import attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
 from .latent import latent
 from .orders import bind
 from .rotary import check_tables, rotate

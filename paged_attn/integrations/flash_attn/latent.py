@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .call import FP8
+from .common_call import FP8
 
 
 class Latent(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .call import attend, bound, int32, window_of
+from .common_call import attend, bound, int32, window_of
 from .orders import bind
 from .rswa import split
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .call import FP8, attend, bound, dense, int32, rows_as_pages
+from .common_call import FP8, attend, bound, dense, int32, rows_as_pages
 from .latent import latent
 from .orders import bind
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from paged_attn import paged_attention
 
 from .captured import Captured
-from .drafts import ALGORITHMS, mask_of, mask_words
 from .tables import Slots, Tables, tables_of
 from .temperature import modifier
+from .verified_drafts import ALGORITHMS, mask_of, mask_words
 
 FP8_BYTES = 1
 BOTH_WAYS = (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .drafts import Drafts, drafts_of, mask_words
 from .tables import PageTable, Slots, Tables
+from .verified_drafts import Drafts, drafts_of, mask_words
 
 
 class Captured:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .drafts import drafts_of, mask_words
+from .verified_drafts import drafts_of, mask_words
 
 # A bound on keys is rounded up to it, so that calls of successive steps are of few kinds.
 BUCKET = 1024

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...api import paged_attention
-from ..flash_attn.call import alibi_slopes_of, dense
+from ..flash_attn.common_call import alibi_slopes_of, dense
 from ..flash_attn.varlen import Keys, ragged, same
 
 

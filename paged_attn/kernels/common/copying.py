@@ -41,7 +41,7 @@ def copy_pages_kernel(
     """One of some parts of a sequence's keys, KEYS at a time, x HEADS of its KV heads.
 
     From the page with the first key on that somebody may see; what lies before that key in it becomes zeros.
-    NEW: the call's own keys lie elsewhere.  DEPENDENT: as in `write.write_kv_kernel`.
+    NEW: the call's own keys lie elsewhere.  DEPENDENT: as in `cache_write.write_kv_kernel`.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()

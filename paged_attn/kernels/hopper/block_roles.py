@@ -11,9 +11,9 @@ from .consuming.consumer import consume
 from .loading.convert import convert_tiles
 from .loading.loader import load_tile, load_tiles
 from .loading.queries import load_queries
+from .schedule.items import ask, begin_lists, item_from, leave_lists, settle
 from .schedule.lists import first_of_many
 from .schedule.mail import publish, read
-from .schedule.schedule import ask, begin_lists, item_from, leave_lists, settle
 from .shim import gdc_launch_dependents, gdc_wait, gl, gluon
 
 # Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys

@@ -22,9 +22,9 @@ from .loading.gates import KEYS, VALUES, make_gates, start_with
 from .loading.queries import bring_queries, make_queries
 from .loading.ring import WARPGROUP, make_read_ring, make_ring
 from .schedule.arrival import told_in
+from .schedule.items import bring_lengths
 from .schedule.lists import make_lists
 from .schedule.mail import make_mail
-from .schedule.schedule import bring_lengths
 from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 
 

@@ -9,7 +9,7 @@ from ...launching.launch import Step
 from ...launching.locks import FIRST
 from ...records.call import Call
 from ...records.plan import Launch
-from ..arguments import numbers_of
+from ..shared_arguments import numbers_of
 from .planning.coverage import copies, launches, need_of, regime, uncovered
 from .words import heads_of, kernel_of, tiles_of, warps_of
 
@@ -68,13 +68,13 @@ def why_not_on(device: Device) -> str | None:
 def read() -> None:
     """Import the kernels."""
     with FIRST:
-        from . import arguments  # noqa: F401, of which Gluon is optional
+        from . import launch_arguments  # noqa: F401, of which Gluon is optional
 
 
 def step(launch: Launch, call: Call) -> Step:
     """A launch with its arguments."""
     with FIRST:
-        from .arguments import attention  # Gluon is optional
+        from .launch_arguments import attention  # Gluon is optional
 
     return attention(launch, call, numbers_of(launch, call))
 

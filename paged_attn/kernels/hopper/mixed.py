@@ -24,9 +24,9 @@ from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import make_read_ring
 from .schedule.arrival import told_in
 from .schedule.heads import share_of_heads
+from .schedule.items import COUNTERS_PER_LAUNCH, bring_lengths
 from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read
-from .schedule.schedule import COUNTERS_PER_LAUNCH, bring_lengths
 from .schedule.walk import Walk, item_at
 from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 

@@ -23,8 +23,8 @@ from .consuming.fold import make_bank
 from .consuming.latent_rows import make_numbers, make_weights_of_both
 from .layouts import lanes_layout
 from .loading.gates import start_together
-from .loading.latent import make_rest
-from .loading.latent_rows import find_addresses, make_rest_of_rows
+from .loading.latent_queries import make_rest
+from .loading.latent_row_queries import find_addresses, make_rest_of_rows
 from .loading.loader import fetch_descriptors
 from .loading.packed import make_boxes
 from .loading.queries import make_queries

@@ -5,7 +5,7 @@ from ...launching.launch import Step
 from ...records.call import Call
 from ...records.plan import Launch
 from ...records.problem import Problem
-from .arguments import attention, need_of
+from .launch_arguments import attention, need_of
 from .regimes import launches, regime
 from .words import heads_of, kernel_of, tiles_of, warps_of
 

@@ -3,7 +3,7 @@
 from ...records.plan import Launch
 from ...records.problem import Problem
 from ...records.regime import Regime, row_of
-from .plan import blocks, blocks_and_few, one_block, one_block_of_all_rows, rows_fit_one_block
+from .launches import blocks, blocks_and_few, one_block, one_block_of_all_rows, rows_fit_one_block
 from .tuning import head_blocks
 
 

@@ -11,10 +11,10 @@ import pytest
 
 import paged_attn.kernels.hopper.asm
 from paged_attn.kernels.hopper.asm.weights import weigh_again, weigh_pairs
-from paged_attn.kernels.hopper.consuming import softmax
+from paged_attn.kernels.hopper.consuming import row_softmax
 
 
-@pytest.mark.parametrize("function", [weigh_pairs, weigh_again, softmax.powers_of])
+@pytest.mark.parametrize("function", [weigh_pairs, weigh_again, row_softmax.powers_of])
 def test_kernels_on_disk_are_known_by_what_is_looked_up(function: Any) -> None:
     """Of dicts that a `constexpr_function` reads Triton's key knows nothing."""
     assert function.cache_key

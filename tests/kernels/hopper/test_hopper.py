@@ -12,7 +12,7 @@ import paged_attn
 from paged_attn.explain import host_schedule
 from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.hopper.planning.block_launches import MIN_TILES_PER_PIECE
-from paged_attn.kernels.portable import plan as portable_plan
+from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.planning import plan
 from paged_attn.records.key_bounds import key_bounds_of
 from paged_attn.records.plan import Launch

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import paged_attn
-from paged_attn.kernels.portable import plan as portable_plan
+from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.launching import scratch
 from tests.cases import Case, build
 

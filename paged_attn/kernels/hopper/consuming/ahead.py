@@ -13,9 +13,9 @@ from ..loading.convert import NONE
 from ..loading.queries import rows_in, wait_queries
 from ..schedule.mail import read
 from ..shim import gl, gluon, warpgroup_mma_wait
-from .attend import receive, send_tiles
 from .epilogue import leaving, store
-from .tiles import multiply_keys, score_scale, value_scale
+from .tile_loop import receive, send_tiles
+from .tile_scores import multiply_keys, score_scale, value_scale
 
 
 @gluon.jit

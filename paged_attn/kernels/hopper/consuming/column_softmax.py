@@ -14,8 +14,8 @@ from ..asm import weights
 from ..asm.weights import any_beyond
 from ..shim import fence_async_shared, gl, gluon, thread_barrier
 from .fragments import larger
-from .softmax import SLACK, exp2_below, times
-from .tiles import has_edges
+from .row_softmax import SLACK, exp2_below, times
+from .tile_scores import has_edges
 
 MAX_SUM_PER_THREAD = gl.constexpr(weights.MAX_SUM_PER_THREAD)
 MIN_FLOAT32 = gl.constexpr(-3.4028234e38)  # of float32

@@ -18,15 +18,15 @@ from ..args import Turn, Turns, in_one_ring, is_shared
 from ..asm.registers import anew
 from ..asm.widening import widen_bytes_apart, widen_halves_apart, widen_pairs_apart
 from ..layouts import key_words_layout, operand_layout, product_layout, value_words_layout
-from ..loading.latent import queries_of, take_parts
+from ..loading.latent_queries import queries_of, take_parts
 from ..loading.packed import packed_key_words, packed_keys, packed_values
 from ..loading.queries import leave_queries, rows_in, take_queries
 from ..loading.ring import tile_in, wait_tile, words_of
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .epilogue import store
-from .latent import attend_latent
-from .tiles import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
+from .latent_columns import attend_latent
+from .tile_scores import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
 
 MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # columns beside which registers have room for the next keys or values
 

@@ -13,11 +13,11 @@ from ..loading.convert import NONE
 from ..loading.queries import rows_in, take_queries, wait_queries
 from ..loading.ring import wait_tile
 from ..shim import gl, gluon
-from .attend import attend_keys
 from .epilogue import leaving, store
 from .fold import attend_pieces, tiles_of_item
 from .fp8 import attend_fp8
-from .tiles import leave, score_scale, value_scale
+from .tile_loop import attend_keys
+from .tile_scores import leave, score_scale, value_scale
 
 
 @gluon.jit

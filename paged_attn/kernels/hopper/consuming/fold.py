@@ -13,9 +13,9 @@ from ..layouts import bank_layout, product_layout
 from ..loading.queries import rows_in, take_queries
 from ..schedule.join import keep
 from ..shim import gl, gluon
-from .attend import attend_keys
 from .epilogue import leaving
-from .tiles import score_scale, value_scale
+from .tile_loop import attend_keys
+from .tile_scores import score_scale, value_scale
 
 
 @gluon.jit

@@ -11,8 +11,8 @@ from ..layouts import in_order_layout, operand_layout, product_layout, words_lay
 from ..loading.queries import leave_queries
 from ..shim import gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .fragments import as_product, beside, by_thread, of_rows, spread
-from .softmax import scale_rows
-from .tiles import judge, leave, multiply_keys, multiply_values, slopes_of
+from .row_softmax import scale_rows
+from .tile_scores import judge, leave, multiply_keys, multiply_values, slopes_of
 
 TILES_PER_SUM = gl.constexpr(16)  # whose products the tensor cores add up
 

@@ -18,11 +18,11 @@ from ..asm.numbers import times_logistic
 from ..asm.products import multiply_two_parts
 from ..asm.turns import meet_other, tell_read, tell_written, wait_read, wait_written
 from ..layouts import product_layout, results_layout, threads_layout
-from ..loading.latent_rows import take_rows
+from ..loading.latent_row_queries import take_rows
 from ..loading.ring import advance, tile_in, wait_tile
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma, warpgroup_mma_wait
 from .fragments import as_product, beside, by_thread, of_rows, spread
-from .tiles import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
+from .tile_scores import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
 
 ROWS_CLEARED_BY_EACH = gl.constexpr(8)  # whose words leave room for results in registers
 

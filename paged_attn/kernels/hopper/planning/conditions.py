@@ -6,7 +6,7 @@ from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import cdiv
-from ...portable.plan import MAX_ROWS_OF_ONE_BLOCK
+from ...portable.launches import MAX_ROWS_OF_ONE_BLOCK
 from . import cost
 from .cost import long_scores
 from .operands import MAX_ROWS, NONE, columns_beside, columns_of_list, conversion

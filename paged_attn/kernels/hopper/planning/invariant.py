@@ -11,7 +11,7 @@ from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
 from ....records.rounding import cdiv, next_power_of_2
-from ...portable.plan import affordable, cut_by_head, kv_heads_cut_alike, most_pieces
+from ...portable.launches import affordable, cut_by_head, kv_heads_cut_alike, most_pieces
 from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe
 from . import cost

@@ -2,7 +2,7 @@
 
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
-from ...portable.plan import drafts_apart, few_apart
+from ...portable.launches import drafts_apart, few_apart
 from .block_launches import blocks_beside_launch, blocks_launch
 from .block_tiles import MAX_DIMS_OF_RESULTS
 from .conditions import parts_of

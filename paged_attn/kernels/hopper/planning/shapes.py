@@ -10,7 +10,7 @@ from ....records.problem import Problem
 from ....records.rounding import next_power_of_2
 from ...common.score_mod import of_this_dialect
 from ...common.shape import Shape
-from ...portable.plan import merge_of
+from ...portable.launches import merge_of
 from ...portable.tuning import SHARED_MEMORY
 from ..args import Pipe
 

@@ -7,7 +7,7 @@ from ....records.layout import MANTISSA
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold
-from ...portable.plan import cut_by_head, kv_heads_cut_alike
+from ...portable.launches import cut_by_head, kv_heads_cut_alike
 from ..args import Pipe
 from .operands import MAX_COLUMNS, WIDEN, has_tanh
 from .shapes import MAX_BOX_ELEMENTS, is_wide, merged, new_launch, padded_dim, padded_value_dim, rows_of, shape_of

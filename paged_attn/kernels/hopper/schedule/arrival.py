@@ -2,8 +2,8 @@
 
 from ...common.merge import cuts_of
 from ..shim import gl, gluon, thread_barrier
+from .items import COUNTERS_PER_LAUNCH
 from .join import Pieces, join_states
-from .schedule import COUNTERS_PER_LAUNCH
 
 
 @gluon.jit

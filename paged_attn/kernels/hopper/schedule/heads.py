@@ -4,7 +4,7 @@ from ...common.head_programs import heads_at_once, programs_by_work, seqs_at_onc
 from ..asm.prefetch import bring_line
 from ..layouts import heads_layout
 from ..shim import gl, gluon
-from .schedule import bring_lengths
+from .items import bring_lengths
 
 MAX_UNITS_OF_A_WARP = gl.constexpr(128)  # heads times sequences at a time: few of each thread, and little machine code
 

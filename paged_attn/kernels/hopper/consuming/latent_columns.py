@@ -7,11 +7,11 @@ from ...common.records import State
 from ..args import Turn, Turns, slots_of_tile
 from ..asm.registers import anew
 from ..layouts import product_layout
-from ..loading.latent import queries_of
+from ..loading.latent_queries import queries_of
 from ..loading.ring import advance, tile_in, wait_tile
 from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
-from .tiles import clear_dead, leave
+from .tile_scores import clear_dead, leave
 
 ROWS_CLEARED_AT_ONCE = gl.constexpr(16)  # whose words leave room for results in registers
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from paged_attn.cli import options
-from paged_attn.cli.options import FP8, HALF, positive, torch_dtype
-from paged_attn.cli.output import console, here, name_of, print_json
+from paged_attn.cli import command_options
+from paged_attn.cli.command_options import FP8, HALF, positive, torch_dtype
+from paged_attn.cli.printing import console, here, name_of, print_json
 from paged_attn.launching import gpus
 
 
 @click.command()
-@options.of_model
-@click.option("--out-dtype", type=options.Dtype(HALF + FP8), help="Of results.  [as --dtype; of fp8 bfloat16]")
-@click.option("--sinks", type=options.Dtype(HALF), help="Of sinks, if there are any.")
-@click.option("--gate", type=options.Dtype(HALF), help="Of the gate of results, if there is one.")
+@command_options.of_model
+@click.option("--out-dtype", type=command_options.Dtype(HALF + FP8), help="Of results.  [as --dtype; of fp8 bfloat16]")
+@click.option("--sinks", type=command_options.Dtype(HALF), help="Of sinks, if there are any.")
+@click.option("--gate", type=command_options.Dtype(HALF), help="Of the gate of results, if there is one.")
 @click.option("--scales", type=click.Choice(["number", "tensor", "per_head"]), default="number", show_default=True)
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
 @click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Of a ragged page table.  [it is dense]")
@@ -26,11 +26,11 @@ from paged_attn.launching import gpus
 @click.option("--processes", type=positive, help="That compile side by side.  [one a core]")
 @click.option("--host", type=click.Choice(["vllm"]), help="Of calls as its plug-in makes them, which finds them then.")
 @click.option("--drafts", type=click.IntRange(0), default=0, help="Of that host's decodes, beside a token.")
-@options.device("Compile for it, as for an image; this machine needs none.  [this GPU]")
-@options.as_json
+@command_options.device("Compile for it, as for an image; this machine needs none.  [this GPU]")
+@command_options.as_json
 def prepare(as_json: bool, **given: Any) -> None:
     """Compile all kernels that a model's calls can reach, side by side, into Triton's cache on disk."""
-    options.check_heads(given["heads"], given["kv_heads"])
+    command_options.check_heads(given["heads"], given["kv_heads"])
     if given["drafts"] and given["host"] is None:
         raise click.UsageError("--drafts are those of a host's decodes: name it by --host")
     import torch
@@ -47,7 +47,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     if cache not in CACHE_FOR[dtype]:
         raise click.UsageError(f"--kv-dtype must be one of {CACHE_FOR[dtype]} beside {dtype}, got {cache}")
     layout, name, indices = given.pop("layout"), given.pop("device"), given.pop("page_indices")
-    options.check_packed(layout, given["head_dim"], cache)
+    command_options.check_packed(layout, given["head_dim"], cache)
     if name is None and INTERPRET:
         raise click.UsageError("kernels are interpreted on this machine: name a --device to compile for, such as h200")
     try:

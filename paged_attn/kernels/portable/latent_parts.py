@@ -10,7 +10,7 @@ import triton.language as tl
 from ..common.numerics import decode, in_parts, normalize, opaque, unpack
 from ..common.output import addresses, load_query
 from ..common.records import Query
-from .cache import load_kv
+from .cache_tiles import load_kv
 
 
 @triton.jit

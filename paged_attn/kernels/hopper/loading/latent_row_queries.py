@@ -5,7 +5,7 @@ from ..asm.barriers import TAG, find_tags
 from ..asm.turns import meet_other
 from ..layouts import threads_layout
 from ..shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
-from .latent import load_part, normalize_parts
+from .latent_queries import load_part, normalize_parts
 from .ring import bytes_of_slot
 
 

@@ -110,7 +110,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     score_mod, score_mod_args = options.score_mod, given.score_mod_args
     if score_mod is not None or score_mod_args is not None:
         with FIRST:
-            from .score_mod import check_score_mod  # it is Triton's, which importing the package leaves alone
+            from .user_function import check_score_mod  # it is Triton's, which importing the package leaves alone
 
         more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args)
     if out is not None:

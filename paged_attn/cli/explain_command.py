@@ -6,22 +6,22 @@ from typing import Any
 
 import click
 
-from paged_attn.cli import options
-from paged_attn.cli.options import positive, torch_dtype
-from paged_attn.cli.output import print_json, print_rows
+from paged_attn.cli import command_options
+from paged_attn.cli.command_options import positive, torch_dtype
+from paged_attn.cli.printing import print_json, print_rows
 
 
 @click.command()
 @click.option("--batch", type=positive, help="Sequences, where --queries and --keys name one length each.")
 @click.option("--queries", default="1", show_default=True, help="Query tokens of each sequence: 1, or 1x2048,63x1.")
 @click.option("--keys", default="4096", show_default=True, help="Keys of each, the call's own with them: 64x4096.")
-@options.of_model
+@command_options.of_model
 @click.option("--sinks", is_flag=True, help="sinks are given.")
 @click.option("--gate", is_flag=True, help="gate is given.")
 @click.option("--max-queries", type=positive, help="max_seqlen_q.  [the longest]")
 @click.option("--max-keys", type=positive, help="max_seqlen_k, or what the page table holds.  [the longest]")
-@options.device("[this GPU, else h200]")
-@options.as_json
+@command_options.device("[this GPU, else h200]")
+@command_options.as_json
 def explain(as_json: bool, **given: Any) -> None:
     """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost."""
     from paged_attn.explain.explain import explain as explained

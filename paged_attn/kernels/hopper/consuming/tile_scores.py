@@ -12,7 +12,7 @@ from ..loading.packed import value_tile, zero_values_outside
 from ..loading.ring import advance, meet_consumers, release_tile, tile_in, wait_tile, words_of
 from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma
 from .fragments import as_product, beside, by_thread
-from .softmax import times, weigh, weigh_at_once
+from .row_softmax import times, weigh, weigh_at_once
 
 
 @gluon.jit

@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from paged_attn.cli.options import as_json
-from paged_attn.cli.output import console, here, name_of, print_json
+from paged_attn.cli.command_options import as_json
+from paged_attn.cli.printing import console, here, name_of, print_json
 
 
 @click.command()

@@ -5,8 +5,8 @@ from ...launching.scratch import Need
 from ...records import layout
 from ...records.call import ROOM, Call
 from ...records.plan import Launch
-from ..arguments import numbers_of
-from .attention import attention_kernel
+from ..shared_arguments import numbers_of
+from .attention_kernel import attention_kernel
 
 
 def attention(launch: Launch, call: Call) -> Step:

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from ..checks import arguments as checks
-from ..kernels.arguments import merge_states as steps
+from ..checks import argument_rows as checks
+from ..kernels.shared_arguments import merge_states as steps
 from ..launching.backend import device_of
 from ..launching.launch import Launches
 from ..launching.template import arguments_for

@@ -12,7 +12,7 @@ from ...records.regime import Threshold
 from ...records.rounding import cdiv, next_power_of_2
 from ..common.score_mod import of_this_dialect
 from ..common.shape import Shape
-from .score_mod import loads_by_score
+from .score_mod_loads import loads_by_score
 from .tuning import (
     MAX_SCRATCH_BYTES,
     WIDE,

@@ -14,8 +14,8 @@ import click
 
 from paged_attn import __version__
 from paged_attn.cli import machine
-from paged_attn.cli.options import as_json
-from paged_attn.cli.output import console, print_json, print_rows
+from paged_attn.cli.command_options import as_json
+from paged_attn.cli.printing import console, print_json, print_rows
 from paged_attn.integrations.probes import PROBES
 from paged_attn.launching import triton_version
 

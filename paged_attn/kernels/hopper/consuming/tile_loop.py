@@ -12,8 +12,8 @@ from ..loading.queries import leave_queries
 from ..shim import COPIES_OPERANDS, gl, gluon, replaced, warpgroup_mma_wait
 from . import pingpong
 from .fragments import of_rows, packed, spread, unpacked
-from .softmax import scale_rows
-from .tiles import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
+from .row_softmax import scale_rows
+from .tile_scores import clear_dead, judge, leave, multiply_keys, multiply_values, slopes_of, zero_outside
 
 
 @gluon.jit

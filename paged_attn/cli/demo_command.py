@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from paged_attn.cli import options
-from paged_attn.cli.options import FP8, HALF, LAYOUTS, positive, torch_dtype
-from paged_attn.cli.output import console, here, name_of, print_json
+from paged_attn.cli import command_options
+from paged_attn.cli.command_options import FP8, HALF, LAYOUTS, positive, torch_dtype
+from paged_attn.cli.printing import console, here, name_of, print_json
 
 if TYPE_CHECKING:
     import torch
@@ -41,8 +41,8 @@ above_0 = click.FloatRange(0, min_open=True)
 @click.option("--kv-heads", type=positive, help="Key and value heads.  [GPU 8, CPU 2]")
 @click.option("--head-dim", type=click.IntRange(1, 512), help="[GPU 128, CPU 64]")
 @click.option("--layers", type=positive, help="[GPU 2, CPU 1]")
-@click.option("--dtype", type=options.Dtype(HALF), help="Of q, k, v.  [GPU bfloat16, CPU float32]")
-@click.option("--kv-dtype", type=options.Dtype(FP8), help="Of the cache.  [as --dtype]")
+@click.option("--dtype", type=command_options.Dtype(HALF), help="Of q, k, v.  [GPU bfloat16, CPU float32]")
+@click.option("--kv-dtype", type=command_options.Dtype(FP8), help="Of the cache.  [as --dtype]")
 @click.option("--layout", type=click.Choice(LAYOUTS), default="NHD", show_default=True, help="Of the cache.")
 @click.option("--page-size", type=positive, default=16, show_default=True, help="Tokens in a page.")
 @click.option("--pages", type=positive, help="Pages in the cache.  [room for 196608 tokens, CPU 512]")
@@ -54,7 +54,7 @@ above_0 = click.FloatRange(0, min_open=True)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--processes", type=click.IntRange(0), help="That compile beforehand, 0 = none.  [one a core]")
 @click.option("--output", type=click.Path(dir_okay=False), default="outputs/demo.png", show_default=True, help="A PNG.")
-@options.as_json
+@command_options.as_json
 def demo(as_json: bool, **given: Any) -> None:
     """Serve a traffic mix over a paged cache, and check every step against the reference.
 
@@ -130,8 +130,8 @@ def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
 
     dtype = torch_dtype(chosen["dtype"])
     kv_dtype = torch_dtype(chosen["kv_dtype"]) if "kv_dtype" in chosen else dtype
-    options.check_heads(chosen["heads"], chosen["kv_heads"])
-    options.check_packed(chosen["layout"], chosen["head_dim"], kv_dtype)
+    command_options.check_heads(chosen["heads"], chosen["kv_heads"])
+    command_options.check_packed(chosen["layout"], chosen["head_dim"], kv_dtype)
     page_size = chosen["page_size"]
     longest = max(request.prompt + request.output - 1 for request in requests)
     pages = max(-(-chosen["cache"] // page_size), -(-longest // page_size), chosen["max_seqs"])
