@@ -69,7 +69,8 @@ def test_without_a_word_about_it_a_machine_without_a_gpu_interprets(monkeypatch:
 @pytest.mark.parametrize("asked", ["", "0", "1"])
 def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
     """Under this Triton, which is known or would be tried."""
-    script = "import triton\nfrom paged_attn.cli import info_command, machine\nfrom paged_attn.kernels.hopper import dialect\n"
+    script = "import triton\nfrom paged_attn.cli import info_command, machine\n"
+    script += "from paged_attn.kernels.hopper import dialect\n"
     script += "hopper, portable = info_command.dialects(machine.Found('', 'sm90', 132), False, triton.__version__)\n"
     script += "assert portable.on and hopper.on == dialect.gluon_available(), dialect.why_no_gluon()\n"
     script += "print(hopper.why)"

@@ -30,8 +30,8 @@ print(json.dumps([{x.__name__: x.cache_key for x in kernels}, used]))
 """
 HOPPER = ("hopper.shares:shares_kernel", "hopper.blocks:blocks_kernel", "hopper.mixed:mixed_kernel")
 PORTABLE = (
-    "portable.attention_kernel:attention_kernel", "portable.cache_write:write_kv_kernel", "common.merge:merge_blocks_kernel",
-    "common.copying:copy_pages_kernel",
+    "portable.attention_kernel:attention_kernel", "portable.cache_write:write_kv_kernel",
+    "common.merge:merge_blocks_kernel", "common.copying:copy_pages_kernel",
 )  # fmt: skip
 KERNELS = (*HOPPER, *PORTABLE)
 
