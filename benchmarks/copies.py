@@ -19,7 +19,7 @@ from benchmarks import measure
 from benchmarks.inputs import inputs_of
 from paged_attn.calls import attend, call_cache
 from paged_attn.kernels.hopper.planning import coverage
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import Case
 
 SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, bounds=True, lse=False)
@@ -43,10 +43,10 @@ def planned(worth: bool, first: bool = False) -> Iterator[None]:
         if first:
             steps = attend.steps_of
             patch.setattr(attend, "steps_of", lambda made, call: steps(made, call)[:1])
-        plan.plan.cache_clear()
+        planner.plan.cache_clear()
         call_cache.clear()
         yield
-    plan.plan.cache_clear()
+    planner.plan.cache_clear()
     call_cache.clear()
 
 

@@ -10,9 +10,9 @@ import torch
 
 from . import compiled
 from .arguments import table_parts
+from .calls.untraced import at_first_call
 from .checks.axes import ScaleLike
 from .checks.keywords import refuse, told
-from .lazy import at_first_call
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())

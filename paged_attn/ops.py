@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from .arguments import ARGUMENTS, PLACES, Options, Tensors, schema
-from .calls.untraced import untraced
+from .calls.untraced import at_first_call, untraced
 from .checks.kernel_tensors import refuse_gradient, watched
 from .generated import function, listed
-from .lazy import at_first_call
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())

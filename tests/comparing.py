@@ -148,18 +148,18 @@ def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
     from paged_attn.arguments import bound
     from paged_attn.checks import argument_rows as check
     from paged_attn.launching import backend
-    from paged_attn.records import posed
+    from paged_attn.records import problem
 
     given, options = bound(inputs)
     check.check_attention(given, options)
-    return posed.problem_of(given, options, device or backend.device_of(given.q.device), backend.INTERPRET)
+    return problem.problem_of(given, options, device or backend.device_of(given.q.device), backend.INTERPRET)
 
 
 def rounds_weights(problem: Any) -> bool:
     """Whether the kernels of a call multiply fp8 weights."""
-    from paged_attn.planning import plan
+    from paged_attn.planning import planner
 
-    return any(x.pipe is not None and x.pipe.FP8_PRODUCTS for x in plan.plan(problem).launches)
+    return any(x.pipe is not None and x.pipe.FP8_PRODUCTS for x in planner.plan(problem).launches)
 
 
 def asked_tokens(case: Case) -> Tensor:

@@ -116,12 +116,12 @@ def cut() -> Iterator[Callable[..., None]]:
 @pytest.fixture
 def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Every launch of the test has to be of the Hopper dialect, also of few queries that see few keys."""
-    from paged_attn.planning import plan
+    from paged_attn.planning import planner
     from paged_attn.records.plan import Plan
     from paged_attn.records.problem import Problem
     from tests import hopper_plans
 
-    made = plan.plan
+    made = planner.plan
 
     def checked(problem: Problem) -> Plan:
         launches = made(problem)
@@ -174,7 +174,7 @@ def checked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 def plans_of_other_rules(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that replaces what the planner goes by leaves no plan of it to the tests behind it."""
     yield
-    if "monkeypatch" in request.fixturenames and "paged_attn.planning.plan" in sys.modules:
+    if "monkeypatch" in request.fixturenames and "paged_attn.planning.planner" in sys.modules:
         from tests.replanned import forget
 
         forget()

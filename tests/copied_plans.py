@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.copies import Copies, copies_of, over
 from paged_attn.records.problem import Problem
 from tests.replanned import replanned
@@ -22,5 +22,5 @@ def _always(p: Problem) -> tuple[Problem, Copies | None]:
 def copied() -> Iterator[None]:
     """Every call that can be is over copies, whatever its pages, by the kernels that take it then."""
     with replanned() as patch:
-        patch.setattr(plan, "in_whole_pages", _always)
+        patch.setattr(planner, "in_whole_pages", _always)
         yield

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from paged_attn.launching import backend
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans, portable_plans
 from tests.cases import Case, build, problem_of, run
 from tests.other_calls import run_merge, run_write
@@ -142,7 +142,7 @@ def failure(call: Call) -> str | None:
         for way in call.ways:
             stack.enter_context(WAYS[way]())
         try:
-            if SIMULATES and any(x.pipe is None for x in plan.plan(problem_of(build(case, DEVICE))).launches):
+            if SIMULATES and any(x.pipe is None for x in planner.plan(problem_of(build(case, DEVICE))).launches):
                 return SKIPPED
             if call.function != "run":
                 FUNCTIONS[call.function](case, DEVICE)

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import pytest
 
 from paged_attn.calls import call_cache
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 
 
 def forget() -> None:
     """All plans, and all calls that are kept with theirs."""
-    plan.plan.cache_clear()
+    planner.plan.cache_clear()
     call_cache.clear()
 
 

@@ -26,8 +26,7 @@ from paged_attn.explain import question
 from paged_attn.explain.question import Question, question_of
 from paged_attn.preparation import prepare as preparing
 from paged_attn.preparation.model import Lengths, Model, call_of
-from paged_attn.records.posed import problem_of
-from paged_attn.records.problem import Problem
+from paged_attn.records.problem import Problem, problem_of
 from tests import random_calls
 from tests.cases import Case
 from tests.declared import CALL, H200, Marked, caught, every, given_as, half, lacks

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.kernels.portable import tuning
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import BAD_PAGE, E4M3, Case, build, problem_of, run
 from tests.chunks import attend, chunked, counters, decode, in_order, same, whole  # noqa: F401, fixtures of all tests
 from tests.replanned import forget
@@ -83,13 +83,13 @@ def test_who_joins_changes_no_bit(shares: int, device: str, cut: Cut, monkeypatc
     inputs = build(case, device)
     cut(shares)
     want = attend(case, inputs, whole(case))
-    joining = [x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches if x.shape.SPLIT]
+    joining = [x.shape.MERGE for x in planner.plan(problem_of(inputs)).launches if x.shape.SPLIT]
     monkeypatch.setattr(portable_plan, "MIN_JOIN_STEPS_WORTH_A_LAUNCH", 0)
     forget()
     same(case, attend(case, inputs, whole(case)), whole(case), want)
     assert joining
     assert all(joining)
-    assert not any(x.shape.MERGE for x in plan.plan(problem_of(inputs)).launches)
+    assert not any(x.shape.MERGE for x in planner.plan(problem_of(inputs)).launches)
 
 
 @pytest.mark.parametrize("shares", [0, 5])

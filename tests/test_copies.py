@@ -13,7 +13,7 @@ import paged_attn
 from paged_attn.calls import attend
 from paged_attn.kernels import page_copies as launched
 from paged_attn.launching import scratch
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.copies import PAGE, copies_of, over
 from tests import copied_plans
 from tests.cases import E4M3, E5M2, Case, bits, build, problem_of, run
@@ -87,7 +87,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[list[torch.Tensor]]:
 @pytest.mark.usefixtures("copied")
 def test_calls_over_copies_give_the_results_of_the_reference(name: str, device: str) -> None:
     case = Case(name, **UNEVEN | CASES[name])
-    assert plan.plan(problem_of(build(case, device))).copies is not None
+    assert planner.plan(problem_of(build(case, device))).copies is not None
     run(case, device)
 
 

@@ -15,7 +15,7 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.explain import explain
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, Case, build, compare, run
 from tests.explain.asked import ask
@@ -150,9 +150,9 @@ def test_results_share_no_memory_with_windows_by_head(device: str) -> None:
 def test_plans_know_no_width_of_windows_by_head() -> None:
     plain, by_head = ask(), ask(head_windows=True)
     assert by_head.problem == plain.problem._replace(head_windows=True)
-    assert plan.plan(by_head.problem) == plan.plan(plain.problem)
+    assert planner.plan(by_head.problem) == planner.plan(plain.problem)
     plain, by_head = ask(batch=64), ask(batch=64, head_windows=True)
-    (launch,), (other,) = (plan.plan(x.problem).launches for x in (by_head, plain))
+    (launch,), (other,) = (planner.plan(x.problem).launches for x in (by_head, plain))
     # KV heads have any numbers of programs, so all there are, and states of one lie side by side
     assert (launch.programs, other.programs) == (132, 128)
     pipe = launch.pipe._replace(SKIP=8 * launch.pipe.SKIP, STRIDE=8 * launch.pipe.STRIDE)

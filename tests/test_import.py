@@ -76,7 +76,7 @@ def test_the_user_says_what_is_interpreted(asked: str, interpreted: bool) -> Non
 def test_the_first_call_takes_the_place_of_what_imports() -> None:
     """A later one goes straight to it."""
     run(
-        "import paged_attn.api as api\nassert api.attend.__module__ == 'paged_attn.lazy'\ncall()\n"
+        "import paged_attn.api as api\nassert api.attend.__module__ == 'paged_attn.calls.untraced'\ncall()\n"
         "from paged_attn.calls import attend\nassert api.attend is attend.attend"
     )
 

@@ -15,9 +15,8 @@ import torch
 
 import paged_attn
 from paged_attn.explain import explain
-from paged_attn.explain.question import cut as cut_of
 from paged_attn.explain.work import page_ids, visible_keys, visible_pairs
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.key_bounds import KeyBounds
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
@@ -278,7 +277,7 @@ def test_work_is_that_of_the_chunks() -> None:
 def test_explain_counts_the_tiles_of_chunks() -> None:
     """256 queries in blocks of 32 over tiles of 64, chunks of 128: 1, 1, 2, 2 of each chunk."""
     asked = ask(queries="256", keys="256", batch=64, chunk=128, device="sm80")
-    (launch,) = plan.plan(asked.problem).launches
+    (launch,) = planner.plan(asked.problem).launches
     assert cut_of(launch, asked.batch).tiles == 64 * 2 * (1 + 1 + 2 + 2)
 
 

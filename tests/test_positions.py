@@ -17,7 +17,7 @@ from paged_attn import reference
 from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.common.bounds import row_tile, visible_range
 from paged_attn.kernels.common.records import Block, Modifiers
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.bad_input import refuses
 from tests.cases import BAD_PAGE, E4M3, Case, build, compare, run
 from tests.explain.asked import ask
@@ -207,7 +207,7 @@ def test_a_block_visits_what_rows_may_see_at_any_position_and_no_more(
 ) -> None:
     """Bounds are those of positions at their least, context, and at their most, the places."""
     queries, rows = 16, 8
-    shape = plan.plan(ask(queries="16", keys="64", device="sm80").problem).launches[0].shape._replace(GROUP=1)
+    shape = planner.plan(ask(queries="16", keys="64", device="sm80").problem).launches[0].shape._replace(GROUP=1)
     firsts, lasts = torch.zeros(2, rows, dtype=torch.int32, device=device)
     found = torch.zeros(4, dtype=torch.int32, device=device)
     seen = []
@@ -224,7 +224,7 @@ def test_explain_counts_tiles_from_where_a_node_of_depth_0_sees() -> None:
     """256 queries behind 1024 keys, window 128, in blocks of 32 over tiles of 64: all begin at key 896."""
     options = dict(queries="256", keys="1280", batch=64, window=(128, 0), device="sm80")
     plain, tree = ask(**options), ask(**options, query_positions=True)
-    (launch,) = plan.plan(tree.problem).launches
+    (launch,) = planner.plan(tree.problem).launches
     tokens, tile = launch.shape.BLOCK_Q, launch.shape.TILE
     ends = [-(-(1024 + first + tokens) // tile) for first in range(0, 256, tokens)]
     assert cut(launch, tree.batch).tiles == 64 * sum(end - 896 // tile for end in ends)

@@ -12,12 +12,11 @@ from ..kernels.common.records import KeyValues, Modifiers
 from ..launching.backend import INTERPRET, device_of
 from ..launching.launch import Launches
 from ..launching.template import arguments_for
-from ..planning.plan import plan
-from ..planning.steps import steps_of
+from ..planning.planner import plan, steps_of
 from ..records import layout
 from ..records.call import Call, scales, scales_tokens
 from ..records.key_bounds import key_bounds_of
-from ..records.posed import problem_of
+from ..records.problem import problem_of
 from . import call_cache, checked
 from .call_key import form_of
 from .untraced import untraced

@@ -166,9 +166,9 @@ def _compile(
     """Compile the kernels of all steps before the first, which else would wait for one after the other."""
     if device.type == "cpu" or processes == 0:
         return
-    from paged_attn.serving import ahead
+    from paged_attn.serving import first_kernels
 
-    done = ahead.prepare(list(requests), sizes, device, processes)
+    done = first_kernels.prepare(list(requests), sizes, device, processes)
     people.print(f"{done.kernels} kernels, {done.compiled} of them compiled now, in {done.seconds:.1f} s")
 
 

@@ -8,11 +8,10 @@ from collections.abc import Iterator
 import torch
 
 from ..kernels.page_copies import WARPS, tiles_of_copies
-from ..kernels.words import some
+from ..kernels.portable.words import some
 from ..launching.scratch import Need
-from ..planning.copies import in_whole_pages
 from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
-from ..planning.plan import plan
+from ..planning.planner import in_whole_pages, plan
 from ..records.copies import PAGE, Copies
 from ..records.layout import is_fp8
 from ..records.plan import UNBOUNDED, Launch

@@ -14,7 +14,7 @@ from ..launching import gpus
 from ..launching.backend import INTERPRET, Device, device_of
 from ..launching.scratch import Need
 from ..planning.dialects import dialect
-from ..planning.plan import plan
+from ..planning.planner import plan
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..preparation.score_mod_ref import named_by
 from ..records.key_bounds import key_bounds_of

@@ -12,9 +12,9 @@ import torch
 
 from ..arguments import BY_ROWS, OF_MODELS, WITHIN, bound
 from ..launching.backend import Device
-from ..planning import plan
+from ..planning import planner
 from ..planning.dialects import dialect
-from ..records import layout, posed
+from ..records import layout, problem
 from ..records.problem import Problem
 from .score_mod_ref import Named
 
@@ -120,7 +120,7 @@ def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[L
 
 def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     """What tells the kernels of a batch's plan from those of another plan of the same model."""
-    made = plan.plan.__wrapped__(problem_of(model, batch, device))
+    made = planner.plan.__wrapped__(problem_of(model, batch, device))
     return {
         tuple((x.dialect, *dialect(x.dialect).compiled(x), x.merge and x.merge[1:]) for x in launch.parts)
         for launch in made.launches
@@ -144,7 +144,7 @@ def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> 
 def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
     """What it will be told of an example, whose lengths are nothing."""
     example = call_of(model, Lengths(False, 1, 1, 1, 1)) | options
-    return posed.problem_of(*bound(example), device, interpreted=False)
+    return problem.problem_of(*bound(example), device, interpreted=False)
 
 
 def call_of(model: Model, batch: Lengths) -> dict[str, Any]:

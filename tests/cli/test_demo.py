@@ -18,7 +18,7 @@ from paged_attn import reference
 from paged_attn.cli import main
 from paged_attn.launching.backend import Device
 from paged_attn.preparation.model import Lengths, distinct
-from paged_attn.serving import ahead, trace
+from paged_attn.serving import first_kernels, trace
 from paged_attn.serving.demo import Sizes, serve
 
 # Small enough for the interpreter: seconds.  Eight pages do not hold all five requests, so some wait for others to end.
@@ -174,7 +174,7 @@ def test_what_is_compiled_ahead_are_the_batches_of_the_steps(monkeypatch: pytest
     monkeypatch.setattr(paged_attn, "write_kv", reference.write_kv)
     steps = list(serve(requests, sizes, torch.device("cpu")))
     assert steps[-1].finished == 5
-    assert made == list(ahead.batches(requests, sizes))
+    assert made == list(first_kernels.batches(requests, sizes))
 
 
 @pytest.mark.host
@@ -182,4 +182,6 @@ def test_the_default_mix_on_an_h200_takes_few_kernels() -> None:
     """Of 1,600 steps: compiling them ahead is what the first run waits for."""
     sizes = Sizes(32, 8, 128, 16, 12288, 4, torch.bfloat16, torch.bfloat16, "NHD", 4096, 256, 0.2, 8, 0)
     requests = list(itertools.islice(trace.CONVERSATION.requests(0), 512))
-    assert len(distinct(ahead.model_of(sizes), ahead.batches(requests, sizes), Device("sm90", 132))) <= 20
+    assert (
+        len(distinct(first_kernels.model_of(sizes), first_kernels.batches(requests, sizes), Device("sm90", 132))) <= 20
+    )

@@ -11,8 +11,8 @@ import torch
 
 from paged_attn.explain import question
 from paged_attn.launching import triton_trial
-from paged_attn.planning import plan
-from paged_attn.records import posed
+from paged_attn.planning import planner
+from paged_attn.records import problem
 from tests import warm
 from tests.explain.asked import ROOT, ask, call_to, printed, told
 
@@ -111,7 +111,7 @@ def test_products_of_float32_and_of_fp8_have_their_own_rates() -> None:
 def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_dim: int, new: bool) -> None:
     asked = ask(queries="64", keys="64", dtype=dtype, kv_dtype=dtype, head_dim=head_dim, new=new, device="sm90")
     given, options, _ = call_to(asked)
-    told = posed.problem_of(given, options, asked.device, interpreted=False)
+    told = problem.problem_of(given, options, asked.device, interpreted=False)
     assert told == asked.problem
 
 
@@ -120,7 +120,7 @@ def test_the_planner_is_told_of_a_users_function_what_a_call_would_tell_it() -> 
 
     asked = ask(score_mod="tests.score_mods:relative", score_mod_args="bfloat16,37")
     given, options, _ = call_to(asked)
-    told = posed.problem_of(given, options, asked.device, interpreted=False).score_mod
+    told = problem.problem_of(given, options, asked.device, interpreted=False).score_mod
     assert told == asked.problem.score_mod == (relative, ("*bf16", "i32"))
 
 
@@ -156,11 +156,11 @@ def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:
 
 def test_hopper_kernels_that_are_switched_off_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_trial, "ASKED", "0")
-    plan.plan.cache_clear()
+    planner.plan.cache_clear()
     try:
         assert told()["kernels"] == "portable; not Hopper's, for PAGED_ATTN_HOPPER is 0"
     finally:
-        plan.plan.cache_clear()
+        planner.plan.cache_clear()
 
 
 def test_another_triton_runs_the_portable_kernels(tmp_path: Path) -> None:
@@ -171,9 +171,9 @@ with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     from paged_attn.kernels.hopper import dialect
     from paged_attn.launching import triton_trial
-    from paged_attn.planning import plan
+    from paged_attn.planning import planner
     from tests.explain.asked import ask
-    launches = plan.plan(ask().problem).launches
+    launches = planner.plan(ask().problem).launches
     assert dialect.gluon_available() is dialect.gluon_available() is False
 print(len(heard), len(launches))
 print([x.pipe for x in launches], triton_trial.why_untrusted("sm90"))

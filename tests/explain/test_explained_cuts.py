@@ -11,7 +11,7 @@ from paged_attn.explain import host_schedule
 from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.kernels.common.schedule import find_share, share_of, work
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.explain.asked import ask
 
 
@@ -62,7 +62,7 @@ def test_shares_and_pieces_are_those_of_the_device(
 ) -> None:
     """`blocks`: all are about as long, so shares begin with them."""
     asked = ask(queries=queries, keys=keys, window=window, device="sm80:20")
-    launch = plan.plan(asked.problem).launches[-1]
+    launch = planner.plan(asked.problem).launches[-1]
     shape = launch.shape._replace(SPLIT=True, APART=apart, ONE_SCAN=True, WHOLE=whole)
     launch = launch._replace(shape=shape, programs=7, least=2)
     done = cut(launch, asked.batch)
@@ -96,7 +96,7 @@ def test_shares_and_pieces_are_those_of_the_device(
 def test_a_block_of_its_own_program_visits_the_triangle() -> None:
     """256 queries in blocks of 32 over tiles of 64: 1, 1, 2, 2, 3, 3, 4, 4."""
     asked = ask(queries="256", keys="256", batch=64, device="sm80")
-    (launch,) = plan.plan(asked.problem).launches
+    (launch,) = planner.plan(asked.problem).launches
     done = cut(launch, asked.batch)
     assert (done.schedule, done.blocks, done.tiles, done.least, done.most) == ("blocks", 64 * 8, 64 * 20, 1, 4)
 
@@ -104,6 +104,6 @@ def test_a_block_of_its_own_program_visits_the_triangle() -> None:
 def test_pieces_of_a_fixed_size_are_kept_where_their_block_is_cut() -> None:
     """32768 keys are 32 pieces; 100 keys are one, which is nobody's to cut."""
     asked = ask(queries="2x1", keys="32768,100", batch_invariant=True)
-    (launch,) = plan.plan(asked.problem).launches
+    (launch,) = planner.plan(asked.problem).launches
     done = cut(launch, asked.batch)
     assert (done.blocks, done.cut, done.pieces, done.rows) == (2, 1, 32, 32 * 4)

@@ -10,8 +10,8 @@ import torch
 from paged_attn.calls import attend
 from paged_attn.explain import question
 from paged_attn.launching.template import arguments_for
-from paged_attn.planning import plan
-from paged_attn.planning.steps import steps_of
+from paged_attn.planning import planner
+from paged_attn.planning.planner import steps_of
 from tests.explain.asked import ask, call_to, printed, told
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ CALLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CALLS)
 def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, target: str) -> None:
     asked = ask(**CALLS[name], device=target)
-    planned = plan.plan(asked.problem)
+    planned = planner.plan(asked.problem)
     given, options, axes = call_to(asked)
     with arguments_for((*given.slots, None)) as held:  # no log-sum-exp
         steps = steps_of(planned, attend._call(held, options, axes))
@@ -149,7 +149,7 @@ def test_values_of_another_width_are_told_and_counted() -> None:
 def test_scratch_is_as_wide_as_values() -> None:
     for head_dim, value_dim, padded in ((512, 64, 64), (64, 512, 512), (192, 128, 128)):
         asked = ask(head_dim=head_dim, value_dim=value_dim, page_size=4)  # of the portable kernel
-        (launch,) = plan.plan(asked.problem).launches
+        (launch,) = planner.plan(asked.problem).launches
         states = launch.slots * launch.programs * launch.shape.KV_HEADS * launch.shape.LIVE * (padded + 2)
         assert question.need_of(launch).states - (launch.cuts if launch.merge else 0) == states
 

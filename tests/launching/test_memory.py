@@ -18,7 +18,7 @@ from paged_attn import reference
 from paged_attn.calls import call_cache
 from paged_attn.launching import driver, launch, memory, scratch, template
 from paged_attn.launching.template import AtAddress, Hole
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 
 CPU = torch.device("cpu")
 NEED = scratch.Need(1000, 4)
@@ -127,7 +127,7 @@ def test_kept_memory_is_made_by_another_thread_and_on_another_stream(monkeypatch
 # ---- many different calls ----------------------------------------------------------------------------------------
 
 MANY = 100_000
-CACHES = [plan.plan, template._compiled, template._at]
+CACHES = [planner.plan, template._compiled, template._at]
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_many_different_calls_keep_no_more_than_some(stubbed: None, device: str)
         )
     assert sizes[0] == sizes[1]
     assert len(call_cache._kept) == len(call_cache._latest or call_cache._kept) == 64
-    assert plan.plan.cache_info().maxsize is not None
+    assert planner.plan.cache_info().maxsize is not None
 
 
 def test_a_hundred_thousand_signatures_keep_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:

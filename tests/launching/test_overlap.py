@@ -13,7 +13,7 @@ from torch import Tensor
 import paged_attn
 from paged_attn.calls import attend, call_cache
 from paged_attn.launching import scratch
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.plan import Plan
 from tests import simulator
 from tests.cases import E4M3, bits, build, is_fp8, problem_of
@@ -35,7 +35,7 @@ def test_two_launches_of_a_call_give_the_same_results_in_a_row_and_from_a_graph(
     queries, keys = (chunk[0], *[1] * 40), (chunk[1], *[9000] * 40)
     case = sized("overlapped", query_lens=queries, seq_lens=keys, cache_dtype=E4M3, lse=False)
     inputs = build(case, DEVICE)
-    assert [x.pipe.FOLLOWS for x in plan.plan(problem_of(inputs)).launches] == [False, True]
+    assert [x.pipe.FOLLOWS for x in planner.plan(problem_of(inputs)).launches] == [False, True]
     out = attended(inputs)
     want = out.clone()
     assert {number for *_, number in scratch._rooms} == {0, 1}
@@ -85,7 +85,7 @@ def test_attention_waits_for_keys_that_the_launch_before_is_still_writing(kind: 
     launches, fields = KINDS[kind]
     case = sized(kind, seq_lens=(2000,) * 64, lse=False, bounds=True, **fields)
     inputs = build(case, DEVICE)
-    assert launches == len(plan.plan(problem_of(inputs)).launches)
+    assert launches == len(planner.plan(problem_of(inputs)).launches)
     cache = inputs["v_cache"]
     before = cache.clone()
     after = (bits(before) ^ 128).view(before.dtype) if is_fp8(before.dtype) else -before
@@ -116,7 +116,7 @@ def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch:
     """What is written late here stands for the first."""
     _, fields = KINDS["mixed over e4m3"]
     inputs = build(sized("", seq_lens=(2000,) * 64, lse=False, bounds=True, **fields), DEVICE)
-    _, second = plan.plan(problem_of(inputs)).launches
+    _, second = planner.plan(problem_of(inputs)).launches
     assert second.pipe.FOLLOWS
     call_cache.clear()
     monkeypatch.setattr(attend, "plan", lambda problem: Plan((second,)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paged_attn.kernels.page_copies import tiles_of_copies
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.planning.dialects import dialect
 from paged_attn.records.plan import UNBOUNDED, Launch
 from tests.planning.problems import problem_of_case, suites
@@ -30,7 +30,7 @@ def choices() -> Iterator[str]:
     """A line for each launch of each case, those beside others with a plus."""
     for suite, case in suites():
         yield f"{suite}: {case.name}"
-        made = plan.plan(problem_of_case(case))
+        made = planner.plan(problem_of_case(case))
         if made.copies is not None:
             whole = made.copies
             yield f"  copies in {whole.seqs} x {whole.pages} pages, {tiles_of_copies(whole).programs} programs"

@@ -12,7 +12,7 @@ import torch
 
 from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.kernels.hopper.planning import operands
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from paged_attn.records.plan import UNBOUNDED, Launch
 from paged_attn.records.problem import Problem
@@ -110,7 +110,7 @@ def _complaints_of_one(p: Problem, x: Launch) -> Iterator[str]:
 def test_any_call_is_served_once_by_kernels_that_can(seed: int) -> None:
     found = {}
     for problem in any_calls(seed, 3000):
-        wrong = list(complaints(problem, plan.plan.__wrapped__(problem).launches))
+        wrong = list(complaints(problem, planner.plan.__wrapped__(problem).launches))
         if wrong:
             found[problem] = wrong
     assert not found, f"{len(found)}, among them {next(iter(found.items()))}"
@@ -118,7 +118,7 @@ def test_any_call_is_served_once_by_kernels_that_can(seed: int) -> None:
 
 def test_a_plan_that_is_wrong_is_complained_about() -> None:
     problem = next(p for p in any_calls(0, 100) if not p.ragged and not p.packed and p.cache.itemsize == 2)
-    (launch,) = plan.plan(problem).launches
+    (launch,) = planner.plan(problem).launches
     changes: dict[str, Any] = {
         "serves": launch._replace(shortest=3),
         "leads": launch._replace(shape=launch.shape._replace(LEADS=True)),

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.planning.coverage import MAX_BYTES_OF_COPIES
-from paged_attn.planning import plan
-from paged_attn.planning.copies import in_whole_pages
+from paged_attn.planning import planner
+from paged_attn.planning.planner import in_whole_pages
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from tests.cases import E4M3
 from tests.planning.problems import H200
@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = LLAMA | dict(page_size=4)
 
 
 def planned(lengths: Lengths, batch_invariant: bool = False, only: str | None = None, **changes: Any) -> Any:
-    return plan.plan(
+    return planner.plan(
         problem_of(Model(**SMALL | changes), lengths, H200, batch_invariant=batch_invariant, only=only)
     )  # fmt: skip
 

@@ -34,9 +34,9 @@ def test_whatever_decides_kernels_decides_what_is_found(cache: Path, monkeypatch
     }
     assert len(names) == 4
     assert ASKED._replace(served=(TINY, other)).names == ASKED._replace(served=(other, TINY)).names
-    monkeypatch.setattr(manifest.versions, "builds_launchers", lambda: False)
+    monkeypatch.setattr(manifest.triton_version, "builds_launchers", lambda: False)
     assert ASKED._replace(local=True).names == [mine], "there is nothing else to build"
-    monkeypatch.setattr(manifest.versions, "builds_launchers", lambda: True)
+    monkeypatch.setattr(manifest.triton_version, "builds_launchers", lambda: True)
     assert ASKED._replace(local=True).names != [mine]
     monkeypatch.setenv("PAGED_ATTN_HOPPER", "0")
     names |= {*ASKED.names}

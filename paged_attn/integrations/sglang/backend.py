@@ -11,9 +11,9 @@ from torch import Tensor
 
 from paged_attn import paged_attention
 
+from ..score_mods import modifier
 from .captured import Captured
 from .tables import Slots, Tables, tables_of
-from .temperature import modifier
 from .verified_drafts import ALGORITHMS, mask_of, mask_words
 
 FP8_BYTES = 1

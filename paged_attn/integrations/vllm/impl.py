@@ -12,7 +12,7 @@ from vllm.v1.attention.backend import AttentionImpl, AttentionType
 
 from paged_attn import paged_attention, write_kv
 
-from .alibi import alibi_sqrt
+from ..score_mods import alibi_sqrt
 from .metadata import Metadata
 
 # What else models hand to an implementation, and the value that means nothing.

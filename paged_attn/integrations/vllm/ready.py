@@ -13,7 +13,7 @@ from paged_attn.preparation.engine_steps import Served, plain
 from paged_attn.preparation.model import Model
 from paged_attn.preparation.score_mod_ref import named
 
-from .alibi import alibi_sqrt
+from ..score_mods import alibi_sqrt
 
 SPANS = (1, 2)  # images of a sequence; with more of them kernels are compiled as they come
 SLOTS = 3  # of vLLM's axes [layers, pages, heads, slots, dims]

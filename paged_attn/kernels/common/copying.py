@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from .blocking import page_at, pages_of
 from .bounds import visible_range
 from .numerics import load_int
-from .page_tables import page_at, pages_of
 from .records import Batch, Block
 
 

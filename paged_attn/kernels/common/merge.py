@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
+from .blocking import find_block
 from .numerics import LN2, LOG2E
 from .output import rows_from, store_results, store_rows
-from .query_blocks import find_block
 from .records import Batch, Partial, RowTile, State
 from .schedule import place_of, slot_of, slots_between
 from .softmax import base_of, finish, merge
@@ -91,7 +91,7 @@ def cuts_of(scratch, rows, S: tl.constexpr):
 def cut_of(cuts, block, S: tl.constexpr):
     """Where it is said of a block."""
     number = block.seq
-    if not S.ONE_BLOCK:  # as query_blocks.find_block counts them
+    if not S.ONE_BLOCK:  # as blocking.find_block counts them
         number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
     return cuts + 2 * (number * S.KV_HEADS + block.kv_head)
 

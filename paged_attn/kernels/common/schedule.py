@@ -12,9 +12,9 @@ keys, for whoever has items of several KV heads.
 import triton
 import triton.language as tl
 
+from .blocking import tile_of, tiles_before
 from .bounds import before_window, first_key_of, prefix_of, span_around
 from .head_windows import LEFT, side_of_block
-from .key_tiles import tile_of, tiles_before
 from .numerics import load_int
 from .records import Share
 

@@ -1,7 +1,7 @@
 """What warps of `blocks_kernel` do with items: load, hand out, multiply, convert."""
 
+from ..common.blocking import pages_of
 from ..common.bounds import visible_range
-from ..common.page_tables import pages_of
 from ..common.records import Block
 from .args import Turn, Turns, queries_leave_early
 from .consuming import pingpong

@@ -6,10 +6,10 @@ counter, and a third one few rows, each with rings and loaders of its own.
 
 import triton
 
+from ..common.blocking import pages_of
 from ..common.bounds import visible_range
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
-from ..common.page_tables import pages_of
 from ..common.records import Batch, Scratch
 from ..common.schedule import find_share, room_of, unflatten, work
 from .args import Jobs, Results, Rings, Turn, Turns
@@ -23,11 +23,10 @@ from .loading.loader import load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import make_read_ring
 from .schedule.arrival import told_in
-from .schedule.heads import share_of_heads
 from .schedule.items import COUNTERS_PER_LAUNCH, bring_lengths
 from .schedule.lists import known_same, make_lists
 from .schedule.mail import make_mail, no_item, publish, read
-from .schedule.walk import Walk, item_at
+from .schedule.walk import Walk, item_at, share_of_heads
 from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 
 # Registers of a thread that serves few rows, and of one that loads; the blocks' have what is left, 176.

@@ -1,7 +1,7 @@
 """What warps of `shares_kernel` do with a share: load, multiply, convert."""
 
+from ..common.blocking import pages_of
 from ..common.bounds import visible_range
-from ..common.page_tables import pages_of
 from ..common.schedule import room_of
 from .args import (
     Turn,

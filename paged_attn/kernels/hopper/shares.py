@@ -30,8 +30,7 @@ from .loading.packed import make_boxes
 from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
 from .schedule.arrival import told_in
-from .schedule.heads import bring_heads, share_of_heads
-from .schedule.walk import Walk
+from .schedule.walk import Walk, bring_heads, share_of_heads
 from .share_roles import consume_share, convert_share, load_rests, load_share
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
 

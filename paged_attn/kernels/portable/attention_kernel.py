@@ -3,13 +3,12 @@
 import triton
 import triton.language as tl
 
+from ..common.blocking import block_of, find_block, pages_of
 from ..common.bounds import first_seen, row_tile, visible_range
 from ..common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ..common.merge import cuts_of, join_if_last, partial_of, tell_cut
 from ..common.numerics import in_parts, scale_of, scaled, together
 from ..common.output import clear_padding, store_partial, store_rows, tokens_of
-from ..common.page_tables import pages_of
-from ..common.query_blocks import block_of, find_block
 from ..common.records import Batch, KeyValues, Query, Source, State
 from ..common.schedule import (
     find_share,

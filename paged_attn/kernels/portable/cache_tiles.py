@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..common.page_tables import page_at
+from ..common.blocking import page_at
 
 
 @triton.jit

@@ -17,7 +17,7 @@ import paged_attn
 from paged_attn.kernels.common.head_programs import programs_by_work, share_by_work
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.launching import backend
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of
 
 
@@ -50,7 +50,7 @@ def test_programs_share_evenly_what_heads_see(
     inputs = build(case, device) | dict(window_size=windows)
     counts = torch.zeros(64, dtype=torch.int32, device=device)
     paged_attn.paged_attention(**inputs, score_mod=counted_by_program, score_mod_args=(counts,))
-    (launch,) = plan.plan(problem_of(inputs)).launches
+    (launch,) = planner.plan(problem_of(inputs)).launches
     assert launch.shape.SPLIT
     assert (seqs > 4) == launch.shape.BY_HEAD
     of_programs = counts[: 2 * launch.programs].tolist()

@@ -19,7 +19,7 @@ from paged_attn.kernels.common.records import Block, Modifiers, Source
 from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.tiles import may_hide
 from paged_attn.launching import backend
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of
 from tests.kernels.common.test_visited_tiles import BLOCK_Q, CALLS, LENGTHS, TILE, counted, tensors
 from tests.masks import COUNT, SPANS, blocks_of, together
@@ -190,7 +190,7 @@ def test_a_call_visits_the_tiles_that_a_kv_heads_own_heads_see(
     inputs |= dict(score_mod=counted, score_mod_args=(count,))
     inputs["window_size"] = torch.tensor(WINDOWS[windows], dtype=torch.int32, device=device)
     paged_attn.paged_attention(**inputs)
-    launches = plan.plan(problem_of(inputs)).launches
+    launches = planner.plan(problem_of(inputs)).launches
     assert int(count) == sum(visited(mask, windows, x, queries, keys) for x in launches)
 
 

@@ -19,7 +19,7 @@ from paged_attn.kernels.common.records import Block, Modifiers, Source
 from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.tiles import may_hide
 from paged_attn.launching import backend
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of
 from tests.masks import BOUNDS as MASKS
 from tests.masks import GAPS, Mask, blocks_of
@@ -123,7 +123,7 @@ def test_a_call_visits_the_tiles_that_its_mask_shows_and_no_other(name: str, len
     count = torch.zeros(1, dtype=torch.int32, device=device)
     inputs |= dict(score_mod=counted, score_mod_args=(count,))
     paged_attn.paged_attention(**inputs)
-    assert int(count) == sum(visited(mask, x, queries, keys) for x in plan.plan(problem_of(inputs)).launches)
+    assert int(count) == sum(visited(mask, x, queries, keys) for x in planner.plan(problem_of(inputs)).launches)
 
 
 def visited(mask: Mask, launch: Any, queries: tuple[int, ...], keys: tuple[int, ...]) -> int:

@@ -13,7 +13,7 @@ from paged_attn.explain import host_schedule
 from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.hopper.planning.block_launches import MIN_TILES_PER_PIECE
 from paged_attn.kernels.portable import launches as portable_plan
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.key_bounds import key_bounds_of
 from paged_attn.records.plan import Launch
 from tests import hopper_plans
@@ -52,7 +52,7 @@ WAYS = {"as long ones": hopper_plans.long, "two lists": hopper_plans.two_lists, 
 def test_uneven_queries_served_in_other_ways_give_the_results_of_the_reference(way: str, name: str) -> None:
     with WAYS[way]():
         case = sized(name, **CASES[name])
-        launches = plan.plan(problem_of(build(case, DEVICE))).launches
+        launches = planner.plan(problem_of(build(case, DEVICE))).launches
         assert not any(x.beside or (x.pipe.MIXED and way != "two lists") for x in launches)
         assert len(launches) == 1 or way != "as long ones"
         run(case, DEVICE)
@@ -62,7 +62,7 @@ def test_uneven_queries_served_in_other_ways_give_the_results_of_the_reference(w
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("few long ones") and "192" not in name])
 @hopper_plans.two_lists()
 def test_few_long_queries_among_many_decodes_are_two_lists_but_over_fp8(name: str) -> None:
-    launches = plan.plan(problem_of(build(sized(name, **CASES[name]), DEVICE))).launches
+    launches = planner.plan(problem_of(build(sized(name, **CASES[name]), DEVICE))).launches
     assert [x.pipe.MIXED for x in launches] == ([False, False] if "e4m3" in name else [True])
 
 
@@ -128,7 +128,7 @@ def run_random(name: str, seed: int, family: dict[str, Any], lengths: Any, batch
 @hopper_plans.mixed()
 def test_blocks_over_x_packed_caches_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **BLOCKS[name])
-    *_, blocks = plan.plan(problem_of(build(case, DEVICE))).launches
+    *_, blocks = planner.plan(problem_of(build(case, DEVICE))).launches
     assert blocks.pipe.PACKED
     assert not blocks.pipe.SHARES
     run(case, DEVICE)
@@ -141,7 +141,7 @@ SMALL_LINE = "chunks, window, not causal"
 @pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.quick] * (x == SMALL_LINE)) for x in LINES])
 def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LINES[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     done = cut(launch, host_schedule.KnownBatch(case.query_lens, case.seq_lens, key_bounds_of(case)))
     assert done.schedule == "line"
     run(case, DEVICE)
@@ -163,7 +163,7 @@ def test_x_packed_caches_may_be_parts_of_larger_ones(dtype: torch.dtype) -> None
     bits(keys).copy_(bits(k_cache))
     bits(values).copy_(bits(v_cache))
     parts = inputs | dict(k_cache=keys, v_cache=values)
-    (launch,) = plan.plan(problem_of(parts)).launches
+    (launch,) = planner.plan(problem_of(parts)).launches
     assert launch.pipe.PACKED
     compare(case, paged_attn.paged_attention(**parts), None, parts)
 
@@ -175,7 +175,7 @@ EVEN = [name for name in CASES if name.startswith(("even", "a chunk")) and name 
 @hopper_plans.shares()
 def test_even_shares_of_many_rows_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert launch.pipe.SHARES
     run(case, DEVICE)
 
@@ -184,7 +184,7 @@ def test_even_shares_of_many_rows_give_the_results_of_the_reference(name: str) -
 def test_blocks_that_no_sequence_has_are_nobodys() -> None:
     """As many tokens as two sequences of 64 queries, which is what the planner knows, but they have fewer."""
     case = sized("one block", **ragged((20, 5000), (9, 700)), padding=99)
-    (launch,) = plan.plan(problem_of(build(case, DEVICE) | dict(max_seqlen_q=64))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE) | dict(max_seqlen_q=64))).launches
     assert launch.pipe.SHARES
     run(case, DEVICE, max_seqlen_q=64)
 
@@ -193,7 +193,7 @@ def test_blocks_that_no_sequence_has_are_nobodys() -> None:
 @hopper_plans.three()
 def test_three_consumers_do_a_small_batch() -> None:
     case = sized("three", **ragged((200, 300), (200, 200)), bounds=True)
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert launch.pipe.CONSUMERS == 3
     run(case, DEVICE)
 
@@ -203,7 +203,7 @@ def test_three_consumers_do_a_small_batch() -> None:
 def test_four_warpgroups_do_a_small_batch(plans: Any) -> None:
     with plans():
         case = sized("four", **ragged((200, 300), (200, 900), (200, 0)), head_dim=64, bounds=True)
-        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
         assert (256, plans == hopper_plans.four_uncut) == (launch.pipe.ROWS, launch.pipe.AHEAD)
         run(case, DEVICE)
 
@@ -213,7 +213,7 @@ def test_four_warpgroups_do_a_small_batch(plans: Any) -> None:
 def test_a_consumer_that_is_an_item_ahead_does_a_small_batch(short: int, tile: int) -> None:
     with hopper_plans.uncut(MAX_KEYS_OF_HALF_TILES=short):
         case = sized("ahead", **ragged((200, 300), (200, 0), (200, 200), (200, 900)), bounds=True)
-        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
         assert (True, tile) == (launch.pipe.AHEAD, launch.shape.TILE)
         run(case, DEVICE)
 
@@ -224,7 +224,7 @@ def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.
     monkeypatch.setattr(portable_plan, "MAX_SCRATCH_BYTES", 1)
     with hopper_plans.planned():
         case = sized("whole", **DECODE, batch_invariant=True)
-        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
         assert not launch.pipe.SHARES
         assert not launch.shape.SPLIT
         run(case, DEVICE)
@@ -234,7 +234,7 @@ def test_decodes_whose_pieces_have_no_room_are_whole_blocks(monkeypatch: pytest.
 @hopper_plans.three()
 def test_three_consumers_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert (2 if case.softcap and case.lse else 3) == launch.pipe.CONSUMERS
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
@@ -247,7 +247,7 @@ FOUR = [name for name in LONG if "head_dim" not in name or "head_dim 64" in name
 @hopper_plans.four()
 def test_four_warpgroups_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name] | dict(head_dim=64))
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     window = case.window_size[0]
     keys = min(max(case.seq_lens), window + launch.shape.BLOCK_Q if window >= 0 else max(case.seq_lens))
     assert (keys > MIN_TILES_PER_PIECE * launch.shape.TILE) == launch.shape.SPLIT
@@ -258,7 +258,7 @@ def test_four_warpgroups_give_the_results_of_the_reference(name: str) -> None:
 @hopper_plans.four_uncut()
 def test_four_warpgroups_that_are_an_item_ahead_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name] | dict(head_dim=64))
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert launch.pipe.QUERY_BOX == launch.pipe.AHEAD
     check_four(case, launch)
 
@@ -273,7 +273,7 @@ def check_four(case: Case, launch: Launch) -> None:
 @hopper_plans.one()
 def test_one_code_for_two_warpgroups_gives_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (1, 128)
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
@@ -283,7 +283,7 @@ def test_one_code_for_two_warpgroups_gives_the_results_of_the_reference(name: st
 @hopper_plans.uncut()
 def test_a_consumer_that_is_an_item_ahead_gives_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **LONG[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.pipe.QUERY_BOX and not launch.pipe.CONVERT and launch.shape.DIM <= 128) == launch.pipe.AHEAD
     run(case, DEVICE)
     run(case, DEVICE)  # with counters as the first run left them
@@ -339,7 +339,7 @@ def test_cut_blocks_have_the_same_bits_whoever_is_done_last(name: str) -> None:
 @hopper_plans.mixed()
 def test_blocks_and_few_rows_beside_them_have_the_same_bits_whoever_is_done_last(name: str) -> None:
     inputs = build(sized(name, **CASES[name]), DEVICE)
-    (launch,) = plan.plan(problem_of(inputs)).launches
+    (launch,) = planner.plan(problem_of(inputs)).launches
     assert launch.beside is not None
     first = [x.clone() for x in _results(inputs)]
     for _ in range(100 if DEVICE == "cuda" else 2):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import DEVICE
@@ -24,7 +24,7 @@ def test_any_call_gives_the_results_of_the_reference(seed: int) -> None:
     while left:
         case, way = any_case(rng), rng.choice(WAYS)
         with way():
-            if any(x.pipe is None for x in plan.plan(problem_of(build(case, DEVICE))).launches):
+            if any(x.pipe is None for x in planner.plan(problem_of(build(case, DEVICE))).launches):
                 continue
             left -= 1
             run(case, DEVICE)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, FEATURES, NEW, ragged, sized
@@ -26,7 +26,7 @@ def copied() -> Iterator[None]:
 
 
 def assert_copied(case: Case) -> None:
-    made = plan.plan(problem_of(build(case, DEVICE)))
+    made = planner.plan(problem_of(build(case, DEVICE)))
     assert made.copies is not None
     assert made.copies.from_page == case.page_size
     assert all(part.shape.PAGE == 128 for launch in made.launches for part in launch.parts)
@@ -86,5 +86,5 @@ def test_a_graph_copies_what_lies_there_when_it_is_replayed() -> None:
 def test_two_launches_that_overlap_read_the_same_copies() -> None:
     case = sized("apart", **ragged((100, 300), (1, 400), (1, 70), (2, 9)), page_size=2, bounds=True)
     assert_copied(case)
-    assert len(plan.plan(problem_of(build(case, DEVICE))).launches) == 2
+    assert len(planner.plan(problem_of(build(case, DEVICE))).launches) == 2
     run(case, DEVICE)

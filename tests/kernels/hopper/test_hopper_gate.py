@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans
 from tests.cases import E4M3, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
@@ -97,7 +97,7 @@ def test_these_cases_meet_every_way_in_which_rows_leave() -> None:
     for way in (hopper_plans.mixed, *WAYS.values()):
         with way():
             for name, fields in CASES.items():
-                for launch in plan.plan(problem_of(build(sized(name, **fields, gate=True), DEVICE))).launches:
+                for launch in planner.plan(problem_of(build(sized(name, **fields, gate=True), DEVICE))).launches:
                     for x in launch.parts:
                         met |= {f"{n}={getattr(x.pipe, n)}" for n in ("SHARES", "FP8_PRODUCTS", "MIXED", "BRIEF")}
                         met |= {f"split={x.shape.SPLIT}", f"merge={x.merge is not None}", f"joins={x.shape.MERGE > 0}"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paged_attn.kernels.hopper.planning import coverage as hopper
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import DEVICE, ragged, sized
 from tests.hopper_plans import planned
@@ -23,7 +23,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def abreast(case: Case) -> list[int]:
-    return [x.pipe.HEADS_ABREAST for x in plan.plan(problem_of(build(case, DEVICE))).launches]
+    return [x.pipe.HEADS_ABREAST for x in planner.plan(problem_of(build(case, DEVICE))).launches]
 
 
 @pytest.mark.quick

@@ -10,7 +10,7 @@ import torch
 from paged_attn.explain import host_schedule
 from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.hopper.planning import share_layout
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.key_bounds import key_bounds_of
 from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
@@ -97,7 +97,7 @@ BY_NAME = [pytest.param(x, marks=[pytest.mark.quick] * (x in QUICK)) for x in CA
 @pytest.mark.parametrize("name", BY_NAME)
 def test_pieces_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert launch.merge is not None
     assert not launch.pipe.GROUPED
     run(case, DEVICE)
@@ -115,7 +115,7 @@ def test_pieces_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(
     ids=lambda x: getattr(x, "name", None),
 )
 def test_rows_or_their_pieces_are_joined_side_by_side(case: Case, pieces: bool) -> None:
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.merge.lanes > 1) == pieces
     run(case, DEVICE)
 
@@ -125,7 +125,7 @@ def test_blocks_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(
     case = sized(name, **BLOCKS[name])
     pieces = dict(MIN_PIECES_WORTH_A_MERGE=0, MIN_FP8_PIECES_WORTH_A_MERGE=0)
     with hopper_plans.planned(MIN_TOKENS_PER_LONG_SEQ=0, even_shares_end_sooner=lambda p: False, **pieces):
-        (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+        (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
         assert not launch.pipe.SHARES
         assert launch.merge is not None
         lengths = host_schedule.KnownBatch(case.query_lens, case.seq_lens, key_bounds_of(case))
@@ -136,7 +136,7 @@ def test_blocks_joined_by_a_launch_of_its_own_give_the_results_of_the_reference(
 @pytest.mark.parametrize("name", BY_NAME)
 def test_pieces_joined_in_groups_give_the_results_of_the_reference(name: str) -> None:
     case = sized(name, **CASES[name])
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert launch.pipe.SHARES
     assert launch.pipe.GROUPED == 4
     run(case, DEVICE)
@@ -144,7 +144,7 @@ def test_pieces_joined_in_groups_give_the_results_of_the_reference(name: str) ->
 
 
 def test_a_share_ends_one_cut_block_and_begins_the_next() -> None:
-    (launch,) = plan.plan(problem_of(build(sized("", **UNEVEN), DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(sized("", **UNEVEN), DEVICE))).launches
     tiles = [-(-n // launch.shape.TILE) for n in UNEVEN["seq_lens"]]
     size, extra = divmod(sum(tiles), launch.programs)
     assert size + (extra > 0) < tiles[1]
@@ -157,7 +157,7 @@ def test_a_share_ends_one_cut_block_and_begins_the_next() -> None:
 def test_groups_of_any_number_of_pieces(pieces: int) -> None:
     """One sequence, of a tile for each piece where there are as many programs; up to four have code of their own."""
     case = Case("pieces", (1,), (64 * pieces,), heads=8, head_dim=128, dtype=torch.bfloat16, decode_form=True)
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.shape.TILE, launch.pipe.BRIEF, launch.pipe.GROUPED) == (64, True, 4)
     done = cut(launch, host_schedule.KnownBatch(case.query_lens, case.seq_lens))
     assert min(pieces, launch.programs) == done.pieces

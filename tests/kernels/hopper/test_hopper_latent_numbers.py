@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import E4M3, E5M2, Case, build, compare, problem_of
 from tests.hopper_cases import DEVICE, ragged, sized
 
@@ -44,7 +44,7 @@ def built(name: str, **changes: Any) -> tuple[Case, dict[str, Any]]:
     """A case and its inputs, of which bfloat16 queries become float16."""
     case = sized(name, **CASES[name] | changes)
     inputs = build(case, DEVICE)
-    (launch,) = plan.plan(problem_of(inputs)).launches
+    (launch,) = planner.plan(problem_of(inputs)).launches
     assert launch.pipe is not None
     assert launch.shape.NORMALIZED
     assert (launch.pipe.COLUMNS > 0) == name.startswith("columns")

@@ -10,7 +10,7 @@ import torch
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans, small_weights
 from tests.cases import E4M3, E5M2, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, RISING, ragged, sized
@@ -32,7 +32,7 @@ def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:
 def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
     case = sized(name, **RISING[name])
     columns = {"decodes": 8, "drafts of 2": 8, "drafts of 4": 16, "drafts of 8": 32}
-    for launch in plan.plan(problem_of(build(case, DEVICE))).launches:
+    for launch in planner.plan(problem_of(build(case, DEVICE))).launches:
         if name.startswith(("decodes", "drafts")):
             assert next(n for word, n in columns.items() if name.startswith(word)) == launch.pipe.COLUMNS
         else:
@@ -45,7 +45,7 @@ def test_maxima_may_rise_from_tile_to_tile(name: str) -> None:
 @hopper_plans.three()
 def test_maxima_may_rise_of_three_consumers(name: str) -> None:
     case = sized(name, **RISING[name])
-    assert [x.pipe.CONSUMERS for x in plan.plan(problem_of(build(case, DEVICE))).launches] == [3]
+    assert [x.pipe.CONSUMERS for x in planner.plan(problem_of(build(case, DEVICE))).launches] == [3]
     check_rising(case)
 
 
@@ -54,7 +54,7 @@ def test_maxima_may_rise_of_three_consumers(name: str) -> None:
 def test_maxima_may_rise_of_four_warpgroups(plans: Any, dtype: torch.dtype) -> None:
     with plans():
         case = sized("four", **RISING["prefills, head_dim 64"] | dict(dtype=dtype))
-        assert [x.pipe.ROWS for x in plan.plan(problem_of(build(case, DEVICE))).launches] == [256]
+        assert [x.pipe.ROWS for x in planner.plan(problem_of(build(case, DEVICE))).launches] == [256]
         check_rising(case)
 
 
@@ -65,7 +65,7 @@ def check_rising(case: Case) -> None:
     out, lse = result if case.lse else (result, None)
     # here scores reach the cap, and the unit for tanh is off by 2^-11 of that
     more = 0 if case.lse else case.softcap * 2.0**-11
-    if any(x.pipe.FP8_KEYS for x in plan.plan(problem_of(inputs)).launches):
+    if any(x.pipe.FP8_KEYS for x in planner.plan(problem_of(inputs)).launches):
         more += 100 * 2.0**-12  # of scores up to 100, each of four sums is off by 2^-14: an estimate, docs/hopper.md
     compare(case, out, lse, inputs, more=more)
 
@@ -180,7 +180,7 @@ def test_capped_scores_of_any_size(aims: str, lse: bool) -> None:
     """All keys of a row are about as far from zero, so that weights show what became of it."""
     case = sized("aimed", **ragged((150, 700)), softcap=50.0, lse=lse)
     inputs = build(case, DEVICE)
-    assert {x.pipe.TERMS for x in plan.plan(problem_of(inputs)).launches} == {5 if lse else 3}
+    assert {x.pipe.TERMS for x in planner.plan(problem_of(inputs)).launches} == {5 if lse else 3}
     keys = inputs["k_cache"].float()
     keys[..., :64] = 2.0 + 0.1 * keys[..., :64]  # what must not be read remains what it is
     inputs["k_cache"] = keys.to(case.dtype)
@@ -243,7 +243,7 @@ def test_a_key_that_is_no_number_is_not_lost_where_pieces_are_joined(cache_dtype
     case = sized("nan", **ragged((1, 3000), (1, 700)), decode_form=True, cache_dtype=cache_dtype)
     for key in (0, 1500, 2999):
         inputs = build(case, DEVICE)
-        assert all(x.pipe.BRIEF for x in plan.plan(problem_of(inputs)).launches)
+        assert all(x.pipe.BRIEF for x in planner.plan(problem_of(inputs)).launches)
         page = int(inputs["page_table"][0, key // case.page_size])
         bits(inputs["k_cache"])[page, key % case.page_size, 0, 3] = 0x7F if cache_dtype == E4M3 else torch.nan
         out, lse = paged_attn.paged_attention(**inputs)

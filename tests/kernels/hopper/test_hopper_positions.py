@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
@@ -137,7 +137,7 @@ def test_these_cases_meet_every_kind_of_kernel() -> None:
         with way():
             for name, fields in CASES.items():
                 problem = problem_of(build(sized(name, **fields, positions="tree"), DEVICE))
-                for launch in plan.plan(problem).launches:
+                for launch in planner.plan(problem).launches:
                     for x in launch.parts:
                         pipe = x.pipe
                         met |= {f"{n}={getattr(pipe, n)}" for n in ("SHARES", "COARSE", "FP8_PRODUCTS", "AT_ONCE")}

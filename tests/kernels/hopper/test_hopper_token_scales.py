@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
@@ -71,7 +71,9 @@ def test_these_cases_meet_every_kind_of_kernel() -> None:
     for way in (hopper_plans.mixed, hopper_plans.two_lists):
         with way():
             for name, fields in CASES.items():
-                for launch in plan.plan(problem_of(build(sized(name, **fields, token_scales=True), DEVICE))).launches:
+                for launch in planner.plan(
+                    problem_of(build(sized(name, **fields, token_scales=True), DEVICE))
+                ).launches:
                     for x in launch.parts:
                         met |= {f"{n}={getattr(x.pipe, n)}" for n in ("SHARES", "COARSE", "FP8_PRODUCTS", "AT_ONCE")}
                         met |= {f"{n}={getattr(x.pipe, n)}" for n in ("AHEAD", "MIXED", "PACKED")}

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
@@ -99,7 +99,7 @@ def test_masks_are_met_by_every_kind_of_kernel() -> None:
             for name, fields in CASES.items():
                 if not fields["qq_mask"]:
                     continue
-                for launch in plan.plan(problem_of(build(sized(name, **fields), DEVICE))).launches:
+                for launch in planner.plan(problem_of(build(sized(name, **fields), DEVICE))).launches:
                     for x in launch.parts:
                         met |= {f"{n}={getattr(x.pipe, n)}" for n in ("SHARES", "COARSE", "FP8_PRODUCTS", "AT_ONCE")}
                         met |= {f"{n}={getattr(x.pipe, n)}" for n in ("AHEAD", "MIXED", "PACKED")}

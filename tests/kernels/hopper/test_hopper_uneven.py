@@ -10,7 +10,7 @@ import torch
 
 from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.kernels.hopper.planning.share_launches import shares_launch
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.plan import UNBOUNDED
 from paged_attn.records.problem import Problem
 from tests import hopper_plans, simulator
@@ -192,7 +192,7 @@ MANY_HEADS_CASE: dict[str, Any] = dict(heads=71, kv_heads=1, head_dim=64, window
 def test_decodes_of_more_heads_than_a_block_has_rows_are_left_to_the_portable_kernel(
     call: Problem, dialects: str
 ) -> None:
-    launches = plan.plan(call).launches
+    launches = planner.plan(call).launches
     assert dialects.split() == ["portable" if x.pipe is None else "Hopper" for x in launches]
     if dialects.startswith("portable Hopper"):
         few, blocks, *drafts = launches
@@ -230,7 +230,7 @@ def test_launches_of_both_dialects_serve_a_batch_together(fields: dict[str, Any]
     keys = (500, 300, 70, 900, 0, 64, 4000, 700, 1, 130) + tuple(range(30, 2430, 40))
     usual = dict(query_lens=queries, seq_lens=keys, window_size=(127, -1), sinks=True, padding=3)
     case = sized(str(fields), **usual | fields)
-    launches = plan.plan(problem_of(build(case, DEVICE))).launches
+    launches = planner.plan(problem_of(build(case, DEVICE))).launches
     assert [x.pipe is None for x in launches[:2]] == [True, False]
     assert len(launches) == (3 if fields.get("heads") == 71 else 2)
     run(case, DEVICE)

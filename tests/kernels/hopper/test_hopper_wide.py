@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paged_attn.kernels.hopper.planning.shapes import is_wide
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests.cases import E4M3, E5M2, Case, build, problem_of, run
 from tests.hopper_cases import DEVICE, FEATURES, ragged, sized
 
@@ -164,7 +164,7 @@ QUICK = ("decodes, 192 and 128", "rows, 64 and 128, features", "drafts, 512", "d
 def assert_wide(case: Case) -> None:
     problem = problem_of(build(case, DEVICE))
     assert is_wide(problem)
-    launches = plan.plan(problem).launches
+    launches = planner.plan(problem).launches
     assert all(x.pipe is not None and x.pipe.SHARES for x in launches)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from tests import hopper_plans
 from tests.cases import E4M3, E5M2, Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, E4M3_NO_LSE, FEATURES, NEW, PACKED, ragged, sized
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.hopper]
 
 
 def assert_blocks(case: Case) -> None:
-    launches = plan.plan(problem_of(build(case, DEVICE))).launches
+    launches = planner.plan(problem_of(build(case, DEVICE))).launches
     assert [(x.dialect, x.pipe.SHARES) for x in launches] == [("hopper", False)] * (1 + (case.value_width > 256))
 
 
@@ -96,7 +96,7 @@ def test_values_of_another_width_give_the_results_of_the_reference(name: str) ->
 def test_long_queries_of_two_widths_may_have_two_copies_of_a_consumer(sizes: dict[str, Any]) -> None:
     """As with an exact softcap; three copies are of 128 dims alone."""
     case = sized("long", **PREFILLS, **sizes, softcap=20.0)
-    (launch,) = plan.plan(problem_of(build(case, DEVICE))).launches
+    (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (2, 64)
     run(case, DEVICE)
     run(sized("long", **PREFILLS, **sizes), DEVICE)
@@ -114,7 +114,7 @@ def test_scores_far_apart_are_weighed_again(name: str) -> None:
 @pytest.mark.parametrize("sizes", [widths(512, 512), widths(512, 128), widths(320, 320)], ids=str)
 def test_decodes_of_wide_heads_have_shares_before_blocks(sizes: dict[str, Any]) -> None:
     case = sized("mixed", **UNEVEN, **FEATURES, **sizes, padding=3, heads=16, kv_heads=4)
-    launches = plan.plan(problem_of(build(case, DEVICE))).launches
+    launches = planner.plan(problem_of(build(case, DEVICE))).launches
     assert [x.pipe.SHARES for x in launches] == [True] + [False] * (1 + (case.value_width > 256))
     run(case, DEVICE)
     run(case, DEVICE)
@@ -123,7 +123,7 @@ def test_decodes_of_wide_heads_have_shares_before_blocks(sizes: dict[str, Any]) 
 @pytest.mark.skipif(SIMULATES, reason="portable kernels are not simulated")
 def test_decodes_over_fp8_are_portable_before_blocks_of_two_widths() -> None:
     case = sized("mixed", **UNEVEN, **E4M3_CACHE, **widths(192, 128))
-    launches = plan.plan(problem_of(build(case, DEVICE))).launches
+    launches = planner.plan(problem_of(build(case, DEVICE))).launches
     assert [x.dialect for x in launches] == ["portable", "hopper"]
     run(case, DEVICE)
 
@@ -135,6 +135,6 @@ def test_queries_in_no_box_are_multiplied_by_keys_of_256_dims() -> None:
     given = build(case, DEVICE)
     q = given["q"].contiguous()
     off = torch.empty(q.numel() + 1, dtype=q.dtype, device=q.device)[1:].view(q.shape).copy_(q)
-    (launch,) = plan.plan(problem_of(given | dict(q=off))).launches
+    (launch,) = planner.plan(problem_of(given | dict(q=off))).launches
     assert (launch.pipe.QUERY_BOX, launch.shape.DIM) == (False, 256)
     run(case, DEVICE, q=off)

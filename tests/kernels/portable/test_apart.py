@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from paged_attn.kernels.common.key_tiles import end_in, gap_before, tile_of, tiles_before
+from paged_attn.kernels.common.blocking import end_in, gap_before, tile_of, tiles_before
 
 TILE = 4
 

@@ -10,7 +10,7 @@ import torch
 from paged_attn.explain.question import need_of
 from paged_attn.kernels.portable import tuning
 from paged_attn.launching.backend import Device
-from paged_attn.planning import plan
+from paged_attn.planning import planner
 from paged_attn.records.problem import Problem
 
 
@@ -59,7 +59,7 @@ def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -
     """Of all that a plan chooses, only what cuts work may depend on the batch."""
     found = set()
     for batch in BATCHES:
-        for launch in plan.plan(problem(**{**call, **batch, "device": Device(arch, 132)})).launches:
+        for launch in planner.plan(problem(**{**call, **batch, "device": Device(arch, 132)})).launches:
             schedule: dict[str, Any] = dict(
                 ONE_BLOCK=False, SPLIT=False, SCAN=0, ONE_SCAN=False, LIVE=0, CLEAR=False, PAGE=0, CHUNK=0, MERGE=0
             )
@@ -73,32 +73,32 @@ def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -
 @pytest.mark.parametrize("batch", BATCHES, ids=str)
 @pytest.mark.parametrize("keys", [32768, 2**20, 2**30])
 def test_scratch_is_bounded_however_wide_the_page_table(batch: dict[str, Any], keys: int) -> None:
-    for launch in plan.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
+    for launch in planner.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
         states = need_of(launch).states if launch.shape.SPLIT else 0
         assert 4 * states <= tuning.MAX_SCRATCH_BYTES
 
 
 def test_one_long_sequence_fills_the_device() -> None:
-    (launch,) = plan.plan(problem(tokens=1, seqs=1)).launches
+    (launch,) = planner.plan(problem(tokens=1, seqs=1)).launches
     assert launch.grid[0] >= 0.9 * 132
 
 
 def test_captured_calls_of_any_bound_take_few_counters() -> None:
     for keys in (4096, 2**20):
         for batch in BATCHES:
-            for launch in plan.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
+            for launch in planner.plan(problem(**{**batch, "max_seqlen_k": keys})).launches:
                 assert need_of(launch).counters <= 1000
 
 
 @pytest.mark.parametrize("keys", [32768, 131072])
 def test_long_decodes_beside_a_prefill_are_cut_however_wide_the_page_table(keys: int) -> None:
     """Else a sequence of as many keys would be one program's for each KV head."""
-    _, few = plan.plan(problem(tokens=527, seqs=16, max_seqlen_q=512, max_seqlen_k=keys)).launches
+    _, few = planner.plan(problem(tokens=527, seqs=16, max_seqlen_q=512, max_seqlen_k=keys)).launches
     assert few.shape.SPLIT
     assert few.grid[0] >= 0.9 * 132
 
 
 def test_a_chunk_behind_a_long_context_is_cut_in_the_room_there_is() -> None:
-    (launch,) = plan.plan(problem(tokens=64, seqs=1, max_seqlen_q=64, max_seqlen_k=131072)).launches
+    (launch,) = planner.plan(problem(tokens=64, seqs=1, max_seqlen_q=64, max_seqlen_k=131072)).launches
     assert launch.shape.SPLIT
     assert launch.grid[0] >= 56

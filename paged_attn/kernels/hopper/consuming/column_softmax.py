@@ -5,7 +5,7 @@ tile.  So weights are those by the maximum so far, and made again where one is t
 tells all warps both that weights are there and whether they will do.
 """
 
-from ...common.key_tiles import end_in, gap_before
+from ...common.blocking import end_in, gap_before
 from ...common.numerics import LOG2E
 from ...common.records import State
 from ...common.scores import cut_own, mask, modify

@@ -2,7 +2,7 @@
 
 import triton
 
-from ...common.key_tiles import end_in, gap_before
+from ...common.blocking import end_in, gap_before
 from ...common.records import State
 from ..args import Item, Turns, queries_leave_early
 from ..asm.registers import pin

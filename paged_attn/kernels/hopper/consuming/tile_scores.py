@@ -1,6 +1,6 @@
 """What a consumer does with one tile: its products, the judgement of its scores, and leave."""
 
-from ...common.key_tiles import end_in, gap_before
+from ...common.blocking import end_in, gap_before
 from ...common.numerics import LOG2E, scale_of
 from ...common.scores import add_qq_bias, call_score_mod, cut_own, hides_between, load_slopes, move_own, softcap
 from ...common.softmax import base_of

@@ -1,7 +1,6 @@
 """Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
 
-from ...common.key_tiles import gap_before, in_cache
-from ...common.page_tables import page_at
+from ...common.blocking import gap_before, in_cache, page_at
 from ..args import slots_of_tile
 from ..shim import gl, gluon, load_box, mbarrier
 from .packed import boxes_of, places_of_slot

@@ -9,9 +9,8 @@ would not stay there, a few come with all of their blocks before the next ones d
 
 from typing import Any, NamedTuple
 
+from ...common.blocking import block_of, tile_of, tiles_before
 from ...common.bounds import visible_range
-from ...common.key_tiles import tile_of, tiles_before
-from ...common.query_blocks import block_of
 from ...common.schedule import first_tile, work
 from ..args import Item
 from ..asm.prefetch import bring_line

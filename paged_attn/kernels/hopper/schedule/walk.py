@@ -1,13 +1,19 @@
-"""Along the line of units: which piece of which block lies where in a share."""
+"""Along the line of units: which piece of which block lies where in a share, and whose share a program has.
+
+Where windows are by head, `common/head_programs.py` tells whose by the warps of a consumer or by one that loads.
+"""
 
 from typing import Any, NamedTuple
 
+from ...common.blocking import block_of, tile_of, tiles_before
 from ...common.bounds import visible_range
-from ...common.key_tiles import tile_of, tiles_before
-from ...common.query_blocks import block_of
+from ...common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ...common.schedule import first_tile, pieces_of, place_of, share_of, slot_of, slots_between
 from ..args import Item
+from ..asm.prefetch import bring_line
+from ..layouts import heads_layout
 from ..shim import gl, gluon
+from .items import bring_lengths
 
 
 class Walk(NamedTuple):
@@ -101,3 +107,26 @@ def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
     else:
         holders = pieces - gl.where(share_of(second, share) == first_share, 1, 0)
     return holders
+
+
+MAX_UNITS_OF_A_WARP = gl.constexpr(128)  # heads times sequences at a time: few of each thread, and little machine code
+
+
+@gluon.jit
+def bring_heads(batch, mods, S: gl.constexpr, P: gl.constexpr):
+    """Have the L2 fetch what `share_of_heads` asks for, while barriers are made."""
+    bring_lengths(batch, P)
+    head = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
+    stride = 2 if mods.head_windows_stride is None else mods.head_windows_stride
+    bring_line((mods.head_windows + head.to(gl.int64) * stride).to(gl.int64), head < S.KV_HEADS * S.GROUP)
+
+
+@gluon.jit
+def share_of_heads(batch, mods, WARPS: gl.constexpr, S: gl.constexpr):
+    """`share_by_work` in each warp alike."""
+    HEADS: gl.constexpr = heads_at_once(S.KV_HEADS)
+    SEQS: gl.constexpr = seqs_at_once(HEADS, S.SCAN, MAX_UNITS_OF_A_WARP)
+    LAYOUT: gl.constexpr = heads_layout(HEADS, SEQS, WARPS)
+    head = gl.arange(0, HEADS, layout=gl.SliceLayout(1, LAYOUT))
+    seq = gl.arange(0, SEQS, layout=gl.SliceLayout(0, LAYOUT))
+    return share_by_work(programs_by_work(batch, head, seq, mods, S), head, S)

@@ -1,4 +1,7 @@
-"""A temperature by position, as Grok has it: a modifier of scores, since it comes after their softcap."""
+"""Modifiers of scores that models of hosts have: ALiBi of square roots (Step), a temperature by position (Grok).
+
+Grok's comes after the softcap of its scores, and so is no scale.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,13 @@ from typing import Any
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def alibi_sqrt(score, query_pos, key_pos, head, slopes):  # type: ignore[no-untyped-def]
+    """A bias of -slope * sqrt(places behind the query); later keys, where they are visible, have none."""
+    behind = tl.maximum(query_pos - key_pos, 0).to(tl.float32)
+    return score - tl.load(slopes + head) * tl.sqrt(behind)
 
 
 @triton.jit

@@ -1,0 +1,125 @@
+"""Blocks of a sequence's queries, tiles of its keys, and its pages: what a number of one of these means.
+
+Tiles are counted from position 0.  Where new keys are APART a sequence's tiles are two runs: of the cache, and of the
+call's own keys.  The cache ends somewhere in the last tile of the first run, and new keys begin with the next: what is
+left of that tile is the gap.
+
+A sequence has cdiv(query_len, BLOCK_Q) blocks; a launch serves those of sequences whose queries are neither too few nor
+too many for it.
+
+Page ids of a sequence lie in a row of a dense table, or from its start on in a ragged one's.  What the ids mean, pages
+of a cache, is its loaders' business.
+"""
+
+import triton
+import triton.language as tl
+
+from .numerics import load_int
+from .records import Block
+
+
+@triton.jit
+def in_cache(tile, context_len, S: tl.constexpr):
+    """Whether a tile is of the first run."""
+    return tile * S.TILE < context_len
+
+
+@triton.jit
+def gap(context_len, S: tl.constexpr):
+    """Slots between the last key of the cache and the first new one; fewer keys than queries are a negative context."""
+    cached = tl.maximum(context_len, 0)
+    return tl.cdiv(cached, S.TILE) * S.TILE - cached
+
+
+@triton.jit
+def tile_of(pos, context_len, S: tl.constexpr):
+    """The tile that holds a position."""
+    if S.APART:
+        pos += tl.where(pos >= context_len, gap(context_len, S), 0)
+    return pos // S.TILE
+
+
+@triton.jit
+def tiles_before(end, context_len, S: tl.constexpr):
+    """Tiles of the positions before `end`."""
+    if S.APART:
+        end += tl.where(end > context_len, gap(context_len, S), 0)
+    return tl.cdiv(end, S.TILE)
+
+
+@triton.jit
+def gap_before(tile, context_len, S: tl.constexpr):
+    """Slots of earlier tiles that hold no key: slot i of this one is position tile * TILE + i, less these."""
+    if S.APART:
+        return tl.where(in_cache(tile, context_len, S), 0, gap(context_len, S))
+    else:
+        return 0
+
+
+@triton.jit
+def end_in(tile, end, context_len, S: tl.constexpr):
+    """`end`, or the cache's where a tile's keys end with it."""
+    if S.APART:
+        return tl.where(in_cache(tile, context_len, S), tl.minimum(end, context_len), end)
+    else:
+        return end
+
+
+@triton.jit
+def block_of(batch, seq, index, kv_head, S: tl.constexpr):
+    """Block number index of a sequence; query_len is 0 where there is none or it belongs to another launch."""
+    if batch.query_starts is None:
+        return Block(seq, seq, 1, load_int(batch.seq_lens + seq), 0, kv_head)
+    else:
+        first_token = load_int(batch.query_starts + seq)
+        query_len = load_int(batch.query_starts + seq + 1) - first_token
+        num_blocks = tl.cdiv(query_len, S.BLOCK_Q)
+        served = (query_len >= batch.shortest) & (query_len <= batch.longest) & (index < num_blocks)
+        # the last block of a causal sequence sees the most keys: it goes first
+        first = (num_blocks - 1 - index) * S.BLOCK_Q
+        query_len = tl.where(served, query_len, 0)
+        return Block(seq, first_token, query_len, load_int(batch.seq_lens + seq), first, kv_head)
+
+
+@triton.jit
+def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
+    """Last sequence i with query_starts[i] // BLOCK_Q + i <= value, by bisection."""
+    left = 0
+    right = num_seqs
+    while left < right:
+        middle = (left + right) // 2
+        if load_int(query_starts + middle) // BLOCK_Q + middle <= value:
+            left = middle + 1
+        else:
+            right = middle
+    return left - 1
+
+
+@triton.jit
+def find_block(batch, block, kv_head, S: tl.constexpr):
+    """The block that a number means when every sequence counts."""
+    if S.ONE_BLOCK:
+        return block_of(batch, block, 0, kv_head, S)
+    else:
+        # sequence i has at most cdiv(query_len, BLOCK_Q) blocks from query_starts[i] // BLOCK_Q + i on
+        seq = last_at_most(batch.query_starts, batch.num_seqs, block, S.BLOCK_Q)
+        return block_of(batch, seq, block - (load_int(batch.query_starts + seq) // S.BLOCK_Q + seq), kv_head, S)
+
+
+@triton.jit
+def pages_of(batch, seq):
+    """Where a sequence's page ids begin."""
+    if batch.page_starts is None:
+        return batch.page_table + tl.cast(seq, tl.int64) * batch.page_table_stride
+    else:
+        first = tl.load(batch.page_starts.starts + tl.cast(seq, tl.int64) * batch.page_starts.stride)
+        return batch.page_table + tl.cast(first, tl.int64) * batch.page_starts.step
+
+
+@triton.jit
+def page_at(pages, column, page_starts):
+    """Where the id of a sequence's page of this number lies, or ids of some pages."""
+    if page_starts is None:
+        return pages + column
+    else:
+        return pages + tl.cast(column, tl.int64) * page_starts.step

@@ -1,0 +1,58 @@
+"""Which kernels a call launches, and how: from shapes, dtypes and device only; and the steps of that plan.
+
+Pure Python and cached by key: every layer of a model reuses one plan, nothing is read back from the device,
+and a plan made while a CUDA graph is captured is right for every replay.
+"""
+
+import functools
+
+from ..kernels.page_copies import copied
+from ..kernels.shared_arguments import merge_blocks
+from ..launching.launch import Step
+from ..records.call import Call
+from ..records.copies import Copies, over
+from ..records.plan import Plan
+from ..records.problem import Problem
+from .dialects import DIALECTS, chosen, dialect
+
+
+def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
+    """The call as launches have it, and the copies that are made for these, if any."""
+    for name in DIALECTS[:-1]:
+        found = dialect(name)
+        if found.why_not_on(problem.device) is None:
+            if not found.uncovered(problem):
+                break
+            copies = found.copies(problem)
+            if copies is not None and not found.uncovered(whole := over(problem, copies)):
+                return whole, copies
+    return problem, None
+
+
+@functools.lru_cache(maxsize=4096)
+def plan(problem: Problem) -> Plan:
+    """The launches of the first dialect that covers the call, or would over copies in whole pages that it asks for."""
+    if problem.only == "prefill" and not problem.ragged:
+        return Plan(())
+    problem, copies = in_whole_pages(problem)
+    return Plan(chosen(problem).launches(problem), copies)
+
+
+def steps_of(plan: Plan, call: Call) -> list[Step]:
+    """The launches of a plan, in order, behind that which copies keys, if any; behind each the merge of its pieces.
+
+    That of a launch that leads comes behind the next one, which would have to wait for it.
+    """
+    steps: list[Step] = []
+    if plan.copies is not None:
+        first, call = copied(plan.copies, call)
+        steps.append(first)
+    led: list[Step] = []
+    for launch in plan.launches:
+        step = dialect(launch.dialect).step(launch, call)
+        merges = [] if launch.merge is None else [merge_blocks(launch, call, step)]
+        if launch.shape.LEADS:
+            steps, led = [*steps, step], merges
+        else:
+            steps, led = [*steps, step, *merges, *led], []
+    return steps
