@@ -13,7 +13,7 @@ try:
     from rich.console import Console
     from rich.markup import escape
 
-    from benchmarks import headline, plots, report, tables
+    from benchmarks import headline, plots, report
 except ModuleNotFoundError as missing:
     if missing.name is None or missing.name.split(".")[0] not in ("rich", "matplotlib"):
         raise
@@ -43,11 +43,6 @@ def run(asked: argparse.Namespace) -> None:
     console = Console(width=wide, highlight=False, stderr=asked.json)
     if asked.redraw:
         _draw(asked.output or runner.folder(asked.redraw), console)
-        return
-    if asked.tables:
-        path = (asked.output or runner.ROOT / "docs") / "tables.md"
-        path.write_text(tables.page(runner.ROOT / "benchmarks" / "results"), encoding="utf-8")
-        console.print(f"tables: {path}")
         return
     if asked.headline:
         _headline(runner.folder(asked.headline), asked.output or runner.ROOT / "docs" / "images", console)

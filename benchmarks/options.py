@@ -43,9 +43,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, help="folder of the JSON and pictures  [benchmarks/results/<gpu>]")
     parser.add_argument("--redraw", metavar="GPU", help="only draw the pictures of a folder's JSON; needs no GPU")
     parser.add_argument("--headline", metavar="GPU", help="only print the README's table and draw its bars: no GPU")
-    parser.add_argument(
-        "--tables", action="store_true", help="only write docs/tables.md from all committed runs: no GPU"
-    )
     parser.add_argument("--json", action="store_true", help="print the suites' JSON, and nothing else, on stdout")
     options = parser.parse_args(words)
     options.suites += ["cliffs"] * (options.cliffs and "cliffs" not in options.suites)

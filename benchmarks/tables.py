@@ -1,14 +1,21 @@
-"""docs/tables.md, `python -m benchmarks --tables`: every case of the committed runs, a figure a cell, from JSON."""
+"""The page "All figures" of the site: every case of the committed runs, a figure a cell, from JSON.
+
+mkdocs.yml names this file as a hook, so the page is made with the site and never committed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.headline import three_digits
 from benchmarks.peers import BOUNDS, OURS
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
 
 H200, H100 = "h200", "h100-80gb-hbm3"
 # what is shown, by the folder's name and the report's
@@ -36,7 +43,7 @@ TITLES = {
 PEERS = {"flashinfer": "FlashInfer", "flashmla": "FlashMLA"}  # of runs in folders of their own
 INTRODUCTION = """# All figures
 
-Every case of the committed runs, written by `python -m benchmarks --tables` from `benchmarks/results/`.
+Every case of the committed runs, written from `benchmarks/results/` when the site is built.
 [Performance](performance.md) says how to read them. Times are medians in microseconds: CUDA-graph replays behind a
 flushed L2. "Of roof" is the share of what the card did at the time, reading or multiplying 16-bit numbers, whichever
 bounds the case; products of fp8 may be faster than that roof.
@@ -44,6 +51,15 @@ bounds the case; products of fp8 may be faster than that roof.
 bfloat16, heads 32/8 of 128 dims, pages of 16 tokens unless said. `b64 x 4096` are 64 sequences of 4096 keys; "(bound)"
 marks a contiguous cache. An empty cell: the peer was not in that run, or cannot do the case.
 """
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the page to the site that mkdocs builds."""
+    from mkdocs.structure.files import File
+
+    results = Path(config.config_file_path).parent / "benchmarks" / "results"
+    files.append(File.generated(config, "tables.md", content=page(results)))
+    return files
 
 
 def page(results: Path) -> str:

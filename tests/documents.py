@@ -9,6 +9,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 PAGES = (README, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md")))
+MADE = (ROOT / "docs" / "tables.md",)  # by `make docs`: pages of the site that are not committed
 # A comment right before a block says what it needs beside this library; such blocks are compiled, and run where "gpu"
 # is all they need and there is one.  A block that needs DIFFS runs in a copy of the package that they were applied to.
 DIFFS = "the diffs above"
