@@ -72,21 +72,46 @@ def test_what_is_kept_is_bounded(device: str, monkeypatch: pytest.MonkeyPatch) -
     assert recognised(inputs | {"max_seqlen_k": 27}) is not None
 
 
+class Watched:
+    """A lock that tells when a thread has to wait for it."""
+
+    def __init__(self) -> None:
+        self.lock, self.waited_for = threading.Lock(), threading.Event()
+
+    def __enter__(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            self.waited_for.set()
+            self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 class Cleared(dict[Any, Any]):
-    """Kept calls that another thread forgets, or tries to, while the oldest of them is looked for."""
+    """Kept calls that another thread forgets, or waits to forget, while the oldest of them is looked for."""
+
+    def __init__(self, lock: Watched, **kept: Any) -> None:
+        super().__init__(**kept)
+        self.lock = lock
 
     def __iter__(self) -> Any:
         keys = super().__iter__()
-        self.other = threading.Thread(target=call_cache.clear)
+        self.other = threading.Thread(target=self._forget)
         self.other.start()
-        self.other.join(0.1)
+        self.lock.waited_for.wait()
         return keys
+
+    def _forget(self) -> None:
+        call_cache.clear()
+        self.lock.waited_for.set()  # also where nobody waits
 
 
 def test_threads_that_forget_calls_at_once_do_not_disturb_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = Cleared(first=None, second=None)
+    lock = Watched()
+    store = Cleared(lock, first=None, second=None)
     monkeypatch.setattr(call_cache, "LIMIT", 2)
     monkeypatch.setattr(call_cache, "_kept", store)
+    monkeypatch.setattr(call_cache, "_forgetting", lock)
     call_cache._put(store, "third", None)
     store.other.join()
     assert not store

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import random
-import time
+from collections import Counter
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tests import cases, fuzzing
+from tests import cases, fuzzing, spent
 from tests.cases import BAD_PAGE, Case, build
 from tests.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration
 
 # On a failure hypothesis imports what warns, and warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Every reading is a second after the one before, and only readings take time."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(time=lambda: next(ticks), perf_counter=lambda: next(ticks))
+    monkeypatch.setattr(fuzzing, "time", clock)
+    monkeypatch.setattr(fuzzing, "SHRINKING", math.inf)
+    monkeypatch.setattr(spent, "time", clock)
+    return clock
 
 
 @pytest.fixture
@@ -35,7 +49,7 @@ def fault(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Case], bool]],
 
 def test_a_fault_is_found_and_its_test_has_nothing_that_it_does_not_need(fault: Any) -> None:
     fault(lambda case: case.sinks and max(case.seq_lens) > 20 and 3 in case.query_lens)
-    found = next(x for x in (fuzzing.explore(seed, 30, time.time() + 600) for seed in range(100)) if x.error)
+    found = next(x for x in (fuzzing.explore(seed, 30, math.inf) for seed in range(100)) if x.error)
     assert found.error == "AssertionError: wrong"
     assert found.test is not None
     *_, call = found.test.splitlines()
@@ -50,7 +64,7 @@ def test_a_fault_is_found_and_its_test_has_nothing_that_it_does_not_need(fault: 
 def test_of_two_sequences_one_is_left_that_has_the_queries_of_one_and_the_keys_of_the_other(fault: Any) -> None:
     fault(lambda case: max(case.seq_lens) > 20 and 3 in case.query_lens)
     call = fuzzing.Call("run", Case("found", (3, 5), (3, 21)), ())
-    simplest, _ = fuzzing._simplest(call, "AssertionError: wrong", time.time() + 600, lambda _: None)
+    simplest, _ = fuzzing._simplest(call, "AssertionError: wrong", math.inf, lambda _: None)
     assert (simplest.case.query_lens, simplest.case.seq_lens) == ((3,), (21,))
 
 
@@ -66,7 +80,7 @@ def test_a_test_of_a_fault_fails_as_the_call_that_was_found_did(monkeypatch: pyt
     monkeypatch.setattr(fuzzing, "run", run)
     case = Case("found", (3,), (21,), sinks=True)
     _, error = fuzzing._simplest(
-        fuzzing.Call("run", case, ()), "AssertionError: wrong", time.time() + 60, lambda _: None
+        fuzzing.Call("run", case, ()), "AssertionError: wrong", math.inf, lambda _: None
     )
     assert error == "AssertionError: wrong"
 
@@ -76,7 +90,7 @@ def test_a_seed_draws_the_same_calls_again(fault: Any) -> None:
     for _ in range(2):
         calls: list[Case] = []
         fault(lambda case, calls=calls: calls.append(case) is not None)
-        assert fuzzing.explore(7, 20, time.time() + 600).error is None
+        assert fuzzing.explore(7, 20, math.inf).error is None
         drawn.append(calls)
     assert drawn[0] == drawn[1]
     assert len({str(case.query_lens) for case in drawn[0]}) > 3
@@ -84,17 +98,27 @@ def test_a_seed_draws_the_same_calls_again(fault: Any) -> None:
 
 def test_nothing_is_a_failure_where_nothing_is_wrong_and_time_ends_it(fault: Any) -> None:
     fault(lambda case: False)
-    assert fuzzing.explore(3, 10, time.time() + 600)._replace(seconds=0).error is None
-    assert fuzzing.explore(3, 10, 0.0).calls == 0
+    assert fuzzing.explore(3, 10, math.inf).error is None
+    assert fuzzing.explore(3, 10, -1.0).calls == 0
 
 
 @pytest.mark.skipif(fuzzing.DEVICE != "cpu", reason="is about reports, not about calls")
-def test_a_report_tells_where_the_time_went() -> None:
+def test_a_report_tells_where_the_time_went(clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part has taken a second for each of its calls, which read the clock before and after."""
+    called = Counter[str]()
+
+    def counted(name: str) -> Callable[..., Any]:
+        plain = getattr(cases, name)
+        return lambda *args, **options: called.update([name]) or plain(*args, **options)
+
+    for name in ("build", "compare"):
+        monkeypatch.setattr(cases, name, counted(name))
     plain = cases.build, cases.compare
-    found = fuzzing.explore(5, 3, time.time() + 600)
+    found = fuzzing.explore(5, 3, math.inf)
     assert found.error is None
-    assert 0 < found.building < found.seconds
-    assert 0 < found.comparing < found.seconds
+    assert (found.building, found.comparing) == (called["build"], called["compare"])
+    assert min(called["build"], called["compare"]) > 0
+    assert found.seconds == clock.time() - 1
     assert (cases.build, cases.compare) == plain
 
 

@@ -22,7 +22,7 @@ def test_what_one_pass_leaves_the_others_share() -> None:
 def test_each_case_of_a_part_has_one_process(part: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize, "PROGRAM", [sys.executable, "-c", "import sys; print(*sys.argv[1:])"])
     found: list[int] = []
-    for status, said in sanitize.run([], 4, 60, "", part):
+    for status, said in sanitize.run([], 4, 3600, "", part):
         first, step = map(int, said.split()[1].split("/"))
         assert status == 0
         found += range(60)[first::step]
