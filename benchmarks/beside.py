@@ -2,7 +2,7 @@
 
     python -m benchmarks.beside ../before . decode --only "b1 x" --cells 3x64x16384
 
-    python -m benchmarks.beside . .:/tmp/triton-3.9.0 decode prefill --output beside.json
+    python -m benchmarks.beside . .:build/triton-3.9.0 decode prefill --output beside.json
 
 A version is a folder with a checkout; `git archive COMMIT | tar -x -C FOLDER` makes one.  Behind a colon it may name a
 folder of packages, such as another Triton.  Each is timed in processes of its own, in turns: one that has timed many

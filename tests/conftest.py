@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
 
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # as on GPUs; tests of the checked call ask for it
+
+# What torch compiles and loads lies in the clone, not at a name in the common temporary folder.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "inductor"))
 
 pytest.register_assert_rewrite("tests.bad_input", "tests.compiled_layer")  # their assertions are those of many files
 

@@ -2,8 +2,8 @@
 
     pip download --no-deps --python-version 3.12 --only-binary=:all: -d wheels triton==3.9.0
     python tools/carry_triton.py pack wheels/triton-3.9.0-*.whl pieces          # needs binutils' strip
-    python tools/carry_triton.py unpack pieces /tmp/triton-3.9.0                # needs Python alone
-    PYTHONPATH=/tmp/triton-3.9.0 python -m pytest tests
+    python tools/carry_triton.py unpack pieces build/triton-3.9.0                # needs Python alone
+    PYTHONPATH=build/triton-3.9.0 python -m pytest tests
 
 The wheel has to be one for the Python of that machine.  Profilers, libraries to link with, compilers for other chips
 and the symbols of libtriton.so stay behind: of 3.9.0's 1,040 MB some 40 travel.

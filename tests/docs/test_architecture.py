@@ -106,3 +106,16 @@ def test_the_rules_of_hopper_name_places_that_there_are() -> None:
     missing = {x for x in named if not any((root / x).is_dir() or (root / f"{x}.py").exists() for root in roots)}
     assert len(named) > 20
     assert not missing
+
+
+SOURCES = ("paged_attn", "tests", "benchmarks", "tools", "examples", "docs", "Makefile", ".ci/run")
+COMMON = re.compile(r"get[t]empdir|tempfile\.mk[t]emp\(|[\"'\s:=]/tm[p]/")
+
+
+def test_nothing_lies_at_a_name_in_the_common_temporary_folder() -> None:
+    """Whoever else uses the machine could put code there first."""
+    files = [file for name in SOURCES for file in [ROOT / name, *(ROOT / name).rglob("*")]]
+    texts = {file: file.read_text(encoding="utf-8") for file in files if file.suffix in (".py", ".md", ".sh", "")
+             and file.is_file()}  # fmt: skip
+    assert len(texts) > 500
+    assert [str(file) for file, text in texts.items() if COMMON.search(text)] == []

@@ -79,9 +79,7 @@ def test_a_test_of_a_fault_fails_as_the_call_that_was_found_did(monkeypatch: pyt
 
     monkeypatch.setattr(fuzzing, "run", run)
     case = Case("found", (3,), (21,), sinks=True)
-    _, error = fuzzing._simplest(
-        fuzzing.Call("run", case, ()), "AssertionError: wrong", math.inf, lambda _: None
-    )
+    _, error = fuzzing._simplest(fuzzing.Call("run", case, ()), "AssertionError: wrong", math.inf, lambda _: None)
     assert error == "AssertionError: wrong"
 
 
