@@ -46,6 +46,11 @@ def pytest_sessionstart() -> None:
         process.simulate()
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    left_out = simulator.SIMULATES and collection_path.suffix == ".py" and not selection.is_simulated(collection_path)
+    return True if left_out else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     has_gpu = torch.cuda.is_available()
     has_hopper = has_gpu and torch.version.hip is None and torch.cuda.get_device_capability()[0] == 9

@@ -1,6 +1,6 @@
 """Which tests run where, and in which order, from what the tests say of themselves.
 
-- `gpu`, `hopper`, `quick`, `long` are said by tests.
+- `gpu`, `hopper`, `quick`, `long` are said by tests, `simulated` by files.
 - `thorough` is said by what takes minutes, and whose like the whole suite has; and is true of most that is simulated.
 - `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
 - `smoke`: the first case of each test that has several, and that a GPU may fail.
@@ -12,10 +12,16 @@ import math
 import zlib
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 Taken = Callable[[list[pytest.Item]], list[pytest.Item]]  # of a test's cases those that the whole suite has
+
+
+def is_simulated(file: Path) -> bool:
+    """Whether a file says that it is; others need not be imported to know that they are not."""
+    return "pytest.mark.simulated" in file.read_text(encoding="utf-8")
 
 
 def mark(items: list[pytest.Item]) -> None:

@@ -15,6 +15,8 @@ from paged_attn import paged_attention
 from tests.cases import E4M3, Case, bits, build, run
 from tests.chunks import attend, chunked, counters, decode, same, take, whole  # noqa: F401, a fixture of all tests
 
+pytestmark = pytest.mark.simulated
+
 FP16, BF16, FP32 = torch.float16, torch.bfloat16, torch.float32
 LONG = (5000, 3, 1024, 1025, 2900)
 SERVER = Case("server", LONG, LONG, heads=16, kv_heads=4, head_dim=128, dtype=BF16, batch_invariant=True)

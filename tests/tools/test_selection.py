@@ -136,3 +136,10 @@ def test_most_quick_cases_are_thorough_where_they_are_simulated_but_the_first_of
         *(f"a[{case}]" for case in range(1, 61) if case % 3 != 1),
         *(f"b[{case}]" for case in range(1, 61) if case % 6 != 1),
     ]
+
+
+def test_every_file_with_quick_cases_says_that_it_is_simulated() -> None:
+    files = [file for file in Path(selection.__file__).parent.rglob("test_*.py") if file != Path(__file__)]
+    quick = [file for file in files if "mark.quick" in file.read_text(encoding="utf-8")]
+    assert len(quick) > 10
+    assert [file.name for file in quick if not selection.is_simulated(file)] == []

@@ -15,7 +15,7 @@ from tests.simulator import COMPILER, SIMULATES, assembly
 from tests.simulator.assembly import LANES
 from tests.simulator.machine import Kernel
 
-pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+pytestmark = [pytest.mark.simulated, pytest.mark.skipif(COMPILER is None, reason="needs g++")]
 
 # ordinary numbers, halves of the last place, the largest ones, what is beyond them, subnormal ones, none
 NUMBERS = np.array(

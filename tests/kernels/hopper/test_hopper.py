@@ -22,7 +22,7 @@ from tests.hopper_cases import BLOCKS, CASES, DECODE, DECODES, DEVICE, LINES, LO
 from tests.random_batches import DECODES as RANDOM_DECODES
 from tests.random_batches import KINDS, RANDOM, random_decodes, random_lengths
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 
 # Two lists of which blocks are cut, their states those of two consumers.

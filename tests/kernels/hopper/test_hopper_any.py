@@ -12,7 +12,7 @@ from tests.cases import build, problem_of, run
 from tests.hopper_cases import DEVICE
 from tests.random_calls import any_case
 
-pytestmark = [pytest.mark.hopper]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
 WAYS = (hopper_plans.mixed, hopper_plans.two_lists, hopper_plans.apart, hopper_plans.long, hopper_plans.wide)
 BATCHES = 6  # of a seed
 

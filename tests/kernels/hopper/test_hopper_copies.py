@@ -15,7 +15,7 @@ from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, FEATURES, NEW, ragged, sized
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "copied")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "copied")]
 
 
 @pytest.fixture

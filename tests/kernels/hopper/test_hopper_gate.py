@@ -12,7 +12,7 @@ from tests import hopper_plans
 from tests.cases import E4M3, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 DECODES = ragged((1, 500), (1, 1500), (1, 1), (1, 0), (1, 900)) | dict(decode_form=True)
 LONE = ragged((1, 6000)) | dict(decode_form=True)

@@ -13,7 +13,7 @@ from tests.hopper_cases import DEVICE, ragged, sized
 from tests.hopper_plans import planned
 from tests.kernels.hopper.planned import even
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 UNEVEN = ragged((130, 200), (1, 0), (0, 70), (70, 20), (300, 300))
 CASES: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from tests import hopper_plans
 from tests.cases import Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, PACKED, ragged, sized
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 ONE: dict[str, Any] = dict(heads=8, kv_heads=1)
 DECODE = ragged((1, 2112)) | ONE | dict(decode_form=True)

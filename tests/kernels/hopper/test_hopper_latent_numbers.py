@@ -12,7 +12,7 @@ from paged_attn.planning import planner
 from tests.cases import E4M3, E5M2, Case, build, compare, problem_of
 from tests.hopper_cases import DEVICE, ragged, sized
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 RANK, WIDTH = 512, 576  # of values, and of keys, which hold them
 DECODE = ragged((1, 300), (1, 0), (1, 1000), (1, 1)) | dict(decode_form=True)

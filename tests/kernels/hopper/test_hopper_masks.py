@@ -11,7 +11,7 @@ from tests.cases import run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 from tests.masks import LONG_MASKS as MASKS
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 # Lengths that end on borders of tiles and of chunks, and beside them; decodes, drafts, chunks of prefill, prefills,
 # those of no context, of no keys and of no queries.

@@ -17,7 +17,7 @@ from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, RISING, ragged, siz
 from tests.small_weights import check_small_weight
 from tests.ties import check_results_beside_ties
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 
 def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:

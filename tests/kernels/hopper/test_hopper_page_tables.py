@@ -12,7 +12,7 @@ from tests import hopper_plans
 from tests.cases import build, run
 from tests.hopper_cases import DEVICE, E4M3_CACHE, FEATURES, NEW, PACKED, ragged, sized
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 UNEVEN = ragged((1, 500), (70, 300), (1, 0), (9, 9))
 # what has a loader of its own: even shares, of keys alone and of both; items, the queue's warp, new keys, fixed pieces

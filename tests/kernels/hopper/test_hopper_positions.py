@@ -15,7 +15,7 @@ from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 from tests.trees import assert_branches, random_tree, with_tree
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 WINDOW: dict[str, Any] = dict(window_size=(10, -1))  # shorter than trees are deep
 WIDE: dict[str, Any] = dict(window_size=(150, -1))

@@ -11,7 +11,7 @@ from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 DECODES = ragged((1, 500), (1, 700), (1, 1), (1, 0), (1, 300)) | dict(decode_form=True)
 OF_8 = ragged((8, 190), (8, 600), (5, 132), (8, 8), (0, 77)) | dict(bounds=True)

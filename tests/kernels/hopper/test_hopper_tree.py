@@ -15,7 +15,7 @@ from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 from tests.trees import assert_branches, random_tree
 
-pytestmark = [pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
 # Trees that begin in a tile, at its first slot and at its last, of no context, and none.
 OF_8 = ragged((8, 190), (8, 200), (5, 132), (8, 8), (1, 64), (0, 77), (8, 700)) | dict(bounds=True, qq_mask=1)

@@ -18,6 +18,8 @@ from tests.cases import E4M3, build, problem_of, run
 from tests.hopper_cases import DEVICE, sized
 from tests.kernels.hopper.planned import MIXED, even
 
+pytestmark = pytest.mark.simulated
+
 E4M3_CACHE: dict[str, Any] = dict(cache=torch.float8_e4m3fn, compute=torch.float16)
 ALL_E4M3: dict[str, Any] = dict(query=torch.float8_e4m3fn, cache=torch.float8_e4m3fn)
 UNEVEN = {

@@ -13,7 +13,7 @@ from tests.cases import E4M3, E5M2, Case, build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, E4M3_NO_LSE, FEATURES, NEW, PACKED, ragged, sized
 from tests.simulator import SIMULATES
 
-pytestmark = [pytest.mark.hopper]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
 
 
 def assert_blocks(case: Case) -> None:
