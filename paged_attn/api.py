@@ -65,7 +65,7 @@ def paged_attention(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Attention of ragged queries over a paged key-value cache.
 
-    out[t, h] = sum_j softmax_j(modify(scale * <q[t, h], k[j]>)) * v[j]   over the keys j that query t may see.
+        out[t, h] = sum_j softmax_j(modify(scale * <q[t, h], k[j]>)) * v[j]   over the keys j that query t may see.
 
     Positions: key j of a sequence has position j; its query i has position context_len + i, where
     context_len = seq_len - query_len, unless query_positions says otherwise.  modify: softcap, then ALiBi, then
@@ -176,8 +176,9 @@ def paged_attention(
     Strides may be of any size, and tensors lie at any offset; lazily negated views are refused.
 
     Raises:
-        ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.  Nothing is written.
-        There is no backward pass: under grad mode a tensor that requires grad is a ValueError, which names it.
+        ValueError: naming the tensor, the axis and both sizes.  Nothing is written.  There is no backward pass: under
+            grad mode a tensor that requires grad is an error, which names it.
+        TypeError: naming the dtype wanted.
 
     Inside torch.compile and torch.export it is the operator torch.ops.paged_attn.attention, without a graph break, and
     its errors are raised when the graph runs, but for gradients and options, which are found while it is traced.  What
@@ -251,8 +252,9 @@ def write_kv(
             clamp(value / scale), rounded to nearest.  Required for an fp8 cache.
         check: as in paged_attention; finds slots outside the cache and slots given twice.
 
-    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted; ValueError for a
-        tensor that requires grad under grad mode.
+    Raises:
+        ValueError: naming the tensor, the axis and both sizes; or a tensor that requires grad under grad mode.
+        TypeError: naming the dtype wanted.
 
     Inside torch.compile it is torch.ops.paged_attn.write_kv, of which Inductor makes a launch for each cache, in place.
     """
@@ -275,8 +277,9 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor, **others: NoReturn) -> 
     Returns: (out [tokens, heads, head_dim], dtype of outs; lse [tokens, heads]).  Associative up to rounding; where all
         sets are empty, zeros and minus infinity.
 
-    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted; ValueError for a
-        tensor that requires grad under grad mode.
+    Raises:
+        ValueError: naming the tensor, the axis and both sizes; or a tensor that requires grad under grad mode.
+        TypeError: naming the dtype wanted.
 
     Inside torch.compile it is torch.ops.paged_attn.merge_states.
 

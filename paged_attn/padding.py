@@ -48,8 +48,9 @@ def pad_batch(
         page_table held beyond the batch's own entries stays, or is 0 where it is new.  Of a ragged batch page_table is
         (indptr [seqs + 1], indices [max_pages]), and rows of empty sequences are empty.
 
-    Raises: ValueError naming the argument and both sizes where the batch is larger than its place; TypeError naming the
-        dtype or the kind of page table wanted.
+    Raises:
+        ValueError: naming the argument and both sizes where the batch is larger than its place.
+        TypeError: naming the dtype or the kind of page table wanted.
     """
     ragged = is_ragged(page_table) if out is None or isinstance(page_table, Tensor) else is_ragged(out[0])
     tensors = [x for x in (page_table, seq_lens, cu_seqlens_q) if isinstance(x, Tensor)]
