@@ -192,12 +192,20 @@ def test_out_shares_no_memory_with_what_it_reads() -> None:
         paged_attn.paged_attention(**inputs, score_mod=alibi, score_mod_args=(inside,))
 
 
-def test_a_compiled_graph_refuses_it_by_name() -> None:
+class Layer(torch.nn.Module):
+    """A call with a function, between operations that a graph holds."""
+
+    def forward(self, inputs: dict[str, Any]) -> Any:
+        q = 2 * inputs["q"]
+        return 2 * paged_attn.paged_attention(**{**inputs, "q": q}, score_mod=alibi, score_mod_args=(TENSOR,))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_whole_graph_refuses_it_by_name_and_else_the_call_is_made_between_graphs() -> None:
     inputs = build(Case("plain", query_lens=(1,), seq_lens=(9,), lse=False), "cpu")
-
-    @torch.compile(fullgraph=True, backend="eager")
-    def call(q: torch.Tensor) -> Any:
-        return paged_attn.paged_attention(**{**inputs, "q": q}, score_mod=alibi, score_mod_args=(TENSOR,))
-
-    with pytest.raises(Exception, match=r"score_mod must be None inside torch\.compile"):
-        call(inputs["q"])
+    refused = r"score_mod must be None inside torch\.compile"
+    with pytest.raises(Exception, match=refused):
+        torch.compile(Layer(), fullgraph=True, backend="eager")(inputs)
+    with pytest.raises(ValueError, match=refused):
+        torch.export.export(Layer(), (inputs,))
+    assert torch.compile(Layer(), backend="eager")(inputs).equal(Layer()(inputs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -51,6 +52,17 @@ def test_code_runs_and_its_calls_agree_with_the_reference(
         if not block.needs or (block.needs == "gpu" and device == "cuda"):
             exec(code, names)
     assert calls or page != README
+
+
+@pytest.mark.parametrize("page", CODE, ids=name)
+def test_what_a_page_expects_to_fail_has_to_fail_as_it_says(page: Path) -> None:
+    for block in blocks(page, "python"):
+        for node in ast.walk(ast.parse(block.text)):
+            if isinstance(node, ast.Try):
+                assert node.orelse, "what raises nothing passes"
+                assert all(any(isinstance(x, ast.Assert) for x in ast.walk(y)) for y in node.handlers), (
+                    "any error passes"
+                )
 
 
 CHANGED = [block for page in CODE for block in blocks(page, "python") if block.needs == DIFFS]
