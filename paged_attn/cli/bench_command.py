@@ -14,19 +14,30 @@ import paged_attn
 
 @click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def bench(arguments: tuple[str, ...]) -> None:
-    """Measure against every peer installed, from a checkout, on a GPU: what `make bench` runs, with its options."""
+@click.pass_context
+def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
+    """Measure against every peer installed, on a GPU; needs a clone, where it is `make bench`, with its options."""
+    if not {"-h", "--help"}.isdisjoint(arguments) and not _in_checkout():
+        click.echo(context.get_help())
+        return
     options = of_checkout("benchmarks.options").parse(arguments)  # in which --help ends, without torch
     of_checkout("benchmarks.__main__").run(options)
 
 
 def of_checkout(module: str) -> ModuleType:
     """A module of the benchmark: its cases are those of the tests, which no wheel has."""
-    checkout = Path(paged_attn.__file__).parents[1]
-    if not (checkout / "benchmarks" / "__main__.py").exists():
+    if not _in_checkout():
         raise click.UsageError(
-            "the benchmark is part of the repository, not of the package: run `make bench` in a clone"
+            "benchmarks need a clone: they are part of the repository, not of the package; run `make bench` there"
         )
-    if str(checkout) not in sys.path:
-        sys.path.insert(0, str(checkout))
+    if str(_checkout()) not in sys.path:
+        sys.path.insert(0, str(_checkout()))
     return importlib.import_module(module)
+
+
+def _checkout() -> Path:
+    return Path(paged_attn.__file__).parents[1]
+
+
+def _in_checkout() -> bool:
+    return (_checkout() / "benchmarks" / "__main__.py").exists()

@@ -23,7 +23,11 @@ from paged_attn.cli.printing import print_json, print_rows
 @command_options.device("[this GPU, else h200]")
 @command_options.as_json
 def explain(as_json: bool, **given: Any) -> None:
-    """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost."""
+    """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost.
+
+    Only lengths are known of what tensors hold: windows by head are all as --window says, sequences are all as --causal
+    says, and neither prefixes nor spans show a key.
+    """
     from paged_attn.explain.explain import explain as explained
     from paged_attn.explain.question import question_of
 

@@ -22,4 +22,8 @@ def test_without_a_checkout_the_verb_says_where_it_is(tmp_path: Path, monkeypatc
     monkeypatch.setattr(paged_attn, "__file__", str(tmp_path / "paged_attn" / "__init__.py"))
     result = CliRunner().invoke(main, ["bench"])
     assert result.exit_code == 2
-    assert "run `make bench` in a clone" in result.output
+    assert "benchmarks need a clone" in result.output
+    for word in ("--help", "-h"):
+        result = CliRunner().invoke(main, ["bench", word])
+        assert result.exit_code == 0
+        assert "needs a clone" in result.output

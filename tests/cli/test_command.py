@@ -71,6 +71,14 @@ def test_every_verb_has_json(name: str) -> None:
     assert "--json" in {word for option in main.commands[name].params for word in option.opts}
 
 
+def test_help_of_prepare_says_nothing_of_counting() -> None:
+    """Options that it shares with explain are told in words that hold of both."""
+    told = CliRunner().invoke(main, ["prepare", "--help"]).output
+    assert "--prefix-lens" in told
+    for word in ("count", "here all"):
+        assert word not in told
+
+
 def test_without_its_extra_the_command_says_how_to_get_it() -> None:
     done = python("-c", "import sys; sys.modules['rich'] = None; import paged_attn.cli")
     assert done.returncode == 1
