@@ -56,12 +56,13 @@ ARGUMENTS = (
     ),
     Argument(
         "k_cache", TENSOR, REQUIRED, "Tensor", (), (*CACHE, "new_box", "max_seqlen_k"),
-        ("kv_heads", "page_size", "cache_dtype", "side_by_side"), ("kv_heads", "page_size", "kv_dtype", "side_by_side"),
+        ("kv_heads", "page_size", "cache_dtype", "side_by_side", "page_stride"),
+        ("kv_heads", "page_size", "kv_dtype", "side_by_side"),
     ),
     Argument(
         "v_cache", TENSOR, REQUIRED, "Tensor", (),
         ("pairable", "boxable", "rows_per_page", "adjacent", "value_dim", "latent"),
-        ("kv_heads", "page_size", "cache_dtype", "value_dim", "latent", "side_by_side"),
+        ("kv_heads", "page_size", "cache_dtype", "value_dim", "latent", "side_by_side", "page_stride"),
         ("kv_heads", "page_size", "kv_dtype", "value_dim", "latent", "side_by_side"),
     ),
     Argument(

@@ -126,6 +126,7 @@ UNLIKE: dict[str, Any] = {x.name: x.others[0] for x in OF_MODELS} | dict(
     query_positions=True, qq_mask=2, scales="per_head",
     gate=torch.float32, token_scales=True, integers=torch.int64, page_indices=torch.int64,
     score_mod=preparing.named(relative, (half(4), 3)), value_dim=48, latent=True, side_by_side=True,
+    page_stride=48,
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """transformers' generate_batch with a model of Llama 8B's shape: this library beside the host's own attention.
 
     python -m benchmarks.hosts.transformers_8b [--trace azure_llm_2023_conv.csv] [--skip-base]
+    python -m benchmarks.hosts.transformers_8b --fresh FILE.json   out of the box, in fresh processes: fresh.py
 
 Random bf16 weights, 64 prompts of a trace's lengths, 64 new tokens each, greedy, all in one process.  A line for each
 run: seconds and tokens/s; then where the time of ours goes, and how close the logits were where tokens differ.  Each
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.hosts import fresh
 from benchmarks.traces import requests
 from paged_attn.integrations.transformers import register
 
@@ -148,7 +150,10 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=8192)
     parser.add_argument("--no-graphs", dest="graphs", action="store_false")
     parser.add_argument("--skip-base", action="store_true")
+    parser.add_argument("--fresh", type=Path, metavar="FILE.json", help="first and later calls by the host's settings")
     args = parser.parse_args()
+    if args.fresh:
+        return fresh.run(args.fresh, args.prompts, args.new, args.skip_base)
 
     import transformers
 

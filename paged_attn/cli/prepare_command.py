@@ -19,6 +19,7 @@ from paged_attn.launching import gpus
 @click.option("--gate", type=command_options.Dtype(HALF), help="Of the gate of results, if there is one.")
 @click.option("--scales", type=click.Choice(["number", "tensor", "per_head"]), default="number", show_default=True)
 @click.option("--integers", type=click.Choice(["int32", "int64"]), default="int32", show_default=True)
+@click.option("--page-stride", type=click.IntRange(0), default=0, help="Slots from page to page.  [as --page-size]")
 @click.option("--page-indices", type=click.Choice(["int32", "int64"]), help="Of a ragged page table.  [it is dense]")
 @click.option("--max-seqs", type=positive, default=256, show_default=True, help="Sequences of a step, at most.")
 @click.option("--max-tokens", type=positive, default=8192, show_default=True, help="Query tokens of a step.")

@@ -15,14 +15,14 @@ import triton
 
 from ..launching import triton_version
 from ..launching.backend import Device
-from .engine_steps import Served
+from .engine_steps import Padded, Served
 from .processes import read
 
 
 class Asked(NamedTuple):
     """All that decides which kernels they are; `usual`: those of usual steps only."""
 
-    served: tuple[Served, ...]
+    served: tuple[Served | Padded, ...]
     device: Device
     local: bool  # the device is this machine's, whose launchers are built, too
     usual: bool = False

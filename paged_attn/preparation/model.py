@@ -53,6 +53,7 @@ class _Written(NamedTuple):
     spans: int = 0
     head_windows: bool = False
     side_by_side: bool = False  # values of a slot lie behind its keys, in one cache
+    page_stride: int = 0  # slots from a page's first to the next page's, where it is not page_size
 
     @property
     def value_width(self) -> int:
@@ -93,12 +94,12 @@ def batches_up_to(
 
     bucket: bounds on keys are multiples of it, but for the last.  decode: query tokens of a decode.
     """
-    bounds = sorted({min(-(-keys // bucket) * bucket, max_seqlen) for keys in _spread(max_seqlen)})
-    for seqs, keys in itertools.product(_spread(max_seqs, past=max_seqs), bounds):
+    bounds = sorted({min(-(-keys // bucket) * bucket, max_seqlen) for keys in spread(max_seqlen)})
+    for seqs, keys in itertools.product(spread(max_seqs, past=max_seqs), bounds):
         yield Lengths(False, seqs, seqs, 1, keys)
         # how one sequence's blocks fill rounds of programs counts: from 3 of these to four fifths of 4 are but 7% more
-        fine = _spread(max_tokens, steps=16) if seqs == 1 else []
-        for longest in {*_spread(max_tokens, past=64), max(1, max_tokens // seqs), min(decode, max_tokens), *fine}:
+        fine = spread(max_tokens, steps=16) if seqs == 1 else []
+        for longest in {*spread(max_tokens, past=64), max(1, max_tokens // seqs), min(decode, max_tokens), *fine}:
             least, most = longest + seqs - 1, min(seqs * longest, max_tokens)
             between = int((least * most) ** 0.5)
             for tokens in {longest, least, between, most}:
@@ -149,7 +150,7 @@ def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
 
 def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
     """Arguments of paged_attention for a batch, on the CPU, never filled; the memory is never touched."""
-    k_cache, v_cache = caches(model, 1)
+    k_cache, v_cache = caches(model, 2 if model.page_stride else 1)
     kv_heads, head_dim = model.kv_heads, model.head_dim
     call: dict[str, Any] = dict(
         q=torch.empty(batch.tokens, model.heads, head_dim, dtype=model.dtype),
@@ -212,8 +213,15 @@ def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
     if model.side_by_side:
         both = torch.empty(pages, *shapes[0][:-1], dim + value_dim, dtype=model.cache_dtype)
         return both[..., :dim], both[..., dim:]
-    k, v = (torch.empty(pages, *shape, dtype=model.cache_dtype) for shape in shapes)
+    k, v = (_pages(model, pages, shape) for shape in shapes)
     return k, k[..., :value_dim] if model.latent else v
+
+
+def _pages(model: Model, pages: int, shape: tuple[int, ...]) -> torch.Tensor:
+    """[pages, *shape], and between two pages whatever else the memory holds."""
+    like = torch.empty(shape, dtype=model.cache_dtype, device="meta")
+    stride = like.numel() // model.page_size * (model.page_stride or model.page_size)
+    return torch.empty_strided((pages, *shape), (stride, *like.stride()), dtype=model.cache_dtype)
 
 
 def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -228,7 +236,7 @@ def new_dtype(model: Model) -> torch.dtype:
     return wide[0] if wide else torch.bfloat16
 
 
-def _spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
+def spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
     """1, 2, 3, 4, 6, 8, 12 ... most: planners decide by powers of two, what lies between, and up to `past` beside them.
 
     steps: from one power to the next.

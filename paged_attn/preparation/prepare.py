@@ -37,6 +37,7 @@ def prepare(
     out_dtype: torch.dtype | None = None,
     kv_layout: str = "NHD",
     side_by_side: bool = False,
+    page_stride: int = 0,
     new: bool = False,
     causal: bool = True,
     causal_seqs: bool = False,
@@ -81,6 +82,7 @@ def prepare(
         cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         side_by_side: the caches are k_cache = cache[..., :head_dim] and v_cache = cache[..., head_dim:].
+        page_stride: slots from a page's first to the next page's, where other layers' lie between; 0: page_size.
         new: calls pass k_new and v_new.
         causal, window_size, clip_spans, chunk, softcap, return_lse, batch_invariant: as in paged_attention.
         causal_seqs: calls pass a tensor as causal.
@@ -129,6 +131,11 @@ def compile_for(
         raise ValueError("side_by_side: keys and values are parts of a slot each, which is neither latent nor x-packed")
     if model.latent and (model.kv_layout == "x" or model.value_width > model.head_dim):
         raise ValueError("latent: values are the first dims of keys, which are not x-packed, and as wide or wider")
+    if model.page_stride and (model.page_stride < model.page_size or model.side_by_side):
+        raise ValueError(
+            f"page_stride must be 0 or page_size = {model.page_size} slots and more, without side_by_side, got "
+            f"{model.page_stride}"
+        )
     local = not isinstance(device, Device)
     if backend.INTERPRET and local:
         return Summary(0, 0, 0.0)

@@ -6,7 +6,7 @@ import contextlib
 import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,22 +63,26 @@ class Pool:
 
     def compile(self, work: Iterable[ModelBatches], track: Track) -> dict[str, Compiled]:
         """Every kernel that the work needs, by its hash."""
+        started = self.begin(work, track)
+        return collect(track(as_completed(started), "compiling", len(started)))
+
+    def begin(self, work: Iterable[ModelBatches], track: Track) -> list[Future[dict[str, Compiled]]]:
+        """Start to compile every kernel that the work needs, and return at once."""
         tasks = [(one, batch) for one in work for batch in self._chosen(one, track)]
         # the kernels of prefills take three times as long as those of decodes: what begins last should be short
         tasks.sort(key=lambda task: task[1].max_seqlen_q == 1)
-        written: set[Any] = set()
+        last = {(one.model, name): at for at, (one, _) in enumerate(tasks) for name in one.writes}
         started = []
         with interpreting("0"):  # which processes that are spawned are told
-            for (model, _, writes), batch in tasks:
-                new = tuple([name for name in writes if (model, name) not in written])
-                written |= {(model, name) for name in new}
-                started.append(self._pool.submit(compile_call, model, batch, new))
-            found: dict[str, Compiled] = {}
-            for done in track(as_completed(started), "compiling", len(started)):
-                for name, kernel in done.result().items():
-                    known = found.get(name, kernel)
-                    found[name] = kernel._replace(now=kernel.now or known.now)
-        return found
+            for at, (one, batch) in enumerate(tasks):
+                writes = tuple([name for name in one.writes if last[one.model, name] == at])
+                started.append(self._pool.submit(compile_call, one.model, batch, writes))
+        return started
+
+    def kill(self) -> None:
+        """End the processes, whatever they do."""
+        for process in [*(getattr(self._pool, "_processes", None) or {}).values()]:
+            process.kill()
 
     def _chosen(self, work: ModelBatches, track: Track) -> list[Lengths]:
         """As few of the batches as need all kernels; where processes cost nothing to begin, they look for these."""
@@ -88,6 +92,16 @@ class Pool:
             found = [self._pool.submit(distinct, work.model, part, self.device) for part in parts]
             batches = [batch for part in found for batch in part.result()]
         return distinct(work.model, track(batches, "planning"), self.device)
+
+
+def collect(done: Iterable[Future[dict[str, Compiled]]]) -> dict[str, Compiled]:
+    """Kernels of finished tasks, by their hashes."""
+    found: dict[str, Compiled] = {}
+    for one in done:
+        for name, kernel in one.result().items():
+            known = found.get(name, kernel)
+            found[name] = kernel._replace(now=kernel.now or known.now)
+    return found
 
 
 def processors() -> int:

@@ -115,7 +115,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words = "--heads 64 --kv-heads 4 --head-dim 64 --value-dim 48 --latent --page-size 32 --dtype bf16 "
-    words += "--side-by-side --kv-dtype e4m3 --layout x-packed "
+    words += "--side-by-side --page-stride 64 --kv-dtype e4m3 --layout x-packed "
     words += "--token-scales --causal-seqs --head-windows --prefix-lens --spans 3 "
     words += "--window 127 -1 --not-causal --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
     words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
@@ -132,7 +132,7 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     assert asked == [
         dict(
             heads=64, kv_heads=4, head_dim=64, value_dim=48, latent=True, page_size=32, side_by_side=True,
-            dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn,
+            page_stride=64, dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn,
             out_dtype=torch.bfloat16, kv_layout="x", new=True, causal_seqs=True, head_windows=True,
             prefix_lens=True, spans=3, token_scales=True, causal=False, window_size=(127, -1), **from_rows,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from paged_attn.cli import main
 from paged_attn.integrations import ready as home
 from paged_attn.launching import backend
 from paged_attn.preparation import subprocess as apart
-from paged_attn.preparation.engine_steps import Served, plain
+from paged_attn.preparation.engine_steps import Padded, Served, plain
 from paged_attn.preparation.manifest import Asked
 from paged_attn.preparation.model import Model, distinct, variants_of
 from paged_attn.preparation.prepare import Summary
@@ -197,6 +198,96 @@ def test_the_command_prepares_for_an_image_what_the_host_asks_for(monkeypatch: p
     assert asked == [Asked((x,), H200, local=False) for x in served]
 
 
+PADDED = Padded(
+    TINY.model, max_seqs=1, max_tokens=64, max_seqlen=16, widths=(16,), bucket=16, step=64, exact=True
+)  # fmt: skip
+BEGIN = """
+import json, os, sys, threading, time
+import torch
+from paged_attn.integrations.ready import begin
+from tests.preparation.asked import H200
+from tests.integrations.test_ready import PADDED
+
+turning = threading.Event()
+others = [threading.Thread(target=lambda: [torch.ones(64, 64) @ torch.ones(64, 64) for _ in iter(turning.is_set, True)])
+          for _ in range(2)]
+for x in others:
+    x.start()
+torch.set_default_device("meta")
+told = []
+for served in ([PADDED], [PADDED, PADDED], [PADDED._replace(max_seqlen=15)]):
+    begun = begin(lambda: served, H200, told.append, told.append)
+    if begun is not None:
+        begun.wait()
+    print(json.dumps([begun is not None, told]), flush=True)
+turning.set()
+"""
+
+
+@compiles
+@pytest.mark.skipif(not backend.INTERPRET, reason="is the same with a GPU")
+def test_forked_processes_compile_while_the_host_goes_on(tmp_path: Path) -> None:
+    """The host has threads that work meanwhile; what it began with, and what lies on disk, is not compiled again."""
+    environment = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_INTERPRET": "0"}
+    rows = [json.loads(line) for line in run(BEGIN, **environment).splitlines() if line.startswith("[")]
+    assert [begun for begun, _ in rows] == [True, False, True]
+    first, second = (line.split(" in ")[0] for line in rows[-1][1])
+    count = int(first.split()[1])
+    assert count > 2
+    assert first == f"paged_attn: {count} kernels, {count} of them compiled now,"
+    assert second == f"paged_attn: {count} kernels, 0 of them compiled now,"
+    (later,) = (json.loads(x) for x in run(BEGIN, **environment).splitlines()[:1])
+    assert later == [False, []], "another process finds them"
+
+
+def test_no_fault_of_what_is_begun_reaches_the_host(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    warn = lambda text: told.append(f"WARNING {text}")  # noqa: E731
+    assert home.begin(lambda: [PADDED, 1 / 0], H200, told.append, warn) is None
+    monkeypatch.setattr(home, "Begun", lambda *_: (_ for _ in ()).throw(OSError("no processes")))
+    monkeypatch.setattr(home.manifest, "found", lambda _: None)
+    assert home.begin(lambda: [PADDED], H200, told.append, warn) is None
+    assert [x.split(": ", 2)[2] for x in told] == ["ZeroDivisionError: division by zero", "OSError: no processes"]
+    assert home.begin(lambda: pytest.fail("nothing is asked"), torch.device("cpu"), told.append, warn) is None
+
+
+def test_processes_that_do_not_answer_are_ended(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Silent:
+        """Processes that are done when they are killed."""
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            self.task: Future[Any] = Future()
+
+        def begin(self, *_: Any) -> list[Future[Any]]:
+            return [self.task]
+
+        def kill(self) -> None:
+            self.task.set_exception(BrokenPipeError("killed"))
+
+        def __exit__(self, *_: object) -> None:
+            told.append("closed")
+
+    monkeypatch.setattr(home, "Pool", Silent)
+    begun = home.Begun(Asked((PADDED,), H200, local=False), [PADDED.work()], told.append, told.append)
+    begun.wait(0.01)
+    assert told[0] == "paged_attn: kernels will be compiled when a call first needs them: BrokenPipeError: killed"
+
+
+def test_padded_batches_are_decodes_by_tables_and_prompts_by_tokens() -> None:
+    some = Padded(Model(**LLAMA), 12, 200, 3000, widths=(512,), bucket=1024, step=64, exact=True)
+    found = [*some.batches()]
+    assert {(x.seqs, x.tokens, x.max_seqlen_k) for x in found if not x.ragged} == {
+        (n, n, 512) for n in (1, 2, 4, 8, 12)
+    }
+    assert {(x.seqs, x.tokens) for x in found if x.ragged} == {(12, n) for n in (64, 128, 192, 200)}
+    assert {x.max_seqlen_k for x in found if x.ragged} == {1024, 2048, 3072}
+    assert all(x.max_seqlen_q == (x.tokens if x.ragged else 1) for x in found)
+    every = some._replace(exact=False)
+    assert {x.seqs for x in every.batches() if x.ragged} > {1, 3, 12}
+    assert every.covers(some)
+    for other in (dict(max_seqs=13), dict(max_seqlen=3001), dict(widths=(1024,)), dict(step=32)):
+        assert not every.covers(some._replace(**other)), other
+
+
 SERVE = """
 import json
 
@@ -205,7 +296,7 @@ import triton
 
 import paged_attn
 from paged_attn.integrations.ready import ready
-from paged_attn.preparation.engine_steps import Served, plain
+from paged_attn.preparation.engine_steps import Padded, Served, plain
 
 compiled = []
 

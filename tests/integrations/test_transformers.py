@@ -211,7 +211,7 @@ def test_padding_of_a_block_table_writes_nowhere() -> None:
 def test_unregistering_leaves_the_host_as_it_was(name: str) -> None:
     import transformers
     from transformers import masking_utils
-    from transformers.generation.continuous_batching import cache, initialization
+    from transformers.generation.continuous_batching import cache, continuous_api, initialization
 
     def looks() -> list[Any]:
         asked = registration._offer_block_tables(initialization)[0]
@@ -221,6 +221,9 @@ def test_unregistering_leaves_the_host_as_it_was(name: str) -> None:
             masking_utils.is_flash_attention_requested,
             model._check_and_adjust_attn_implementation,
             getattr(initialization, asked),
+            continuous_api.resolve_continuous_batching_config,
+            continuous_api.ContinuousBatchingManager.__init__,
+            continuous_api.ContinuousMixin.generate_batch,
             sorted(transformers.AttentionInterface._global_mapping),
         ]
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ...api import paged_attention, write_kv
+from . import ready
 from .steps import tables_of
 from .storage import layer_of
 
@@ -15,6 +16,7 @@ def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, cache: Any, window: int | None, scores: Any, kwargs: Any
 ) -> Tensor:
     """query [1, heads, T, D], the call's own key and value [1, kv_heads, T, D] -> [1, T, heads, D]."""
+    ready.wait()
     layer = layer_of(cache, module.layer_idx)
     tables = tables_of(layer, module.layer_idx, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import masks
+from . import masks, ready, steering
 from .forward import forward
 
 # The host tells by the letters of a name what an implementation can do: "flash" means that no mask is needed and that
@@ -22,21 +22,31 @@ NAMES = (NAME, f"paged|{NAME}")  # hosts up to 5.19 put the prefix before it whi
 _undo: list[Callable[[], None]] = []
 
 
-def register() -> str:
+def register(model: Any = None) -> str:
     """Make this library an attention implementation of transformers; returns the name to choose it by.
+
+    model: one that will be called with it; its kernels are compiled now, on all processors.  The model is not changed.
+    Without one they are compiled as the first call of `generate_batch` begins.
 
     Raises: ImportError where transformers is absent or has no continuous batching; RuntimeError naming what this host
         lacks of all that is known of transformers 5.17 to 5.24.  Then nothing has changed.
     """
-    if _undo:
-        return NAME
-    modeling, masking, cache, initialization = (
+    if not _undo:
+        _change_host()
+    if model is not None:
+        ready.prepare(model)
+    return NAME
+
+
+def _change_host() -> None:
+    modeling, masking, cache, initialization, api = (
         _module(name)
         for name in (
             "modeling_utils",
             "masking_utils",
             "generation.continuous_batching.cache",
             "generation.continuous_batching.initialization",
+            "generation.continuous_batching.continuous_api",
         )
     )
     paged = _attribute(cache, "PagedAttentionCache")
@@ -50,6 +60,7 @@ def register() -> str:
         (initialization, *_offer_block_tables(initialization)),
         *_hand_over(paged),
         (masking, *_allow_chunks(masking)),
+        *steering.changes(api, NAMES, _attribute),
     ]
     for name in NAMES:
         functions.register(name, forward)
@@ -60,7 +71,6 @@ def register() -> str:
     for owner, attribute, wrapped in changes:
         _undo.append(functools.partial(setattr, owner, attribute, getattr(owner, attribute)))
         setattr(owner, attribute, wrapped)
-    return NAME
 
 
 def unregister() -> None:

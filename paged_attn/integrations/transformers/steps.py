@@ -75,7 +75,7 @@ def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
         index = read if cached else slots
         at = cu_k[:-1, None] + torch.arange(0, bound, page, device=index.device)
         table = index[at.clamp_(max=index.numel() - 1)]
-        table = table if page == 1 else table // layer.stride
+        table = (table if page == 1 else table // layer.stride).int()
     else:  # a ring that holds nothing: all keys are the call's own, no page is looked at
         table = cu_q.new_zeros(1, bound // page).expand(len(cu_q) - 1, -1)
     # A padded batch bounds its queries by all of its tokens, padding included.

@@ -1,0 +1,130 @@
+"""Kernels of `generate_batch`, told by the model, the host's settings and its prompts, and compiled ahead of them.
+
+Triton and the planner are imported when there is something to compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paged_attn.integrations.ready import Begun
+    from paged_attn.preparation.engine_steps import Padded
+    from paged_attn.preparation.model import Model
+
+STEP = 64  # the host pads batches with prompts to a multiple of so many tokens
+TOKENS = 8192  # of a batch, where the host chooses
+REQUESTS, KEYS = 1024, 131072  # of a batch, and of a sequence, where no prompts are known
+_begun: list[Begun] = []
+
+
+def prepare(model: Any) -> None:
+    """Compile the kernels of batches of any prompts, and wait for them."""
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+    from paged_attn.integrations.ready import begin
+
+    page = _page_size(ContinuousBatchingConfig())
+    keys = min(getattr(model.config.get_text_config(), "max_position_embeddings", None) or KEYS, KEYS)
+    found = begin(lambda: served(model, REQUESTS, TOKENS, keys, page, None), model.device, *_log())
+    if found is not None:
+        found.wait()
+
+
+def prepare_for(manager: Any, hints: Any) -> None:
+    """Begin to compile the kernels of a manager's batches; hints: the host's, of its prompts, if there are any yet."""
+    settings, model = manager.continuous_batching_config, manager.model
+    varlen, decodes = settings.cuda_graph_booleans
+    # Without graphs the host pads no batch; a rank of several has a part of the heads.
+    if not (varlen or decodes) or getattr(manager.distributed_helper, "tp_size", 1) > 1:
+        return
+    from paged_attn.integrations.ready import begin
+
+    found = begin(lambda: served_by(model, settings, hints), model.device, *_log())
+    if found is not None:
+        _begun.append(found)
+
+
+def wait() -> None:
+    """Wait for what is being compiled: the first launch would compile it once more."""
+    while _begun:
+        _begun.pop().wait()
+
+
+def _log() -> tuple[Any, Any]:
+    from transformers.utils import logging
+
+    log = logging.get_logger("transformers.paged_attn")
+    return log.info, log.warning
+
+
+def _page_size(settings: Any) -> int:
+    return int(getattr(settings, "page_size", None) or settings.block_size)
+
+
+def served_by(model: Any, settings: Any, hints: Any) -> Iterator[Padded]:
+    """Calls of batches under the host's settings, which it has completed."""
+    page = _page_size(settings)
+    width = (settings.max_blocks_per_request or 0) * page
+    keys = (hints.max_prompt_length + hints.max_generated_length if hints is not None else 0) or width or TOKENS
+    if settings.cuda_graph_booleans[0]:  # then the host rounds bounds on keys up to powers of two
+        keys = 1 << (keys - 1).bit_length()
+    tokens = settings.max_batch_tokens or TOKENS
+    return served(model, min(settings.max_requests_per_batch, tokens), tokens, keys, page, width)
+
+
+def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: int | None) -> Iterator[Padded]:
+    """A kind of calls for each kind of layers.
+
+    width: keys that the page tables of decodes hold, 0: decodes come without; None: nothing is known of batches.
+    """
+    from paged_attn.preparation.engine_steps import Padded
+    from paged_attn.preparation.model import spread
+
+    from .steps import BUCKET
+
+    config = model.config.get_text_config()
+    window, exact = getattr(config, "sliding_window", None), width is not None
+    kinds = {*(getattr(config, "layer_types", None) or [_only_kind(config)])}
+    sizes: dict[str, Any] = dict(max_seqs=requests, max_tokens=tokens, bucket=BUCKET, step=STEP, exact=exact)
+    plainly = _model(model, config, page)
+    apart = {kind: _page_stride(kind, config, page) for kind in kinds}
+    if "full_attention" in kinds:
+        widths = [2 * n * page for n in spread(max(1, keys // page))] if width is None else [width] * (width > 0)
+        alone = kinds == {"full_attention"}
+        plainly = plainly._replace(page_stride=apart["full_attention"])
+        yield Padded(plainly, max_seqlen=keys, widths=tuple(widths) if alone else (), **sizes)
+    if "sliding_attention" in kinds and window is not None:
+        seen = plainly._replace(new=True, window_size=(window - 1, 0))
+        # Rings; and pages that nobody looks at, of batches of which nothing is cached.
+        for size, stride in ((1, 0), (page, apart["sliding_attention"])):
+            rows = seen._replace(page_size=size, page_stride=stride)
+            yield Padded(rows, max_seqlen=min(keys, window + tokens), widths=(), **sizes)
+
+
+def _page_stride(kind: str, config: Any, page: int) -> int:
+    """Slots from a page of a layer to its next, where the host keeps all layers of a kind in one buffer; else 0."""
+    from transformers.generation.continuous_batching import cache
+
+    allocators = getattr(cache, "ATTN_TYPE_TO_ALLOCATOR", None)
+    if allocators is None or kind not in allocators:
+        return 0
+    kinds = getattr(config, "layer_types", None) or [kind] * config.num_hidden_layers
+    return int(allocators[kind].rows_per_token * kinds.count(kind) * page)
+
+
+def _only_kind(config: Any) -> str:
+    return "full_attention" if getattr(config, "sliding_window", None) is None else "sliding_attention"
+
+
+def _model(model: Any, config: Any, page: int) -> Model:
+    from paged_attn.preparation.engine_steps import plain
+
+    heads = config.num_attention_heads
+    sinks = [x.dtype for name, x in model.named_parameters() if name.endswith(".sinks")]
+    return plain(
+        heads=heads, kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads, page_size=page, dtype=model.dtype,
+        softcap=getattr(config, "attn_logit_softcapping", None) or 0.0, sinks=next(iter(sinks), None),
+    )  # fmt: skip
