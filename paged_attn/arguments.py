@@ -158,7 +158,8 @@ ARGUMENTS = (
     Argument("out_scale", SCALE, None, "Tensor?", (), (), ("scales",), ()),
     Argument("return_lse", OPTION, False, None, ("boolean",), ("lse",), ("return_lse",), ("lse",), others=(True,)),
     Argument(
-        "only", OPTION, None, "str?", ("choice", ("decode", "prefill")), ("only",), ALWAYS_SO, (), others=("decode",)
+        "only", OPTION, None, "str?", ("choice", (None, "decode", "prefill")), ("only",), ALWAYS_SO, (),
+        others=("decode",),
     ),
     Argument(
         "batch_invariant", OPTION, False, "bool", ("boolean",), ("batch_invariant",), ("batch_invariant",),

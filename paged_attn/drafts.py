@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .checks.axes import MAX_WORDS
-from .checks.options import integer
+from .checks.options import integer, unboxed
 from .step import admit, sequences_of
 
 
@@ -41,8 +41,10 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
     Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
     """
     integer("nodes", nodes, 1, "an int")
+    nodes = unboxed(nodes)
     if nodes > 32 * MAX_WORDS:
-        raise ValueError(f"nodes must be at most {32 * MAX_WORDS}, got {nodes}")
+        given = f"{nodes}: sequences of more queries are prefills"
+        raise ValueError(f"nodes must be at most {32 * MAX_WORDS}, got {given}")
     admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)), parents=(parents, ("tokens",)))
     tokens, words, device = len(parents), -(-nodes // 32), parents.device
     if seq_lens.shape[0] == 0:

@@ -5,13 +5,14 @@ Plain torch without a host sync, as the integers of step.py are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Collection, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .checks.options import both, integer, kind
+from .checks.dtypes import names
+from .checks.options import INT32_MAX, both, integer, kind, unboxed
 from .step import Table, admit, is_ragged
 
 PageLists = Sequence[Sequence[int]]
@@ -52,6 +53,8 @@ def pad_batch(
         ValueError: naming the argument and both sizes where the batch is larger than its place.
         TypeError: naming the dtype or the kind of page table wanted.
     """
+    seqs, max_pages = unboxed((seqs, max_pages))
+    _check_triple(out)
     ragged = is_ragged(page_table) if out is None or isinstance(page_table, Tensor) else is_ragged(out[0])
     tensors = [x for x in (page_table, seq_lens, cu_seqlens_q) if isinstance(x, Tensor)]
     if is_ragged(page_table):
@@ -63,11 +66,12 @@ def pad_batch(
         given = page_table
     else:
         rows = cast(PageLists, page_table)
+        _check_rows(rows)
         given = _ragged(rows, device) if ragged else _table(rows, device)
     if not isinstance(seq_lens, Tensor):
-        seq_lens = torch.tensor(seq_lens, dtype=torch.int32, device=device)
+        seq_lens = _int32("seq_lens", seq_lens, device)
     if not isinstance(cu_seqlens_q, (Tensor, type(None))):
-        cu_seqlens_q = torch.tensor(cu_seqlens_q, dtype=torch.int32, device=device)
+        cu_seqlens_q = _int32("cu_seqlens_q", cu_seqlens_q, device)
     admit(
         page_table=(given, ("seqs", "max_pages")),
         seq_lens=(seq_lens, ("seqs",)),
@@ -114,6 +118,12 @@ def _new(
     return table, seq_lens.new_empty(seqs), starts
 
 
+def _check_triple(out: Any) -> None:
+    if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 3):
+        given = f"{kind(out)}: pass what an earlier pad_batch has returned"
+        raise TypeError(f"out must be (page_table, seq_lens, cu_seqlens_q), got {given}")
+
+
 def _check_place(out: Padded, seqs: int | None, max_pages: int | None) -> None:
     """All of `out` is of one number of sequences, and of the sizes that are asked for."""
     table, lengths, starts = out
@@ -156,7 +166,7 @@ def _table(rows: PageLists, device: torch.device | str | None) -> Tensor:
     """Rows of any lengths as one table, with zeros behind the shorter ones."""
     columns = max([0, *map(len, rows)])
     filled = [[*row, *[0] * (columns - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.int32, device=device).reshape(len(rows), columns)
+    return _int32("page_table", filled, device).reshape(len(rows), columns)
 
 
 def _ragged(rows: PageLists, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
@@ -164,6 +174,34 @@ def _ragged(rows: PageLists, device: torch.device | str | None) -> tuple[Tensor,
     ends = [0]
     for row in rows:
         ends.append(ends[-1] + len(row))
-    made = (torch.tensor(x, dtype=torch.int32, device=device) for x in (ends, [page for row in rows for page in row]))
-    indptr, indices = made
-    return indptr, indices
+    pages = [page for row in rows for page in row]
+    return _int32("page_table", ends, device), _int32("page_table", pages, device)
+
+
+def _check_rows(rows: Any) -> None:
+    """Pages are a list for each sequence."""
+    if isinstance(rows, Collection) and all(isinstance(row, Collection) and not isinstance(row, str) for row in rows):
+        return
+    given = kind(rows)
+    if isinstance(rows, (list, tuple)):
+        given += f" of ({', '.join(map(kind, rows[:3]))}): one list for each sequence, like [[5, 9], [1]]"
+    raise TypeError(f"page_table must be a tensor, (indptr, indices) or a list of lists of ints, got {given}")
+
+
+def _int32(name: str, values: Any, device: torch.device | str | None) -> Tensor:
+    """Ints of the host as int32; torch alone would cut off fractions, and name no argument that is too large."""
+    try:
+        made = torch.tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        given = f"one of which torch says: {error}"
+        raise TypeError(f"{name} must be a list of ints of 32 bits, got {given}") from None
+    if made.numel() == 0:
+        return made.to(dtype=torch.int32, device=device)
+    if made.dtype.is_floating_point or made.dtype.is_complex or made.dtype is torch.bool:
+        given = f"{names((made.dtype,))} numbers: int(x) for each"
+        raise TypeError(f"{name} must be a list of ints of 32 bits, got {given}")
+    for most in (int(made.max()), int(made.min())):
+        if not -INT32_MAX - 1 <= most <= INT32_MAX:
+            given = f"{most}: a tensor may be int64"
+            raise ValueError(f"{name} must be a list of ints of 32 bits, got {given}")
+    return made.to(dtype=torch.int32, device=device)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from .arguments import table_parts
 from .checks.axes import Door
-from .checks.dtypes import INTEGER
-from .checks.options import both, integer
+from .checks.dtypes import INTEGER, names
+from .checks.options import both, integer, kind, unboxed
 from .checks.page_table import admit_ragged
 
 Table = Tensor | tuple[Tensor, Tensor]
@@ -30,9 +30,24 @@ def pages_needed(lengths: IntOrTensor, page_size: int) -> IntOrTensor:
     Returns: an int for an int, a tensor of the same shape and dtype for a tensor.
     """
     integer("page_size", page_size, 1, "an int")
+    lengths, page_size = unboxed((lengths, page_size))
+    _whole("lengths", lengths)
     if isinstance(lengths, Tensor):
         return (lengths // page_size + (lengths % page_size > 0)).clamp(min=0)  # no sum that could overflow
     return max(0, -(-lengths // page_size))
+
+
+def _whole(name: str, value: Any) -> None:
+    """An int, or a tensor of integers of any width."""
+    wanted = "an int or a tensor of integers"
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex():
+            given = f"{names((value.dtype,))}: {name}.long()"
+            raise TypeError(f"{name} must be {wanted}, got {given}")
+    elif not isinstance(value, int):
+        cure = "torch.tensor" if isinstance(value, (list, tuple)) else "int"
+        given = f"{kind(value)}: {cure}({name})"
+        raise TypeError(f"{name} must be {wanted}, got {given}")
 
 
 def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: int | None = None) -> Tensor:
@@ -57,6 +72,7 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
         return (seq_lens.long() - 1).clamp(min=-1)
     both("tokens", tokens, "cu_seqlens_q", cu_seqlens_q)
     integer("tokens", tokens, 0, "an int")
+    tokens = unboxed(tokens)
     assert cu_seqlens_q is not None
     assert tokens is not None
     if seq_lens.shape[0] == 0:
@@ -86,6 +102,7 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
     table = (page_table, ("seqs", "max_pages"))
     admit(page_table=table, positions=(positions, (axis,)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
     integer("page_size", page_size, 1, "an int")
+    page_size = unboxed(page_size)
     pages, indptr = table_parts(page_table)
     seqs = pages.shape[0] if indptr is None else indptr.shape[0] - 1
     position = positions.long()

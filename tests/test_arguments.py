@@ -216,11 +216,14 @@ def test_an_option_outside_its_limits_is_refused_by_its_name(argument: Argument)
 
 # Of each rule a value that breaks it, and what is said of that.
 WRONG: dict[str, Callable[..., tuple[Any, str]]] = {
-    "boolean": lambda words="True or False": (1, f"{words}, got int"),
-    "choice": lambda words: ("", f"{' or '.join(map(repr, words))}, got ''"),
+    "boolean": lambda words="True or False": (1, f"{words}, got int: bool(NAME)"),
+    "choice": lambda words: ("", f"{', '.join(map(repr, words[:-1]))} or {words[-1]!r}, got ''"),
     "integer": lambda least: (least - 1, f"None or an int >= {least} and < 2^31, got {least - 1}"),
-    "number": lambda words, least=0: ("3", f"{words}, got str"),
-    "window": lambda: (4, "(left, right), two ints >= -1, or a tensor [heads, 2], got int"),
+    "number": lambda words, least=0: ("3", f"{words}, got str: float(NAME)"),
+    "window": lambda: (
+        4,
+        "(left, right), two ints >= -1, or a tensor [heads, 2], got 4: (3, -1) is a sliding window of 4 keys",
+    ),
 }
 
 
@@ -228,6 +231,7 @@ WRONG: dict[str, Callable[..., tuple[Any, str]]] = {
 def test_an_option_outside_its_limits_is_refused_word_for_word(argument: Argument) -> None:
     for rule, *limits in [argument.check] if argument.check else []:
         value, wanted = WRONG[rule](*limits)
+        wanted = wanted.replace("NAME", argument.name)
         with pytest.raises((TypeError, ValueError), match=f"^{re.escape(f'{argument.name} must be {wanted}')}$"):
             checks.check_options(**{argument.name: value})
 

@@ -147,7 +147,10 @@ REFUSED: list[tuple[Any, str]] = [
         lambda: paged_attn.pad_batch((TABLE[0], I32), I32, out=(TABLE, I32, None)),
         "page_table must be of the kind of out[0], Tensor, got (indptr, indices)",
     ),
-    (lambda: paged_attn.pad_batch(TABLE, TABLE[0]), "seq_lens must be [seqs] with seqs = 2, got [3]"),
+    (
+        lambda: paged_attn.pad_batch(TABLE, TABLE[0]),
+        "seq_lens must be [seqs] with seqs = 2 from page_table, got [3]: seq_lens.diff(), if these are sums of lengths",
+    ),
     (lambda: paged_attn.pad_batch(TABLE, I32, seqs=3, out=(TABLE, I32, None)), "seqs must be 2, which out has, got 3"),
     (
         lambda: paged_attn.pad_batch((TABLE[0], I32), I32, max_pages=3, out=((TABLE[0], I32), I32, None)),
@@ -172,7 +175,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         lambda: paged_attn.pad_batch(TABLE, I32, out=(TABLE, I32, TABLE[0])),
-        "cu_seqlens_q and out[2] must be given together, got out[2] without cu_seqlens_q",
+        "cu_seqlens_q and out[2] must be given together, got out[2] without cu_seqlens_q: pass both, or neither",
     ),
 ]
 

@@ -163,7 +163,12 @@ REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
     (alibi, (True,), TypeError, f"{NUMBER}bool"),
     (alibi, (float("inf"),), ValueError, f"{NUMBER}inf"),
     (alibi, (2**31,), ValueError, "score_mod_args[0] must be an int >= -2147483647 and < 2^31, got 2147483648"),
-    (alibi, (WRONG,), TypeError, f"score_mod_args[0] must be {POINTERS}, got complex64"),
+    (
+        alibi,
+        (WRONG,),
+        TypeError,
+        f"score_mod_args[0] must be {POINTERS}, got complex64: score_mod_args[0].to(torch.float16)",
+    ),
     (alibi, (TENSOR[::2],), ValueError, "score_mod_args[0] must be contiguous, got [2] strides [2]"),
     (alibi, (TENSOR.to("meta"),), ValueError, "score_mod_args[0] must be on cpu like q, got meta"),
     (

@@ -143,23 +143,30 @@ I32 = torch.zeros(2, dtype=torch.int32)
 TABLE = torch.zeros(2, 3, dtype=torch.int32)
 REFUSED: list[tuple[Any, str]] = [
     (lambda: paged_attn.pages_needed(3, 0), "page_size must be an int >= 1 and < 2^31, got 0"),
-    (lambda: paged_attn.positions(I32.float()), "seq_lens must be int32 | int64, got float32"),
+    (
+        lambda: paged_attn.positions(I32.float()),
+        "seq_lens must be int32 | int64, got float32: seq_lens.to(torch.int32)",
+    ),
     (lambda: paged_attn.positions(TABLE), "seq_lens must be [seqs], got [2, 3]"),
-    (lambda: paged_attn.positions(I32, I32, tokens=3), "cu_seqlens_q must be [seqs + 1] with seqs + 1 = 3, got [2]"),
+    (
+        lambda: paged_attn.positions(I32, I32, tokens=3),
+        "cu_seqlens_q must be [seqs + 1] with seqs + 1 = 3 from seq_lens, "
+        "got [2]: torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), if these are lengths",
+    ),
     (
         lambda: paged_attn.positions(I32, TABLE[0]),
-        "tokens and cu_seqlens_q must be given together, got cu_seqlens_q without tokens",
+        "tokens and cu_seqlens_q must be given together, got cu_seqlens_q without tokens: pass both, or neither",
     ),
     (
         lambda: paged_attn.positions(I32, tokens=2),
-        "tokens and cu_seqlens_q must be given together, got tokens without cu_seqlens_q",
+        "tokens and cu_seqlens_q must be given together, got tokens without cu_seqlens_q: pass both, or neither",
     ),
     (lambda: paged_attn.positions(I32, TABLE[0], tokens=-1), "tokens must be an int >= 0 and < 2^31, got -1"),
-    (lambda: paged_attn.slots(I32, I32, 16), "page_table must be [seqs, max_pages], got [2]"),
-    (lambda: paged_attn.slots(TABLE, TABLE[0], 16), "positions must be [seqs] with seqs = 2, got [3]"),
+    (lambda: paged_attn.slots(I32, I32, 16), "page_table must be [seqs, max_pages], got [2]: page_table.unsqueeze(0)"),
+    (lambda: paged_attn.slots(TABLE, TABLE[0], 16), "positions must be [seqs] with seqs = 2 from page_table, got [3]"),
     (
         lambda: paged_attn.slots((TABLE[0], TABLE[0]), TABLE[0], 16),
-        "positions must be [seqs] with seqs = 2, got [3]",
+        "positions must be [seqs] with seqs = 2 from indptr of page_table, got [3]",
     ),
     (
         lambda: paged_attn.slots((TABLE[0, :0], TABLE[0]), I32, 16),
@@ -167,7 +174,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         lambda: paged_attn.slots((TABLE[0], TABLE[0].float()), I32, 16),
-        "indices of page_table must be int32 | int64, got float32",
+        "indices of page_table must be int32 | int64, got float32: indices.to(torch.int32)",
     ),
     (
         lambda: paged_attn.slots((TABLE[0], TABLE), I32, 16),
@@ -175,7 +182,7 @@ REFUSED: list[tuple[Any, str]] = [
     ),
     (
         lambda: paged_attn.slots([[1], [2]], I32, 16),  # type: ignore[arg-type]
-        "page_table must be a tensor of int32 | int64, got list",
+        "page_table must be a tensor of int32 | int64, got list: pad_batch makes a tensor of rows",
     ),
     (lambda: paged_attn.slots(TABLE, I32, 0), "page_size must be an int >= 1 and < 2^31, got 0"),
 ]

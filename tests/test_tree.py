@@ -224,8 +224,8 @@ def test_no_plan_depends_on_a_mask() -> None:
 
 @pytest.mark.parametrize("given, text", [
     (dict(nodes=0), "nodes must be an int >= 1 and < 2^31, got 0"),
-    (dict(nodes=1025), "nodes must be at most 1024, got 1025"),
-    (dict(parents=torch.zeros(3, 1, dtype=torch.int32)), "parents must be [tokens], got [3, 1]"),
+    (dict(nodes=1025), "nodes must be at most 1024, got 1025: sequences of more queries are prefills"),
+    (dict(parents=torch.zeros(3, 1, dtype=torch.int32)), "parents must be [tokens], got [3, 1]: parents.squeeze(1)"),
 ])  # fmt: skip
 def test_what_is_no_tree_is_refused(given: dict[str, Any], text: str) -> None:
     call: dict[str, Any] = dict(

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 from triton.language import constexpr
 
-from ..arguments import TINY, Options, Tensors
+from ..arguments import SCALE, SEVERAL, TINY, Options, Tensors, of_kind
 from ..checks import argument_rows as checks
+from ..checks.options import unboxed
 from ..kernels.common.records import KeyValues, Modifiers
 from ..launching.backend import INTERPRET, device_of
 from ..launching.launch import Launches
@@ -26,6 +27,7 @@ MOST_CAPS = 2.0**96
 FAR = 1 << 30  # farther than any key, and position + FAR still fits 32 bits
 RETURN_LSE = Options._fields.index("return_lse")
 TENSORS = {*Tensors._fields}
+NUMBERS = of_kind(SCALE, SEVERAL)  # arguments that may be numbers beside tensors
 # Arguments that modifiers have a field of the same name for: it holds them as they are, unless it is told otherwise.
 IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields, *Options._fields)]
 
@@ -61,6 +63,8 @@ def attend(
 
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_cache.Signature | None) -> Any:
     """Check, plan, launch, and keep what was found out."""
+    options = Options._make(unboxed([*options]))
+    given = given._replace(**{name: unboxed(getattr(given, name)) for name in NUMBERS})
     axes = checks.check_attention(given, options)
     device = device_of(given.q.device)
     if checked.enabled(check):

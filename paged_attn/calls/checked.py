@@ -22,4 +22,4 @@ def enabled(check: bool | None) -> bool:
     if check is None:
         return ALWAYS
     boolean("check", check, "True, False or None")
-    return check
+    return bool(check)  # of numpy, too

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from ..checks import argument_rows as checks
+from ..checks.options import unboxed
 from ..kernels.common.records import KeyValues
 from ..kernels.portable.cache_write import write_kv_kernel
 from ..launching.backend import Device, device_of
@@ -43,6 +44,7 @@ def write(
     if found is not None and not (checked.ALWAYS if check is None else check is not False):
         launches, addresses = found
         return launches.first(tensors) if launches.kept is None else launches.again(addresses)
+    k_scale, v_scale = unboxed((k_scale, v_scale))
     axes = checks.check_write(
         k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale
     )  # fmt: skip

@@ -16,7 +16,7 @@ from ..latent import MAX_DIM, lies_in
 from ..launching.locks import FIRST
 from .axes import MAX_WORDS, Axes, Door
 from .contents import check_attention_contents, check_write_contents
-from .dtypes import BIAS_FOR, BOOL, CACHE_FOR, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
+from .dtypes import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
 from .options import boolean, both, choice, integer, number, window
 from .overlap import no_overlap, same_elements, writable
 from .page_table import STARTS, admit_page_table
@@ -74,7 +74,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     page_starts, k_new, v_new, out = given.page_starts, given.k_new, given.v_new, given.out
     door = Door()
     door.tensor("q", q, ("tokens", "heads", "head_dim"), QUERY)
-    door.caches(k_cache, v_cache, options.kv_layout, CACHE_FOR[q.dtype])
+    door.caches(k_cache, v_cache, options.kv_layout, "q", q.dtype)
     admit_page_table(door, page_table, page_starts, seq_lens)
     sizes = door.sizes
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
@@ -86,24 +86,27 @@ def check_attention(given: Tensors, options: Options) -> Axes:
         sizes["seqs + 1"] = seqs + 1
         door.tensor("cu_seqlens_q", cu_seqlens_q, ("seqs + 1",), INTEGER)
     elif tokens != seqs:
-        raise ValueError(f"cu_seqlens_q = None needs tokens = seqs, got q with tokens = {tokens} and seqs = {seqs}")
+        cure = "q.transpose(0, 1)" if heads == seqs else "pass cu_seqlens_q, where each sequence's queries begin"
+        rows = f"{seqs}: {cure}"
+        raise ValueError(f"cu_seqlens_q = None needs tokens = seqs, got q with tokens = {tokens} and seqs = {rows}")
     if k_new is not None or v_new is not None:
         latent = k_new is not None and v_new is None and lies_in(v_cache, k_cache)
         if not latent:
             both("k_new", k_new, "v_new", v_new)
             if sizes["head_dim"] > MAX_DIM:
                 raise ValueError(f"v_new must be None with head_dim = {sizes['head_dim']}: values lie in k_new")
-        unscaled = (k_cache if q.dtype in FP8 else q).dtype
+        beside, unscaled = ("k_cache", k_cache.dtype) if q.dtype in FP8 else ("q", q.dtype)
         dtypes = HALF if unscaled in FP8 else SAME[unscaled]
-        door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes)
+        door.tensor("k_new", k_new, ("tokens", "kv_heads", "head_dim"), dtypes, beside, unscaled)
         if not latent:
-            door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype])
+            door.tensor("v_new", v_new, ("tokens", "kv_heads", "value_dim"), SAME[k_new.dtype], "k_new", k_new.dtype)
     kinds = KINDS | {"beside scores": BIAS_FOR[q.dtype]}
     for x in BY_ROWS:
         value = getattr(given, x.name)
         if value is not None:
             of_seqs = x.name == "qq_bias" and isinstance(value, Tensor) and value.ndim == 3
-            door.tensor(WITHIN.get(x.name, x.name), value, ("seqs", *x.axes) if of_seqs else x.axes, kinds[x.dtypes])
+            name, axes = WITHIN.get(x.name, x.name), ("seqs", *x.axes) if of_seqs else x.axes
+            door.tensor(name, value, axes, kinds[x.dtypes], "q", q.dtype if x.dtypes == "beside scores" else None)
             if x.name in FURTHER:
                 FURTHER[x.name](value)
     more: dict[str, Tensor] = {}
@@ -180,10 +183,10 @@ def check_write(
     door = Door()
     door.tensor("k", k, ("tokens", "kv_heads", "head_dim"), FLOAT)
     if v is None:
-        door.latent(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
+        door.latent(k_cache, v_cache, kv_layout, "k", k.dtype)
     else:
-        door.tensor("v", v, ("tokens", "kv_heads", "value_dim"), SAME[k.dtype])
-        door.caches(k_cache, v_cache, kv_layout, CACHE_FOR[k.dtype])
+        door.tensor("v", v, ("tokens", "kv_heads", "value_dim"), SAME[k.dtype], "k", k.dtype)
+        door.caches(k_cache, v_cache, kv_layout, "k", k.dtype)
     door.tensor("slot_mapping", slot_mapping, ("tokens",), INTEGER)
     writable("k_cache", k_cache)
     door.scale("k_scale", k_scale, "k_cache", k_cache.dtype)
@@ -193,7 +196,8 @@ def check_write(
     elif v_cache is not None:  # which `caches` has made sure of
         writable("v_cache", v_cache)
         if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
-            no_overlap("v_cache", v_cache, k_cache=k_cache)
+            latent = lies_in(v_cache, k_cache)
+            no_overlap("v_cache", v_cache, latent and "pass v = None where keys hold their values", k_cache=k_cache)
         door.scale("v_scale", v_scale, "v_cache", v_cache.dtype)
     size = door.sizes
     return Axes(

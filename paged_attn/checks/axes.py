@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 from ..latent import MAX_DIM, MAX_LATENT_DIM, lies_in
-from .dtypes import FLOAT32, FP8, SAME, names
+from . import cures
+from .dtypes import CACHE_FOR, FLOAT32, FP8, SAME, names
 from .kernel_tensors import plain
 from .options import choice, kind, scale_number
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
 MAX_WORDS = 32  # of a query's mask
+
+PACKED = ("pages", "kv_heads", "head_dim // x", "page_size", "x")
 
 ScaleLike = float | Tensor | None
 
@@ -37,27 +40,42 @@ class Axes(NamedTuple):
 class Door:
     """What the tensors admitted so far have settled: the size of each named axis, and the device."""
 
-    __slots__ = ("cache", "device", "first", "sizes")
+    __slots__ = ("cache", "device", "first", "settled", "sizes")
 
     def __init__(self) -> None:
         self.device: torch.device | None = None
         self.first = ""
         self.sizes: dict[str, int] = {}
+        self.settled: dict[str, str] = {}  # the argument that each axis has its size from
         self.cache: tuple[str, torch.Size] | None = None  # how 4-D keys were read, and their shape
 
-    def tensor(self, name: str, value: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...]) -> None:
-        """Admit a tensor of these axes and one of these dtypes, its last axis contiguous."""
-        self.place(name, value, dtypes)
+    def tensor(
+        self, name: str, value: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...], beside: str = "",
+        decides: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
+        """Admit a tensor of these axes and one of these dtypes, its last axis contiguous.
+
+        beside, decides: the argument whose dtype decides these dtypes, and that dtype; errors name both.
+        """
+        self.place(name, value, dtypes, beside, decides)
         self.bind(name, value, axes)
         if value.stride(-1) != 1 and value.shape[-1] > 1 and value.numel():
-            raise ValueError(f"{name} must be contiguous along {axes[-1]}, got strides {list(value.stride())}")
+            axis = f"its last axis of {axes[-1]}" if axes[-1].isdigit() else axes[-1]
+            given = f"{list(value.stride())}{cures.of_strides(name)}"
+            raise ValueError(f"{name} must be contiguous along {axis}, got strides {given}")
 
-    def place(self, name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+    def place(
+        self, name: str, value: Any, dtypes: tuple[torch.dtype, ...], beside: str = "",
+        decides: torch.dtype | None = None,
+    ) -> None:  # fmt: skip
         """One of these dtypes, on the device of the first tensor."""
+        wanted = names(dtypes) if decides is None else f"{names(dtypes)}, for {beside} is {names((decides,))}"
         if not isinstance(value, Tensor):
-            raise TypeError(f"{name} must be a tensor of {names(dtypes)}, got {kind(value)}")
+            given = f"{kind(value)}{cures.of_no_tensor(name, value, dtypes)}"
+            raise TypeError(f"{name} must be a tensor of {wanted}, got {given}")
         if value.dtype not in dtypes:
-            raise TypeError(f"{name} must be {names(dtypes)}, got {names((value.dtype,))}")
+            given = f"{names((value.dtype,))}{cures.of_dtype(name, value.dtype, dtypes, beside, decides)}"
+            raise TypeError(f"{name} must be {wanted}, got {given}")
         if value.device != self.device:
             if self.device is not None:
                 raise ValueError(f"{name} must be on {self.device} like {self.first}, got {value.device}")
@@ -66,22 +84,37 @@ class Door:
         if value.is_neg():  # memory holds the numbers of the other sign
             raise ValueError(f"{name} must hold its numbers, got a lazily negated view: pass {name}.resolve_neg()")
 
-    def bind(self, name: str, value: Tensor, axes: tuple[str, ...], instead: str = "") -> None:
+    def bind(self, name: str, value: Tensor, axes: tuple[str, ...]) -> None:
         """Bind each axis on first sight, compare it ever after."""
         shape, sizes = value.shape, self.sizes
         if len(shape) != len(axes):
-            raise self.wrong_shape(name, shape, axes, instead)
+            raise self.wrong_shape(name, shape, axes)
         for axis, size in zip(axes, shape):
             if sizes.setdefault(axis, size) != size:
-                raise self.wrong_shape(name, shape, axes, instead)
+                raise self.wrong_shape(name, shape, axes)
+            self.settled.setdefault(axis, name)
 
-    def wrong_shape(self, name: str, shape: torch.Size, axes: tuple[str, ...], instead: str = "") -> ValueError:
+    def wrong_shape(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> ValueError:
         """Names the axes that differ or, where the number of axes does, every axis already known."""
         got = shape if len(shape) == len(axes) else [None] * len(axes)
-        known = [f"{axis} = {self.sizes[axis]}" for axis, size in zip(axes, got) if self.sizes.get(axis, size) != size]
-        wanted = f"{instead}[{', '.join(axes)}]" + (f" with {', '.join(known)}" if known else "")
-        given = f"{list(shape)}{self._swapped(name, shape, axes)}"
+        known = [axis for axis, size in zip(axes, got) if self.sizes.get(axis, size) != size]
+        wanted = f"[{', '.join(axes)}]" + (f" with {self._known(name, known)}" if known else "")
+        hint = self._swapped(name, shape, axes) or cures.of_shape(name, shape, axes, self.sizes)
+        given = f"{list(shape)}{hint}"
         return ValueError(f"{name} must be {wanted}, got {given}")
+
+    def _known(self, name: str, axes: list[str]) -> str:
+        """Sizes of axes, and from which other argument each run of them is."""
+        told = [f"{axis} = {self.sizes[axis]}" for axis in axes]
+        whose = [self._settled(axis, name) for axis in axes]
+        ends = [whose[i + 1 : i + 2] != [mine] for i, mine in enumerate(whose)]
+        return ", ".join(f"{x} from {mine}" if end and mine else x for x, mine, end in zip(told, whose, ends))
+
+    def _settled(self, axis: str, name: str) -> str:
+        """The other argument that an axis has its size from; "" of its own, or of none."""
+        kin = axis.removesuffix(" + 1") if axis.endswith(" + 1") else f"{axis} + 1"
+        found = self.settled.get(axis) or self.settled.get(kin, "")
+        return "" if found == name else found
 
     def _swapped(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> str:
         """Where another number of KV heads was wanted: that the other kv_layout would have it."""
@@ -105,24 +138,26 @@ class Door:
         wanted = f"heads a positive multiple of kv_heads = {sizes['kv_heads']}"
         return ValueError(f"q must have {wanted}, got heads = {heads}{read}")
 
-    def caches(self, k_cache: Any, v_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+    def caches(self, k_cache: Any, v_cache: Any, kv_layout: Any, beside: str, decides: torch.dtype) -> None:
         """Both caches, in any layout; the rank of k_cache tells x-packed ones."""
-        self._keys(k_cache, kv_layout, dtypes)
+        self._keys(k_cache, kv_layout, beside, decides)
         axes = ("pages", "kv_heads", "value_dim", "page_size")
         self.tensor(
             "v_cache",
             v_cache,
             axes if k_cache.ndim == 5 else (*LAYOUTS[kv_layout][:3], "value_dim"),
             SAME[k_cache.dtype],
+            "k_cache",
+            k_cache.dtype,
         )
         self._page(k_cache)
         for axis in ("head_dim", "value_dim"):
             if not 1 <= self.sizes[axis] <= MAX_DIM:
                 self._wide_keys(axis, k_cache, v_cache)
 
-    def latent(self, k_cache: Any, v_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+    def latent(self, k_cache: Any, v_cache: Any, kv_layout: Any, beside: str, decides: torch.dtype) -> None:
         """A cache whose keys hold their values, of which another view may be given, too."""
-        self._keys(k_cache, kv_layout, dtypes)
+        self._keys(k_cache, kv_layout, beside, decides)
         self._page(k_cache)
         if v_cache is not None and not lies_in(v_cache, k_cache):
             raise ValueError("v_cache must be None, or k_cache[..., :value_dim], with v = None")
@@ -130,15 +165,17 @@ class Door:
         if not 1 <= self.sizes[axis] <= MAX_LATENT_DIM:
             raise ValueError(f"{axis} must be between 1 and {MAX_LATENT_DIM}, got {self.sizes[axis]}")
 
-    def _keys(self, k_cache: Any, kv_layout: Any, dtypes: tuple[torch.dtype, ...]) -> None:
+    def _keys(self, k_cache: Any, kv_layout: Any, beside: str, decides: torch.dtype) -> None:
         choice("kv_layout", kv_layout, tuple(LAYOUTS))
+        dtypes = CACHE_FOR[decides]
         if isinstance(k_cache, Tensor) and k_cache.ndim == 5:
-            self.tensor("k_cache", k_cache, ("pages", "kv_heads", "head_dim // x", "page_size", "x"), dtypes)
+            self.tensor("k_cache", k_cache, PACKED, dtypes, beside, decides)
             if self.sizes["head_dim // x"] * self.sizes["x"] != self.sizes["head_dim"]:
-                wanted = f"[pages, kv_heads, head_dim // x, page_size, x] with head_dim = {self.sizes['head_dim']}"
-                raise ValueError(f"k_cache must be {wanted}, got {list(k_cache.shape)}")
+                wanted = f"[{', '.join(PACKED)}] with {self._known('k_cache', ['head_dim'])}"
+                given = f"{list(k_cache.shape)}{cures.of_shape('k_cache', k_cache.shape, PACKED, self.sizes)}"
+                raise ValueError(f"k_cache must be {wanted}, got {given}")
         else:
-            self.tensor("k_cache", k_cache, LAYOUTS[kv_layout], dtypes)
+            self.tensor("k_cache", k_cache, LAYOUTS[kv_layout], dtypes, beside, decides)
             self.cache = kv_layout, k_cache.shape
 
     def _page(self, k_cache: Tensor) -> None:
@@ -163,7 +200,9 @@ class Door:
         """A scale belongs to an fp8 tensor, always, and to no other; more: words for what else it might have been."""
         if value is None:
             if dtype in FP8:
-                raise ValueError(f"{name} is required, for {of} is {names((dtype,))}")
+                cure = "pass it, or out of another type" if of == "out" else "1.0 if what is stored is not scaled"
+                told = f"{names((dtype,))}: {cure}"
+                raise ValueError(f"{name} is required, for {of} is {told}")
         elif dtype not in FP8:
             raise ValueError(f"{name} must be None, for {of} is {names((dtype,))} and not fp8")
         elif not isinstance(value, Tensor):

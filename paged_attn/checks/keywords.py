@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -71,7 +71,7 @@ ATTENTION = _named(
     ("k_scale_cache v_scale_cache kv_cache_sf", "nothing, for k_scale and v_scale are of heads, not of tokens"),
     (
         "attn_mask attn_bias attention_mask custom_mask packed_custom_mask mask",
-        "qq_bias among the call's own tokens, else causal, window_size or score_mod",
+        "qq_bias or qq_mask among the call's own tokens, else causal, window_size, spans or score_mod",
     ),
     ("position_bias", "score_mod, which may load it"),
     ("attention_chunk attention_chunk_size", "chunk, None = off"),
@@ -95,7 +95,7 @@ ATTENTION = _named(
     ("slot_mapping out_cache_loc write_index save_kv_cache", "nothing, for write_kv writes the cache"),
     (
         "page_size block_size batch_size num_reqs num_seqs num_heads num_kv_heads num_qo_heads head_size head_dim "
-        "head_dim_qk head_dim_vo enable_gqa",
+        "head_dim_qk head_dim_vo head_dim_v enable_gqa",
         "nothing, for the shapes of the tensors say it",
     ),
     ("kv_cache_dtype kv_data_type q_data_type", "nothing, for the dtypes of the tensors say it"),
@@ -142,7 +142,23 @@ MERGE = _named(
     ("out output output_lse return_lse", "nothing, for both results are returned"),
     ("out_dtype output_scale", "nothing, for the result has the dtype of outs"),
 )
-OTHERS = {"paged_attention": ATTENTION, "write_kv": WRITE, "merge_states": MERGE}
+PREPARE = _named(
+    ("num_heads num_attention_heads num_qo_heads", "heads"),
+    ("num_kv_heads num_key_value_heads", "kv_heads"),
+    ("head_size head_dim_qk", "head_dim"),
+    ("head_dim_v head_dim_vo v_head_dim kv_lora_rank", "value_dim"),
+    ("block_size", "page_size"),
+    ("kv_cache_dtype", "cache_dtype"),
+    ("sliding_window", "window_size = (sliding_window - 1, -1)"),
+    ("attn_logit_softcapping logits_soft_cap", "softcap"),
+    ("attention_chunk_size", "chunk"),
+    ("attn_mask attention_mask custom_mask", "qq_bias or qq_mask, sizes of those that calls pass"),
+    ("alibi_slopes", "alibi = True"),
+    ("max_num_seqs", "max_seqs"),
+    ("max_num_batched_tokens", "max_tokens"),
+    ("max_model_len max_seqlen_k", "max_seqlen"),
+)
+OTHERS = {"paged_attention": ATTENTION, "write_kv": WRITE, "merge_states": MERGE, "prepare": PREPARE}
 
 
 class nothing:
@@ -165,10 +181,12 @@ def told(function: F) -> F:
 
 def refuse(function: Callable[..., Any], given: Iterable[str]) -> NoReturn:
     """Say what each of the names that a function does not have is called here."""
-    known, own = OTHERS[function.__name__], list(inspect.signature(function).parameters)
-    hints = []
-    for name in given:
-        close = difflib.get_close_matches(name, own, 1)
-        hint = f"here: {known[name]}" if name in known else f"did you mean {close[0]}?" if close else "nor one like it"
-        hints.append(f"{name!r} ({hint})")
+    own = list(inspect.signature(function).parameters)
+    hints = [f"{name!r} ({hint(name, OTHERS[function.__name__], own)})" for name in given]
     raise TypeError(f"{function.__name__}() has no argument {', '.join(hints)}")
+
+
+def hint(name: str, known: Mapping[str, str], own: Iterable[str]) -> str:
+    """What to use for a name: ours for one that is known from elsewhere, else the nearest of a function's own."""
+    close = difflib.get_close_matches(name, list(own), 1)
+    return f"here: {known[name]}" if name in known else f"did you mean {close[0]}?" if close else "nor one like it"

@@ -58,10 +58,11 @@ def writable(name: str, value: Tensor) -> None:
         raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
 
 
-def no_overlap(name: str, value: Tensor, **others: Any) -> None:
+def no_overlap(name: str, value: Tensor, cure: str | bool = "", /, **others: Any) -> None:
     """What a call writes shares no memory with what it reads at the same time."""
     for other, tensor in others.items():
         if isinstance(tensor, Tensor) and overlap(value, tensor):
+            other += f": {cure}" if cure else ""
             raise ValueError(f"{name} must share no memory with {other}")
 
 

@@ -16,9 +16,13 @@ STARTS, IDS = "indptr of page_table", "indices of page_table"
 
 def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: Any) -> None:
     """Either kind, and the lengths of its rows' sequences; a ragged one may have any strides."""
+    if page_starts is not None and not isinstance(page_starts, Tensor) and not isinstance(page_table, Tensor):
+        page_table, page_starts = [page_starts, page_table], None  # two rows
     if isinstance(page_table, (tuple, list)) and page_starts is None:
-        given = ", ".join(map(kind, page_table))
-        raise TypeError(f"page_table must be a tensor or (indptr, indices), got {kind(page_table)} of ({given})")
+        given = f"{kind(page_table)} of ({', '.join(map(kind, page_table))})"
+        if all(isinstance(x, (tuple, list)) for x in page_table):
+            given += ": pad_batch makes a tensor of rows"
+        raise TypeError(f"page_table must be a tensor or (indptr, indices), two tensors, got {given}")
     if page_starts is None:
         door.tensor("page_table", page_table, ("seqs", "max_pages"), INTEGER)
         door.tensor("seq_lens", seq_lens, ("seqs",), INTEGER)

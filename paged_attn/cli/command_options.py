@@ -102,6 +102,22 @@ MODEL: tuple[Decorated, ...] = (
 )
 
 
+class OfModel(click.Command):
+    """A verb with `MODEL`, that tells one number as --window the two that are wanted."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            names = [getattr(error, "option_name", None), *getattr(getattr(error, "param", None), "opts", [])]
+            left, right, *_ = [*given[given.index("--window") + 1 :], "", ""] if "--window" in given else ["", ""]
+            if "--window" not in names or not left.isdecimal() or right.lstrip("-").isdecimal():
+                raise
+            told = f"{left}: --window {int(left) - 1} -1 is a sliding window of {left} keys"
+            raise click.UsageError(f"--window must be LEFT RIGHT, two numbers, got {told}", ctx) from None
+
+
 def of_model(verb: Callable[..., Any]) -> Callable[..., Any]:
     """The options of `MODEL`, in their order."""
     for option in reversed(MODEL):

@@ -11,7 +11,7 @@ from paged_attn.cli.command_options import positive, torch_dtype
 from paged_attn.cli.printing import print_json, print_rows
 
 
-@click.command()
+@click.command(cls=command_options.OfModel)
 @click.option("--batch", type=positive, help="Sequences, where --queries and --keys name one length each.")
 @click.option("--queries", default="1", show_default=True, help="Query tokens of each sequence: 1, or 1x2048,63x1.")
 @click.option("--keys", default="4096", show_default=True, help="Keys of each, the call's own with them: 64x4096.")

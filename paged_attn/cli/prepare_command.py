@@ -12,7 +12,7 @@ from paged_attn.cli.printing import console, here, name_of, print_json
 from paged_attn.launching import gpus
 
 
-@click.command()
+@click.command(cls=command_options.OfModel)
 @command_options.of_model
 @click.option("--out-dtype", type=command_options.Dtype(HALF + FP8), help="Of results.  [as --dtype; of fp8 bfloat16]")
 @click.option("--sinks", type=command_options.Dtype(HALF), help="Of sinks, if there are any.")
@@ -38,6 +38,7 @@ def prepare(as_json: bool, **given: Any) -> None:
 
     import paged_attn
     from paged_attn.checks.dtypes import CACHE_FOR
+    from paged_attn.checks.dtypes import names as names_of
     from paged_attn.launching.backend import INTERPRET, Device
     from paged_attn.preparation.score_mod_ref import named_by
 
@@ -46,7 +47,8 @@ def prepare(as_json: bool, **given: Any) -> None:
     types = {name: None if value is None else torch_dtype(value) for name, value in names.items()}
     cache = types["kv_dtype"] or dtype
     if cache not in CACHE_FOR[dtype]:
-        raise click.UsageError(f"--kv-dtype must be one of {CACHE_FOR[dtype]} beside {dtype}, got {cache}")
+        wanted = f"{names_of(CACHE_FOR[dtype])}, for --dtype is {names_of((dtype,))}"
+        raise click.UsageError(f"--kv-dtype must be {wanted}, got {names_of((cache,))}")
     layout, name, indices = given.pop("layout"), given.pop("device"), given.pop("page_indices")
     command_options.check_packed(layout, given["head_dim"], cache)
     if name is None and INTERPRET:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..checks.dtypes import CACHE_FOR
+from ..checks.dtypes import CACHE_FOR, names
 from ..kernels.shared_arguments import merge_grid
 from ..latent import MAX_DIM
 from ..launching import gpus
@@ -153,21 +153,26 @@ def question_of(
 
     options: fields of a Model, by their names.
     """
-    query_lens, seq_lens = lengths(queries), lengths(keys)
+    query_lens, seq_lens = lengths(queries, "queries"), lengths(keys, "keys")
     seqs = batch or max(len(query_lens), len(seq_lens))
     query_lens, seq_lens = (x * seqs if len(x) == 1 else x for x in (query_lens, seq_lens))
     x = 16 // kv_dtype.itemsize
     for wrong, text in (
         (
             not len(query_lens) == len(seq_lens) == seqs,
-            f"lengths must pair up, got {len(query_lens)} of queries, {len(seq_lens)} of keys, and a batch of {seqs}",
+            f"queries and keys must pair up, got {len(query_lens)} of queries, {len(seq_lens)} of keys, "
+            f"and a batch of {seqs}",
         ),
         (
             any(query > key for query, key in zip(query_lens, seq_lens)),
-            "keys count the call's own: there cannot be fewer than queries",
+            f"keys must be at least queries, for they count the call's own, got {keys} keys of {queries} queries: "
+            "keys in the cache plus queries",
         ),
         (heads % kv_heads > 0, f"heads must be a multiple of kv_heads = {kv_heads}, got {heads}"),
-        (kv_dtype not in CACHE_FOR[dtype], f"a cache beside {dtype} must be one of {CACHE_FOR[dtype]}, got {kv_dtype}"),
+        (
+            kv_dtype not in CACHE_FOR[dtype],
+            f"kv_dtype must be {names(CACHE_FOR[dtype])}, for dtype is {names((dtype,))}, got {names((kv_dtype,))}",
+        ),
         (layout == "x-packed" and head_dim % x > 0, f"x-packed {kv_dtype} wants a head_dim divisible by {x}"),
         (head_dim > MAX_DIM and not options["latent"], f"head_dim must be between 1 and {MAX_DIM}, got {head_dim}"),
         (
@@ -209,13 +214,13 @@ def question_of(
     )
 
 
-def lengths(text: str) -> list[int]:
+def lengths(text: str, name: str) -> list[int]:
     """1x2048,63x1 as 64 numbers."""
     found: list[int] = []
     for part in text.split(","):
         count, _, length = part.rpartition("x")
         if not (length.isdecimal() and (count or "1").isdecimal() and int(length) > 0):
-            raise ValueError(f"lengths must be like 4096 or 1x2048,63x1, got {text!r}")
+            raise ValueError(f"{name} must be lengths like 4096 or 1x2048,63x1, got {text!r}")
         found += [int(length)] * int(count or 1)
     return found
 

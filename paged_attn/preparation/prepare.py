@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from ..checks.keywords import refuse, told
+from ..checks.options import unboxed
 from ..launching import backend
 from ..launching.backend import Device, device_of
 from .model import Lengths, Model, batches_up_to
@@ -24,6 +26,7 @@ class Summary(NamedTuple):
     seconds: float
 
 
+@told
 def prepare(
     *,
     heads: int,
@@ -67,6 +70,7 @@ def prepare(
     max_seqlen: int = 131072,
     device: torch.device | str | Device | None = None,
     processes: int | None = None,
+    **others: NoReturn,
 ) -> Summary:
     """Compile every kernel that calls of this model can reach, in parallel processes, into Triton's cache on disk.
 
@@ -112,7 +116,9 @@ def prepare(
     Returns: how many kernels there are, how many of them were compiled, and seconds.  Nothing, where kernels are
         interpreted.
     """
-    given = locals()
+    if others:
+        refuse(prepare, others)
+    given = {name: unboxed(value) for name, value in locals().items()}
     own = dict(
         cache_dtype=cache_dtype or dtype, out_dtype=out_dtype or dtype, score_mod=named(score_mod, score_mod_args)
     )

@@ -23,6 +23,7 @@ from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
 from tests.bad_input import accept, call_of
 from tests.checks.test_swapped import call as swapped_call
+from tests.checks.test_wrong_calls import TABLE_OF_WRONG
 from tests.errors import ANY, ROOT, Entry, catalogue, said
 
 # Whose rows end in the text of an error that each of them is refused with, word for word.
@@ -177,7 +178,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     without_metadata,
     without_names,
     lambda folder: gpus.named("h900"),
-    lambda folder: question.lengths("many"),
+    lambda folder: question.lengths("many", "keys"),
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, latent=True, kv_layout="x"),
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, side_by_side=True, kv_layout="x"),
     lambda folder: paged_attn.prepare(heads=16, kv_heads=1, head_dim=64, page_stride=8),
@@ -201,7 +202,8 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
 
 def provoked(folder: Path) -> Iterator[str]:
     """What each of them says."""
-    for number, call in enumerate(PROVOKED):
+    wrong = [lambda folder, call=x.call: call() for x in TABLE_OF_WRONG]
+    for number, call in enumerate((*PROVOKED, *wrong)):
         try:
             call(folder)
         except (Exception, SystemExit) as error:

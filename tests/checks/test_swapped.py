@@ -58,7 +58,7 @@ def test_new_keys_of_as_many_heads_as_pages_have_slots_name_the_layout() -> None
     new = torch.zeros(2, 8, 16)
     given = call("HND", 16, 8, 16, 100, k_new=new, v_new=new.clone())
     text = refused(given | dict(kv_layout="NHD"))
-    assert text.startswith("k_new must be [tokens, kv_heads, head_dim] with kv_heads = 16, got [2, 8, 16]")
+    assert text.startswith("k_new must be [tokens, kv_heads, head_dim] with kv_heads = 16 from k_cache, got [2, 8, 16]")
     assert text.endswith("and would fit as kv_layout='HND'")
     other = refused(given | dict(k_new=torch.zeros(2, 4, 16), v_new=torch.zeros(2, 4, 16)))
     assert "would fit" not in other
@@ -72,14 +72,14 @@ def test_a_write_into_the_other_layout_names_it(layout: str) -> None:
     with pytest.raises(ValueError) as raised:
         paged_attn.write_kv(k, k.clone(), cache, cache.clone(), slots, kv_layout=OTHER[layout])
     assert str(raised.value).endswith(
-        f"with kv_heads = 8, got {list(cache.shape)}: k_cache was read as {OTHER[layout]}: {AXES[OTHER[layout]]} = "
-        f"{list(cache.shape)}, and would fit as kv_layout={layout!r}"
+        f"with kv_heads = 8 from k, got {list(cache.shape)}: k_cache was read as {OTHER[layout]}: "
+        f"{AXES[OTHER[layout]]} = {list(cache.shape)}, and would fit as kv_layout={layout!r}"
     )
 
 
 def test_a_write_that_fits_in_neither_layout_does_not_guess() -> None:
     cache = torch.zeros(3, 16, 4, 32)
-    with pytest.raises(ValueError, match=r"with kv_heads = 8, got \[3, 16, 4, 32\]$"):
+    with pytest.raises(ValueError, match=r"with kv_heads = 8 from k, got \[3, 16, 4, 32\]$"):
         paged_attn.write_kv(torch.zeros(1, 8, 32), torch.zeros(1, 8, 32), cache, cache.clone(), torch.tensor([3]))
 
 

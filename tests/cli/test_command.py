@@ -151,10 +151,13 @@ def test_prepare_refuses_before_it_begins(asked: list[dict[str, Any]], monkeypat
     for words, message in (
         ("--heads 3 --kv-heads 2", "--heads must be a multiple of --kv-heads = 2, got 3"),
         ("--layout x-packed --head-dim 20 --device h200", "divisible by 8, got 20"),
-        ("--dtype float16 --kv-dtype bfloat16 --device h200", "--kv-dtype must be one of"),
+        (
+            "--dtype float16 --kv-dtype bfloat16 --device h200",
+            "--kv-dtype must be float16 | float8_e4m3fn | float8_e5m2, for --dtype is float16, got bfloat16",
+        ),
         ("--device h900", "a device must be one of a100"),
         ("--window 3 -2 --device h200", "-2 is not in the range"),
-        ("--window 3", "requires 2 arguments"),
+        ("--window 3", "--window must be LEFT RIGHT, two numbers, got 3: --window 2 -1 is a sliding window of 3 keys"),
         ("--score-mod alibi --device h200", "must be like package.module:function"),
         ("--processes 0", "0 is not in the range"),
         ("--drafts 3 --device h200", "name it by --host"),

@@ -14,8 +14,8 @@ from tests.explain.asked import ask, printed
 
 
 def test_lengths_are_said_in_groups() -> None:
-    assert lengths("1x2048,3x1") == [2048, 1, 1, 1]
-    assert lengths("7") == [7]
+    assert lengths("1x2048,3x1", "keys") == [2048, 1, 1, 1]
+    assert lengths("7", "keys") == [7]
 
 
 def test_the_command_tells_a_line_per_fact() -> None:
@@ -58,12 +58,18 @@ def test_the_command_takes_every_option(words: str) -> None:
 @pytest.mark.parametrize(
     "words, text",
     [
-        ("--keys many", "lengths must be like 4096 or 1x2048,63x1, got 'many'"),
-        ("--keys 0", "lengths must be like"),
-        ("--batch 3 --keys 4,5", "lengths must pair up"),
-        ("--queries 5 --keys 4", "there cannot be fewer than queries"),
+        ("--keys many", "keys must be lengths like 4096 or 1x2048,63x1, got 'many'"),
+        ("--queries 0", "queries must be lengths like"),
+        ("--batch 3 --keys 4,5", "queries and keys must pair up"),
+        (
+            "--queries 5 --keys 4",
+            "keys must be at least queries, for they count the call's own, got 4 keys of 5 queries",
+        ),
         ("--heads 9", "heads must be a multiple of kv_heads = 8, got 9"),
-        ("--kv-dtype float32", "a cache beside torch.bfloat16 must be one of"),
+        (
+            "--kv-dtype float32",
+            "kv_dtype must be bfloat16 | float8_e4m3fn | float8_e5m2, for dtype is bfloat16, got float32",
+        ),
         ("--layout x-packed --head-dim 20", "wants a head_dim divisible by 8"),
         ("--new --batch-invariant", "batch_invariant is not to be had"),
         ("--device sm86", "or with its multiprocessors, like sm89:142, got 'sm86'"),

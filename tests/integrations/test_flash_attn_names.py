@@ -33,7 +33,11 @@ REFUSED = [
     ({"alibi_slopes": torch.ones(3, 4), "causal": True}, ValueError, r"alibi_slopes must be \[heads\]"),
     ({"alibi_slopes": torch.ones(4)}, ValueError, "alibi_slopes need causal = True"),
     ({"window_size": (-3, 0)}, ValueError, r"window_size\[0\] must be"),
-    ({"blocktable": None}, TypeError, "unknown keyword 'blocktable'; known: alibi_slopes, attention_chunk"),
+    (
+        {"blocktable": None},
+        TypeError,
+        "unknown keyword 'blocktable' \\(did you mean block_table\\?\\); known: alibi_slopes, attention_chunk",
+    ),
     ({"block_table": torch.ones(3, 1).int(), "page_table": torch.ones(3, 1).int()}, TypeError, "got page_table twice"),
     ({"cu_seqlens_q": torch.ones(4).int()}, TypeError, "fit no order"),
 ]

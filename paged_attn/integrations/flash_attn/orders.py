@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ...checks.keywords import hint
+
 REST2 = ("window_size", "softcap", "alibi_slopes", "deterministic", "return_attn_probs")
 REST3 = (
     "qv", "q_descale", "k_descale", "v_descale", "window_size", "attention_chunk", "softcap", "num_splits", "pack_gqa",
@@ -137,6 +139,13 @@ KINDS = {
 }  # fmt: skip
 
 
+# names of other libraries: what these functions have for them
+MASKS = dict.fromkeys(
+    ("attn_mask", "attn_bias", "attention_mask", "custom_mask", "packed_custom_mask", "mask"),
+    "causal and window_size; qq_bias, qq_mask, spans and score_mod of paged_attention",
+) | {"head_dim_v": "nothing, for the last axis of v says it", "is_causal": "causal", "scale": "softmax_scale"}
+
+
 def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """(arguments that are there, by the names of this library; the version whose order the call follows).
 
@@ -177,7 +186,8 @@ def _version(function: str, kinds: tuple[str, ...], keywords: tuple[str, ...]) -
     known = {name for order in orders.values() for name in order}
     for name in keywords:
         if name not in known:
-            raise TypeError(f"{function}() got an unknown keyword {name!r}; known: {', '.join(sorted(known))}")
+            near = hint(name, MASKS, known)
+            raise TypeError(f"{function}() got an unknown keyword {name!r} ({near}); known: {', '.join(sorted(known))}")
     fits = [version for version, order in orders.items() if _fits(order, kinds, keywords)]
     if not fits:
         found = ", ".join(kinds)

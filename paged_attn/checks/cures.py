@@ -1,0 +1,160 @@
+"""The end of a refusal: what to do about the argument, as code where code can say it.
+
+Each function returns ": cure", or "" where it knows none.  Nothing here decides whether a call is right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .dtypes import FLOAT, FP8, names
+
+OUT = ": leave it out, or torch.empty makes it"  # what is written has no numbers to convert
+CACHES = ("k_cache", "v_cache")
+Sizes = Mapping[str, int]
+
+
+def of_no_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> str:
+    """How to make a tensor of something else."""
+    word = name.split()[0]  # "indptr of page_table" is a variable of the first name
+    if name == "out":
+        return OUT
+    if type(value).__module__ == "numpy":
+        return f": torch.as_tensor({word}, device=...)"
+    if value is None and name == "v_cache":
+        return ": k_cache[..., :value_dim] where keys hold their values"
+    if not isinstance(value, (list, tuple)):
+        return ""
+    if value and all(isinstance(x, Tensor) for x in value):
+        return f": torch.stack({word})"
+    if name == "page_table":
+        return ": pad_batch makes a tensor of rows"
+    return f": torch.tensor({word}, dtype=torch.{names(dtypes[:1])}, device=...)"
+
+
+def of_dtype(
+    name: str, given: torch.dtype, dtypes: tuple[torch.dtype, ...], beside: str, decides: torch.dtype | None
+) -> str:
+    """A conversion, or another view of a cache's bytes.
+
+    Args:
+        given, dtypes: the dtype that came, and those wanted.
+        beside, decides: the argument whose dtype decides those wanted, and that dtype; None: no argument does.
+    """
+    if name == "out":
+        return OUT
+    fp8 = tuple([x for x in dtypes if x in FP8])
+    if name in CACHES and fp8 and given in (torch.uint8, torch.int8):
+        view = f"{name}.view(torch.{names(fp8[:1])}) if its bytes are fp8"
+        return f": {view}" + ", for int8 numbers are not served" * (given is torch.int8)
+    if name == "k_cache" and given in FLOAT and decides in FLOAT:
+        return f": {beside}.to(torch.{names((given,))}), or a cache of {names((decides,))}"
+    return f": {name.split()[0]}.to(torch.{names(dtypes[:1])})"
+
+
+def of_strides(name: str) -> str:
+    """A copy without gaps; a tensor that is written has to be made without."""
+    return OUT if name == "out" else f": {name}.contiguous()"
+
+
+def of_shape(name: str, shape: Sequence[int], axes: Sequence[str], sizes: Sizes) -> str:
+    """The first of `VIEWS` that would make the shape fit.
+
+    Args:
+        shape: as it came.
+        axes: names of the axes wanted.
+        sizes: by name, of axes that this argument or an earlier one has.
+    """
+    word = name.split()[0]
+    found = (view for rule in VIEWS for view in rule(word, tuple(shape), tuple(axes), sizes))
+    return next((f": {view}" for view in found), "")
+
+
+def _fits(shape: Sequence[int], axes: Sequence[str], sizes: Sizes) -> bool:
+    return len(shape) == len(axes) and all(sizes.get(axis, size) == size for axis, size in zip(axes, shape))
+
+
+def _both_caches(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
+    """One tensor of keys and values, [2, pages, ...] or [pages, 2, ...]."""
+    if name in CACHES and len(shape) == 5 and 2 in shape[:2] and shape[-1] == sizes.get("head_dim"):
+        parts = "cache[0], cache[1]" if shape[0] == 2 else "cache.unbind(1)"
+        yield f"k_cache, v_cache = {parts}, if this is one tensor of both"
+
+
+def _turned_before(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
+    """Queries or new keys came first, with two axes in each other's place, and the cache is blamed."""
+    if name != "k_cache" or len(shape) != len(axes) or axes[-1] != "head_dim":
+        return
+    given = dict(zip(axes, shape))
+    if given["head_dim"] != sizes.get("head_dim"):
+        if given["head_dim"] == sizes.get("heads"):
+            yield "q.transpose(1, 2), if its heads come last"
+        elif given["head_dim"] == sizes.get("kv_heads"):
+            yield "k.transpose(1, 2), and v, if their heads come last"
+    elif given["kv_heads"] != sizes.get("kv_heads") and given["kv_heads"] == sizes.get("tokens"):
+        yield "k.transpose(0, 1), and v, if their heads come first"
+
+
+def _turned(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
+    """Two of its axes are in each other's place."""
+    if name in CACHES or len(shape) != len(axes):
+        return
+    for i in range(len(axes)):
+        for j in range(i + 1, len(axes)):
+            other = list(shape)
+            other[i], other[j] = other[j], other[i]
+            if other != list(shape) and {axes[i], axes[j]} <= sizes.keys() and _fits(other, axes, sizes):
+                yield f"{name}.transpose({i}, {j})"
+
+
+def _an_axis_more(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
+    """An axis of one element, or sequences of one length in an axis of their own."""
+    if len(shape) != len(axes) + 1:
+        return
+    for i, size in enumerate(shape):
+        if size == 1 and _fits(shape[:i] + shape[i + 1 :], axes, sizes):
+            yield f"{name}.squeeze({i})"
+    if axes[0] == "tokens" and len(axes) > 1:
+        yield f"{name}.flatten(0, 1)" + ", with cu_seqlens_q" * (name == "q")
+
+
+def _an_axis_less(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
+    """Heads and their dims in one axis, or an axis of one element left out."""
+    if len(shape) != len(axes) - 1 or len({*axes}) < len(axes):
+        return
+    if axes[-1].endswith("_dim"):
+        many, dim = axes[-2:]
+        count, width = sizes.get(many), sizes.get(dim)
+        if width is None or (shape[-1] % width == 0 and shape[-1] // width == (count or shape[-1] // width) > 1):
+            yield f"{name}.unflatten(-1, ({count or many}, {width or dim}))"
+    for i in sorted(range(len(axes)), key=lambda i: axes[i] != "kv_heads"):
+        if sizes.get(axes[i], 1) == 1 and _fits((*shape[:i], 1, *shape[i:]), axes, sizes):
+            yield f"{name}.unsqueeze({i})"
+
+
+def _sums_or_lengths(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
+    seqs = sizes.get("seqs")
+    if seqs is not None and shape == (seqs,) and name == "cu_seqlens_q":
+        yield "torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), if these are lengths"
+    if seqs is not None and shape == (seqs + 1,) and name == "seq_lens":
+        yield "seq_lens.diff(), if these are sums of lengths"
+
+
+def _by_kv_head(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
+    if axes == ("heads",) and shape == (sizes.get("kv_heads"),) and sizes["heads"] % shape[0] == 0:
+        yield f"{name}.repeat_interleave({sizes['heads'] // shape[0]}), if these are of KV heads"
+
+
+VIEWS: tuple[Callable[..., Iterator[str]], ...] = (
+    _both_caches,
+    _turned_before,
+    _turned,
+    _an_axis_more,
+    _an_axis_less,
+    _sums_or_lengths,
+    _by_kv_head,
+)
