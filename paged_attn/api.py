@@ -1,6 +1,6 @@
-"""The public functions: their specifications.
+"""The public functions and their specifications.
 
-Keywords that they do not have end in `others`, and are told their names here (keywords.py).
+Each function collects unknown keywords in `others`; the error says what they are called here (checks/keywords.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -67,122 +67,128 @@ def paged_attention(
 
         out[t, h] = sum_j softmax_j(modify(scale * <q[t, h], k[j]>)) * v[j]   over the keys j that query t may see.
 
-    Positions: key j of a sequence has position j; its query i has position context_len + i, where
-    context_len = seq_len - query_len, unless query_positions says otherwise.  modify: softcap, then ALiBi, then
-    query-query bias, then score_mod, in this order.
+    Key j of a sequence has position j.  Query i of the sequence has position context_len + i, where
+    context_len = seq_len - query_len; query_positions changes this.  modify applies softcap, ALiBi, query-query bias
+    and score_mod, in this order.
 
     Args:
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32 | float8_e4m3fn | float8_e5m2; last axis contiguous.
-            head_dim up to 512.
-        k_cache: 4-D: [pages, page_size, kv_heads, head_dim] (NHD) or [pages, kv_heads, page_size, head_dim] (HND);
-            5-D: x-packed [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8; beside fp8 queries also
-            float16 | bfloat16.  Any page size, any outer strides; heads is a multiple of kv_heads.
-        v_cache: as k_cache, but that its last axis, value_dim, may be of another size, up to 512; beside x-packed keys
-            [pages, kv_heads, value_dim, page_size].  k_cache[..., :value_dim], a view: values are the first dims of
-            keys, as in multi-head latent attention; both are read once, and head_dim may be up to 576.
-        page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page with positions p * page_size ... of
-            that sequence.  Entries past the last key, or wholly before every query's window, may hold anything.
-            Or ragged, as engines keep it: (indptr [seqs + 1], indices), int32 | int64 each and of any strides; row s is
-            indices[indptr[s] : indptr[s + 1]].  What lies between and behind rows is not read.  Then max_seqlen_k is
-            worth giving: without, a sequence is taken to have up to as many pages as there are indices.
-        seq_lens: [seqs] int32 | int64; keys of each sequence, those of this call included.  0 or less: an empty
-            sequence.  Numbers of all three have to fit 32 bits, whatever their type.
-        cu_seqlens_q: [seqs + 1] int32 | int64; queries of sequence s are rows cu_seqlens_q[s] ...
-            cu_seqlens_q[s + 1] - 1 of q.  Rows from cu_seqlens_q[-1] on are padding and give zeros.  None: one query
-            token per sequence.
-        kv_layout: "NHD" or "HND"; of no meaning for a 5-D k_cache.
-        max_seqlen_q: upper bound of a sequence's query tokens, on the host; saves work.  Of a sequence that has more,
-            rows may be left unwritten: where out is None these hold whatever the memory held.  check finds it.
-        max_seqlen_k: upper bound of seq_lens, on the host; saves work.
-        k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim], dtype of q, or beside fp8 queries
-            that of a 16-bit cache, or float16 | bfloat16; the call's own keys and values, which are then not read from
-            the cache.  They are not scaled by k_scale and v_scale.  Where v_cache is k_cache[..., :value_dim], v_new
-            may be None: k_new[..., :value_dim].
-        softmax_scale: of the scores before everything else; head_dim ** -0.5 if None.  The product of it, q_scale and
-            k_scale is a float32 number, and so are scores: where some of them, with ALiBi and biases, are finite and
-            beyond 2^30 in magnitude, results may be no numbers.
-        causal: a query sees no key after its own position.  False: every query sees all seq_len keys.
-            Or bool [seqs]: which sequences are causal.
-        window_size: (left, right) keys visible before and after a query's own position; -1 = all.  A model's "sliding
-            window W" is left = W - 1.  Or [heads, 2] int32 | int64: those of each query head, as of streaming heads
-            beside full ones; each number is less than 2^31.  Of a KV head is read what its own heads see.
-        prefix_lens: [seqs] int32 | int64; keys of a sequence before this position are visible to all of its queries,
-            whatever causal, the window and chunk hide: a prefix in both directions, that stays behind a window.  0 or
-            less: none; more than the sequence has: all.  It counts places, as causal does.
-        spans: [seqs, R, 2] int32 | int64; up to R ranges of places in each sequence, from the first of two numbers to
-            before the second, within which queries see all keys, in both directions (tokens of an image); -1, -1: none.
-            They show what causal hides and, unless clip_spans, what the window and chunk hide.
-        clip_spans: the window and chunk bound what spans show, too.
-        chunk: a query at position p sees only keys of its own chunk of so many positions, from p // chunk * chunk on
-            (local layers of Llama 4); causal and the window hide more of them.  None: a sequence is one chunk.
-        softcap: scores become softcap * tanh(scores / softcap); 0 = off.  Above 64 by code that is right however far
-            below it scores are, and slower: only up to 64 on Hopper tanh is off by up to 2^-11 of a
-            score for bfloat16 and fp8 queries, if a sequence may have more than 8 rows a KV head (16 of several tokens,
-            64 over fp8 caches), unless return_lse or batch_invariant is asked for; and of more than 64 rows what weighs
-            less than 2^-24 of the largest, or of the sink, may weigh nothing.
-        alibi_slopes: [heads] float32; adds slope * (key position - query position).
-        sinks: [heads] float32 | dtype of q; one more key with this score and value 0.
-        qq_bias: [n, n], or of each sequence [seqs, n, n], float32 | dtype of q; adds qq_bias[i, j] for query i and key
-            j of this call, 0 beyond n.  Minus infinity hides a key.
-        qq_mask: [tokens, words] int32, up to 32 words; bit j % 32 of word j // 32 says whether a query sees key j of
-            this call.  It hides, and shows nothing that other arguments hide; keys beyond 32 * words are seen as
-            without it.  paged_attn.tree makes it of the parents of each sequence's own tree of drafts, once for all
-            layers, and query_positions of its nodes' depths.  For trees it is the faster of the two: a word for 32
-            nodes in place of a number for each pair.
-        query_positions: [tokens] int32 | int64; the position of query i, and of the call's own key i, which is key
-            context_len + i: at least context_len and at most context_len + i, its place in the sequence.  The window
-            and ALiBi compare these positions; causal, qq_bias, qq_mask go by places.  A node of a tree of drafts
-            stands at context_len + its depth; without, its place is its position, and a window cuts, and ALiBi counts,
-            as if nodes before it were ancestors all.  In a window, every query of a sequence reads on from the first
-            key that one at context_len may see: not for long prefills.  Padding may hold anything.  None: places.
+            head_dim is 1 to 512.  heads is a multiple of kv_heads.
+        k_cache: NHD [pages, page_size, kv_heads, head_dim], or HND [pages, kv_heads, page_size, head_dim].  A 5-D cache
+            is x-packed: [pages, kv_heads, head_dim // x, page_size, x].  dtype of q, or fp8; beside fp8 queries also
+            float16 | bfloat16.  Any page size; any strides of the outer axes.
+        v_cache: as k_cache, with a last axis value_dim of 1 to 512.  Beside x-packed keys
+            [pages, kv_heads, value_dim, page_size].  The view k_cache[..., :value_dim] means that the first dims of
+            keys are the values (multi-head latent attention).  Both are then read once, and head_dim is up to 576.
+        page_table: [seqs, max_pages] int32 | int64; entry p of a row is the page of positions p * page_size to
+            (p + 1) * page_size - 1.  Entries past the last key may hold anything.  So may entries wholly before the
+            window of every query.
+            Ragged: (indptr [seqs + 1], indices), int32 | int64 each, any strides; row s is
+            indices[indptr[s] : indptr[s + 1]].  Indices between and after rows are not read.  Pass max_seqlen_k here:
+            without it, each sequence counts as if it had all indices.
+        seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.  0 or less: an empty
+            sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.
+        cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 of q.
+            Rows from cu_seqlens_q[-1] on are padding; they give zeros.  None: one query token per sequence.
+        kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
+        max_seqlen_q: upper bound of the query tokens of a sequence, on the host; saves work.  If a sequence has more,
+            its extra rows are not computed and may be uninitialised.  Checked calls find this.
+        max_seqlen_k: upper bound of seq_lens, on the host; saves work.  Checked calls find longer sequences.
+        k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim]; keys and values of the call's own
+            tokens.  They are read in place of their slots in the cache, and k_scale and v_scale do not apply.  dtype of
+            q; beside fp8 queries the dtype of a 16-bit cache, or float16 | bfloat16 over an fp8 cache.  v_new may be
+            None if v_cache is k_cache[..., :value_dim]: values are k_new[..., :value_dim].
+        softmax_scale: factor of the scores, before all modifiers.  None: head_dim ** -0.5.  Scores are float32, and so
+            is softmax_scale * q_scale * k_scale.  A finite score beyond 2^30 in magnitude, ALiBi and biases included,
+            may give NaN.
+        causal: True: a query sees no key after its own place.  False: a query sees all seq_len keys.  bool [seqs]:
+            which sequences are causal.
+        window_size: (left, right); numbers of keys visible before and after a query's own position; -1 = all.  A
+            model's "sliding window W" is (W - 1, -1).  [heads, 2] int32 | int64: a window for each query head, less
+            than 2^31 each.  Each KV head reads only what its own query heads see.
+        prefix_lens: [seqs] int32 | int64; every query sees the keys before this place of its sequence, whatever causal,
+            the window and chunk hide.  0 or less: no prefix.  More than seq_len: all keys.
+        spans: [seqs, R, 2] int32 | int64; up to R ranges [begin, end) of places in each sequence.  A query in a range
+            sees all keys of the range, also later ones (tokens of an image).  -1, -1: unused.  A range shows what
+            causal hides and, unless clip_spans, what the window and chunk hide.
+        clip_spans: True: the window and chunk bound spans, too.
+        chunk: positions in a chunk.  A query at position p sees only keys from p // chunk * chunk on (local layers of
+            Llama 4).  causal and the window hide further keys.  None: no chunks.
+        softcap: number >= 0; scores become softcap * tanh(scores / softcap).  0: off.  A softcap above 64 takes a
+            slower form, exact to float32 for small scores, too.  Up to 64, the Hopper kernels approximate in two cases,
+            but not with batch_invariant.  Rows are query tokens x heads of a KV head:
+
+            - tanh is off by up to 2^-11 of a score: bfloat16 and fp8 queries, without return_lse, if a sequence may
+              have more than 8 rows (16 if it may have several query tokens, 64 over an fp8 cache);
+            - a weight below 2^-24 of the row's largest weight, or of its sink, may count as 0: if a sequence may have
+              more than 64 rows.
+        alibi_slopes: [heads] float32; adds slope * (key position - query position) to the scores.
+        sinks: [heads] float32 | dtype of q (for fp8 queries float16 | bfloat16 | float32); each head has one more key
+            with this score, whose value is 0.
+        qq_bias: [n, n], or [seqs, n, n] for each sequence; dtypes as for sinks; adds qq_bias[i, j] for query i and key
+            j of the call's own tokens.  0 beyond n.  Minus infinity hides a key.
+        qq_mask: [tokens, words] int32, up to 32 words; bit j % 32 of word j // 32 tells whether a query sees key j of
+            the call's own tokens.  Clear bits hide keys; set bits show nothing that another argument hides.  Keys from
+            32 * words on are not masked.  paged_attn.tree makes the mask from trees of drafts.  For trees it is faster
+            than qq_bias: one word holds 32 nodes.
+        query_positions: [tokens] int32 | int64; position of query i, and of the call's own key i (key context_len + i
+            of the sequence).  At least context_len, at most context_len + i, which is its place.  The window and ALiBi
+            compare positions; causal, spans, qq_bias and qq_mask compare places.  In a tree of drafts, a node's
+            position is context_len + its depth.  Without positions, windows and ALiBi count every earlier node as an
+            ancestor.  With a window, every query of a sequence reads from the first key that position context_len may
+            see, which is slow for long prefills.  Padding may hold anything.  None: positions are places.
         score_mod: a function under @triton.jit, (score, query_pos, key_pos, head, *score_mod_args) -> score, compiled
-            into the kernels: of each score after scale, softcap, ALiBi and query-query bias, before the mask, so what
-            causal and window_size hide stays hidden.  score is a block [rows, keys] of float32; query_pos [rows, 1],
-            key_pos [1, keys] and head [rows, 1] are int32.  It returns a block as score; minus infinity hides a key.
-            Positions are 0 ... seq_len - 1 whatever the block holds, so what is loaded by them needs no mask.  It must
-            be elementwise: blocks are cut and turned in any way.  The reference takes the same in torch.
-        score_mod_args: what it is given behind these: contiguous tensors, of which it gets pointers, floats and ints.
-        q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], expanded to
-            [seqs, kv_heads] or not; real value = stored value * scale.  Required for fp8 queries and fp8 caches.
-            q_scale may also be of each token, > 0, and then beside any queries: a temperature by position, as Llama 4
-            has it.  [tokens, 1] or, of fp8 queries, whose descale it holds too, [tokens, kv_heads]; of others [tokens].
-            Padding may hold anything.
-        gate: [tokens, heads, value_dim] float32 | dtype of q; last axis contiguous.  Results are multiplied by
-            1 / (1 + exp(-gate)) before they are rounded to out's type, where keys are split once all are joined; the
-            log-sum-exp stays as it is.  A result of 0 stays 0 whatever its gate holds, so rows that see no key, and
-            padding, may have any.  Parts that merge_states is to join are taken without it.
-        out: [tokens, heads, value_dim]; written and returned; its dtype decides what the result is stored as.  It may
-            be q itself.  Otherwise it shares no memory with any argument, nor two elements of it a place, which the
-            first call of such shapes and strides makes sure of; later ones do not look at addresses.
-        out_scale: float, or float32 of shape [] or [1]; an fp8 out holds clamp(result / out_scale) to its range.
-        return_lse: also return the natural logarithm of each row's softmax denominator, sinks included.  Where weights
-            are e4m3, in prefill of e4m3 queries over an e4m3 cache on Hopper, their exponentials are coarse without it:
-            results of random data are 3.1% off instead of 2.6% (the norm of the error over that of the results).
-            Without it scores of bfloat16 queries over an e4m3 cache are sums of 14 bits there, if a sequence may have
-            more than 64 rows (tokens x heads on a KV head): off by some 2^-12 of what is added up in them.
-        only: "decode": only sequences with exactly one query token; "prefill": only the others.  Other rows of out and
-            of the log-sum-exp are left as they were.
-        batch_invariant: True: a query's result has the same bits alone and in any batch, in any order, in a prefill cut
-            into any chunks and as a decode, whatever the bounds and the width of page_table; on one device, for the
-            same keys and options.  (With qq_bias or causal=False, chunks themselves change what a query sees.)
-            Not with k_new: how keys are cut into tiles would depend on where the cache ends.
+            into the kernels.  It changes scores after scale, softcap, ALiBi and query-query bias.  Masks follow, so
+            hidden keys stay hidden.  score is float32 [rows, keys]; query_pos [rows, 1], key_pos [1, keys] and head
+            [rows, 1] are int32.  The result has the shape and dtype of score; minus infinity hides a key.  Positions
+            are always in 0 to seq_len - 1, so loads by position need no mask.  The function must be elementwise,
+            because blocks may be split or transposed.  The reference takes a function of torch.
+        score_mod_args: further arguments of score_mod: contiguous tensors, which it gets as pointers, floats and ints.
+        q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], which may be
+            expanded to [seqs, kv_heads]; real value = stored value * scale.  Required for fp8 queries and fp8 caches,
+            and None for other dtypes.
+            q_scale may also hold a number > 0 for each token, with any dtype of q: a temperature by position, as in
+            Llama 4.  Its shape is then [tokens, 1], or [tokens] for queries that are not fp8.  For fp8 queries it
+            includes the descale, and may be [tokens, kv_heads].  Padding may hold anything.
+        gate: [tokens, heads, value_dim]; dtypes as for sinks; last axis contiguous.  Multiplies results by
+            1 / (1 + exp(-gate)), after the merge of splits and before rounding.  The log-sum-exp does not change.  A
+            result of 0 stays 0 whatever its gate holds, so gates of padding and of rows that see no key may hold
+            anything.  Take parts for merge_states without a gate.
+        out: [tokens, heads, value_dim], any dtype that q may have; last axis contiguous.  It is written and returned.
+            None: a new tensor of q's dtype.  out may be q itself.  Otherwise it may share no memory with any argument,
+            and no two of its elements may share memory.  Only the first call of given shapes and strides verifies this.
+        out_scale: float, or float32 of shape [] or [1]; required for an fp8 result, which holds result / out_scale
+            clamped to the dtype's range.
+        return_lse: also return the log-sum-exp of each row: the natural logarithm of the softmax denominator, sinks
+            included.  Two approximations on Hopper need return_lse = False:
+
+            - e4m3 queries over an e4m3 cache, in prefills: weights are e4m3, with coarse exponentials.  Results of
+              random data have a relative error (in norm) of 3.1% instead of 2.6%.
+            - bfloat16 queries over an e4m3 cache, if a sequence may have more than 64 rows: scores are accumulated in
+              14 bits, off by about 2^-12 of the summands.
+        only: "decode": compute only sequences of exactly one query token.  "prefill": only the others.  Other rows of
+            out and of the log-sum-exp are not written.  None: all.
+        batch_invariant: True: the result of a query has the same bits in every batch and alone, as a decode, and in a
+            prefill cut into any chunks.  Bounds and the width of page_table do not matter.  This holds on one device,
+            for the same keys and options.  With qq_bias or causal=False, chunks themselves change what a query sees.
+            Not with k_new, because tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
-            environment variable PAGED_ATTN_CHECK said at the first call; unset it is 1 in the interpreter, else 0.
+            environment variable PAGED_ATTN_CHECK said at the first call.  Unset, it is 1 in the interpreter, else 0.
 
     Returns:
-        [tokens, heads, value_dim], dtype of q, or out's if given; with return_lse also [tokens, heads] float32.
-        A query that sees no key gives zeros, and minus infinity (its sink, if there are sinks).
-
-    Strides may be of any size, and tensors lie at any offset; lazily negated views are refused.
+        [tokens, heads, value_dim] in the dtype of q, or in that of out.  With return_lse also [tokens, heads] float32.
+            A query that sees no key gives zeros; its log-sum-exp is minus infinity, or its sink.
 
     Raises:
-        ValueError: naming the tensor, the axis and both sizes.  Nothing is written.  There is no backward pass: under
-            grad mode a tensor that requires grad is an error, which names it.
-        TypeError: naming the dtype wanted.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  Nothing has been written.  Under grad
+            mode, also for a tensor that requires grad: there is no backward pass.
+        TypeError: names the dtype or type wanted, and what to do.
 
-    Inside torch.compile and torch.export it is the operator torch.ops.paged_attn.attention, without a graph break, and
-    its errors are raised when the graph runs, but for gradients and options, which are found while it is traced.  What
-    is checked on the device cannot be captured in a CUDA graph.  torch.autocast changes nothing.
+    Strides of outer axes are free, and so are storage offsets; lazily negated views are refused.
+
+    Inside torch.compile and torch.export the call is the operator torch.ops.paged_attn.attention, without a graph
+    break.  Errors are then raised when the graph runs; those of gradients and options, while it is traced.  Checks on
+    the device cannot be captured in a CUDA graph.  torch.autocast changes nothing.
 
     Source: Kwon et al. 2023 (paging), Dao 2023 (tiling), Milakov & Gimelshein 2018 (online softmax), Press et al. 2022
     (ALiBi), Xiao et al. 2023 (sinks).
@@ -243,20 +249,28 @@ def write_kv(
     """Write new keys and values into their slots of a paged cache, in place.
 
     Args:
-        k, v: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim] float16 | bfloat16 | float32; last axis
-            contiguous.  v None: values are the first dims of keys (see v_cache of paged_attention), which are written.
-        k_cache, v_cache: as in paged_attention; dtype of k, or fp8.  Where v is None, v_scale is, and v_cache may be.
-        slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token, negative = skip it.  No slot twice.
-        kv_layout: "NHD" or "HND"; of no meaning for a 5-D k_cache.
-        k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads]; an fp8 cache holds
-            clamp(value / scale), rounded to nearest.  Required for an fp8 cache.
-        check: as in paged_attention; finds slots outside the cache and slots given twice.
+        k: [tokens, kv_heads, head_dim] float16 | bfloat16 | float32; last axis contiguous.
+        v: [tokens, kv_heads, value_dim], dtype of k; last axis contiguous.  None: values are the first dims of keys
+            (v_cache in paged_attention), and writing k writes them.
+        k_cache, v_cache: as in paged_attention; dtype of k, or fp8.  With v = None, v_cache may be None, or the view
+            k_cache[..., :value_dim].
+        slot_mapping: [tokens] int32 | int64; page * page_size + slot of each token.  Negative: the token is skipped.
+            No slot may occur twice.
+        kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.
+        k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads].  An fp8 cache holds
+            clamp(value / scale), rounded to nearest.  Required for an fp8 cache, and None for another.  With v = None,
+            v_scale is None.
+        check: as in paged_attention; finds slots outside the cache, and slots that occur twice.
 
     Raises:
-        ValueError: naming the tensor, the axis and both sizes; or a tensor that requires grad under grad mode.
-        TypeError: naming the dtype wanted.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  Nothing has been written.  Under grad
+            mode, also for a tensor that requires grad.
+        TypeError: names the dtype or type wanted, and what to do.
 
-    Inside torch.compile it is torch.ops.paged_attn.write_kv, of which Inductor makes a launch for each cache, in place.
+    Inside torch.compile the call is torch.ops.paged_attn.write_kv.  Inductor makes a launch for each cache of it, in
+    place.
+
+    Source: Kwon et al. 2023 (paging).
     """
     if others:
         refuse(write_kv, others)
@@ -267,21 +281,23 @@ def write_kv(
 
 @told
 def merge_states(outs: torch.Tensor, lses: torch.Tensor, **others: NoReturn) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention over a union of disjoint key sets from the attention over each.
+    """Attention over a union of disjoint key sets, from the attention over each set.
 
     Args:
-        outs: [n, tokens, heads, head_dim] float16 | bfloat16 | float32; results over each set of keys.
+        outs: [n, tokens, heads, head_dim] float16 | bfloat16 | float32, n >= 1; results over each set of keys.
         lses: [n, tokens, heads] float32; natural logarithms of their softmax denominators.  Minus infinity marks an
-            empty set, whose out may hold anything; infinity a sink of infinity, beside which nothing has weight.
+            empty set, whose out may hold anything.  Infinity is a sink of infinity: no key has weight beside it.
 
-    Returns: (out [tokens, heads, head_dim], dtype of outs; lse [tokens, heads]).  Associative up to rounding; where all
-        sets are empty, zeros and minus infinity.
+    Returns:
+        (out [tokens, heads, head_dim] in the dtype of outs, lse [tokens, heads] float32).  Associative up to rounding.
+            Where all sets are empty, zeros and minus infinity.
 
     Raises:
-        ValueError: naming the tensor, the axis and both sizes; or a tensor that requires grad under grad mode.
-        TypeError: naming the dtype wanted.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  Under grad mode, also for a tensor that
+            requires grad.
+        TypeError: names the dtype or type wanted, and what to do.
 
-    Inside torch.compile it is torch.ops.paged_attn.merge_states.
+    Inside torch.compile the call is torch.ops.paged_attn.merge_states.
 
     Source: Milakov & Gimelshein 2018; Ye et al. 2025 (attention states).
     """
