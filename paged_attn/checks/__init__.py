@@ -1,5 +1,5 @@
-"""What may come in: each argument's shape, dtype, device and memory, and the words for what may not.
+"""Checks of arguments: shape, dtype, device and memory of each, and the errors.
 
-It may import what planning may, but neither planning nor calls: a check knows nothing of what follows.
-A new argument is a line in argument_rows.py; a new kind of question to all of them is a file of its own.
+This folder may import what planning may import, but neither planning nor calls: a check knows nothing of later stages.
+A new argument is a row of arguments.py, the argument table.  A new question about all arguments is a new file.
 """

@@ -1,7 +1,7 @@
-"""Bad input of each public function, and what it gets: options and most tensors by the rows of the table.
+"""The check of each public function's arguments; options and most tensors follow the rows of the argument table.
 
-The checks of each call look only at what the host knows (axes.py, options.py); a checked call reads the device, too
-(contents.py).  Nothing launches or writes.
+Every call is checked by what the host knows (axes.py, options.py).  A checked call also reads the device (contents.py).
+No check launches a kernel or writes.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ RULES: dict[str, Callable[..., None]] = {
     "number": number,
     "window": window,
 }
-# What a row of a tensor calls its dtypes; "beside scores" is one of q's, or float32.
+# Dtypes by their name in the table's rows.  Another name, "beside scores", depends on q: dtypes.BIAS_FOR.
 KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
-# What results share no memory with, beside the queries: in the order in which errors tell it.
+# Arguments that may share no memory with out, in the order of errors.  q may be out itself.
 APART = [name for name in Tensors._fields if name not in ("q", "out", "score_mod_args")]
 
 
@@ -65,11 +65,11 @@ FURTHER: dict[str, Callable[[Tensor], None]] = {
     "spans": _pairs,
     "qq_mask": _few_words,
     "head_windows": _both_sides,
-}  # beside axes and dtypes
+}  # checks beyond axes and dtypes
 
 
 def check_attention(given: Tensors, options: Options) -> Axes:
-    """Everything the host can know about a call of paged_attention: raises, or returns its sizes."""
+    """Check all that the host knows about a call of paged_attention; returns the sizes of its axes."""
     q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q = given[: len(PLACES)]
     page_starts, k_new, v_new, out = given.page_starts, given.k_new, given.v_new, given.out
     door = Door()
@@ -80,7 +80,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     tokens, seqs, heads, kv_heads = sizes["tokens"], sizes["seqs"], sizes["heads"], sizes["kv_heads"]
     if heads < 1 or heads % kv_heads:
         raise door.wrong_heads(heads)
-    if k_new is None and page_starts is None:  # new keys would have settled kv_heads; a ragged table has no width
+    if k_new is None and page_starts is None:  # k_new settles kv_heads; a ragged table has no width to compare
         _doubt(door, options.max_seqlen_k)
     if cu_seqlens_q is not None:
         sizes["seqs + 1"] = seqs + 1
@@ -113,13 +113,13 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     score_mod, score_mod_args = options.score_mod, given.score_mod_args
     if score_mod is not None or score_mod_args is not None:
         with FIRST:
-            from .user_function import check_score_mod  # it is Triton's, which importing the package leaves alone
+            from .user_function import check_score_mod  # imports Triton, which `import paged_attn` does not
 
         more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args)
     if out is not None:
         door.tensor("out", out, ("tokens", "heads", "value_dim"), QUERY)
         writable("out", out)
-        if not same_elements(out, q):  # a block's queries are read before its results are written
+        if not same_elements(out, q):  # a block reads its queries before it writes its results, so out may be q
             no_overlap("out", out, q=q)
         others = {STARTS if name == "page_starts" else WITHIN.get(name, name): getattr(given, name) for name in APART}
         no_overlap("out", out, **others, **more)
@@ -131,7 +131,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     if given.head_windows is not None and tuple(options.window_size) != INSTEAD["head_windows"]:
         raise ValueError(f"window_size must be (-1, -1) beside head_windows, got {options.window_size}")
     if options.batch_invariant and k_new is not None:
-        # a tile at the border would be two, one of the cache and one of k_new
+        # The tile at the border would be two tiles, one of the cache and one of k_new.
         raise ValueError(
             "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"
         )
@@ -150,7 +150,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
 
 
 def _doubt(door: Door, max_seqlen_k: object) -> None:
-    """Warn of a cache whose sizes fit, and that yet looks as if its kv_layout were the other one."""
+    """Warn if the cache fits the call, but looks like a cache of the other kv_layout."""
     if door.cache is None or not isinstance(max_seqlen_k, int):
         return
     sizes = door.sizes
@@ -160,7 +160,7 @@ def _doubt(door: Door, max_seqlen_k: object) -> None:
 
 
 def check_options(**given: Any) -> None:
-    """Arguments of paged_attention that are values on the host, within the limits that the table has for them."""
+    """Check host values of paged_attention, by name, against the limits of their rows."""
     for name, value in given.items():
         argument = BY_NAME[name]
         if argument.check and (value is not None or argument.default is not None):
@@ -179,7 +179,7 @@ def check_write(
     k_scale: float | Tensor | None,
     v_scale: float | Tensor | None,
 ) -> Axes:
-    """Everything the host can know about a call of write_kv: raises, or returns its sizes."""
+    """Check all that the host knows about a call of write_kv; returns the sizes of its axes."""
     door = Door()
     door.tensor("k", k, ("tokens", "kv_heads", "head_dim"), FLOAT)
     if v is None:
@@ -193,7 +193,7 @@ def check_write(
     if v is None:
         if v_scale is not None:
             raise ValueError("v_scale must be None with v = None, for values are the first dims of keys")
-    elif v_cache is not None:  # which `caches` has made sure of
+    elif v_cache is not None:  # always true here: `caches` refuses None; tells the type checker
         writable("v_cache", v_cache)
         if not (same_elements(k, v) and same_elements(k_cache, v_cache)):
             latent = lies_in(v_cache, k_cache)
@@ -212,7 +212,7 @@ def check_write(
 
 
 def check_merge(outs: Tensor, lses: Tensor) -> Axes:
-    """Everything the host can know about a call of merge_states: raises, or returns its sizes."""
+    """Check all that the host knows about a call of merge_states; returns the sizes of its axes."""
     door = Door()
     door.place("outs", outs, FLOAT)
     door.bind("outs", outs, ("n", "tokens", "heads", "head_dim"))

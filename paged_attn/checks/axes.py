@@ -1,4 +1,7 @@
-"""What tensors may come in: each axis bound by name on first sight and compared ever after, dtypes, devices, scales."""
+"""Checks of tensors: axes by name, dtypes, device, scales.
+
+The first tensor with an axis settles the size of that axis; later tensors are compared with it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from .kernel_tensors import plain
 from .options import choice, kind, scale_number
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
-MAX_WORDS = 32  # of a query's mask
+MAX_WORDS = 32  # words of a query's mask, qq_mask
 
 PACKED = ("pages", "kv_heads", "head_dim // x", "page_size", "x")
 
@@ -22,7 +25,10 @@ ScaleLike = float | Tensor | None
 
 
 class Axes(NamedTuple):
-    """The sizes of one call, 0 where it has no such axis; x = elements of a packed group, 0 without x-packing."""
+    """Sizes of a call's axes, 0 for an axis that the call does not have.
+
+    x: elements of a group of an x-packed cache; 0 without x-packing.  parts: states that merge_states joins.
+    """
 
     tokens: int
     seqs: int = 0
@@ -38,7 +44,7 @@ class Axes(NamedTuple):
 
 
 class Door:
-    """What the tensors admitted so far have settled: the size of each named axis, and the device."""
+    """What the tensors of a call have settled so far: sizes of named axes, and the device."""
 
     __slots__ = ("cache", "device", "first", "settled", "sizes")
 
@@ -46,16 +52,16 @@ class Door:
         self.device: torch.device | None = None
         self.first = ""
         self.sizes: dict[str, int] = {}
-        self.settled: dict[str, str] = {}  # the argument that each axis has its size from
-        self.cache: tuple[str, torch.Size] | None = None  # how 4-D keys were read, and their shape
+        self.settled: dict[str, str] = {}  # by axis: the argument that settled its size
+        self.cache: tuple[str, torch.Size] | None = None  # kv_layout and shape of a 4-D k_cache
 
     def tensor(
         self, name: str, value: Any, axes: tuple[str, ...], dtypes: tuple[torch.dtype, ...], beside: str = "",
         decides: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """Admit a tensor of these axes and one of these dtypes, its last axis contiguous.
+        """Check a tensor's axes and dtype, and that its last axis is contiguous.
 
-        beside, decides: the argument whose dtype decides these dtypes, and that dtype; errors name both.
+        beside, decides: name and dtype of the argument that determines `dtypes`; None: no argument does.
         """
         self.place(name, value, dtypes, beside, decides)
         self.bind(name, value, axes)
@@ -68,7 +74,7 @@ class Door:
         self, name: str, value: Any, dtypes: tuple[torch.dtype, ...], beside: str = "",
         decides: torch.dtype | None = None,
     ) -> None:  # fmt: skip
-        """One of these dtypes, on the device of the first tensor."""
+        """Check that a value is a tensor of one of these dtypes, on the device of the first tensor."""
         wanted = names(dtypes) if decides is None else f"{names(dtypes)}, for {beside} is {names((decides,))}"
         if not isinstance(value, Tensor):
             given = f"{kind(value)}{cures.of_no_tensor(name, value, dtypes)}"
@@ -81,11 +87,11 @@ class Door:
                 raise ValueError(f"{name} must be on {self.device} like {self.first}, got {value.device}")
             self.device, self.first = value.device, name
         plain(name, value)
-        if value.is_neg():  # memory holds the numbers of the other sign
+        if value.is_neg():  # its memory holds the negated numbers, which kernels would read
             raise ValueError(f"{name} must hold its numbers, got a lazily negated view: pass {name}.resolve_neg()")
 
     def bind(self, name: str, value: Tensor, axes: tuple[str, ...]) -> None:
-        """Bind each axis on first sight, compare it ever after."""
+        """Settle the sizes of new axes, and compare the others."""
         shape, sizes = value.shape, self.sizes
         if len(shape) != len(axes):
             raise self.wrong_shape(name, shape, axes)
@@ -95,7 +101,7 @@ class Door:
             self.settled.setdefault(axis, name)
 
     def wrong_shape(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> ValueError:
-        """Names the axes that differ or, where the number of axes does, every axis already known."""
+        """The error for a shape: it names the axes that differ, or all known axes if the rank differs."""
         got = shape if len(shape) == len(axes) else [None] * len(axes)
         known = [axis for axis, size in zip(axes, got) if self.sizes.get(axis, size) != size]
         wanted = f"[{', '.join(axes)}]" + (f" with {self._known(name, known)}" if known else "")
@@ -104,22 +110,22 @@ class Door:
         return ValueError(f"{name} must be {wanted}, got {given}")
 
     def _known(self, name: str, axes: list[str]) -> str:
-        """Sizes of axes, and from which other argument each run of them is."""
+        """Sizes of axes as text: "tokens = 5, heads = 6 from q, value_dim = 32 from v_cache"."""
         told = [f"{axis} = {self.sizes[axis]}" for axis in axes]
         whose = [self._settled(axis, name) for axis in axes]
         ends = [whose[i + 1 : i + 2] != [mine] for i, mine in enumerate(whose)]
         return ", ".join(f"{x} from {mine}" if end and mine else x for x, mine, end in zip(told, whose, ends))
 
     def _settled(self, axis: str, name: str) -> str:
-        """The other argument that an axis has its size from; "" of its own, or of none."""
+        """The argument that settled an axis; "" if it is `name` itself, or none."""
         kin = axis.removesuffix(" + 1") if axis.endswith(" + 1") else f"{axis} + 1"
         found = self.settled.get(axis) or self.settled.get(kin, "")
         return "" if found == name else found
 
     def _swapped(self, name: str, shape: torch.Size, axes: tuple[str, ...]) -> str:
-        """Where another number of KV heads was wanted: that the other kv_layout would have it."""
+        """A hint that the other kv_layout would give the number of KV heads wanted, or ""."""
         sizes = self.sizes
-        if name == "k_cache" and len(shape) == 4 and axes in LAYOUTS.values():  # behind keys that settled kv_heads
+        if name == "k_cache" and len(shape) == 4 and axes in LAYOUTS.values():  # write_kv: k settled kv_heads
             layout = next(x for x, its in LAYOUTS.items() if its == axes)
             other = dict(zip(LAYOUTS[OTHER[layout]], shape))
             fits = all(other[axis] == sizes.get(axis) for axis in ("kv_heads", "head_dim"))
@@ -131,7 +137,7 @@ class Door:
         return f": {reading(*self.cache, True)}" if fits and name != "v_cache" else ""
 
     def wrong_heads(self, heads: int) -> ValueError:
-        """Of queries whose heads cannot be shared out; the cache may have been read in the wrong layout."""
+        """The error for a number of query heads that kv_heads does not divide; kv_layout may be wrong."""
         sizes, read = self.sizes, ""
         if self.cache is not None:
             read = f": {reading(*self.cache, shares_out(heads, sizes['page_size']))}"
@@ -139,7 +145,7 @@ class Door:
         return ValueError(f"q must have {wanted}, got heads = {heads}{read}")
 
     def caches(self, k_cache: Any, v_cache: Any, kv_layout: Any, beside: str, decides: torch.dtype) -> None:
-        """Both caches, in any layout; the rank of k_cache tells x-packed ones."""
+        """Check both caches.  A 5-D k_cache is x-packed.  beside, decides: as in `tensor`."""
         self._keys(k_cache, kv_layout, beside, decides)
         axes = ("pages", "kv_heads", "value_dim", "page_size")
         self.tensor(
@@ -156,7 +162,7 @@ class Door:
                 self._wide_keys(axis, k_cache, v_cache)
 
     def latent(self, k_cache: Any, v_cache: Any, kv_layout: Any, beside: str, decides: torch.dtype) -> None:
-        """A cache whose keys hold their values, of which another view may be given, too."""
+        """Check a cache whose keys hold their values; v_cache is None, or the view of the values."""
         self._keys(k_cache, kv_layout, beside, decides)
         self._page(k_cache)
         if v_cache is not None and not lies_in(v_cache, k_cache):
@@ -184,7 +190,7 @@ class Door:
                 raise ValueError(f"k_cache must have {axis} >= 1, got {list(k_cache.shape)}")
 
     def _wide_keys(self, axis: str, k_cache: Tensor, v_cache: Tensor) -> None:
-        """Keys that hold their values may have a few dims more."""
+        """Raise for a head_dim or value_dim that is too large; keys that hold their values may have 576 dims."""
         size = self.sizes[axis]
         if axis == "value_dim" or not MAX_DIM < size <= MAX_LATENT_DIM:
             raise ValueError(f"{axis} must be between 1 and {MAX_DIM}, got {size}")
@@ -197,7 +203,11 @@ class Door:
     def scale(
         self, name: str, value: Any, of: str, dtype: torch.dtype, axis: str | None = "kv_heads", more: str = ""
     ) -> None:
-        """A scale belongs to an fp8 tensor, always, and to no other; more: words for what else it might have been."""
+        """Check a scale: required for an fp8 tensor, refused for another.
+
+        of, dtype: the tensor that is scaled.  axis: the axis that may have one number each; None: one number only.
+        more: further shapes, for the error.
+        """
         if value is None:
             if dtype in FP8:
                 cure = "pass it, or out of another type" if of == "out" else "1.0 if what is stored is not scaled"
@@ -212,7 +222,7 @@ class Door:
             self._scale_shape(name, value, axis, more)
 
     def _scale_shape(self, name: str, value: Tensor, axis: str | None, by_token: str) -> None:
-        """One number, or one for each KV head; the same for all sequences."""
+        """Check a scale's shape: one number, or one for each KV head, equal for all sequences."""
         *others, last = value.shape or (1,)
         if value.numel() == 1 and len(others) <= 1:
             return

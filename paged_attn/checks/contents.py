@@ -1,4 +1,4 @@
-"""What only the device knows, read back by checked calls: lengths, page ids and slots that lead somewhere."""
+"""Checks of what only the device knows (lengths, page ids, slots), for checked calls: they read it back."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ def check_attention_contents(
     spans: Tensor | None = None,
     clip_spans: bool = False,
 ) -> None:
-    """What only the device knows, read back; empty sequences, and those that `only` leaves out, may hold anything."""
+    """Check lengths, page ids, positions, spans and scales of tokens of a call of paged_attention.
+
+    Numbers of empty sequences, and of sequences that `only` leaves out, may be anything.
+    """
     length = seq_lens.cpu().long()
     query = _query_lens(axes, cu_seqlens_q)
     asked = query > 0
@@ -58,7 +61,7 @@ def check_attention_contents(
     if query_positions is not None:
         _check_positions(query_positions.cpu().long(), context, query, live)
 
-    # the keys that some query of the sequence may see, and that are in the cache: first ... end - 1
+    # [first, end): keys in the cache that some query of the sequence may see
     if head_windows is not None:
         key_bounds = key_bounds._replace(left=_most_to_the_left(head_windows.cpu().long()))
     first = key_bounds.first_key(context)
@@ -88,7 +91,7 @@ def check_attention_contents(
 
 
 def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
-    """Slots that only the device knows, read back: each inside the cache, none twice, negative ones skipped."""
+    """Check slots: inside the cache, none twice.  Negative slots are skipped tokens."""
     slots = slot_mapping.cpu().long()
     for i in first_true(slots >= axes.pages * axes.page_size):
         held = f"{axes.pages} pages of {axes.page_size} slots"
@@ -101,9 +104,9 @@ def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
 
 
 def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) -> None:
-    """Each position of a live sequence lies between the context's end and the query's own place.
+    """Check that positions of live sequences are at least context_len and at most the query's place.
 
-    query: tokens of all sequences, also of those that nobody serves, whose positions lie between the others.
+    query: query tokens of every sequence [seqs].  Sequences that are not live have positions in `pos`, too.
     """
     tokens = int(query.sum())
     seq = torch.arange(len(query)).repeat_interleave(query)
@@ -115,7 +118,7 @@ def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) 
 
 
 def _most_to_the_left(windows: Tensor) -> int:
-    """What the head sees before a query that sees most, -1: all."""
+    """Check windows of heads; returns the most keys that a head sees before a query, -1: all."""
     for i in first_true(((windows < -1) | (windows > INT32_MAX)).flatten()):
         head, side = divmod(i, 2)
         which = f"window_size[{head}, {side}] = {windows[head, side]}"
@@ -124,7 +127,10 @@ def _most_to_the_left(windows: Tensor) -> int:
 
 
 def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:
-    """Where spans begin that hold the first query of a sequence, or that query's place [seqs]."""
+    """Check spans; returns the first key [seqs] that spans show to the first query of each sequence.
+
+    The first query's own place, where no span holds it.
+    """
     begin, past = spans.unbind(2)
     wrong = live[:, None] & ((begin < 0) | (past < begin)) & ~((begin == -1) & (past == -1))
     for i in first_true(wrong.flatten()):
@@ -136,7 +142,7 @@ def _begin_of_spans(spans: Tensor, context: Tensor, live: Tensor) -> Tensor:
 
 
 def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
-    """Each of a token of a live sequence is finite and above 0: another would hide keys, or show what is hidden."""
+    """Check that scales of tokens of live sequences are finite and > 0; others would hide keys, or show hidden ones."""
     tokens = int(query.sum())
     seq = torch.arange(len(query)).repeat_interleave(query)
     scale = (scale[:, None] if scale.ndim == 1 else scale)[:tokens]
@@ -147,7 +153,7 @@ def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
 
 
 def _query_lens(axes: Axes, cu_seqlens_q: Tensor | None) -> Tensor:
-    """Query tokens of each sequence [seqs], after making sure that cu_seqlens_q starts at 0, ascends and ends in q."""
+    """Query tokens of each sequence [seqs].  Checks that cu_seqlens_q begins at 0, ascends, and ends within q."""
     if cu_seqlens_q is None:
         return torch.ones(axes.seqs, dtype=torch.int64)
     bounds = cu_seqlens_q.cpu().long()

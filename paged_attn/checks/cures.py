@@ -1,6 +1,6 @@
-"""The end of a refusal: what to do about the argument, as code where code can say it.
+"""Cures: what an error tells the caller to do about an argument, as code where possible.
 
-Each function returns ": cure", or "" where it knows none.  Nothing here decides whether a call is right.
+Each function returns ": cure", or "" if it knows none.  No function here decides whether a call is right.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor
 
 from .dtypes import FLOAT, FP8, names
 
-OUT = ": leave it out, or torch.empty makes it"  # what is written has no numbers to convert
+OUT = ": leave it out, or torch.empty makes it"  # out has no contents to convert
 CACHES = ("k_cache", "v_cache")
 Sizes = Mapping[str, int]
 
 
 def of_no_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> str:
-    """How to make a tensor of something else."""
-    word = name.split()[0]  # "indptr of page_table" is a variable of the first name
+    """How to make a tensor of this value."""
+    word = name.split()[0]  # the caller's variable in "indptr of page_table"
     if name == "out":
         return OUT
     if type(value).__module__ == "numpy":
@@ -39,11 +39,12 @@ def of_no_tensor(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> str:
 def of_dtype(
     name: str, given: torch.dtype, dtypes: tuple[torch.dtype, ...], beside: str, decides: torch.dtype | None
 ) -> str:
-    """A conversion, or another view of a cache's bytes.
+    """A conversion of a tensor, or another view of a cache's bytes.
 
     Args:
-        given, dtypes: the dtype that came, and those wanted.
-        beside, decides: the argument whose dtype decides those wanted, and that dtype; None: no argument does.
+        given: the dtype of the tensor.
+        dtypes: the dtypes wanted.
+        beside, decides: name and dtype of the argument that determines `dtypes`; None: no argument does.
     """
     if name == "out":
         return OUT
@@ -57,17 +58,17 @@ def of_dtype(
 
 
 def of_strides(name: str) -> str:
-    """A copy without gaps; a tensor that is written has to be made without."""
+    """A contiguous copy; for out, a new tensor, because a copy would get the results."""
     return OUT if name == "out" else f": {name}.contiguous()"
 
 
 def of_shape(name: str, shape: Sequence[int], axes: Sequence[str], sizes: Sizes) -> str:
-    """The first of `VIEWS` that would make the shape fit.
+    """The first of `VIEWS` that makes the shape fit.
 
     Args:
-        shape: as it came.
+        shape: the shape of the tensor.
         axes: names of the axes wanted.
-        sizes: by name, of axes that this argument or an earlier one has.
+        sizes: known sizes of axes, by name.
     """
     word = name.split()[0]
     found = (view for rule in VIEWS for view in rule(word, tuple(shape), tuple(axes), sizes))
@@ -79,14 +80,14 @@ def _fits(shape: Sequence[int], axes: Sequence[str], sizes: Sizes) -> bool:
 
 
 def _both_caches(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """One tensor of keys and values, [2, pages, ...] or [pages, 2, ...]."""
+    """One tensor of keys and values, [2, pages, ...] or [pages, 2, ...], was passed as a cache."""
     if name in CACHES and len(shape) == 5 and 2 in shape[:2] and shape[-1] == sizes.get("head_dim"):
         parts = "cache[0], cache[1]" if shape[0] == 2 else "cache.unbind(1)"
         yield f"k_cache, v_cache = {parts}, if this is one tensor of both"
 
 
 def _turned_before(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """Queries or new keys came first, with two axes in each other's place, and the cache is blamed."""
+    """Two axes of q or k are swapped: q and k settled their sizes, so the cache seems wrong."""
     if name != "k_cache" or len(shape) != len(axes) or axes[-1] != "head_dim":
         return
     given = dict(zip(axes, shape))
@@ -100,7 +101,7 @@ def _turned_before(name: str, shape: tuple[int, ...], axes: tuple[str, ...], siz
 
 
 def _turned(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """Two of its axes are in each other's place."""
+    """Two axes of the tensor are swapped."""
     if name in CACHES or len(shape) != len(axes):
         return
     for i in range(len(axes)):
@@ -112,7 +113,7 @@ def _turned(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Siz
 
 
 def _an_axis_more(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """An axis of one element, or sequences of one length in an axis of their own."""
+    """The tensor has an axis of one element, or a batch axis of sequences of one length."""
     if len(shape) != len(axes) + 1:
         return
     for i, size in enumerate(shape):
@@ -123,7 +124,7 @@ def _an_axis_more(name: str, shape: tuple[int, ...], axes: tuple[str, ...], size
 
 
 def _an_axis_less(name: str, shape: tuple[int, ...], axes: tuple[str, ...], sizes: Sizes) -> Iterator[str]:
-    """Heads and their dims in one axis, or an axis of one element left out."""
+    """Heads and dims are in one axis, or an axis of one element is missing."""
     if len(shape) != len(axes) - 1 or len({*axes}) < len(axes):
         return
     if axes[-1].endswith("_dim"):

@@ -1,4 +1,4 @@
-"""Which dtypes tensors may have, and how errors call them."""
+"""Dtypes that tensors may have, and their names in errors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ INTEGER = (torch.int32, torch.int64)
 BOOL = (torch.bool,)
 INT32 = (torch.int32,)
 SAME = {dtype: (dtype,) for dtype in QUERY}
-# by q's dtype: what the cache may be, and what sinks and qq_bias may be
+# by q's dtype: dtypes of the caches, and of sinks, qq_bias and gate
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
 
 def names(dtypes: tuple[torch.dtype, ...]) -> str:
+    """float16 | bfloat16."""
     return " | ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -1,4 +1,4 @@
-"""Plain tensors: they have memory of their own, which kernels find by an address, and nobody wants their gradient."""
+"""Checks that kernels can use a tensor: it is strided, has memory at an address, and needs no gradient."""
 
 from typing import Any
 
@@ -9,14 +9,14 @@ NO_DISPATCH = Tensor.__torch_dispatch__
 
 
 def watched(*tensors: Any) -> bool:
-    """Whether torch wants to see operators rather than launches: a mode is on, or one of the tensors is fake, say."""
+    """Whether torch must see operators instead of launches: a dispatch mode is on, or a tensor is fake, for example."""
     return torch._C._len_torch_dispatch_stack() > 0 or any(
         isinstance(x, Tensor) and (x.is_meta or type(x).__torch_dispatch__ is not NO_DISPATCH) for x in tensors
     )
 
 
 def refuse_gradient(name: str, value: Tensor) -> None:
-    """Whoever wants a gradient has to know that there is none."""
+    """Refuse a tensor that requires grad under grad mode: its gradient would be missing silently."""
     if value.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{name} requires grad, but paged attention has no backward pass: call it under torch.no_grad()"
@@ -24,7 +24,7 @@ def refuse_gradient(name: str, value: Tensor) -> None:
 
 
 def plain(name: str, value: Tensor) -> None:
-    """Sparse and nested tensors have no strides; others only look like tensors: on meta, fake, wrapped by vmap."""
+    """Refuse sparse and nested tensors, gradients, and tensors without memory (meta, fake, wrapped by vmap)."""
     if value.layout is not torch.strided or value.is_nested:
         what = "a nested one" if value.is_nested else str(value.layout).removeprefix("torch.")
         raise TypeError(f"{name} must be a strided tensor, got {what}")
@@ -34,7 +34,7 @@ def plain(name: str, value: Tensor) -> None:
 
 
 def _instead_of_memory(x: Tensor) -> str:
-    """What a tensor without memory of its own is; nothing of one that has some, or needs none."""
+    """What a tensor without memory of its own is, for the error; "" for a tensor with memory."""
     if type(x).__torch_dispatch__ is not NO_DISPATCH:
         return type(x).__name__
     if x.is_meta:

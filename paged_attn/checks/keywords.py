@@ -1,7 +1,7 @@
-"""Names that other libraries have for arguments of ours: a call that uses one is told ours.
+"""Keywords of other libraries: the error for an unknown keyword says what the argument is called here.
 
-Python binds arguments before a function runs, and its own error says only that a name is not known.  So the public
-functions take any keyword, and look whether one is left over: some 20 ns of a call.
+Python binds arguments before a function runs, and its own error says only that a keyword is unknown.  So the public
+functions collect all unknown keywords and test whether there are any, which costs a call about 20 ns.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _named(*rows: tuple[str, str]) -> dict[str, str]:
-    """Rows of names, with what all of them are here, by name."""
+    """(names, hint) rows as a dict from each name to its hint."""
     return {name: hint for names, hint in rows for name in names.split()}
 
 
-# Each of these names is in docs/glossary.md, which says whose it is: tests/docs/test_glossary.py holds both together.
+# docs/glossary.md says which library has each name; tests/docs/test_glossary.py compares both lists.
 ATTENTION = _named(
     ("query query_states q_extend", "q"),
     ("k key key_states key_cache k_buffer k_extend", "k_cache, or k_new for the call's own keys"),
@@ -162,13 +162,13 @@ OTHERS = {"paged_attention": ATTENTION, "write_kv": WRITE, "merge_states": MERGE
 
 
 class nothing:
-    """Stands for a required argument that a call does not name; checks refuse it by its name, as they do a list."""
+    """Default of a required argument.  Checks refuse it like a wrong type, and say "got nothing"."""
 
 
 def told(function: F) -> F:
-    """The same function, which is entered even where required arguments are missing: it looks at `others` first.
+    """Let a call without its required arguments enter the function, which then looks at `others` first.
 
-    Its signature stays the one that people need: without defaults that are none, and without `others`.
+    The visible signature has neither these defaults nor `others`.
     """
     signature = inspect.signature(function)
     named = [x for x in signature.parameters.values() if x.kind is not x.VAR_KEYWORD]
@@ -180,13 +180,13 @@ def told(function: F) -> F:
 
 
 def refuse(function: Callable[..., Any], given: Iterable[str]) -> NoReturn:
-    """Say what each of the names that a function does not have is called here."""
+    """Raise TypeError for keywords that a function does not have, with a hint for each."""
     own = list(inspect.signature(function).parameters)
     hints = [f"{name!r} ({hint(name, OTHERS[function.__name__], own)})" for name in given]
     raise TypeError(f"{function.__name__}() has no argument {', '.join(hints)}")
 
 
 def hint(name: str, known: Mapping[str, str], own: Iterable[str]) -> str:
-    """What to use for a name: ours for one that is known from elsewhere, else the nearest of a function's own."""
+    """What to use instead of an unknown keyword: its hint in `known`, else the nearest of the function's own names."""
     close = difflib.get_close_matches(name, list(own), 1)
     return f"here: {known[name]}" if name in known else f"did you mean {close[0]}?" if close else "nor one like it"

@@ -1,9 +1,9 @@
-"""Whether tensors share memory: exactly, from addresses, sizes and strides; nothing is read.
+"""Exact test whether strided tensors share memory, from addresses, sizes and strides alone.
 
-An element of a strided tensor lies at address + sum x_i * stride_i, 0 <= x_i < size_i.  Two that share a byte are a
-solution of an equation in bounded integers, which is looked for from the largest stride to the smallest: what is left
-has to be within the reach of the smaller ones, and a multiple of their common divisor.  Layouts whose strides nest end
-at once, and others in a few steps.
+Element x of a tensor lies at address + sum x_i * stride_i, 0 <= x_i < size_i.  Two elements that share a byte solve an
+equation in bounded integers.  The search goes from the largest stride to the smallest.  At each step, the rest must be
+within reach of the smaller strides, and a multiple of their greatest common divisor.  If strides nest, the first step
+decides; other layouts take a few steps.
 """
 
 import math
@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-STEPS = 100_000  # of a search; who asks for more is told that memory is shared
+STEPS = 100_000  # limit of a search, which then answers "shared"
 
 Terms = tuple[tuple[int, int], ...]  # (stride, largest x), strides descending
 
 
 def overlaps_itself(x: Tensor) -> bool:
-    """Whether two elements share memory."""
+    """Whether two elements of a tensor share memory."""
     if 0 in x.shape:
         return False
-    # of two elements the difference in the axis of the largest stride in which they differ may be taken to be positive
+    # Without loss of generality, two elements differ by i > 0 in the axis of the largest stride in which they differ.
     search, reach = _Search(), 0
     smaller: list[tuple[int, int]] = []
     for stride, most in sorted((stride, size - 1) for stride, size in zip(x.stride(), x.shape) if size > 1):
@@ -36,30 +36,30 @@ def overlaps_itself(x: Tensor) -> bool:
 
 
 def overlap(x: Tensor, y: Tensor) -> bool:
-    """Whether an element of one shares memory with one of the other."""
+    """Whether an element of x shares memory with an element of y."""
     if 0 in x.shape or 0 in y.shape or x.device != y.device or x.device.type == "meta":
         return False
     (begin, end), (other_begin, other_end) = _range(x), _range(y)
     if end <= other_begin or other_end <= begin:
         return False
-    # bytes of x, counted up, and bytes of y, counted down from their last
+    # A shared byte: an offset of x, counted up from its first byte, plus an offset of y, counted down from its last.
     terms = _terms([*_bytes(x), *_bytes(y)])
     return _Search().finds(terms, other_end - 1 - begin)
 
 
 def same_elements(x: Tensor, y: Tensor) -> bool:
-    """Whether two tensors are the same elements in the same places."""
+    """Whether two tensors have the same elements at the same addresses."""
     return (x.data_ptr(), x.dtype, x.shape, x.stride()) == (y.data_ptr(), y.dtype, y.shape, y.stride())
 
 
 def writable(name: str, value: Tensor) -> None:
-    """Each element has a place of its own: of two in one place, either could be written last."""
+    """Check that no two elements share memory: the kernel could write either last."""
     if overlaps_itself(value):
         raise ValueError(f"{name} must not overlap itself, got {list(value.shape)} strides {list(value.stride())}")
 
 
 def no_overlap(name: str, value: Tensor, cure: str | bool = "", /, **others: Any) -> None:
-    """What a call writes shares no memory with what it reads at the same time."""
+    """Check that a tensor that is written shares no memory with others.  cure: for the error."""
     for other, tensor in others.items():
         if isinstance(tensor, Tensor) and overlap(value, tensor):
             other += f": {cure}" if cure else ""
@@ -67,7 +67,7 @@ def no_overlap(name: str, value: Tensor, cure: str | bool = "", /, **others: Any
 
 
 def _terms(pairs: list[tuple[int, int]]) -> Terms:
-    """Terms with the same sums, as few as is seen easily: multiples of a stride without gaps are one term."""
+    """Terms of the same set of sums, with adjacent strides merged where their sums leave no gap."""
     terms: list[tuple[int, int]] = []
     for stride, most in sorted(pair for pair in pairs if 0 not in pair):
         before, reached = terms[-1] if terms else (stride, 0)
@@ -79,18 +79,19 @@ def _terms(pairs: list[tuple[int, int]]) -> Terms:
 
 
 def _bytes(x: Tensor) -> tuple[tuple[int, int], ...]:
+    """(stride in bytes, largest index) of each axis, and of the bytes of an element."""
     size = x.element_size()
     return (*((stride * size, most - 1) for stride, most in zip(x.stride(), x.shape)), (1, size - 1))
 
 
 def _range(x: Tensor) -> tuple[int, int]:
-    """Of addresses: the first byte's, and the one behind the last."""
+    """[first, end) byte addresses of a tensor."""
     first = x.data_ptr()
     return first, first + 1 + sum(stride * most for stride, most in _bytes(x))
 
 
 class _Search:
-    """For integers 0 <= x_i <= most_i with sum x_i * stride_i = target; True also where too many steps were made."""
+    """Search for integers 0 <= x_i <= most_i with sum x_i * stride_i = target; True also after `STEPS` steps."""
 
     def __init__(self) -> None:
         self.steps = 0

@@ -1,4 +1,4 @@
-"""Page tables that come in: a tensor with a row for each sequence, or ragged, as (indptr, indices)."""
+"""Checks of page tables: dense [seqs, max_pages], or ragged (indptr, indices)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ STARTS, IDS = "indptr of page_table", "indices of page_table"
 
 
 def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: Any) -> None:
-    """Either kind, and the lengths of its rows' sequences; a ragged one may have any strides."""
+    """Check a dense or ragged page table, and seq_lens.
+
+    page_starts: indptr of a ragged table, whose indices are then page_table; None: a dense one.
+    """
     if page_starts is not None and not isinstance(page_starts, Tensor) and not isinstance(page_table, Tensor):
-        page_table, page_starts = [page_starts, page_table], None  # two rows
+        page_table, page_starts = [page_starts, page_table], None  # lists of two rows, not a pair of tensors
     if isinstance(page_table, (tuple, list)) and page_starts is None:
         given = f"{kind(page_table)} of ({', '.join(map(kind, page_table))})"
         if all(isinstance(x, (tuple, list)) for x in page_table):
@@ -32,7 +35,7 @@ def admit_page_table(door: Door, page_table: Any, page_starts: Any, seq_lens: An
 
 
 def admit_ragged(door: Door, indptr: Any, indices: Any) -> None:
-    """Of as many rows as there are sequences, whose number they settle where nothing else has; of any strides."""
+    """Check a ragged table of any strides; indptr settles the number of sequences if no tensor has."""
     if "seqs" in door.sizes:
         door.sizes["seqs + 1"] = door.sizes["seqs"] + 1
     door.place(STARTS, indptr, INTEGER)
@@ -48,7 +51,7 @@ def admit_ragged(door: Door, indptr: Any, indices: Any) -> None:
 def check_ragged(
     axes: Axes, indices: Tensor, starts: Tensor, length: Tensor, first: Tensor, end: Tensor, live: Tensor
 ) -> None:
-    """Rows of live sequences lie within indices, and name pages of the cache for the keys [first, end) of each."""
+    """Check that rows of live sequences lie within `indices`, and name pages of the cache for keys [first, end)."""
     ids, bounds, count = indices.cpu(), starts.cpu().long(), axes.max_pages
     begin, past = bounds[:-1], bounds[1:]
     for i in first_true(live & ((begin < 0) | (past < begin) | (past > count))):
@@ -70,6 +73,6 @@ def check_ragged(
 
 
 def first_true(wrong: Tensor) -> list[int]:
-    """Index of the first True of [N] in a list, which is empty if there is none."""
+    """[index of the first True], or [] if there is none."""
     found: list[int] = wrong.nonzero()[:1, 0].tolist()
     return found

@@ -1,4 +1,4 @@
-"""What q_scale may be: a descale of fp8 queries, as other scales are, or a number for each token."""
+"""Check of q_scale: a descale of fp8 queries, like the other scales, or a number for each token."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from .dtypes import FLOAT32, FP8, names
 
 
 def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
-    """One number, one for each KV head, or by token; of queries that are not fp8 by token alone."""
-    from ..records.call import scales_tokens  # beside Triton's records, which importing the package leaves alone
+    """Check q_scale: one number, one for each KV head, or by token.  Queries that are not fp8: by token only."""
+    from ..records.call import scales_tokens  # imports Triton, which `import paged_attn` does not
 
     name = "q_scale"
     if not isinstance(value, Tensor):

@@ -1,7 +1,7 @@
-"""A cache that was read in the wrong kv_layout: page_size and kv_heads stand in each other's place.
+"""Detection of the wrong kv_layout, in which page_size and kv_heads are swapped.
 
-Where that does not fit the call, its error says how the cache was read.  Where it happens to fit, only a bound can
-tell: `looks_swapped` is asked at the first call of some shapes, and costs later ones nothing.
+If the swapped sizes do not fit the call, the error says how the cache was read.  If they happen to fit, only
+max_seqlen_k can reveal the mistake: `looks_swapped` runs at the first call of some shapes, and not at later ones.
 """
 
 from __future__ import annotations
@@ -15,27 +15,29 @@ LAYOUTS = {
     "HND": ("pages", "kv_heads", "page_size", "head_dim"),
 }
 OTHER = {"NHD": "HND", "HND": "NHD"}
-LEAST = 16  # tokens in a page, of nearly all engines, and fewer KV heads than that on a device, of nearly all models
+LEAST = 16  # nearly all engines have pages of at least 16 tokens; nearly all models have fewer KV heads on a device
 
 
 def reading(kv_layout: str, shape: Sequence[int], fits: bool) -> str:
-    """How a 4-D cache was read, and that the other layout would fit the call, if it would."""
+    """How a 4-D cache was read.  fits: the other layout would fit the call, which the text then adds."""
     read = f"k_cache was read as {kv_layout}: [{', '.join(LAYOUTS[kv_layout])}] = {list(shape)}"
     return read + f", and would fit as kv_layout={OTHER[kv_layout]!r}" * fits
 
 
 def shares_out(heads: int, kv_heads: int) -> bool:
-    """Whether so many query heads can be shared out among so many KV heads."""
+    """Whether heads is a positive multiple of kv_heads."""
     return 0 < kv_heads <= heads and heads % kv_heads == 0
 
 
 def looks_swapped(heads: int, kv_heads: int, page_size: int, max_pages: int, max_seqlen_k: int) -> bool:
     """Whether a call whose sizes fit was probably meant in the other layout.
 
-    All of this must hold, for each alone is true of some call that is meant as it was read: pages are smaller than
-    engines make them and KV heads as many as such a page has tokens; the page table's pages hold fewer keys than the
-    bound allows; and in the other layout they hold as many as the bound, to the page.  Pages of one token are left
-    alone: engines that have these cut their tables to any length.
+    All conditions must hold, because some correct call meets each of them alone:
+    - pages have fewer than LEAST tokens, and kv_heads is a multiple of LEAST;
+    - heads is a multiple of page_size, which would be kv_heads in the other layout;
+    - a row of the page table holds fewer keys than max_seqlen_k;
+    - in the other layout, a row would hold max_seqlen_k, to the page.
+    Pages of one token never warn: engines with such pages cut their tables to any length.
     """
     return (
         1 < page_size < LEAST
@@ -47,7 +49,10 @@ def looks_swapped(heads: int, kv_heads: int, page_size: int, max_pages: int, max
 
 
 def warn(cache: tuple[str, Sequence[int]], kv_heads: int, page_size: int, max_pages: int, bound: int) -> None:
-    """Say that a call was probably meant in another layout than the one that its `cache`, of a shape, was read in."""
+    """Warn that a call was probably meant in the other layout.
+
+    cache: kv_layout and shape that k_cache was read with.  bound: max_seqlen_k.
+    """
     kv_layout, shape = cache
     held = f"{max_pages} pages of {page_size} slots hold fewer keys than max_seqlen_k = {bound}"
     warnings.warn(
@@ -58,7 +63,7 @@ def warn(cache: tuple[str, Sequence[int]], kv_heads: int, page_size: int, max_pa
 
 
 def _frames_of_ours() -> int:
-    """How many functions of this package the one that asks was called through, itself included."""
+    """Number of frames of this package on top of the stack, from the caller of this function on."""
     frame, count = sys._getframe(1), 0
     while frame is not None and frame.f_globals.get("__name__", "").startswith("paged_attn."):
         frame, count = frame.f_back, count + 1  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""What a user's function of scores, and what it is called with, may be."""
+"""Checks of score_mod and score_mod_args."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..kernels.common.score_mod import POINTERS
 from .axes import Door
 from .options import INT32_MAX, integer, kind, number
 
-GIVEN = ("score", "query_pos", "key_pos", "head")  # what it gets before its own arguments
+GIVEN = ("score", "query_pos", "key_pos", "head")  # arguments before score_mod_args
 
 
 def check_score_mod(door: Door, function: Any, args: Any) -> dict[str, Tensor]:
-    """Raises, or returns tensors among the arguments by name."""
+    """Check a user's function and its arguments; returns the tensors among the arguments, by name."""
     if function is None and isinstance(args, tuple) and not args:
         return {}
     if function is None:
@@ -44,7 +44,7 @@ def check_score_mod(door: Door, function: Any, args: Any) -> dict[str, Tensor]:
 
 
 def _check_parameters(function: Callable[..., Any], count: int) -> None:
-    """As many parameters as it will be given arguments."""
+    """Check that the function takes GIVEN and `count` more arguments."""
     parameters = inspect.signature(function).parameters.values()
     if any(x.kind is x.VAR_POSITIONAL for x in parameters):
         return
