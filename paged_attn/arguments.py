@@ -1,8 +1,8 @@
-"""The arguments of paged_attention: a row for each, in the order of its signature.
+"""The argument table of paged_attention: a row for each argument, in the order of the signature.
 
-Records of a call, its form, the operators, checks, a model's calls and options of the command are made from these rows.
-Signatures that people read are written out: tests/test_arguments.py and test_arguments_told.py compare each with the
-rows, and name what a place has forgotten.
+These rows generate the records of a call, its memo key, the operators, most checks, and the options of the command.
+Signatures that people read are written by hand.  tests/test_arguments.py and test_arguments_told.py compare each
+signature with the rows, and name the arguments that it lacks.
 """
 
 from __future__ import annotations
@@ -12,38 +12,38 @@ from collections import namedtuple
 from typing import Any, NamedTuple
 
 REQUIRED: Any = object()
-TINY = 2.0**-126  # the smallest normal float32: no score is another for a scale below it
-# What an argument is.
+TINY = 2.0**-126  # the smallest normal float32: least q_scale, k_scale ...; a smaller softmax_scale counts as 0
+# Kinds of arguments.
 TENSOR = "tensor"
-PART = "part"  # a tensor, or None, that callers give in another argument: WITHIN
+PART = "part"  # a tensor or None that callers pass within another argument, named in WITHIN
 SCALE = "scale"  # a tensor, or a number on the host
-SEVERAL = "several"  # tensors and numbers in a row
-RESULT = "result"  # a tensor that the call makes if it is None
+SEVERAL = "several"  # a tuple of tensors and numbers
+RESULT = "result"  # a tensor; if None, the call allocates it
 OPTION = "option"  # a value on the host
-CHECK = "check"  # a value on the host that decides nothing of a plan, a kernel or a result
+CHECK = "check"  # a value on the host that changes no plan, kernel or result
 
-# Why prepare() has no keyword for an argument.
+# Reasons why prepare() has no keyword for an argument.
 LENGTHS = "the batches that prepare() goes through have all lengths"
 ALWAYS_SO = "prepare() takes its default"
 NOTHING = "no kernel depends on it"
 
 
 class Argument(NamedTuple):
-    """What each place that handles arguments asks of one."""
+    """A row of the argument table."""
 
     name: str
     kind: str
     default: Any
-    schema: str | None  # its type in torch's schemas; None: operators do not have it
-    check: tuple[Any, ...]  # of an option: a function of checks/options.py and its limits; (): a check of its own
-    plan: tuple[str, ...]  # fields of Problem that it may change
-    model: tuple[str, ...] | str  # fields of Model, keywords of prepare(), that tell it of all calls; or why none does
-    asked: tuple[str, ...]  # keywords of explain's question_of, options of the command, that tell it
-    others: tuple[Any, ...] = ()  # of an option: values beside its default, which tests try at every place
-    # Of a tensor that is checked by its row: names of its axes, of which those of no call are its own.
+    schema: str | None  # type in torch's operator schemas; None: operators do not have the argument
+    check: tuple[Any, ...]  # option: (name of a function in checks/options.py, its limits); (): checked elsewhere
+    plan: tuple[str, ...]  # fields of Problem that the argument may change
+    model: tuple[str, ...] | str  # fields of Model (keywords of prepare()) that describe it; or the reason for none
+    asked: tuple[str, ...]  # keywords of explain's question_of (options of the command) that describe it
+    others: tuple[Any, ...] = ()  # option: values other than the default, which tests try everywhere
+    # Tensor that is checked by its row: names of its axes.  A name that no other tensor has is an axis of its own.
     axes: tuple[str, ...] = ()
-    dtypes: str = ""  # of that: what it may be, one of KINDS in checks/argument_rows.py
-    help: str = ""  # of its option of the command; "": that has words, or a form, of its own in cli/command_options.py
+    dtypes: str = ""  # of such a tensor: a key of KINDS in checks/argument_rows.py, or "beside scores"
+    help: str = ""  # help of its option of the command; "": cli/command_options.py defines the option by hand
 
 
 CACHE = ("page_size", "kv_heads", "compute", "cache", "packed", "pairable", "boxable", "rows_per_page", "adjacent")
@@ -134,7 +134,7 @@ ARGUMENTS = (
     Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",), axes=("heads",), dtypes="beside scores"),
     Argument(
         "qq_bias", TENSOR, None, "Tensor?", (), ("qq_bias",), ("qq_bias",), ("qq_bias",),
-        axes=("n", "n"), dtypes="beside scores",  # or one of each sequence
+        axes=("n", "n"), dtypes="beside scores",  # or [seqs, n, n]
     ),
     Argument(
         "qq_mask", TENSOR, None, "Tensor?", (), (), ("qq_mask",), ("qq_mask",), axes=("tokens", "words"), dtypes="int32"
@@ -169,44 +169,47 @@ ARGUMENTS = (
 )  # fmt: skip
 
 BY_NAME = {x.name: x for x in ARGUMENTS}
-# Options that a model has under their own names; but for a few that it has in other words.
+# Options that Model has as a field of the same name and type; Model describes the other options in its own way.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
-BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors whose axes and dtypes their rows tell
-WITHIN = {"page_starts": "page_table", "causal_seqs": "causal", "head_windows": "window_size"}  # of each PART
-INSTEAD: dict[str, Any] = {"causal_seqs": False, "head_windows": (-1, -1)}  # of the option, what it is then
-PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # what callers may give without its name
+BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors that are checked by their rows
+# The argument in which callers pass each PART.
+WITHIN = {"page_starts": "page_table", "causal_seqs": "causal", "head_windows": "window_size"}
+INSTEAD: dict[str, Any] = {"causal_seqs": False, "head_windows": (-1, -1)}  # the option's value if the part is given
+PLACES = [x.name for x in ARGUMENTS[: list(BY_NAME).index("kv_layout")]]  # positional arguments
 
 
 def of_kind(*kinds: str) -> list[str]:
+    """Names of the arguments of these kinds, in the order of the table."""
     return [x.name for x in ARGUMENTS if x.kind in kinds]
 
 
 def _record(name: str, fields: list[str]) -> Any:
-    made: Any = namedtuple  # of names that mypy cannot know
+    made: Any = namedtuple  # hidden from mypy, which does not know the field names
     return made(name, fields)
 
 
 class Tensors(_record("Tensors", [*of_kind(TENSOR, PART, SCALE), *of_kind(SEVERAL, RESULT)])):  # type: ignore[misc]
-    """The arguments of a call that are tensors, or may be, in the order of its launches' slots: log-sum-exp is next.
+    """Arguments of a call that are or may be tensors, in the order of a launch's slots; the log-sum-exp follows.
 
-    score_mod_args, None or several, have a slot each.  out is last, for it may be made by the call.
+    Each of score_mod_args has its own slot.  out is last, because the call may allocate it.
     """
 
     __slots__ = ()
 
     @property
     def slots(self) -> tuple[Any, ...]:
-        """One argument each."""
+        """One value for each slot."""
         return (*self[:BEHIND], *(self.score_mod_args or ()), self.out)
 
     @classmethod
     def of_slots(cls, held: list[Any]) -> Tensors:
+        """Inverse of `slots`."""
         made: Tensors = cls._make((*held[:BEHIND], tuple(held[BEHIND:-1]), held[-1]))
         return made
 
 
 class Options(_record("Options", of_kind(OPTION))):  # type: ignore[misc]
-    """The other arguments that decide a call."""
+    """Host values that determine a call."""
 
     __slots__ = ()
 
@@ -215,14 +218,14 @@ BEHIND = Tensors._fields.index("score_mod_args")
 
 
 def table_parts(given: Any) -> tuple[Any, Any]:
-    """(page_table, page_starts) of a page table as callers give it: a tensor, or the pair (indptr, indices)."""
+    """(page_table, page_starts) from the argument page_table: a tensor, or the pair (indptr, indices)."""
     if isinstance(given, (tuple, list)) and len(given) == 2 and given[0] is not None:
         return given[1], given[0]
     return given, None
 
 
 def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
-    """A call by its keywords; what it does not name has its default."""
+    """(Tensors, Options) of a call from its keywords, with defaults for missing ones."""
     values = {x.name: x.default for x in ARGUMENTS if x.default is not REQUIRED} | given
     values["page_table"], values["page_starts"] = table_parts(values["page_table"])
     for part, option in INSTEAD.items():
@@ -235,7 +238,7 @@ def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
 
 
 def schema() -> str:
-    """The arguments of an operator, to which `out` is always given."""
+    """Argument part of an operator's schema; an operator always gets `out`."""
     places = [f"{BY_NAME[name].schema} {name}" for name in (*PLACES, "out")]
     named = [
         f"{x.schema} {x.name}={_written(x.default)}"
@@ -246,7 +249,7 @@ def schema() -> str:
 
 
 def _written(default: Any) -> str:
-    """As schemas have it."""
+    """A default as text in a schema."""
     if isinstance(default, str):
         return json.dumps(default)
     return str(list(default) if isinstance(default, tuple) else default)

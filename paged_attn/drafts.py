@@ -1,6 +1,6 @@
-"""Trees of drafts, each sequence's own, as paged_attention takes them: made once a step, for all layers.
+"""Trees of drafts, one for each sequence, as arguments of paged_attention; made once per step for all layers.
 
-Plain torch without a host sync, as the integers of step.py are.
+The function is plain torch without a host sync, like those of step.py.
 """
 
 from __future__ import annotations
@@ -23,22 +23,27 @@ class Tree(NamedTuple):
 
 
 def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int = 64) -> Tree:
-    """Which of the call's own keys each query sees in its sequence's tree, and where it stands: behind its ancestors.
+    """qq_mask and query_positions of paged_attention for trees of drafts.
 
-    A node sees itself and its ancestors, and all of the context.  Its position is the context's length plus its depth,
-    which windows and ALiBi count by.
+    A node sees itself, its ancestors, and the whole context.  Its position is context_len + its depth, which windows
+    and ALiBi use.
 
     Args:
-        parents: [tokens] int32 | int64; the number of a query's parent among the queries of its sequence, less than
-            its own; -1: none.  Padding may hold anything.
-        seq_lens: [seqs] int32 | int64; keys of each sequence, those of the call included.
+        parents: [tokens] int32 | int64; index of each query's parent among the queries of its sequence, less than the
+            query's own index.  -1: no parent.  Padding may hold anything.
+        seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.
         cu_seqlens_q: [seqs + 1] int32 | int64, as in paged_attention.
-        nodes: the most nodes of a tree, on the host, up to 1024; a word of the mask is 32 of them.  A sequence of more
-            queries is a prefill beside the trees: each sees all before itself, whatever its parents say.
+        nodes: upper bound of the nodes of a tree, an int from 1 to 1024; the mask has a word for each 32 nodes.  A
+            sequence with more queries is a prefill: each query sees all queries before it, and parents do not count.
 
-    Returns: qq_mask and query_positions, as paged_attention takes them.
+    Returns:
+        Tree(qq_mask [tokens, words] int32, query_positions [tokens] int32), where words = ceil(nodes / 32).
 
-    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
+    Raises:
+        ValueError: names the tensor, the axis and both sizes, and what to do.
+        TypeError: names the dtype or type wanted, and what to do.
+
+    Source: Miao et al. 2024 (SpecInfer: attention over token trees).
     """
     integer("nodes", nodes, 1, "an int")
     nodes = unboxed(nodes)
@@ -53,14 +58,14 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
     start, query_len = cu_seqlens_q.long()[:-1][sequence], cu_seqlens_q.long().diff()[sequence]
     index = token - start
     plain = (query_len > nodes) | ~live
-    # Behind the last token is one that stands for no parent.
+    # Index `tokens`, one past the last token, stands for "no parent".
     above = torch.where(plain | (parents < 0), tokens, (start + parents).clamp(0, tokens))
     above = torch.cat([above, above.new_full((1,), tokens)])
     depth = (above < tokens).int()
     word = torch.arange(words, device=device)
     bits = torch.where(index[:, None] // 32 == word, torch.ones_like(index, dtype=torch.int32)[:, None], 0)
     bits = torch.cat([bits << (index % 32).int()[:, None], bits.new_zeros(1, words)])
-    for _ in range((nodes - 1).bit_length()):  # twice as many ancestors each time
+    for _ in range((nodes - 1).bit_length()):  # pointer doubling: each step doubles the ancestors found
         bits, depth, above = bits | bits[above], depth + depth[above], above[above]
     depth = torch.where(plain, index, depth[:-1])
     context_len = seq_lens.long()[sequence] - query_len

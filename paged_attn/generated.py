@@ -1,7 +1,7 @@
-"""Functions whose text follows from the table of arguments: written when their module is read.
+"""Functions generated from the argument table at import.
 
-Every call runs through them, and a loop over the table would cost it a microsecond.  Their text is what one would write
-by hand, as that of a dataclass's is; tracebacks and inspect.getsource show it.
+Every call runs these functions, and a loop over the table would cost a microsecond per call.  The generated text reads
+like hand-written code.  Tracebacks and inspect.getsource show it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def function(text: str, namespace: dict[str, Any]) -> Any:
-    """The function that a text defines, whose globals are those of a module."""
+    """Compile the text of one function.  namespace: the globals of the module that the function belongs to."""
     name = text[text.index("def ") + 4 : text.index("(")]
     lines = [x for line in text.splitlines() for x in _folded(line)]
     text, file = "".join(lines), f"<{name}, written for {namespace['__name__']}>"
@@ -24,12 +24,12 @@ def function(text: str, namespace: dict[str, Any]) -> Any:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The inside of a tuple."""
+    """Names as the inside of a tuple: "a, b,"."""
     return ", ".join(names) + ","
 
 
 def _folded(line: str) -> list[str]:
-    """A line, or as many as it takes, of which only parentheses know that they are one."""
+    """A line, wrapped at 120 columns.  Wrapped lines must lie inside parentheses."""
     indent = " " * (len(line) - len(line.lstrip()))
     folded = (
         textwrap.wrap(line, 120, subsequent_indent=indent + "    ", break_long_words=False) if line[120:] else [line]

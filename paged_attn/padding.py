@@ -1,6 +1,6 @@
-"""A step's batch at the sizes that a CUDA graph was captured at, with empty sequences behind its own.
+"""Padding of a batch to the sizes of a captured CUDA graph, with empty sequences at its end.
 
-Plain torch without a host sync, as the integers of step.py are.
+The function is plain torch without a host sync, like those of step.py.
 """
 
 from __future__ import annotations
@@ -29,29 +29,31 @@ def pad_batch(
     out: Padded | None = None,
     device: torch.device | str | None = None,
 ) -> Padded:
-    """A batch with empty sequences behind it, as many as a CUDA graph has: into its own tensors, or into new ones.
+    """Copy a batch into the tensors of a CUDA graph, or into new ones, and fill up with empty sequences.
 
-    Empty sequences have length 0 and no query: `positions` and `slots` of theirs are -1, and attention gives zeros.
+    Empty sequences have length 0 and no query.  Their `positions` and `slots` are -1, and attention gives zeros.
 
     Args:
-        page_table, seq_lens, cu_seqlens_q: as in paged_attention, of n sequences; on out's device or the host.  Or
-            lists: the pages of each sequence, as many as it has, and ints.  Lists become int32, and the pages a table
-            of the kind that out has.
-        seqs: sequences of the result, n or more, and beside out as many as it has; these, or n, if None.
-        max_pages: columns of the result's page table, as many as page_table's or more, and beside out as many as it
-            has; as many as these if None.  Of (indptr, indices): indices, of all sequences.
-        out: (page_table, seq_lens, cu_seqlens_q) of an earlier call, in which the batch is put; cu_seqlens_q is None
-            where the batch's is.  A copy from pinned host memory does not wait.
-        device: of new tensors that are made from lists; that of the tensors beside them, or the host, if None.
+        page_table: [n, pages] int32 | int64, or (indptr [n + 1], indices), as in paged_attention, on out's device or on
+            the host.  Or a list of each sequence's pages, of any lengths; it becomes an int32 table of out's kind, or a
+            dense one without out.
+        seq_lens, cu_seqlens_q: [n] and [n + 1] int32 | int64, as in paged_attention, or lists of ints, which become
+            int32.
+        seqs: number of sequences of the result, >= n.  None: that of out, or n.  With out it must be that of out.
+        max_pages: columns of the result's page table, >= pages; of a ragged one, the length of its indices.  None: as
+            out has, or as page_table has.  With out it must be that of out.
+        out: (page_table, seq_lens, cu_seqlens_q) of an earlier call; the batch is written there.  Its cu_seqlens_q is
+            None exactly if the batch's is.  Copies from pinned host memory do not wait.
+        device: device of tensors made from lists.  None: that of the batch's tensors, or the host.
 
     Returns:
-        (page_table [seqs, max_pages], seq_lens [seqs], cu_seqlens_q [seqs + 1] or None): out, if it was given.  What
-        page_table held beyond the batch's own entries stays, or is 0 where it is new.  Of a ragged batch page_table is
-        (indptr [seqs + 1], indices [max_pages]), and rows of empty sequences are empty.
+        (page_table [seqs, max_pages], seq_lens [seqs], cu_seqlens_q [seqs + 1] or None), which is out if given.
+            Entries of page_table outside the batch keep their values; in a new table they are 0.  A ragged page_table
+            is (indptr [seqs + 1], indices [max_pages]), in which rows of empty sequences are empty.
 
     Raises:
-        ValueError: naming the argument and both sizes where the batch is larger than its place.
-        TypeError: naming the dtype or the kind of page table wanted.
+        ValueError: names the argument and both sizes if the batch is larger than its place.
+        TypeError: names the dtype, or the kind of page table wanted.
     """
     seqs, max_pages = unboxed((seqs, max_pages))
     _check_triple(out)
@@ -96,7 +98,7 @@ def pad_batch(
 def _new(
     page_table: Table, seq_lens: Tensor, cu_seqlens_q: Tensor | None, seqs: int | None, max_pages: int | None
 ) -> Padded:
-    """Tensors for so many sequences and pages; zeros where nothing will be put."""
+    """New tensors for `seqs` sequences and `max_pages` columns or indices, with page ids 0."""
     count = seq_lens.shape[0]
     dense = isinstance(page_table, Tensor)
     columns = page_table.shape[1] if isinstance(page_table, Tensor) else page_table[1].shape[0]
@@ -119,13 +121,14 @@ def _new(
 
 
 def _check_triple(out: Any) -> None:
+    """Check that out is (page_table, seq_lens, cu_seqlens_q)."""
     if out is not None and (not isinstance(out, (tuple, list)) or len(out) != 3):
         given = f"{kind(out)}: pass what an earlier pad_batch has returned"
         raise TypeError(f"out must be (page_table, seq_lens, cu_seqlens_q), got {given}")
 
 
 def _check_place(out: Padded, seqs: int | None, max_pages: int | None) -> None:
-    """All of `out` is of one number of sequences, and of the sizes that are asked for."""
+    """Check that the tensors of out agree on the number of sequences, and with seqs and max_pages."""
     table, lengths, starts = out
     rows, columns = table.shape if isinstance(table, Tensor) else (table[0].shape[0] - 1, table[1].shape[0])
     for name, value, has in (("seqs", seqs, rows), ("max_pages", max_pages, columns)):
@@ -138,7 +141,7 @@ def _check_place(out: Padded, seqs: int | None, max_pages: int | None) -> None:
 
 
 def _put_table(given: Table, place: Table, count: int) -> None:
-    """A table of `count` sequences into one of the same kind that is as large or larger."""
+    """Copy a table of `count` sequences into a table of the same kind, at least as large."""
     if isinstance(given, Tensor) != isinstance(place, Tensor):
         kinds = [kind(x) if isinstance(x, Tensor) else "(indptr, indices)" for x in (given, place)]
         raise TypeError(f"page_table must be of the kind of out[0], {kinds[1]}, got {kinds[0]}")
@@ -157,20 +160,20 @@ def _put_table(given: Table, place: Table, count: int) -> None:
 
 
 def _put_starts(given: Tensor, place: Tensor, count: int) -> None:
-    """[count + 1] where rows begin and end into [seqs + 1]: those behind begin and end where the last one ends."""
+    """Copy row bounds [count + 1] into [seqs + 1], and repeat the last one, so that further rows are empty."""
     place[: count + 1].copy_(given, non_blocking=True)
     place[count + 1 :].copy_(place[count : count + 1].expand(place.shape[0] - count - 1))
 
 
 def _table(rows: PageLists, device: torch.device | str | None) -> Tensor:
-    """Rows of any lengths as one table, with zeros behind the shorter ones."""
+    """Rows of any lengths as a dense table, padded with zeros."""
     columns = max([0, *map(len, rows)])
     filled = [[*row, *[0] * (columns - len(row))] for row in rows]
     return _int32("page_table", filled, device).reshape(len(rows), columns)
 
 
 def _ragged(rows: PageLists, device: torch.device | str | None) -> tuple[Tensor, Tensor]:
-    """Rows of any lengths one behind the other, and where each begins."""
+    """(indptr, indices) of rows of any lengths."""
     ends = [0]
     for row in rows:
         ends.append(ends[-1] + len(row))
@@ -179,7 +182,7 @@ def _ragged(rows: PageLists, device: torch.device | str | None) -> tuple[Tensor,
 
 
 def _check_rows(rows: Any) -> None:
-    """Pages are a list for each sequence."""
+    """Check that pages are given as one list for each sequence."""
     if isinstance(rows, Collection) and all(isinstance(row, Collection) and not isinstance(row, str) for row in rows):
         return
     given = kind(rows)
@@ -189,7 +192,7 @@ def _check_rows(rows: Any) -> None:
 
 
 def _int32(name: str, values: Any, device: torch.device | str | None) -> Tensor:
-    """Ints of the host as int32; torch alone would cut off fractions, and name no argument that is too large."""
+    """Lists of ints as an int32 tensor.  torch.tensor alone would truncate fractions, and not name the argument."""
     try:
         made = torch.tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:

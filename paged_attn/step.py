@@ -1,6 +1,6 @@
-"""The integers of an engine's step, from its lengths: pages, positions, slots.
+"""Integers of an engine's step, computed from its lengths: numbers of pages, positions, slots.
 
-All of it is plain torch without a host sync: a CUDA graph can hold it, and torch.compile makes few kernels of it.
+The functions are plain torch without a host sync: CUDA graphs can capture them, and torch.compile fuses them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,29 @@ IntOrTensor = TypeVar("IntOrTensor", int, Tensor)
 
 
 def pages_needed(lengths: IntOrTensor, page_size: int) -> IntOrTensor:
-    """Pages that so many tokens fill, the last one perhaps in part.
+    """Number of pages that hold so many tokens.
 
     Args:
-        lengths: an int, or a tensor of integers of any shape.  0 or less: no page.
-        page_size: tokens in a page.
+        lengths: numbers of tokens: an int, or an integer tensor of any shape.  0 or less: no page.
+        page_size: tokens in a page, an int >= 1.
 
-    Returns: an int for an int, a tensor of the same shape and dtype for a tensor.
+    Returns:
+        An int for an int; a tensor of the same shape and dtype for a tensor.
+
+    Raises:
+        ValueError: page_size is out of range.
+        TypeError: names the argument, what it is, what is wanted, and what to do.
     """
     integer("page_size", page_size, 1, "an int")
     lengths, page_size = unboxed((lengths, page_size))
     _whole("lengths", lengths)
     if isinstance(lengths, Tensor):
-        return (lengths // page_size + (lengths % page_size > 0)).clamp(min=0)  # no sum that could overflow
+        return (lengths // page_size + (lengths % page_size > 0)).clamp(min=0)  # lengths + page_size - 1 could overflow
     return max(0, -(-lengths // page_size))
 
 
 def _whole(name: str, value: Any) -> None:
-    """An int, or a tensor of integers of any width."""
+    """Check an int, or a tensor of integers of any width."""
     wanted = "an int or a tensor of integers"
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex():
@@ -51,21 +56,23 @@ def _whole(name: str, value: Any) -> None:
 
 
 def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: int | None = None) -> Tensor:
-    """Where each query token of a call stands in its sequence, -1 for padding: what rotary embeddings and `slots` want.
+    """Position of each query token in its sequence, for rotary embeddings and `slots`; -1 for padding.
 
     Query i of a sequence has position context_len + i, where context_len = seq_len - query_len, as in paged_attention.
 
     Args:
-        seq_lens: [seqs] int32 | int64; keys of each sequence after the step, its own tokens included.
-        cu_seqlens_q: [seqs + 1] int32 | int64; queries of sequence s are tokens cu_seqlens_q[s] ...
-            cu_seqlens_q[s + 1] - 1.  None: one query token per sequence.
-        tokens: with cu_seqlens_q, and only then: rows of q on the host, padding included; cu_seqlens_q[-1] is not read
-            back.
+        seq_lens: [seqs] int32 | int64; number of keys of each sequence after the step, the step's own included.
+        cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1.
+            None: one query token per sequence.
+        tokens: number of rows of q, an int, padding included.  Required with cu_seqlens_q, whose last entry stays on
+            the device; None without.
 
     Returns:
-        [tokens] int64.  -1 where the token is padding: from cu_seqlens_q[-1] on, and in sequences that are empty.
+        [tokens] int64.  -1 for padding (tokens from cu_seqlens_q[-1] on, and tokens of empty sequences).
 
-    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
+    Raises:
+        ValueError: names the tensor, the axis and both sizes, and what to do.
+        TypeError: names the dtype or type wanted, and what to do.
     """
     admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
     if cu_seqlens_q is None and tokens is None:
@@ -78,25 +85,28 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
     if seq_lens.shape[0] == 0:
         return seq_lens.new_full((tokens,), -1, dtype=torch.int64)
     token, sequence, live = sequences_of(cu_seqlens_q, tokens)
-    # The last query of a sequence is its last token.
+    # The last query of a sequence has position seq_len - 1.
     position = token + (seq_lens - cu_seqlens_q[1:]).long()[sequence]
     return torch.where(live, position, -1).clamp(min=-1)
 
 
 def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Tensor | None = None) -> Tensor:
-    """The slot_mapping of write_kv: where in the cache the token at each position of its sequence lies.
+    """The slot_mapping of write_kv: the slot in the cache of each token, from its position.
 
     Args:
         page_table: [seqs, max_pages] int32 | int64, or (indptr [seqs + 1], indices), as in paged_attention.
-        positions: [tokens] int32 | int64, as `positions` gives them; negative = padding.
-        page_size: tokens in a page.
-        cu_seqlens_q: [seqs + 1] int32 | int64, which tokens are whose.  None: one token per sequence, tokens = seqs.
+        positions: [tokens] int32 | int64, as `positions` returns them.  Negative: padding.
+        page_size: tokens in a page, an int >= 1.
+        cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the tokens cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1.
+            None: one token per sequence, so tokens = seqs.
 
     Returns:
-        [tokens] int64: page * page_size + slot.  -1, which write_kv skips, for padding and for a position without a
-        page: one past the page table's last column, or past its row of a ragged one, or of a negative entry.
+        [tokens] int64, page * page_size + slot.  -1, which write_kv skips, for padding and for positions without a
+            page (past the last column or the end of a ragged row, or where the entry is negative).
 
-    Raises: ValueError naming the tensor, the axis and both sizes; TypeError naming the dtype wanted.
+    Raises:
+        ValueError: names the tensor, the axis and both sizes, and what to do.
+        TypeError: names the dtype or type wanted, and what to do.
     """
     axis = "seqs" if cu_seqlens_q is None else "tokens"
     table = (page_table, ("seqs", "max_pages"))
@@ -126,18 +136,18 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
 
 
 def sequences_of(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(number of each token, its sequence, whether it has one), [tokens] each."""
+    """(index of each token, its sequence, whether it belongs to one), [tokens] each."""
     last = cu_seqlens_q.shape[0] - 2
     token = torch.arange(tokens, dtype=cu_seqlens_q.dtype, device=cu_seqlens_q.device)
-    # Of several sequences that begin at one token all but the last are empty.
+    # If several sequences begin at one token, all but the last of them are empty.
     sequence = torch.searchsorted(cu_seqlens_q, token, right=True) - 1
     return token, sequence.clamp(0, max(last, 0)), sequence <= last
 
 
 def admit(**given: tuple[Any, tuple[str, ...]]) -> None:
-    """Tensors of integers, each of its axes, all on one device, a page table of either kind among them.
+    """Check integer tensors by name, (tensor, axes) each: dtypes, shapes, one device.  page_table may be ragged.
 
-    Inside torch.compile torch's own errors have to do.
+    Inside torch.compile nothing is checked; torch's own errors remain.
     """
     if torch.compiler.is_compiling():
         return
@@ -153,5 +163,5 @@ def admit(**given: tuple[Any, tuple[str, ...]]) -> None:
 
 
 def is_ragged(page_table: Any) -> TypeGuard[tuple[Tensor, Tensor]]:
-    """Whether it is (indptr, indices), and not rows of page ids or a tensor."""
+    """Whether a page table is (indptr, indices), and not a tensor or rows of page ids."""
     return isinstance(page_table, (tuple, list)) and len(page_table) == 2 and isinstance(page_table[0], Tensor)
