@@ -210,7 +210,7 @@ class Door:
         """
         if value is None:
             if dtype in FP8:
-                cure = "pass it, or out of another type" if of == "out" else "1.0 if what is stored is not scaled"
+                cure = "pass it, or a bfloat16 out" if of == "out" else "1.0 if what is stored is not scaled"
                 told = f"{names((dtype,))}: {cure}"
                 raise ValueError(f"{name} is required, for {of} is {told}")
         elif dtype not in FP8:

@@ -222,7 +222,7 @@ ATTENTION = (
     Wrong(attend(value(causal=1)), "causal", "int", "True, False or a bool tensor", "bool(causal)"),
     Wrong(
         attend(value(out=None, out_scale=None), "fp8"),
-        "out_scale", "out is float8_e4m3fn", "is required", "or out of another type",
+        "out_scale", "out is float8_e4m3fn", "is required", "or a bfloat16 out",
     ),
     Wrong(attend(value(k_scale=None), "fp8 cache"), "k_scale", "k_cache is float8_e4m3fn", "is required", "1.0 if"),
     Wrong(attend(value(v_new=None), "new"), "v_new", "k_new without v_new", "given together", "pass both, or neither"),
