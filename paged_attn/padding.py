@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .checks.dtypes import names
+from .checks.dtypes import INTEGER, names
 from .checks.options import INT32_MAX, both, integer, kind, unboxed
 from .step import Table, admit, is_ragged
 
@@ -130,6 +130,10 @@ def _check_triple(out: Any) -> None:
 def _check_place(out: Padded, seqs: int | None, max_pages: int | None) -> None:
     """Check that the tensors of out agree on the number of sequences, and with seqs and max_pages."""
     table, lengths, starts = out
+    parts = (table,) if isinstance(table, Tensor) else tuple(table)
+    for name, tensor in (*[("out[0]", x) for x in parts], ("out[1]", lengths), ("out[2]", starts)):
+        if tensor is not None:
+            _check_integers(name, tensor)
     rows, columns = table.shape if isinstance(table, Tensor) else (table[0].shape[0] - 1, table[1].shape[0])
     for name, value, has in (("seqs", seqs, rows), ("max_pages", max_pages, columns)):
         integer(name, value, 0)
@@ -138,6 +142,17 @@ def _check_place(out: Padded, seqs: int | None, max_pages: int | None) -> None:
     for name, tensor, size in (("out[1]", lengths, rows), ("out[2]", starts, rows + 1)):
         if tensor is not None and list(tensor.shape) != [size]:
             raise ValueError(f"{name} must be [{size}] beside out[0] of {rows} sequences, got {list(tensor.shape)}")
+
+
+def _check_integers(name: str, value: Any) -> None:
+    """Check that a part of out is a tensor that page ids or lengths can be copied into."""
+    cure = "pass what an earlier pad_batch has returned"
+    if not isinstance(value, Tensor):
+        given = f"{kind(value)}: {cure}"
+        raise TypeError(f"{name} must be a tensor of {names(INTEGER)}, got {given}")
+    if value.dtype not in INTEGER:
+        given = f"{names((value.dtype,))}: {cure}"
+        raise TypeError(f"{name} must be {names(INTEGER)}, got {given}")
 
 
 def _put_table(given: Table, place: Table, count: int) -> None:

@@ -50,8 +50,8 @@ def _whole(name: str, value: Any) -> None:
             given = f"{names((value.dtype,))}: {name}.long()"
             raise TypeError(f"{name} must be {wanted}, got {given}")
     elif not isinstance(value, int):
-        cure = "torch.tensor" if isinstance(value, (list, tuple)) else "int"
-        given = f"{kind(value)}: {cure}({name})"
+        cure = "torch.as_tensor" if hasattr(value, "__len__") else "int" if isinstance(value, float) else ""
+        given = f"{kind(value)}: {cure}({name})" if cure else kind(value)
         raise TypeError(f"{name} must be {wanted}, got {given}")
 
 

@@ -166,7 +166,8 @@ class Door:
         self._keys(k_cache, kv_layout, beside, decides)
         self._page(k_cache)
         if v_cache is not None and not lies_in(v_cache, k_cache):
-            raise ValueError("v_cache must be None, or k_cache[..., :value_dim], with v = None")
+            given = f"{list(v_cache.shape) if isinstance(v_cache, Tensor) else kind(v_cache)}: pass v, too"
+            raise ValueError(f"v_cache must be None, or k_cache[..., :value_dim], with v = None, got {given}")
         axis = "head_dim"
         if not 1 <= self.sizes[axis] <= MAX_LATENT_DIM:
             raise ValueError(f"{axis} must be between 1 and {MAX_LATENT_DIM}, got {self.sizes[axis]}")

@@ -14,6 +14,7 @@ from torch import Tensor
 from .dtypes import FLOAT, FP8, names
 
 OUT = ": leave it out, or torch.empty makes it"  # out has no contents to convert
+SINGLE = {"n": "one set of keys", "batch": "one sequence"}  # by a first axis: what a tensor without it is
 CACHES = ("k_cache", "v_cache")
 Sizes = Mapping[str, int]
 
@@ -127,6 +128,8 @@ def _an_axis_less(name: str, shape: tuple[int, ...], axes: tuple[str, ...], size
     """Heads and dims are in one axis, or an axis of one element is missing."""
     if len(shape) != len(axes) - 1 or len({*axes}) < len(axes):
         return
+    if axes[0] in SINGLE and _fits(shape, axes[1:], sizes):
+        yield f"{name}.unsqueeze(0), if this is {SINGLE[axes[0]]}"
     if axes[-1].endswith("_dim"):
         many, dim = axes[-2:]
         count, width = sizes.get(many), sizes.get(dim)

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from ..arguments import OF_MODELS
+from ..checks.argument_rows import check_options
 from ..checks.keywords import refuse, told
-from ..checks.options import unboxed
+from ..checks.options import choice, integer, kind, unboxed
 from ..launching import backend
 from ..launching.backend import Device, device_of
 from .model import Lengths, Model, batches_up_to
@@ -133,6 +135,7 @@ def compile_for(
     processes: int | None = None,
 ) -> Summary:
     """Compile every kernel that these batches of a model need, as prepare() does."""
+    _check(model)
     if model.side_by_side and (model.latent or model.kv_layout == "x"):
         raise ValueError("side_by_side: keys and values are parts of a slot each, which is neither latent nor x-packed")
     if model.latent and (model.kv_layout == "x" or model.value_width > model.head_dim):
@@ -151,6 +154,22 @@ def compile_for(
     with _tracking() as track, Pool(facts, local, processes or processors()) as pool:
         found = pool.compile([work], track)
     return Summary(len(found), sum(kernel.now for kernel in found.values()), monotonic() - started)
+
+
+def _check(model: Model) -> None:
+    """Check sizes, dtypes and options of a model by the rules of a call's."""
+    for name in ("heads", "kv_heads", "head_dim", "page_size"):
+        integer(name, getattr(model, name), 1, "an int")
+    for name in ("dtype", "cache_dtype", "out_dtype", "integers"):
+        if not isinstance(getattr(model, name), torch.dtype):
+            given = f"{kind(getattr(model, name))}: torch.bfloat16, for example"
+            raise TypeError(f"{name} must be a torch.dtype, got {given}")
+    choice("kv_layout", model.kv_layout, ("NHD", "HND", "x"))
+    choice("scales", model.scales, ("number", "tensor", "per_head"))
+    check_options(**{x.name: getattr(model, x.name) for x in OF_MODELS})
+    if model.heads % model.kv_heads:
+        given = f"{model.heads}: both of one device"
+        raise ValueError(f"heads must be a multiple of kv_heads = {model.kv_heads}, got {given}")
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ WRITE: list[tuple[torch.dtype, str, Change, type[Exception], str]] = [
         "NHD",
         value(v=None),
         ValueError,
-        "v_cache must be None, or k_cache[..., :value_dim], with v = None",
+        "v_cache must be None, or k_cache[..., :value_dim], with v = None, got [3, 8, 2, 32]: pass v, too",
     ),
     (
         E4M3,
@@ -270,7 +270,7 @@ MERGE: list[tuple[Change, type[Exception], str]] = [
     (
         shaped("outs", 4, 5, 32),
         ValueError,
-        "outs must be [n, tokens, heads, head_dim], got [4, 5, 32]: outs.unflatten(-1, (heads, head_dim))",
+        "outs must be [n, tokens, heads, head_dim], got [4, 5, 32]: outs.unsqueeze(0), if this is one set of keys",
     ),
     (
         lambda c: {"outs": c["outs"][:0], "lses": c["lses"][:0]},

@@ -235,6 +235,10 @@ ATTENTION = (
 )  # fmt: skip
 OTHERS = (
     # write_kv
+    Wrong(
+        write(value(v=None)),
+        "v_cache", "[3, 8, 2, 32]", "None, or k_cache[..., :value_dim], with v = None", "pass v, too",
+    ),
     Wrong(write(shaped("k", 2, 4, 32)), "v", "[4, 2, 32]", "tokens = 2, kv_heads = 4 from k", "v.transpose(0, 1)"),
     Wrong(
         write(lambda c: {name: like(c["k"], 2, 4, 32) for name in "kv"}),
@@ -271,6 +275,10 @@ OTHERS = (
     Wrong(
         lambda: paged_attn.merge_states(Q.expand(3, 2, 4, 16), torch.zeros(3, 2, 4).half()),
         "lses", "float16", "float32", "lses.to(torch.float32)",
+    ),
+    Wrong(
+        lambda: paged_attn.merge_states(Q, Q[..., 0]),
+        "outs", "[2, 4, 16]", "[n, tokens, heads, head_dim]", "outs.unsqueeze(0), if this is one set of keys",
     ),
     # tree
     Wrong(
@@ -311,6 +319,14 @@ OTHERS = (
         lambda: paged_attn.pad_batch(TABLE, TWO, TWO),
         "cu_seqlens_q", "[2]", "seqs + 1 = 3 from page_table", "lengths.cumsum(0)",
     ),
+    Wrong(
+        lambda: paged_attn.pad_batch(TABLE, TWO, out=(TABLE, [0, 0], None)),  # type: ignore[arg-type]
+        "out[1]", "list", "a tensor of int32 | int64", "an earlier pad_batch",
+    ),
+    Wrong(
+        lambda: paged_attn.pad_batch(TABLE, TWO, out=(TABLE.float(), TWO, None)),
+        "out[0]", "float32", "int32 | int64", "an earlier pad_batch",
+    ),
     # positions, slots, pages_needed
     Wrong(
         lambda: paged_attn.positions(TWO, FOUR[:3]),
@@ -338,7 +354,7 @@ OTHERS = (
     ),
     Wrong(
         lambda: paged_attn.pages_needed([3, 4], 16),  # type: ignore[type-var]
-        "lengths", "list", "an int or a tensor of integers", "torch.tensor(lengths)",
+        "lengths", "list", "an int or a tensor of integers", "torch.as_tensor(lengths)",
     ),
     Wrong(
         lambda: paged_attn.pages_needed(TWO.float(), 16),
@@ -353,7 +369,35 @@ OTHERS = (
         lambda: paged_attn.prepare(heads=8, kv_heads=2, head_dim=64, block_size=16),  # type: ignore[arg-type]
         "block_size", "no argument", "here:", "page_size",
     ),
+    Wrong(
+        lambda: paged_attn.prepare(heads=8, kv_heads=2, head_dim=64, dtype="bfloat16"),  # type: ignore[arg-type]
+        "dtype", "str", "a torch.dtype", "torch.bfloat16",
+    ),
+    Wrong(
+        lambda: paged_attn.prepare(heads=9, kv_heads=2, head_dim=64),
+        "heads", "got 9", "a multiple of kv_heads = 2", "both of one device",
+    ),
+    Wrong(
+        lambda: paged_attn.prepare(heads=8, kv_heads=2, head_dim=64, kv_layout="nhd"),
+        "kv_layout", "got 'nhd'", "'NHD', 'HND' or 'x'", ": 'NHD'?",
+    ),
+    Wrong(
+        lambda: paged_attn.prepare(heads=8, kv_heads=2, head_dim=64, window_size=8),  # type: ignore[arg-type]
+        "window_size", "got 8", "(left, right)", "(7, -1) is a sliding window of 8 keys",
+    ),
+    Wrong(
+        lambda: paged_attn.prepare(heads=8, kv_heads=2, head_dim=64.0),  # type: ignore[arg-type]
+        "head_dim", "float", "an int >= 1", "int(head_dim)",
+    ),
     # FlashAttention's functions
+    Wrong(
+        lambda: flash_attn.flash_attn_func(Q, Q, Q),
+        "q", "[2, 4, 16]", "[batch, len_q, heads, head_dim]", "q.unsqueeze(0)",
+    ),
+    Wrong(
+        lambda: flash_attn.flash_attn_func(Q[None], Q[None], Q[None], window_size=8),
+        "window_size", "got 8", "(left, right)", "(7, -1) is a sliding window of 8 keys",
+    ),
     Wrong(varlen(attn_mask=1), "attn_mask", "unknown keyword", "here:", "causal and window_size"),
     Wrong(varlen(custom_mask=1), "custom_mask", "unknown keyword", "here:", "causal and window_size"),
     Wrong(varlen(head_dim_v=1), "head_dim_v", "unknown keyword", "here:", "the last axis of v says it"),

@@ -7,8 +7,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...checks.cures import of_shape
 from .common_call import FP8, attend, dense, even_starts, rows_as_pages
 from .orders import bind
+
+ROWS = ("batch", "len_k", "kv_heads")
+
+
+def batches(name: str, x: Any, axes: tuple[str, ...]) -> None:
+    """Check that x is a tensor of so many axes."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} must be a tensor [{', '.join(axes)}], got {type(x).__name__}")
+    if x.ndim != len(axes):
+        given = f"{list(x.shape)}{of_shape(name, x.shape, axes, {})}"
+        raise ValueError(f"{name} must be [{', '.join(axes)}], got {given}")
 
 
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
@@ -23,6 +35,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     Source: Dao 2023; Shah et al. 2024.
     """
     given, version = bind("flash_attn_func", args, keywords)
+    for name, x, axes in (("q", q, ("batch", "len_q", "heads")), ("k", k, ROWS), ("v", v, ROWS)):
+        batches(name, x, (*axes, "head_dim"))
     q, k, v = dense(q), dense(k), dense(v)
     batch, len_q, heads, _ = q.shape
     len_k = k.shape[1]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...checks.keywords import hint
+from ...checks.options import window
 
 REST2 = ("window_size", "softcap", "alibi_slopes", "deterministic", "return_attn_probs")
 REST3 = (
@@ -167,7 +168,15 @@ def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tupl
             _refuse(function, name, value)
             continue
         given[name] = value
+    if "window_size" in given:
+        _check_window(given["window_size"])
     return given, version
+
+
+def _check_window(given: Any) -> None:
+    """(left, right), each an int, or None for no limit."""
+    pair = isinstance(given, (tuple, list))
+    window("window_size", [-1 if x is None else x for x in given] if pair else given)
 
 
 def _refuse(function: str, name: str, value: Any) -> None:
