@@ -18,6 +18,7 @@ from ..records import layout
 from ..records.call import Call, scales, scales_tokens
 from ..records.key_bounds import key_bounds_of
 from ..records.problem import problem_of
+from ..strides import settled
 from . import call_cache, checked
 from .call_key import form_of
 from .untraced import untraced
@@ -79,7 +80,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_c
     value_dim = None if axes.value_dim == axes.head_dim else axes.value_dim
     out = _empty_like(given.q, value_dim) if given.out is None else given.out
     lse = _empty_lse(given.q) if options.return_lse else None
-    given = given._replace(out=out)
+    given = Tensors._make([settled(x) for x in given._replace(out=out)])
     result = out if lse is None else (out, lse)
     if axes.seqs == 0:
         if options.only is None:

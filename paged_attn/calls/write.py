@@ -14,6 +14,7 @@ from ..launching.template import arguments_for
 from ..records import layout
 from ..records.call import scales
 from ..records.rounding import cdiv, next_power_of_2
+from ..strides import settled
 from . import call_cache, checked
 from .untraced import untraced
 
@@ -53,7 +54,8 @@ def write(
         checks.check_write_contents(axes, slot_mapping)
     if axes.tokens == 0:
         return
-    with arguments_for((k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)) as held:
+    given = (k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale)
+    with arguments_for([settled(x) for x in given]) as held:
         launches = Launches([_step(held, kv_layout, part, axes, device)], k.device)
     launches.first(tensors)
     call_cache.keep(of, launches)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ..strides import settled
+
 Descriptors: Any = (TensorDescriptor,)
 with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
     from triton.experimental.gluon.nvidia import hopper
@@ -84,7 +86,8 @@ def fill(arg: Any, tensors: Sequence[Any]) -> Any:
     """The same records around these tensors."""
     if isinstance(arg, Hole):
         tensor = tensors[arg.slot]
-        return tensor if arg.dtype in (None, tensor.dtype) else tensor.view(arg.dtype)
+        # a view of wider elements asks even for strides that mean nothing
+        return tensor if arg.dtype in (None, tensor.dtype) else settled(tensor).view(arg.dtype)
     if isinstance(arg, Descriptors):
         return _with_base(arg, fill(arg.base, tensors))
     if not isinstance(arg, tuple):

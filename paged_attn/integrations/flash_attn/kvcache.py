@@ -103,7 +103,7 @@ def _rows(out: Tensor, q: Tensor) -> Tensor:
         raise ValueError(f"out must be {list(q.shape[:3])} of [seqs, len_q, heads] like q, got {list(out.shape)}")
     if out.shape[1] == 1:
         return out[:, 0]
-    if out.numel() and out.stride(0) != out.shape[1] * out.stride(1):
+    if out.numel() and out.shape[0] > 1 and out.stride(0) != out.shape[1] * out.stride(1):
         raise ValueError(f"out must have its sequences one behind the other, got strides {list(out.stride())}")
     return out.view(out.shape[0] * out.shape[1], *out.shape[2:])
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...strides import same_steps
 from .common_call import FP8
 
 
@@ -35,10 +36,11 @@ def latent(function: str, q: Tensor | None, k: Tensor | None, v: Tensor, given: 
         return Latent(qv, v, v)
     rank, rope = v.shape[-1], k.shape[-1]
     where = v.data_ptr() + rank * v.element_size()
-    if (k.dtype, k.shape[:-1], k.stride(), k.data_ptr()) != (v.dtype, v.shape[:-1], v.stride(), where):
+    lined = all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (k, v))
+    if (k.dtype, k.data_ptr()) != (v.dtype, where) or not (lined and same_steps(k, v, -1)):
         raise ValueError(
             f"{function}() of paged_attn takes qv where v and k are cache[..., :{rank}] and cache[..., {rank}:] of one "
             f"cache of {rank + rope} dims; these lie apart"
         )
-    keys = v.as_strided((*v.shape[:-1], rank + rope), v.stride())
+    keys = v.as_strided((*v.shape[:-1], rank + rope), (*v.stride()[:-1], 1))
     return Latent(torch.cat([qv, q], -1), keys, keys[..., :rank])

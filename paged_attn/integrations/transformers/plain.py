@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...api import paged_attention
+from ...strides import settled
 
 # Of what is not padded; a page size is compiled into a kernel, so it may not be T, which grows with each token.
 PAGE = 16
@@ -43,6 +44,7 @@ def attend(
     elif chunk is None:
         raise ValueError("paged_attn was given a mask of chunks for a layer whose config has no attention_chunk_size")
     keys = key.shape[2]
+    key, value = settled(key), settled(value)
     rows = [_rows_of_a_sequence(x) for x in (key, value)]
     if None in rows or rows[0] != rows[1]:
         key, value = key.contiguous(), value.contiguous()

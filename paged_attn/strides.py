@@ -1,0 +1,46 @@
+"""Strides that mean something: those of axes of two elements or more, in tensors that have any.
+
+torch leaves anything in the others, and views differ in them: `cache[..., :512].unsqueeze(2)` of a latent cache has
+another stride of its one KV head than `cache.unsqueeze(2)`.  Whoever compares tensors asks `same_steps`; whoever makes
+arguments of kernels from strides takes tensors as `settled` leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def same_steps(x: Tensor, y: Tensor, end: int | None = None) -> bool:
+    """Whether x and y have equal sizes, and elements of one index lie equally far from the first, on axes [0, end)."""
+    if x.shape[:end] != y.shape[:end]:
+        return False
+    empty = x.numel() == y.numel() == 0
+    return empty or all(a == b for size, a, b in zip(x.shape[:end], x.stride(), y.stride()) if size > 1)
+
+
+def settled(x: Any) -> Any:
+    """A tensor whose strides are all of use to kernels: those that mean nothing are replaced; no tensor stays as it is.
+
+    An axis of one element has the stride of the axis before it, as in contiguous tensors, so it is as well aligned as
+    that one.  The first axes have the stride of all elements behind them, the last axis 1.
+    """
+    if not isinstance(x, Tensor) or not (1 in x.shape or 0 in x.shape):
+        return x
+    strides = _settled(x.shape, [None if size < 2 or x.numel() == 0 else s for size, s in zip(x.shape, x.stride())])
+    return x if strides == x.stride() else x.as_strided(x.shape, strides)
+
+
+def _settled(shape: Sequence[int], known: list[int | None]) -> tuple[int, ...]:
+    """Strides of a tensor of which some are known."""
+    last = len(shape) - 1
+    for axis in range(1, last):
+        known[axis] = known[axis - 1] if known[axis] is None else known[axis]
+    strides: list[int] = []  # from the last axis to the first
+    for axis in range(last, -1, -1):
+        behind = strides[-1] * max(shape[axis + 1], 1) if strides else 1
+        stride = known[axis]
+        strides.append(behind if stride is None else stride)
+    return tuple(reversed(strides))
