@@ -87,7 +87,9 @@ def paged_attention(
             indices[indptr[s] : indptr[s + 1]].  Indices between and after rows are not read.  Pass max_seqlen_k here:
             without it, each sequence counts as if it had all indices.
         seq_lens: [seqs] int32 | int64; number of keys of each sequence, the call's own included.  0 or less: an empty
-            sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.
+            sequence.  Values of page_table, seq_lens and cu_seqlens_q must fit 32 bits, whatever their dtype.  Without
+            causal there may be fewer keys than query tokens.  A checked call refuses a causal sequence of several query
+            tokens and fewer keys, unless its length is negative.
         cu_seqlens_q: [seqs + 1] int32 | int64; sequence s has the rows cu_seqlens_q[s] to cu_seqlens_q[s + 1] - 1 of q.
             Rows from cu_seqlens_q[-1] on are padding; they give zeros.  None: one query token per sequence.
         kv_layout: "NHD" or "HND"; ignored for a 5-D k_cache.

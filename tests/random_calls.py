@@ -152,8 +152,14 @@ BATCH: dict[str, Draw] = {
     "padding": lambda rng, f: 0 if f["decode_form"] else rng.choice([0, 0, 0, 1, 3, 130]),
     "seed": lambda rng, f: rng.randrange(1000),
 }
-# True: of calls in which each sequence has as many keys as queries, or none.
+# True: of calls in which sequences whose queries are among their keys have as many, or look like padding.
 CHECK = maybe(0.1)
+
+
+def checkable(fields: Fields, lengths: list[tuple[int, int]]) -> bool:
+    """lengths: queries and keys of each sequence."""
+    own = fields.get("causal", True) or fields.get("causal_by_seq") or fields.get("new")
+    return not own or all(queries < 2 or keys < 0 or keys >= queries for queries, keys in lengths)
 
 
 def drawn(rng: random.Random, lines: dict[str, Draw], **known: Any) -> Fields:
@@ -188,7 +194,7 @@ def batch(rng: random.Random, fields: Fields, limits: Limits, lines: dict[str, D
     pairs = [_beside_a_border(rng, *pair) for pair in zip(lengths["query_lens"], lengths["seq_lens"])]
     lengths |= dict(query_lens=tuple(q for q, _ in pairs), seq_lens=tuple(n for _, n in pairs))
     fields = lengths | fields | drawn(rng, lines, **fields)
-    if "only" in fields and all(not 0 < keys < queries for queries, keys in pairs):
+    if "only" in fields and checkable(fields, pairs):
         fields["check"] = CHECK(rng, fields)
     return Case("drawn", **fields)
 

@@ -75,6 +75,7 @@ def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_c
             key_bounds=key_bounds_of(options), head_windows=given.head_windows, only=options.only,
             query_positions=given.query_positions, prefix_lens=given.prefix_lens, spans=given.spans,
             clip_spans=options.clip_spans,
+            causal=options.causal if given.causal_seqs is None else given.causal_seqs,
             token_scales=given.q_scale if scales_tokens(given.q_scale, given.q) else None,
         )  # fmt: skip
     value_dim = None if axes.value_dim == axes.head_dim else axes.value_dim

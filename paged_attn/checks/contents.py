@@ -27,6 +27,7 @@ def check_attention_contents(
     max_seqlen_k: int | None,
     k_new: Tensor | None,
     key_bounds: KeyBounds,
+    causal: bool | Tensor = True,
     head_windows: Tensor | None = None,
     only: str | None,
     query_positions: Tensor | None = None,
@@ -52,7 +53,9 @@ def check_attention_contents(
         raise ValueError(f"sequence {i} has {query[i]} query tokens, but max_seqlen_q = {max_seqlen_q}")
     for i in first_true(live & (length > (length if max_seqlen_k is None else max_seqlen_k))):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but max_seqlen_k = {max_seqlen_k}")
-    for i in first_true(live & (length < query)):
+    # Where nothing is causal, queries may be more than keys: those of a cascade's part, or of cross attention.
+    own = torch.ones_like(live) if k_new is not None else _per_seq(causal, live)
+    for i in first_true(asked & own & (length >= 0) & (length < query) & (query > 1)):
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
 
     context = length - query
@@ -101,6 +104,11 @@ def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
     for j in first_true(again):
         i, before = int(order[j + 1]), int(order[j])
         raise ValueError(f"slot_mapping[{i}] = {slots[i]} (token {i}), but token {before} has the same slot")
+
+
+def _per_seq(causal: bool | Tensor, like: Tensor) -> Tensor:
+    """Which sequences are causal, bool [seqs]."""
+    return causal.cpu() if isinstance(causal, Tensor) else torch.full_like(like, causal)
 
 
 def _check_positions(pos: Tensor, context: Tensor, query: Tensor, live: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,23 +12,34 @@ from torch import Tensor
 import paged_attn
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+# What errors of paged_attention call its arguments, and what FlashAttention's functions do.
+SCALES = {"q_scale": "q_descale", "k_scale": "k_descale", "v_scale": "v_descale"}
+NAMES = SCALES | dict(seq_lens="seqused_k", k_cache="k", v_cache="v", k_new="k", v_new="v", chunk="attention_chunk")
+OF_CACHES = SCALES | dict(seq_lens="cache_seqlens", chunk="attention_chunk")
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor | None,
     given: dict[str, Any], *, max_seqlen_q: int | None, max_seqlen_k: int | None = None, new: bool = False,
-    lse: bool = False,
+    lse: bool = False, names: dict[str, str] = NAMES,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """(out, lse [tokens, heads] or None) of queries [tokens, heads, head_dim]; `new`: k and v are the call's own."""
+    """(out, lse [tokens, heads] or None) of queries [tokens, heads, head_dim]; `new`: k and v are the call's own.
+
+    names: what errors call the arguments of paged_attention.
+    """
     causal, window = given.get("causal", False), window_of(given)
     if not isinstance(causal, Tensor):
         causal = bool(causal)
+    behind = max_seqlen_q == 1 or causal is True or window[1] == 0
+    if causal is True and not given.get("clip_spans") and given.get("query_positions") is None:
+        # FlashAttention's causal mask is a window, and its queries need not be keys: there may be more of them.
+        causal, window = False, (window[0], 0)
     out = given.get("out")
     if out is None and q.dtype in FP8:  # as FlashAttention-3 stores it
         out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16, device=q.device)
     cache = (k.unsqueeze(1), v.unsqueeze(1)) if new else (k, v)
-    result = paged_attn.paged_attention(
-        q, *cache, page_table, seq_lens, cu_seqlens_q,
+    result = told(
+        names, paged_attn.paged_attention, q, *cache, page_table, seq_lens, cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
         max_seqlen_k=max_seqlen_k,
         k_new=k if new else None,
@@ -39,7 +52,7 @@ def attend(
         spans=given.get("spans"),
         clip_spans=given.get("clip_spans", False),
         softcap=given.get("softcap", 0.0),
-        alibi_slopes=alibi_slopes_of(given, max_seqlen_q == 1 or causal is True or window[1] == 0),
+        alibi_slopes=alibi_slopes_of(given, behind),
         sinks=given.get("sinks"),
         qq_bias=given.get("qq_bias"),
         query_positions=given.get("query_positions"),
@@ -51,6 +64,15 @@ def attend(
         return_lse=lse,
     )  # fmt: skip
     return result if lse else (result, None)  # type: ignore[return-value]
+
+
+def told(names: dict[str, str], function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
+    """What a function returns; its errors have other names for its arguments."""
+    try:
+        return function(*args, **keywords)
+    except (TypeError, ValueError) as error:
+        text = re.sub(rf"\b({'|'.join(names)})\b", lambda word: names[word[0]], str(error))
+        raise type(error)(text) from error
 
 
 def window_of(given: dict[str, Any]) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import paged_attn
 
-from .common_call import attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
+from .common_call import OF_CACHES, attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
 from .latent import latent
 from .orders import bind
 from .rotary import check_tables, rotate
@@ -87,7 +87,9 @@ def flash_attn_with_kvcache(
         tokens, k, v = latent("flash_attn_with_kvcache", tokens, k, v, given)
     wanted = bool(given.get("return_lse", False))
     max_k = bound(given.get("max_seqlen_k")) if lens is cached else None  # without the new keys
-    out, lse = attend(tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=max_k, lse=wanted)
+    out, lse = attend(
+        tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=max_k, lse=wanted, names=OF_CACHES
+    )  # fmt: skip
     if q.ndim == 4:
         out = out.view(*q.shape[:3], v_cache.shape[-1]) if whole is None or whole.ndim == 3 else whole
     if lse is None:

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from ...api import paged_attention
-from ..flash_attn.common_call import alibi_slopes_of, dense
+from ..flash_attn.common_call import alibi_slopes_of, dense, told
 from ..flash_attn.varlen import Keys, ragged, same
+
+# What errors of paged_attention call its arguments, and what varlen_attn does.
+NAMES = {
+    "q": "query", "k_cache": "key", "v_cache": "value", "k_new": "key", "v_new": "value", "page_table": "block_table",
+    "seq_lens": "seqused_k", "cu_seqlens_q": "cu_seq_q", "max_seqlen_q": "max_q", "max_seqlen_k": "max_k",
+    "softmax_scale": "scale",
+}  # fmt: skip
 
 
 def attend(
@@ -47,7 +54,10 @@ def attend(
     keys, seq_lens = _keys(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, invariant)
     left, right = (-1 if x is None or x < 0 else x for x in (window_size_left, window_size_right))
     slopes = alibi_slopes_of({"alibi_slopes": alibi_slopes}, max_q == 1 or is_causal or right == 0)
-    result = paged_attention(
+    # A causal mask is a window here, whose queries need not be keys: there may be more of them.
+    result = told(
+        NAMES,
+        paged_attention,
         query,
         keys.k,
         keys.v,
@@ -59,8 +69,8 @@ def attend(
         k_new=keys.k.squeeze(1) if keys.new else None,
         v_new=keys.v.squeeze(1) if keys.new else None,
         softmax_scale=scale,
-        causal=is_causal,
-        window_size=(left, right),
+        causal=False,
+        window_size=(left, 0 if is_causal else right),
         alibi_slopes=slopes,
         out=out,
         return_lse=True,
