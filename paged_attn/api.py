@@ -111,8 +111,9 @@ def paged_attention(
         prefix_lens: [seqs] int32 | int64; every query sees the keys before this place of its sequence, whatever causal,
             the window and chunk hide.  0 or less: no prefix.  More than seq_len: all keys.
         spans: [seqs, R, 2] int32 | int64; up to R ranges [begin, end) of places in each sequence.  A query in a range
-            sees all keys of the range, also later ones (tokens of an image).  -1, -1: unused.  A range shows what
-            causal hides and, unless clip_spans, what the window and chunk hide.
+            sees all keys of the range, also later ones (tokens of an image).  A range may end at any number behind its
+            sequence.  -1, -1: unused.  A range shows what causal hides and, unless clip_spans, what the window and
+            chunk hide.
         clip_spans: True: the window and chunk bound spans, too.
         chunk: positions in a chunk.  A query at position p sees only keys from p // chunk * chunk on (local layers of
             Llama 4).  causal and the window hide further keys.  None: no chunks.

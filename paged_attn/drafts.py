@@ -59,7 +59,7 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
     index = token - start
     plain = (query_len > nodes) | ~live
     # Index `tokens`, one past the last token, stands for "no parent".
-    above = torch.where(plain | (parents < 0), tokens, (start + parents).clamp(0, tokens))
+    above = torch.where(plain | (parents < 0), tokens, (start + parents.clamp(max=tokens)).clamp(0, tokens))
     above = torch.cat([above, above.new_full((1,), tokens)])
     depth = (above < tokens).int()
     word = torch.arange(words, device=device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from .arguments import table_parts
 from .checks.axes import Door
 from .checks.dtypes import INTEGER, names
-from .checks.options import both, integer, kind, unboxed
+from .checks.options import INT32_MAX, both, integer, kind, unboxed
 from .checks.page_table import admit_ragged
 
 Table = Tensor | tuple[Tensor, Tensor]
@@ -76,7 +76,7 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
     """
     admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
     if cu_seqlens_q is None and tokens is None:
-        return (seq_lens.long() - 1).clamp(min=-1)
+        return seq_lens.long().clamp(min=0) - 1
     both("tokens", tokens, "cu_seqlens_q", cu_seqlens_q)
     integer("tokens", tokens, 0, "an int")
     tokens = unboxed(tokens)
@@ -86,7 +86,7 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
         return seq_lens.new_full((tokens,), -1, dtype=torch.int64)
     token, sequence, live = sequences_of(cu_seqlens_q, tokens)
     # The last query of a sequence has position seq_len - 1.
-    position = token + (seq_lens - cu_seqlens_q[1:]).long()[sequence]
+    position = token + (seq_lens.long().clamp(min=0) - cu_seqlens_q[1:])[sequence]
     return torch.where(live, position, -1).clamp(min=-1)
 
 
@@ -129,9 +129,10 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
         live = live & (column < pages.shape[1])
         page = pages[sequence, column.clamp(0, pages.shape[1] - 1)].long()
     else:
-        at = indptr[sequence] + column
-        live = live & (at < indptr[sequence + 1]) & (at < pages.shape[0])
-        page = pages[at.clamp(0, pages.shape[0] - 1)].long()
+        first, past = indptr[sequence], indptr[sequence + 1]
+        live = live & (column < past - first) & (column < pages.shape[0] - first)
+        page = pages[(first + column.clamp(max=pages.shape[0])).clamp(0, pages.shape[0] - 1)].long()
+    page = page.clamp(max=INT32_MAX)  # no cache has such a page, and its slots are still numbers
     return torch.where(live & (page >= 0), page * page_size + position % page_size, -1)
 
 

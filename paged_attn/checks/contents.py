@@ -167,10 +167,9 @@ def _query_lens(axes: Axes, cu_seqlens_q: Tensor | None) -> Tensor:
     bounds = cu_seqlens_q.cpu().long()
     if bounds[0] != 0:
         raise ValueError(f"cu_seqlens_q[0] = {bounds[0]}, but it must be 0")
-    query = bounds.diff()
-    for i in first_true(query < 0):
+    for i in first_true(bounds[1:] < bounds[:-1]):  # whose difference may be more than 64 bits hold
         before = f"cu_seqlens_q[{i}] = {bounds[i]}"
         raise ValueError(f"cu_seqlens_q[{i + 1}] = {bounds[i + 1]} is less than {before} (sequence {i})")
     if bounds[-1] > axes.tokens:
         raise ValueError(f"cu_seqlens_q[{axes.seqs}] = {bounds[-1]}, but q has tokens = {axes.tokens}")
-    return query
+    return bounds.diff()

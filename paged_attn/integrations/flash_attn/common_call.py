@@ -11,6 +11,8 @@ from torch import Tensor
 
 import paged_attn
 
+from ...checks.options import INT32_MAX
+
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 # What errors of paged_attention call its arguments, and what FlashAttention's functions do.
 SCALES = {"q_scale": "q_descale", "k_scale": "k_descale", "v_scale": "v_descale"}
@@ -112,6 +114,9 @@ def scale(name: str, value: Any, stored: Tensor) -> Any:
 
 
 def int32(lengths: Tensor) -> Tensor:
+    """Numbers as int32, whose ends stand for those beyond."""
+    if lengths.dtype is torch.int64:
+        lengths = lengths.clamp(-INT32_MAX - 1, INT32_MAX)
     return lengths if lengths.dtype is torch.int32 else lengths.to(torch.int32)
 
 

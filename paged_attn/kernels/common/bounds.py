@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from .head_windows import LEFT, RIGHT, side_of_block, side_of_rows
-from .numerics import load_int
+from .numerics import load_clamped
 from .records import RowTile, Span
 
 
@@ -34,7 +34,7 @@ def span_around(slot, seq, inside, mods):
     begin, end = slot, slot + 1
     for i in range(mods.spans_count):
         at = mods.spans + tl.cast(seq, tl.int64) * mods.spans_stride + i * mods.spans_step
-        first, past = load_int(at, inside), load_int(at + 1, inside)
+        first, past = load_clamped(at, inside), load_clamped(at + 1, inside)
         holds = (first <= slot) & (slot < past)
         begin = tl.where(holds, tl.minimum(begin, first), begin)
         end = tl.where(holds, tl.maximum(end, past), end)
@@ -93,8 +93,8 @@ def shows_position(pos, row_pos, left, mods):
 
 @triton.jit
 def prefix_of(seq, inside, seq_len, mods):
-    """Keys of a sequence, of one or of [N], that all of its queries see."""
-    return tl.minimum(load_int(mods.prefix_lens + seq, inside), seq_len)
+    """Keys of a sequence, of one or of [N], that all of its queries see; 0 or more, so that bounds can be moved by it."""
+    return tl.maximum(tl.minimum(load_clamped(mods.prefix_lens + seq, inside), seq_len), 0)
 
 
 @triton.jit

@@ -33,6 +33,18 @@ def load_int(ptr, mask=None):
 
 
 @triton.jit
+def load_clamped(ptr, mask=None):
+    """`load_int` of numbers that may be larger or smaller than 32 bits hold, in place of which the ends of these are."""
+    if mask is None:
+        x = tl.load(ptr)
+    else:
+        x = tl.load(ptr, mask=mask, other=0)
+    if x.dtype == tl.int64:
+        x = tl.minimum(tl.maximum(x, -(2**31)), 2**31 - 1)
+    return x.to(tl.int32)
+
+
+@triton.jit
 def dot(a, b, acc, S: tl.constexpr):
     """a [R, K] @ b [K, N] + acc, accumulated in float32; float32 operands keep their precision."""
     PRECISION: tl.constexpr = S.PRECISION
