@@ -13,11 +13,18 @@ def lies_in(values: object, keys: object) -> bool:
     return (
         isinstance(values, torch.Tensor)
         and isinstance(keys, torch.Tensor)
-        and values.ndim == keys.ndim == 4
+        and looks_within(values, keys)
+        and values.data_ptr() == keys.data_ptr()
+    )
+
+
+def looks_within(values: torch.Tensor, keys: torch.Tensor) -> bool:
+    """Whether values from the first key's address on would be the first dims of keys."""
+    return (
+        values.ndim == keys.ndim == 4
         and 0 < values.shape[3] <= keys.shape[3]
         and keys.numel() > 0
         and values.dtype == keys.dtype
         and same_steps(values, keys, 3)
         and (values.shape[3] == 1 or values.stride(3) == keys.stride(3))
-        and values.data_ptr() == keys.data_ptr()
     )

@@ -15,11 +15,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 
 from .arguments import ARGUMENTS, PLACES, Options, Tensors, schema
 from .calls.untraced import at_first_call, untraced
+from .checks.axes import values_apart
 from .checks.kernel_tensors import refuse_gradient, watched
 from .generated import function, listed
+from .latent import lies_in, looks_within
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())
@@ -60,12 +64,29 @@ def _write(
     """Both caches in one launch, or one of them."""
     if part is None and watched(k, v, k_cache, v_cache, slot_mapping):
         both = (torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values)
-        for operator in both[: 1 if v is None else 2]:
+        if v is None:
+            _refuse_apart(v_cache, k_cache)
+            v_cache, both = None, both[:1]
+        for operator in both:
             operator(
                 k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale, check=check
             )
     else:
         write(k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale, kv_layout, check, part)
+
+
+def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
+    """Values that are written with their keys lie in these, which the first look at a graph tells.
+
+    Where a graph changes nothing in place it writes a copy of the keys, and the view of values is not of that one.
+    """
+    if isinstance(v_cache, FakeTensor) and isinstance(k_cache, FakeTensor):  # which have no addresses
+        together = torch._C._is_alias_of(v_cache, k_cache) and v_cache.storage_offset() == k_cache.storage_offset()
+        inside = together and looks_within(v_cache, k_cache)
+    else:
+        inside = v_cache is None or isinstance(k_cache, FunctionalTensor) or lies_in(v_cache, k_cache)
+    if not inside:
+        raise values_apart(v_cache)
 
 
 @untraced

@@ -11,6 +11,7 @@ from torch import Tensor
 import paged_attn
 from paged_attn import api, ops, reference
 from paged_attn.calls import attend as attending
+from paged_attn.calls import call_cache
 from paged_attn.calls import write as cache
 from tests.compiled_layer import CACHES, COMPILES, FP16, HEAD_DIM, HEADS, KV_HEADS, PAGE, PAGES, layer, same, step
 
@@ -98,6 +99,97 @@ def test_inductor_writes_into_views_made_inside_where_they_lie(
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_other_backends_do_the_same(backend: str, device: str) -> None:
     same(torch.compile(layer, backend=backend, fullgraph=True), "halves", device)
+
+
+Buffers = tuple[Tensor, Tensor]  # of caches, and of queries beside results
+
+
+def latents(k: Tensor, v_cache: Tensor | None, of: Buffers, slots: Tensor, q: Tensor, *call: Tensor) -> Tensor:
+    """Written, and attended to as they lie then."""
+    cache = of[0]
+    paged_attn.write_kv(k, None, cache, v_cache, slots)
+    out = paged_attn.paged_attention(q, cache, cache[..., :HEAD_DIM], *call)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def twice(k: Tensor, _: Any, of: Buffers, slots: Tensor, q: Tensor, *call: Tensor) -> Tensor:
+    """Keys that are values, and a cache of both."""
+    cache = of[0]
+    paged_attn.write_kv(k, k, cache, cache, slots)
+    out = paged_attn.paged_attention(q, cache, cache, *call)
+    assert isinstance(out, Tensor)
+    return out
+
+
+def over_queries(k: Tensor, _: Any, of: Buffers, slots: Tensor, q: Tensor, *call: Tensor) -> Tensor:
+    cache = of[0]
+    paged_attn.write_kv(k, None, cache, None, slots)
+    out = paged_attn.paged_attention(of[1], cache, cache, *call, out=of[1])
+    assert isinstance(out, Tensor)
+    return out + of[1]
+
+
+def beside_queries(k: Tensor, _: Any, of: Buffers, slots: Tensor, q: Tensor, *call: Tensor) -> Tensor:
+    """Results of two calls, each into a part of what holds the queries, too."""
+    cache = of[0]
+    paged_attn.write_kv(k, None, cache, None, slots)
+    some = of[1].view(len(q), 2, -1, of[1].shape[-1]).unbind(1)
+    paged_attn.paged_attention(some[0], cache, cache, *call, out=some[1])
+    paged_attn.paged_attention(q[:, :2], cache, cache, *call, out=some[0])
+    return of[1] * 2
+
+
+ALIASING = {x.__name__: x for x in (latents, twice, over_queries, beside_queries)}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    "name, views",
+    [("latents", "given"), ("latents", "made inside"), *[(name, "none") for name in ALIASING]],
+)
+def test_arguments_that_share_memory_are_changed_as_they_are_outside_of_graphs(
+    name: str, backend: str, views: str, device: str
+) -> None:
+    """A graph without changes in place has copies of what is changed, and other views lie elsewhere then."""
+    wide = HEAD_DIM + (name == "latents") * 8
+    torch.manual_seed(0)
+    q, k = torch.randn(2, HEADS, wide, device=device), torch.randn(2, 1, wide, device=device)
+    slots = torch.tensor([3, PAGE + 5], device=device)
+    table = torch.arange(2, dtype=torch.int32, device=device)[:, None]
+    lens = torch.tensor([4, 6], dtype=torch.int32, device=device)
+
+    def run(function: Any) -> tuple[Tensor, ...]:
+        memory = torch.ones(PAGES, PAGE, 1, wide, device=device)
+        beside = torch.arange(2.0 * HEADS * wide, device=device).view(2, HEADS, wide).sin()
+        given = memory[..., :HEAD_DIM] if views == "given" else None
+
+        def call(k: Tensor, v_cache: Tensor | None, memory: Tensor, beside: Tensor, *others: Tensor) -> Tensor:
+            inside = memory[..., :HEAD_DIM] if views == "made inside" else v_cache
+            return function[0](k, inside, (memory, beside), *others)
+
+        return function[1](call)(k, given, memory, beside, slots, q, table, lens), memory, beside
+
+    want = run((ALIASING[name], lambda call: call))
+    call_cache.clear()  # kept calls are not checked
+    got = run((ALIASING[name], lambda call: torch.compile(call, backend=backend, fullgraph=True)))
+    assert (want[1] != 1).any()
+    assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_values_elsewhere_are_refused_where_a_graph_is_traced(backend: str, device: str) -> None:
+    def write(k: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+        paged_attn.write_kv(k, None, k_cache, v_cache, slots)
+
+    k, slots = torch.randn(2, 1, 24, device=device), torch.tensor([3, 5], device=device)
+    k_cache, other = torch.zeros(2, PAGES, PAGE, 1, 24, device=device)
+    for v_cache in (other[..., :HEAD_DIM], k_cache[..., 8:], k_cache[..., :HEAD_DIM].clone()):
+        torch.compiler.reset()
+        compiled = torch.compile(write, backend=backend, fullgraph=True)
+        with pytest.raises((ValueError, RuntimeError), match="v_cache must be None, or k_cache"):
+            compiled(k, k_cache, v_cache, slots)
+        assert not k_cache.any()
 
 
 @pytest.mark.usefixtures("quick_kernels")

@@ -24,6 +24,12 @@ PACKED = ("pages", "kv_heads", "head_dim // x", "page_size", "x")
 ScaleLike = float | Tensor | None
 
 
+def values_apart(v_cache: Any) -> ValueError:
+    """Return the error of a v_cache that is to be written with its keys and does not lie in these."""
+    given = f"{list(v_cache.shape) if isinstance(v_cache, Tensor) else kind(v_cache)}: pass v, too"
+    return ValueError(f"v_cache must be None, or k_cache[..., :value_dim], with v = None, got {given}")
+
+
 class Axes(NamedTuple):
     """Sizes of a call's axes, 0 for an axis that the call does not have.
 
@@ -166,8 +172,7 @@ class Door:
         self._keys(k_cache, kv_layout, beside, decides)
         self._page(k_cache)
         if v_cache is not None and not lies_in(v_cache, k_cache):
-            given = f"{list(v_cache.shape) if isinstance(v_cache, Tensor) else kind(v_cache)}: pass v, too"
-            raise ValueError(f"v_cache must be None, or k_cache[..., :value_dim], with v = None, got {given}")
+            raise values_apart(v_cache)
         axis = "head_dim"
         if not 1 <= self.sizes[axis] <= MAX_LATENT_DIM:
             raise ValueError(f"{axis} must be between 1 and {MAX_LATENT_DIM}, got {self.sizes[axis]}")
