@@ -12,7 +12,8 @@ from torch import Tensor
 
 from .checks.axes import MAX_WORDS
 from .checks.options import integer, unboxed
-from .step import admit, sequences_of
+from .checks.page_table import first_true
+from .step import admit, check_lengths, on_host, sequences_of
 
 
 class Tree(NamedTuple):
@@ -40,7 +41,8 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
         Tree(qq_mask [tokens, words] int32, query_positions [tokens] int32), where words = ceil(nodes / 32).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  Tensors on the host are read: a parent
+            that is no query before its own is named, and so is what `positions` finds.
         TypeError: names the dtype or type wanted, and what to do.
 
     Source: Miao et al. 2024 (SpecInfer: attention over token trees).
@@ -52,12 +54,15 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
         raise ValueError(f"nodes must be at most {32 * MAX_WORDS}, got {given}")
     admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)), parents=(parents, ("tokens",)))
     tokens, words, device = len(parents), -(-nodes // 32), parents.device
+    check_lengths(seq_lens, cu_seqlens_q, tokens)
     if seq_lens.shape[0] == 0:
         return Tree(parents.new_full((tokens, words), -1, dtype=torch.int32), parents.new_zeros(tokens).int())
     token, sequence, live = sequences_of(cu_seqlens_q.long(), tokens)
     start, query_len = cu_seqlens_q.long()[:-1][sequence], cu_seqlens_q.long().diff()[sequence]
     index = token - start
     plain = (query_len > nodes) | ~live
+    if on_host(parents, cu_seqlens_q):
+        _check_parents(parents, index, sequence, ~plain)
     # Index `tokens`, one past the last token, stands for "no parent".
     above = torch.where(plain | (parents < 0), tokens, (start + parents.clamp(max=tokens)).clamp(0, tokens))
     above = torch.cat([above, above.new_full((1,), tokens)])
@@ -70,3 +75,10 @@ def tree(parents: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, *, nodes: int 
     depth = torch.where(plain, index, depth[:-1])
     context_len = seq_lens.long()[sequence] - query_len
     return Tree(torch.where(plain[:, None], -1, bits[:-1]), (context_len + depth).int())
+
+
+def _check_parents(parents: Tensor, index: Tensor, sequence: Tensor, nodes: Tensor) -> None:
+    """Each of the nodes, a token's number in its sequence, has a parent before itself, or none."""
+    for i in first_true(nodes & ((parents < -1) | (parents >= index))):
+        which = f"parents[{i}] = {parents[i]} (sequence {sequence[i]}, query {index[i]})"
+        raise ValueError(f"{which} must be -1 or the number of a query before its own")

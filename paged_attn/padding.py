@@ -13,7 +13,8 @@ from torch import Tensor
 
 from .checks.dtypes import INTEGER, names
 from .checks.options import INT32_MAX, both, integer, kind, unboxed
-from .step import Table, admit, is_ragged
+from .checks.page_table import check_row_bounds, first_true
+from .step import Table, admit, check_starts, is_ragged, on_host
 
 PageLists = Sequence[Sequence[int]]
 Padded = tuple[Table, Tensor, "Tensor | None"]
@@ -26,6 +27,7 @@ def pad_batch(
     *,
     seqs: int | None = None,
     max_pages: int | None = None,
+    page_size: int | None = None,
     out: Padded | None = None,
     device: torch.device | str | None = None,
 ) -> Padded:
@@ -42,6 +44,8 @@ def pad_batch(
         seqs: number of sequences of the result, >= n.  None: that of out, or n.  With out it must be that of out.
         max_pages: columns of the result's page table, >= pages; of a ragged one, the length of its indices.  None: as
             out has, or as page_table has.  With out it must be that of out.
+        page_size: tokens in a page, an int >= 1.  If given, lengths on the host must fit their sequences' pages; leave
+            it out where k_new brings keys that have no page.
         out: (page_table, seq_lens, cu_seqlens_q) of an earlier call; the batch is written there.  Its cu_seqlens_q is
             None exactly if the batch's is.  Copies from pinned host memory do not wait.
         device: device of tensors made from lists.  None: that of the batch's tensors, or the host.
@@ -52,7 +56,8 @@ def pad_batch(
             is (indptr [seqs + 1], indices [max_pages]), in which rows of empty sequences are empty.
 
     Raises:
-        ValueError: names the argument and both sizes if the batch is larger than its place.
+        ValueError: names the argument and both sizes if the batch is larger than its place.  Lists and tensors on the
+            host are read: cu_seqlens_q and indptr must ascend from 0, and pages of page_size must hold their keys.
         TypeError: names the dtype, or the kind of page table wanted.
     """
     seqs, max_pages = unboxed((seqs, max_pages))
@@ -70,15 +75,18 @@ def pad_batch(
         rows = cast(PageLists, page_table)
         _check_rows(rows)
         given = _ragged(rows, device) if ragged else _table(rows, device)
+    host_lens, host_starts = _listed("seq_lens", seq_lens), _listed("cu_seqlens_q", cu_seqlens_q)
     if not isinstance(seq_lens, Tensor):
-        seq_lens = _int32("seq_lens", seq_lens, device)
+        seq_lens = cast(Tensor, host_lens.to(device))
     if not isinstance(cu_seqlens_q, (Tensor, type(None))):
-        cu_seqlens_q = _int32("cu_seqlens_q", cu_seqlens_q, device)
+        cu_seqlens_q = cast(Tensor, host_starts.to(device))
     admit(
         page_table=(given, ("seqs", "max_pages")),
         seq_lens=(seq_lens, ("seqs",)),
         cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)),
     )
+    check_starts(host_starts)
+    _check_pages(page_table, given, host_lens, page_size)
     if out is None:
         out = _new(given, seq_lens, cu_seqlens_q, seqs, max_pages)
     else:
@@ -93,6 +101,32 @@ def pad_batch(
     if starts is not None and cu_seqlens_q is not None:
         _put_starts(cu_seqlens_q, starts, count)
     return out
+
+
+def _listed(name: str, numbers: Any) -> Any:
+    """Lists as tensors on the host, where they can be read; tensors and None as they are."""
+    return numbers if isinstance(numbers, (Tensor, type(None))) else _int32(name, numbers, None)
+
+
+def _check_pages(page_table: Table | PageLists, made: Table, seq_lens: Tensor, page_size: int | None) -> None:
+    """Check on the host that rows of a ragged table ascend, and that pages hold the keys of their sequences."""
+    integer("page_size", page_size, 1)
+    page_size = unboxed(page_size)
+    if is_ragged(page_table) and on_host(*page_table):
+        check_row_bounds(page_table[0].long(), page_table[1].shape[0])
+    if page_size is None or not on_host(seq_lens):
+        return
+    if not isinstance(page_table, Tensor) and not is_ragged(page_table):
+        pages = torch.tensor([len(row) for row in cast(PageLists, page_table)], dtype=torch.int64)
+    elif isinstance(made, Tensor):
+        pages = torch.full_like(seq_lens, made.shape[1], dtype=torch.int64)
+    elif on_host(made[0]):
+        pages = made[0].long().diff()
+    else:
+        return
+    for i in first_true(seq_lens.long() > pages * page_size):
+        held = f"row {i} of page_table holds {pages[i]} pages of {page_size}"
+        raise ValueError(f"seq_lens[{i}] = {seq_lens[i]} needs {seq_lens[i]} keys in the cache, but {held}")
 
 
 def _new(

@@ -12,7 +12,9 @@ from torch import Tensor
 
 from .arguments import table_parts
 from .checks.axes import Door
+from .checks.contents import check_own_keys, query_lens
 from .checks.dtypes import INTEGER, names
+from .checks.kernel_tensors import watched
 from .checks.options import INT32_MAX, both, integer, kind, unboxed
 from .checks.page_table import admit_ragged
 
@@ -71,7 +73,9 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
         [tokens] int64.  -1 for padding (tokens from cu_seqlens_q[-1] on, and tokens of empty sequences).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  Tensors on the host are read: cu_seqlens_q
+            must ascend from 0 to at most `tokens`, and a sequence of several tokens has as many keys or more, unless
+            its length is negative.
         TypeError: names the dtype or type wanted, and what to do.
     """
     admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
@@ -82,6 +86,7 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
     tokens = unboxed(tokens)
     assert cu_seqlens_q is not None
     assert tokens is not None
+    check_lengths(seq_lens, cu_seqlens_q, tokens)
     if seq_lens.shape[0] == 0:
         return seq_lens.new_full((tokens,), -1, dtype=torch.int64)
     token, sequence, live = sequences_of(cu_seqlens_q, tokens)
@@ -105,7 +110,8 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
             page (past the last column or the end of a ragged row, or where the entry is negative).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  A cu_seqlens_q on the host is read: it must
+            ascend from 0 to at most the number of tokens.
         TypeError: names the dtype or type wanted, and what to do.
     """
     axis = "seqs" if cu_seqlens_q is None else "tokens"
@@ -117,6 +123,7 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
     seqs = pages.shape[0] if indptr is None else indptr.shape[0] - 1
     position = positions.long()
     live = position >= 0
+    check_starts(cu_seqlens_q, position.shape[0])
     if cu_seqlens_q is None:
         sequence = torch.arange(seqs, device=position.device)
     else:
@@ -143,6 +150,25 @@ def sequences_of(cu_seqlens_q: Tensor, tokens: int) -> tuple[Tensor, Tensor, Ten
     # If several sequences begin at one token, all but the last of them are empty.
     sequence = torch.searchsorted(cu_seqlens_q, token, right=True) - 1
     return token, sequence.clamp(0, max(last, 0)), sequence <= last
+
+
+def on_host(*tensors: Tensor) -> bool:
+    """Whether what these hold can be looked at without waiting for a device, and is not only traced."""
+    return not torch.compiler.is_compiling() and not watched(*tensors) and all(x.device.type == "cpu" for x in tensors)
+
+
+def check_starts(cu_seqlens_q: Tensor | None, tokens: int | None = None) -> None:
+    """On the host: they ascend from 0 to at most `tokens`."""
+    if cu_seqlens_q is not None and on_host(cu_seqlens_q):
+        query_lens(cu_seqlens_q.shape[0] - 1, tokens, cu_seqlens_q)
+
+
+def check_lengths(seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> None:
+    """On the host: `check_starts`, and lengths count the tokens of their sequences."""
+    check_starts(cu_seqlens_q, tokens)
+    if on_host(seq_lens, cu_seqlens_q):
+        query = cu_seqlens_q.long().diff()
+        check_own_keys(seq_lens.long(), query, query > 0)
 
 
 def admit(**given: tuple[Any, tuple[str, ...]]) -> None:

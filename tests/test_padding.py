@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
@@ -177,7 +178,58 @@ REFUSED: list[tuple[Any, str]] = [
         lambda: paged_attn.pad_batch(TABLE, I32, out=(TABLE, I32, TABLE[0])),
         "cu_seqlens_q and out[2] must be given together, got out[2] without cu_seqlens_q: pass both, or neither",
     ),
+    (
+        lambda: paged_attn.pad_batch([[1], [2, 3]], [40, 20], page_size=16),
+        "seq_lens[0] = 40 needs 40 keys in the cache, but row 0 of page_table holds 1 pages of 16",
+    ),
+    (
+        lambda: paged_attn.pad_batch([[1], [2, 3]], torch.tensor([16, 33]), page_size=16),
+        "seq_lens[1] = 33 needs 33 keys in the cache, but row 1 of page_table holds 2 pages of 16",
+    ),
+    (
+        lambda: paged_attn.pad_batch(TABLE, torch.tensor([0, 2**33]), page_size=16),
+        "seq_lens[1] = 8589934592 needs 8589934592 keys in the cache, but row 1 of page_table holds 3 pages of 16",
+    ),
+    (
+        lambda: paged_attn.pad_batch((torch.tensor([0, 1, 3]), torch.arange(3)), [17, 3], page_size=16),
+        "seq_lens[0] = 17 needs 17 keys in the cache, but row 0 of page_table holds 1 pages of 16",
+    ),
+    (
+        lambda: paged_attn.pad_batch((torch.tensor([0, 3, 2]), torch.arange(3)), [17, 3]),
+        "indptr[1] = 3 and indptr[2] = 2 of page_table must ascend within its 3 indices",
+    ),
+    (lambda: paged_attn.pad_batch([[1], [2]], [9, 9], [1, 5, 7]), "cu_seqlens_q[0] = 1, but it must be 0"),
+    (
+        lambda: paged_attn.pad_batch([[1], [2]], torch.tensor([9, 9]), torch.tensor([0, 5, 3])),
+        "cu_seqlens_q[2] = 3 is less than cu_seqlens_q[1] = 5 (sequence 1)",
+    ),
+    (
+        lambda: paged_attn.pad_batch([[1], [2]], numpy.array([9, 9]), numpy.array([0, 5, 3])),
+        "cu_seqlens_q[2] = 3 is less than cu_seqlens_q[1] = 5 (sequence 1)",
+    ),
+    (lambda: paged_attn.pad_batch(TABLE, I32, page_size=0), "page_size must be None or an int >= 1 and < 2^31, got 0"),
 ]
+
+
+def test_lengths_that_fill_their_pages_fit(device: str) -> None:
+    for lens in ([16, 32, 0], [1, 17, -3]):
+        table, *_ = paged_attn.pad_batch([[1], [2, 3], []], lens, page_size=16, device=device)
+        assert table.tolist() == [[1, 0], [2, 3], [0, 0]]
+
+
+@pytest.mark.gpu
+def test_nothing_on_a_device_is_looked_at(device: str) -> None:
+    """Reading it back would wait, and an error would say what a checked call says."""
+    table = torch.zeros(2, 1, dtype=torch.int32, device=device)
+    lens, starts = torch.tensor([40, 1], device=device), torch.tensor([1, 7, 5], device=device)
+    with torch.cuda.device(0):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            paged_attn.pad_batch(table, lens, starts, page_size=16)
+            paged_attn.positions(lens, starts, tokens=8)
+            paged_attn.tree(torch.zeros(8, dtype=torch.int64, device=device), lens, starts)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("call, message", REFUSED, ids=[message.split(",")[0] for _, message in REFUSED])

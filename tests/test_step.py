@@ -185,6 +185,22 @@ REFUSED: list[tuple[Any, str]] = [
         "page_table must be a tensor of int32 | int64, got list: pad_batch makes a tensor of rows",
     ),
     (lambda: paged_attn.slots(TABLE, I32, 0), "page_size must be an int >= 1 and < 2^31, got 0"),
+    (
+        lambda: paged_attn.positions(torch.tensor([9, 9]), torch.tensor([1, 5, 7]), tokens=7),
+        "cu_seqlens_q[0] = 1, but it must be 0",
+    ),
+    (
+        lambda: paged_attn.positions(torch.tensor([9, 9]), torch.tensor([0, 5, 7]), tokens=6),
+        "cu_seqlens_q[2] = 7, but q has tokens = 6",
+    ),
+    (
+        lambda: paged_attn.positions(torch.tensor([9, 0]), torch.tensor([0, 2, 8]), tokens=8),
+        "seq_lens[1] = 0, but sequence 1 has 6 query tokens, which count too",
+    ),
+    (
+        lambda: paged_attn.slots(TABLE, torch.arange(4), 16, torch.tensor([0, 3, 2])),
+        "cu_seqlens_q[2] = 2 is less than cu_seqlens_q[1] = 3 (sequence 1)",
+    ),
 ]
 
 

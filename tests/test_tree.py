@@ -226,6 +226,18 @@ def test_no_plan_depends_on_a_mask() -> None:
     (dict(nodes=0), "nodes must be an int >= 1 and < 2^31, got 0"),
     (dict(nodes=1025), "nodes must be at most 1024, got 1025: sequences of more queries are prefills"),
     (dict(parents=torch.zeros(3, 1, dtype=torch.int32)), "parents must be [tokens], got [3, 1]: parents.squeeze(1)"),
+    *[
+        (dict(parents=torch.tensor(parents)), f"parents[{i}] = {parents[i]} (sequence 0, query {i}) must be -1 or the "
+         "number of a query before its own")
+        for parents, i in (
+            ([-1, 1, 0], 1), ([0, 0, 1], 0), ([-1, 0, 2**40], 2), ([-1, -2, 0], 1), ([-1, 2, 0], 1),
+            ([-1, 0, 2**63 - 1], 2),
+        )
+    ],
+    (dict(cu_seqlens_q=torch.tensor([1, 3])), "cu_seqlens_q[0] = 1, but it must be 0"),
+    (dict(cu_seqlens_q=torch.tensor([0, 4])), "cu_seqlens_q[1] = 4, but q has tokens = 3"),
+    (dict(parents=torch.tensor([-1, 0, 1]), seq_lens=torch.tensor([0])),
+     "seq_lens[0] = 0, but sequence 0 has 3 query tokens, which count too"),
 ])  # fmt: skip
 def test_what_is_no_tree_is_refused(given: dict[str, Any], text: str) -> None:
     call: dict[str, Any] = dict(
@@ -234,3 +246,12 @@ def test_what_is_no_tree_is_refused(given: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError) as raised:
         paged_attn.tree(**call | given)
     assert str(raised.value) == text
+
+
+def test_parents_that_nobody_looks_at_may_be_anything() -> None:
+    """Those of padding, and of sequences of more queries than nodes."""
+    parents = torch.tensor([-1, 0, 7, 9, 2**40, 5, 5])
+    lens, starts = torch.tensor([5, 4]), torch.tensor([0, 2, 6])
+    made = paged_attn.tree(parents, lens, starts, nodes=2)
+    assert made.qq_mask.flatten().tolist() == [1, 3, -1, -1, -1, -1, -1]
+    assert made.query_positions.tolist()[:6] == [3, 4, 0, 1, 2, 3]

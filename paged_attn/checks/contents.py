@@ -41,7 +41,7 @@ def check_attention_contents(
     Numbers of empty sequences, and of sequences that `only` leaves out, may be anything.
     """
     length = seq_lens.cpu().long()
-    query = _query_lens(axes, cu_seqlens_q)
+    query = query_lens(axes.seqs, axes.tokens, cu_seqlens_q)
     asked = query > 0
     if only is not None:
         asked &= (query == 1) if only == "decode" else (query != 1)
@@ -55,8 +55,7 @@ def check_attention_contents(
         raise ValueError(f"seq_lens[{i}] = {length[i]}, but max_seqlen_k = {max_seqlen_k}")
     # Where nothing is causal, queries may be more than keys: those of a cascade's part, or of cross attention.
     own = torch.ones_like(live) if k_new is not None else _per_seq(causal, live)
-    for i in first_true(asked & own & (length >= 0) & (length < query) & (query > 1)):
-        raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
+    check_own_keys(length, query, asked & own)
 
     context = length - query
     if token_scales is not None:
@@ -160,16 +159,25 @@ def _check_token_scales(scale: Tensor, query: Tensor, live: Tensor) -> None:
         raise ValueError(f"q_scale[{i}] = {value} (sequence {seq[i]}), but scales must be finite and > 0")
 
 
-def _query_lens(axes: Axes, cu_seqlens_q: Tensor | None) -> Tensor:
-    """Query tokens of each sequence [seqs].  Checks that cu_seqlens_q begins at 0, ascends, and ends within q."""
+def check_own_keys(length: Tensor, query: Tensor, own: Tensor) -> None:
+    """Check sequences whose queries are among their keys; one token, or a negative length, may be padding."""
+    for i in first_true(own & (length >= 0) & (length < query) & (query > 1)):
+        raise ValueError(f"seq_lens[{i}] = {length[i]}, but sequence {i} has {query[i]} query tokens, which count too")
+
+
+def query_lens(seqs: int, tokens: int | None, cu_seqlens_q: Tensor | None) -> Tensor:
+    """Query tokens of each sequence [seqs].  Checks that cu_seqlens_q begins at 0, ascends, and ends within q.
+
+    tokens: rows of q.  None: there is no q.
+    """
     if cu_seqlens_q is None:
-        return torch.ones(axes.seqs, dtype=torch.int64)
+        return torch.ones(seqs, dtype=torch.int64)
     bounds = cu_seqlens_q.cpu().long()
     if bounds[0] != 0:
         raise ValueError(f"cu_seqlens_q[0] = {bounds[0]}, but it must be 0")
     for i in first_true(bounds[1:] < bounds[:-1]):  # whose difference may be more than 64 bits hold
         before = f"cu_seqlens_q[{i}] = {bounds[i]}"
         raise ValueError(f"cu_seqlens_q[{i + 1}] = {bounds[i + 1]} is less than {before} (sequence {i})")
-    if bounds[-1] > axes.tokens:
-        raise ValueError(f"cu_seqlens_q[{axes.seqs}] = {bounds[-1]}, but q has tokens = {axes.tokens}")
+    if tokens is not None and bounds[-1] > tokens:
+        raise ValueError(f"cu_seqlens_q[{seqs}] = {bounds[-1]}, but q has tokens = {tokens}")
     return bounds.diff()

@@ -54,9 +54,7 @@ def check_ragged(
     """Check that rows of live sequences lie within `indices`, and name pages of the cache for keys [first, end)."""
     ids, bounds, count = indices.cpu(), starts.cpu().long(), axes.max_pages
     begin, past = bounds[:-1], bounds[1:]
-    for i in first_true(live & ((begin < 0) | (past < begin) | (past > count))):
-        row = f"indptr[{i}] = {begin[i]} and indptr[{i + 1}] = {past[i]}"
-        raise ValueError(f"{row} of page_table must ascend within its {count} indices")
+    check_row_bounds(bounds, count, live)
     size = axes.page_size
     for i in first_true(live & (end > (past - begin) * size)):
         held = f"row {i} of page_table holds {past[i] - begin[i]} pages of {size}"
@@ -70,6 +68,14 @@ def check_ragged(
         raise ValueError(
             f"indices[{at[i]}] = {ids[at[i]]} of page_table ({which}) is no page of the cache, which has {axes.pages}"
         )
+
+
+def check_row_bounds(bounds: Tensor, count: int, live: Tensor | bool = True) -> None:
+    """Rows of live sequences, between these bounds [seqs + 1], lie one behind the other within so many indices."""
+    begin, past = bounds[:-1], bounds[1:]
+    for i in first_true(live & ((begin < 0) | (past < begin) | (past > count))):
+        row = f"indptr[{i}] = {begin[i]} and indptr[{i + 1}] = {past[i]}"
+        raise ValueError(f"{row} of page_table must ascend within its {count} indices")
 
 
 def first_true(wrong: Tensor) -> list[int]:

@@ -93,7 +93,7 @@ def shows_position(pos, row_pos, left, mods):
 
 @triton.jit
 def prefix_of(seq, inside, seq_len, mods):
-    """Keys of a sequence, of one or of [N], that all of its queries see; 0 or more, so that bounds can be moved by it."""
+    """Keys of a sequence, of one or of [N], that all of its queries see: 0 or more, so bounds can be moved by them."""
     return tl.maximum(tl.minimum(load_clamped(mods.prefix_lens + seq, inside), seq_len), 0)
 
 

@@ -34,7 +34,7 @@ def load_int(ptr, mask=None):
 
 @triton.jit
 def load_clamped(ptr, mask=None):
-    """`load_int` of numbers that may be larger or smaller than 32 bits hold, in place of which the ends of these are."""
+    """`load_int` of numbers of any size: the ends of 32 bits stand for those beyond."""
     if mask is None:
         x = tl.load(ptr)
     else:
