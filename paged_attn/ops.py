@@ -63,11 +63,11 @@ def _write(
 ) -> None:  # fmt: skip
     """Both caches in one launch, or one of them."""
     if part is None and watched(k, v, k_cache, v_cache, slot_mapping):
-        both = (torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values)
+        operators = [torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values]
         if v is None:
             _refuse_apart(v_cache, k_cache)
-            v_cache, both = None, both[:1]
-        for operator in both:
+            v_cache, operators = None, operators[:1]
+        for operator in operators:
             operator(
                 k, v, k_cache, v_cache, slot_mapping, kv_layout=kv_layout, k_scale=k_scale, v_scale=v_scale, check=check
             )
@@ -81,8 +81,8 @@ def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
     Where a graph changes nothing in place it writes a copy of the keys, and the view of values is not of that one.
     """
     if isinstance(v_cache, FakeTensor) and isinstance(k_cache, FakeTensor):  # which have no addresses
-        together = torch._C._is_alias_of(v_cache, k_cache) and v_cache.storage_offset() == k_cache.storage_offset()
-        inside = together and looks_within(v_cache, k_cache)
+        begins = [(x.untyped_storage()._cdata, x.storage_offset()) for x in (v_cache, k_cache)]
+        inside = begins[0] == begins[1] and looks_within(v_cache, k_cache)
     else:
         inside = v_cache is None or isinstance(k_cache, FunctionalTensor) or lies_in(v_cache, k_cache)
     if not inside:

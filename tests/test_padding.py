@@ -222,14 +222,14 @@ def test_nothing_on_a_device_is_looked_at(device: str) -> None:
     """Reading it back would wait, and an error would say what a checked call says."""
     table = torch.zeros(2, 1, dtype=torch.int32, device=device)
     lens, starts = torch.tensor([40, 1], device=device), torch.tensor([1, 7, 5], device=device)
-    with torch.cuda.device(0):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            paged_attn.pad_batch(table, lens, starts, page_size=16)
-            paged_attn.positions(lens, starts, tokens=8)
-            paged_attn.tree(torch.zeros(8, dtype=torch.int64, device=device), lens, starts)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    parents = torch.zeros(8, dtype=torch.int64, device=device)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        paged_attn.pad_batch(table, lens, starts, page_size=16)
+        paged_attn.positions(lens, starts, tokens=8)
+        paged_attn.tree(parents, lens, starts)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.mark.parametrize("call, message", REFUSED, ids=[message.split(",")[0] for _, message in REFUSED])

@@ -157,6 +157,7 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     of("plain", window_size=lambda c: (5, -1), head_windows=lambda c: torch.ones(6, 2, dtype=torch.int32)),
     of("plain", qq_mask=torch.zeros(5, 33, dtype=torch.int32)),
     lambda folder: paged_attn.tree(*[torch.zeros(2, dtype=torch.int32)] * 3, nodes=2000),
+    lambda folder: paged_attn.tree(torch.tensor([0]), torch.tensor([1]), torch.tensor([0, 1])),
     of("fp8", k_scale=lambda c: torch.ones(3, 2)),
     checked("plain", seq_lens=torch.tensor([1 << 40, 3, 33])),
     written(8),

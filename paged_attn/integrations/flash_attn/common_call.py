@@ -65,7 +65,7 @@ def attend(
         out_scale=given.get("out_scale"),
         return_lse=lse,
     )  # fmt: skip
-    return result if lse else (result, None)  # type: ignore[return-value]
+    return result if lse else (result, None)
 
 
 def told(names: dict[str, str], function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
