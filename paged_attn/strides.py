@@ -24,8 +24,8 @@ def same_steps(x: Tensor, y: Tensor, end: int | None = None) -> bool:
 def settled(x: Any) -> Any:
     """A tensor whose strides are all of use to kernels: those that mean nothing are replaced; no tensor stays as it is.
 
-    An axis of one element has the stride of the axis before it, as in contiguous tensors, so it is as well aligned as
-    that one.  The first axes have the stride of all elements behind them, the last axis 1.
+    An axis of one element has the stride of the axis before it, as in contiguous tensors, and so its alignment.  The
+    first axes have the stride of all elements behind them, the last axis 1.
     """
     if not isinstance(x, Tensor) or not (1 in x.shape or 0 in x.shape):
         return x

@@ -74,7 +74,7 @@ def told(names: dict[str, str], function: Callable[..., Any], *args: Any, **keyw
         return function(*args, **keywords)
     except (TypeError, ValueError) as error:
         text = re.sub(rf"\b({'|'.join(names)})\b", lambda word: names[word[0]], str(error))
-        raise type(error)(text) from error
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(text) from error
 
 
 def window_of(given: dict[str, Any]) -> tuple[int, int]:
