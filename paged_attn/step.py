@@ -73,9 +73,9 @@ def positions(seq_lens: Tensor, cu_seqlens_q: Tensor | None = None, *, tokens: i
         [tokens] int64.  -1 for padding (tokens from cu_seqlens_q[-1] on, and tokens of empty sequences).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.  Tensors on the host are read: cu_seqlens_q
-            must ascend from 0 to at most `tokens`, and a sequence of several tokens has as many keys or more, unless
-            its length is negative.
+        ValueError: names the tensor, the axis and both sizes, and what to do.  On the host, cu_seqlens_q must
+            ascend from 0 to at most `tokens`, and a sequence of several tokens has as many keys or more, unless its
+            length is negative.
         TypeError: names the dtype or type wanted, and what to do.
     """
     admit(seq_lens=(seq_lens, ("seqs",)), cu_seqlens_q=(cu_seqlens_q, ("seqs + 1",)))
@@ -110,7 +110,7 @@ def slots(page_table: Table, positions: Tensor, page_size: int, cu_seqlens_q: Te
             page (past the last column or the end of a ragged row, or where the entry is negative).
 
     Raises:
-        ValueError: names the tensor, the axis and both sizes, and what to do.  A cu_seqlens_q on the host is read: it must
+        ValueError: names the tensor, the axis and both sizes, and what to do.  On the host, cu_seqlens_q must
             ascend from 0 to at most the number of tokens.
         TypeError: names the dtype or type wanted, and what to do.
     """

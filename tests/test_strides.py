@@ -18,6 +18,7 @@ from paged_attn.integrations import flash_attn
 from paged_attn.latent import lies_in
 from paged_attn.strides import same_steps, settled
 from tests.cases import E4M3, Case, build, compare, problem_of, run
+from tests.hopper_cases import DEVICE, NEW, PACKED, ragged, sized
 
 ODD = (0, 1, 3, 7, 1 << 20, 1 << 33)
 
@@ -128,6 +129,26 @@ def test_odd_strides_change_no_plan(stride: int, device: str, monkeypatch: pytes
         paged_attn.paged_attention(**{name: with_odd(x, stride) for name, x in inputs.items()})
         assert len(asked) == 2, case
         assert asked[0] == asked[1], case
+
+
+SHARED: dict[str, Any] = ragged((1, 130), (1, 40)) | dict(kv_heads=1, heads=8)
+HOPPER: dict[str, dict[str, Any]] = {
+    "one head": SHARED,
+    "one head, hnd, new": SHARED | NEW | dict(layout="HND"),
+    "one head, x-packed": SHARED | PACKED,
+    "latents": SHARED | dict(head_dim=576, value_dim=512, latent=True),
+    "one sequence": ragged((1, 70)) | dict(lse=False),
+    "one prefill": ragged((70, 90)) | dict(kv_heads=1, heads=8),
+}
+
+
+@pytest.mark.hopper
+@pytest.mark.usefixtures("on_hopper")
+@pytest.mark.parametrize("name", HOPPER)
+def test_hopper_kernels_are_given_strides_that_mean_something(name: str) -> None:
+    """A stride of 3 is none of the copy engine's."""
+    case = sized(name, **HOPPER[name])
+    run(case, DEVICE, **{name: with_odd(x, 3) for name, x in build(case, DEVICE).items()})
 
 
 @pytest.mark.parametrize("stride", ODD)
