@@ -45,6 +45,7 @@ def paged_attention(
     chunk: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
+    alibi_symmetric: bool = False,
     sinks: torch.Tensor | None = None,
     qq_bias: torch.Tensor | None = None,
     qq_mask: torch.Tensor | None = None,
@@ -125,7 +126,10 @@ def paged_attention(
               have more than 8 rows (16 if it may have several query tokens, 64 over an fp8 cache);
             - a weight below 2^-24 of the row's largest weight, or of its sink, may count as 0: if a sequence may have
               more than 64 rows.
-        alibi_slopes: [heads] float32; adds slope * (key position - query position) to the scores.
+        alibi_slopes: [heads], or [seqs, heads] for each sequence, float32; adds slope * (key position - query position)
+            to the scores, which raises scores of keys after a query.
+        alibi_symmetric: True: ALiBi adds -slope * |key position - query position| instead, as FlashAttention and
+            encoders have it.  Both are the same for keys up to a query's own position.
         sinks: [heads] float32 | dtype of q (for fp8 queries float16 | bfloat16 | float32); each head has one more key
             with this score, whose value is 0.
         qq_bias: [n, n], or [seqs, n, n] for each sequence; dtypes as for sinks; adds qq_bias[i, j] for query i and key
@@ -147,12 +151,13 @@ def paged_attention(
             are always in 0 to seq_len - 1, so loads by position need no mask.  The function must be elementwise,
             because blocks may be split or transposed.  The reference takes a function of torch.
         score_mod_args: further arguments of score_mod: contiguous tensors, which it gets as pointers, floats and ints.
-        q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads] or [1, kv_heads], which may be
-            expanded to [seqs, kv_heads]; real value = stored value * scale.  Required for fp8 queries and fp8 caches,
-            and None for other dtypes.
+        q_scale, k_scale, v_scale: float, or float32 of shape [], [1], [kv_heads], [1, kv_heads] or, for each sequence,
+            [seqs, kv_heads]; any strides; real value = stored value * scale.  Required for fp8 queries and fp8 caches,
+            and None for other dtypes.  Rows of sequences without keys may hold anything.
             q_scale may also hold a number > 0 for each token, with any dtype of q: a temperature by position, as in
             Llama 4.  Its shape is then [tokens, 1], or [tokens] for queries that are not fp8.  For fp8 queries it
-            includes the descale, and may be [tokens, kv_heads].  Padding may hold anything.
+            includes the descale, and may be [tokens, kv_heads].  Padding may hold anything.  If there are as many
+            tokens as sequences, rows of q_scale are of tokens.
         gate: [tokens, heads, value_dim]; dtypes as for sinks; last axis contiguous.  Multiplies results by
             1 / (1 + exp(-gate)), after the merge of splits and before rounding.  The log-sum-exp does not change.  A
             result of 0 stays 0 whatever its gate holds, so gates of padding and of rows that see no key may hold
@@ -215,8 +220,9 @@ def paged_attention(
             kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
             k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, causal_seqs=causal_seqs,
             window_size=window_size, head_windows=head_windows, prefix_lens=prefix_lens, spans=spans,
-            clip_spans=clip_spans, chunk=chunk, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            qq_bias=qq_bias, qq_mask=qq_mask, query_positions=query_positions, q_scale=q_scale, k_scale=k_scale,
+            clip_spans=clip_spans, chunk=chunk, softcap=softcap, alibi_slopes=alibi_slopes,
+            alibi_symmetric=alibi_symmetric, sinks=sinks, qq_bias=qq_bias, qq_mask=qq_mask,
+            query_positions=query_positions, q_scale=q_scale, k_scale=k_scale,
             v_scale=v_scale, gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
             batch_invariant=batch_invariant, check=check,
         )  # fmt: skip
@@ -229,7 +235,7 @@ def paged_attention(
         ),
         (
             kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, clip_spans, chunk,
-            softcap, score_mod, return_lse, only, batch_invariant,
+            softcap, alibi_symmetric, score_mod, return_lse, only, batch_invariant,
         ),
         check,
     )  # fmt: skip

@@ -129,7 +129,11 @@ ARGUMENTS = (
     ),
     Argument(
         "alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",),
-        axes=("heads",), dtypes="float32",
+        axes=("heads",), dtypes="float32",  # or of each sequence
+    ),
+    Argument(
+        "alibi_symmetric", OPTION, False, "bool", ("boolean",), (), ("alibi_symmetric",), ("alibi_symmetric",),
+        others=(True,), help="ALiBi lowers scores of keys after a query, too.",
     ),
     Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",), axes=("heads",), dtypes="beside scores"),
     Argument(

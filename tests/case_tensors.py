@@ -17,13 +17,15 @@ if TYPE_CHECKING:
     from tests.cases import Case
 
 BAD_PAGE = 2**31 - 1
-# Scales that are tensors: of one number, or one for each KV head; the shape [seqs, kv_heads] is theirs expanded.
+# Scales that are tensors: of one number, or one for each KV head, of all sequences or of each.
 SCALES = {
     "tensor": lambda x, seqs: x,
     "scalar": lambda x, seqs: x[0],
     "per_head": lambda x, seqs: x,
     "per_head, a row": lambda x, seqs: x[None],
     "per_head, expanded": lambda x, seqs: x.expand(seqs, -1),
+    "per_seq": lambda x, seqs: x,
+    "per_seq, turned": lambda x, seqs: x.t().contiguous().t(),
 }
 
 
@@ -47,12 +49,31 @@ def scales_of(case: Case, rng: torch.Generator) -> dict[str, Any]:
     if case.scales == "float":
         scales = {name: {"q_scale": 0.5, "k_scale": 0.75, "v_scale": 1.25}[name] for name in scales}
     elif case.scales != "none":
-        n = case.kv_heads if case.scales.startswith("per_head") else 1
-        scales = {name: 0.5 + torch.rand(n, generator=rng, device=rng.device) for name in scales}
+        shape: tuple[int, ...] = (1,) if not case.scales.startswith("per_") else (case.kv_heads,)
+        if case.scales.startswith("per_seq"):
+            shape = len(case.seq_lens), case.kv_heads
+        scales = {name: 0.5 + torch.rand(shape, generator=rng, device=rng.device) for name in scales}
     if is_fp8(case.dtype_of_out):
         as_tensor = case.scales in SCALES
         scales["out_scale"] = torch.tensor([case.out_scale], device=rng.device) if as_tensor else case.out_scale
     return scales
+
+
+def poisoned(case: Case, of_seqs: Tensor) -> Tensor:
+    """Numbers [seqs, ...] of each sequence, poison where a sequence has no keys."""
+    empty = torch.tensor([n <= 0 for n in case.seq_lens], dtype=torch.bool, device=of_seqs.device)
+    return of_seqs.masked_fill(empty[:, None], torch.nan)
+
+
+def slopes_of(case: Case) -> Tensor:
+    """[heads], or of each sequence [seqs, heads], with poison where it has no keys; if strided a slice."""
+    slopes = 2.0 ** -(8.0 * torch.arange(1, case.heads + 1) / case.heads)
+    if not case.slopes_of_seqs:
+        return slopes
+    wide = torch.full((len(case.seq_lens), case.heads + case.strided), torch.nan)
+    factor = 0.5 + torch.rand(len(case.seq_lens), 1, generator=torch.Generator().manual_seed(case.seed))
+    wide[:, : case.heads] = poisoned(case, factor * slopes)
+    return wide[:, : case.heads]
 
 
 def positions_of(case: Case) -> Tensor:
@@ -104,6 +125,9 @@ def token_scales_of(case: Case, scale: Any, rng: torch.Generator) -> Tensor:
         return of_token if case.strided else of_token.flatten()
     if not isinstance(scale, Tensor):
         return of_token * scale
+    if case.scales.startswith("per_seq"):
+        seq = [seq for seq, queries in enumerate(case.query_lens) for _ in range(queries)] + [0] * case.padding
+        return of_token * scale[torch.tensor(seq, dtype=torch.int64, device=rng.device)]
     return of_token * scale.reshape(-1)[: case.kv_heads]  # of all heads one, or one each
 
 
@@ -145,7 +169,7 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
     live = (columns >= first[:, None] // page) & (first < held)[:, None]
     live |= (columns * page < torch.tensor(case.prefix_lens)[:, None]) & (query_lens > 0)[:, None]
     live &= columns * page < held[:, None]
-    _, column = live.nonzero(as_tuple=True)
+    seq, column = live.nonzero(as_tuple=True)
     left = (held[:, None] - columns * page)[live]  # live slots from the start of each live page
 
     num_live = len(column)
@@ -164,7 +188,9 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
     for cache, (name, dim) in list(zip(caches, named))[: filled and 2 - case.latent]:
         keys = torch.randn(num_live, page, case.kv_heads, dim, generator=rng, device=device)
         scale = scales.get(name, 1.0)
-        keys = keys / (scale[:, None] if isinstance(scale, Tensor) else scale)
+        if isinstance(scale, Tensor):
+            scale = scale[:, None] if scale.ndim == 1 else scale[seq.to(device), None, :, None]
+        keys = keys / scale
         keys = keys.masked_fill_(dead[:, :, None, None], torch.nan).to(cache.dtype)
         if cache.dim() == 5:  # packed K as [pages, page_size, kv_heads, head_dim // x, x]
             bits(cache).permute(0, 3, 1, 2, 4)[ids.to(device)] = bits(keys).unflatten(-1, (-1, cache.shape[4]))

@@ -25,9 +25,11 @@ from tests.case_tensors import (
     nans,
     new_of,
     numbers,
+    poisoned,
     positions_of,
     ragged,
     scales_of,
+    slopes_of,
     spans_of,
     token_scales_of,
     windows_of,
@@ -106,6 +108,8 @@ class Case:
     softmax_scale: float | None = None
     softcap: float = 0.0
     alibi: bool = False
+    alibi_symmetric: bool = False
+    slopes_of_seqs: bool = False  # alibi_slopes are of each sequence
     sinks: bool = False
     qq_bias: int = 0  # n of the [n, n] matrix; 0: off
     bias_of_seqs: bool = False  # qq_bias is a matrix of each sequence
@@ -220,6 +224,8 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
     inputs["return_lse"] = case.lse
     for name, scale in scales.items():
         of_all = name == "out_scale" or not isinstance(scale, Tensor)
+        if case.scales.startswith("per_seq") and not of_all:
+            scale = poisoned(case, scale)
         inputs[name] = scale if of_all else SCALES[case.scales](scale, len(case.seq_lens))
     if case.bounds:
         longest = max(case.query_lens, default=0), max(0, *case.seq_lens)
@@ -228,8 +234,7 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["check"] = True
     small = torch.float32 if is_fp8(case.dtype) else case.dtype
     if case.alibi:
-        slopes = 2.0 ** -(8.0 * torch.arange(1, case.heads + 1) / case.heads)
-        inputs["alibi_slopes"] = slopes.to(device, torch.float32)
+        inputs["alibi_slopes"] = slopes_of(case).to(device)
     if case.sinks:
         inputs["sinks"] = numbers((case.heads,), small, rng)
     if case.qq_bias:

@@ -36,8 +36,9 @@ def run_write(case: Case, device: str = "cpu") -> None:
         new = (new[0], None)
     given: dict[str, Any] = {"slot_mapping": mapping.to(device), "kv_layout": inputs["kv_layout"]}
     for name in {f"{cache[0]}_scale" for cache in caches} & inputs.keys():
-        expanded = case.scales == "per_head, expanded"  # over sequences, of which a write knows nothing
-        given[name] = inputs[name][:1] if expanded else inputs[name]
+        of_seqs = case.scales == "per_head, expanded" or case.scales.startswith("per_seq")
+        # a write knows nothing of sequences
+        given[name] = inputs[name][:1].nan_to_num(1.0) if of_seqs else inputs[name]
     if case.integers == torch.int32:
         given["slot_mapping"] = given["slot_mapping"].to(torch.int32)
 

@@ -71,6 +71,8 @@ OPTIONS: dict[str, Draw] = {
     "heads": lambda rng, f: f["kv_heads"] * rng.choice([n for n in GROUPS if n * f["kv_heads"] <= f["most_heads"]]),
     "causal": lambda rng, f: not sometimes(rng, 0.1),
     "causal_by_seq": maybe(0.1),
+    "slopes_of_seqs": maybe(0.3),
+    "alibi_symmetric": maybe(0.3),
     "head_windows": one_of(*[()] * 9, HEAD_WINDOWS[0]),
     "spans": one_of(*[0] * 9, 1, 3),
     "clip_spans": maybe(0.3),
@@ -79,7 +81,7 @@ OPTIONS: dict[str, Draw] = {
     "lse": maybe(0.4),
     "strided": maybe(0.1),
     "scales": lambda rng, f: (
-        rng.choice(["none", "float", "tensor", "per_head"])
+        rng.choice(["none", "float", "tensor", "per_head", "per_seq"])
         if is_fp8(f["cache_dtype"]) or is_fp8(f["dtype"])
         else "none"
     ),

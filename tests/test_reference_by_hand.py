@@ -53,6 +53,42 @@ def test_alibi_counts_from_the_querys_own_position() -> None:
     assert lse[1, 0].item() == pytest.approx(math.log(4 / 3))
 
 
+def test_symmetric_alibi_lowers_keys_on_both_sides() -> None:
+    slopes = torch.tensor([math.log(3)])
+    out = attend(*flat(3), alibi_slopes=slopes, alibi_symmetric=True, causal=False)
+    assert out[:, 0, 0].tolist() == pytest.approx(
+        [(1 + 2 / 3 + 3 / 9) / (13 / 9), (1 / 3 + 2 + 3 / 3) / (5 / 3), (1 / 9 + 2 / 3 + 3) / (13 / 9)]
+    )
+    raised = attend(*flat(2), alibi_slopes=slopes, causal=False)
+    assert raised[0, 0, 0].item() == pytest.approx((1 + 3 * 2) / 4)  # the key after weighs three times as much
+
+
+def test_slopes_of_a_sequence_are_its_own() -> None:
+    q, k, v = flat(2)
+    pages = paged(k, v)
+    pages["page_table"] = pages["page_table"].expand(2, 1)
+    slopes = torch.tensor([[math.log(3)], [math.log(2)]])
+    lens = {"seq_lens": torch.tensor([2, 2]), "cu_seqlens_q": torch.tensor([0, 1, 2])}
+    lse = reference.paged_attention(q, **pages, **lens, alibi_slopes=slopes, return_lse=True)[1]
+    assert lse[:, 0].tolist() == pytest.approx([math.log(4 / 3), math.log(3 / 2)])
+
+
+@pytest.mark.parametrize("rows", ["of sequences", "of tokens"])
+def test_scales_of_a_sequence_are_its_own(rows: str) -> None:
+    """Two sequences, of two queries and one, see one key of 1 and value 1; as many as tokens are scales of these."""
+    one = torch.ones(3, 1, 1).to(E4M3)
+    count = 2 if rows == "of sequences" else 3
+    starts, lens = ([0, 2, 3], [2, 1]) if count == 2 else ([0, 1, 2, 3], [1, 1, 1])
+    scales = torch.tensor([[2.0], [3.0], [5.0]])[:count]
+    out, lse = reference.paged_attention(
+        one, one.view(3, 1, 1, 1), one.view(3, 1, 1, 1), torch.zeros(count, 2, dtype=torch.int32),
+        torch.tensor(lens), torch.tensor(starts), softmax_scale=1.0, window_size=(0, -1),
+        q_scale=scales, k_scale=scales, v_scale=scales, return_lse=True,
+    )  # fmt: skip
+    assert out.flatten().tolist() == ([2, 2, 3] if count == 2 else [2, 3, 5])
+    assert lse.flatten().tolist() == pytest.approx([4, 4, 9] if count == 2 else [4, 9, 25])
+
+
 def test_softcap_bounds_a_score_by_its_tanh() -> None:
     q, k, v = flat(2)
     q[:], k[0] = 1, 10

@@ -130,6 +130,14 @@ def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]
     return dict(head_windows_stride=None if stride == 2 else stride, BY_HEAD_TO_THE_RIGHT=to_the_right)
 
 
+def _alibi(slopes: Any, options: Options) -> dict[str, Any]:
+    """Fields of the modifiers."""
+    if slopes is None:
+        return {}
+    stride = slopes.stride(0) if slopes.ndim == 2 and slopes.shape[0] > 1 else 0  # 0: the same for all
+    return dict(alibi_stride_seq=stride or None, ALIBI_SYMMETRIC=constexpr(True) if options.alibi_symmetric else None)
+
+
 def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
     """The records of a call; a Hole stands for each tensor."""
     *given, lse = held
@@ -166,6 +174,7 @@ def _call(held: list[Any], options: Options, axes: checks.Axes) -> Call:
         qq_mask_stride=None if x.qq_mask is None else x.qq_mask.stride(0),
         **_head_windows(x.head_windows, options, apart),
         qq_words=None if x.qq_mask is None else x.qq_mask.shape[1],
+        **_alibi(x.alibi_slopes, options),
     )
     mods = Modifiers(**as_given | changed)
     return Call(

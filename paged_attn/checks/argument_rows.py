@@ -42,6 +42,7 @@ RULES: dict[str, Callable[..., None]] = {
 }
 # Dtypes by their name in the table's rows.  Another name, "beside scores", depends on q: dtypes.BIAS_FOR.
 KINDS = {"integer": INTEGER, "int32": INT32, "bool": BOOL, "float32": FLOAT32}
+OF_SEQS = {"qq_bias", "alibi_slopes"}  # one for all sequences, or one for each
 # Arguments that may share no memory with out, in the order of errors.  q may be out itself.
 APART = [name for name in Tensors._fields if name not in ("q", "out", "score_mod_args")]
 
@@ -104,7 +105,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     for x in BY_ROWS:
         value = getattr(given, x.name)
         if value is not None:
-            of_seqs = x.name == "qq_bias" and isinstance(value, Tensor) and value.ndim == 3
+            of_seqs = x.name in OF_SEQS and isinstance(value, Tensor) and value.ndim == len(x.axes) + 1
             name, axes = WITHIN.get(x.name, x.name), ("seqs", *x.axes) if of_seqs else x.axes
             door.tensor(name, value, axes, kinds[x.dtypes], "q", q.dtype if x.dtypes == "beside scores" else None)
             if x.name in FURTHER:

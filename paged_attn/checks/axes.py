@@ -228,7 +228,7 @@ class Door:
             self._scale_shape(name, value, axis, more)
 
     def _scale_shape(self, name: str, value: Tensor, axis: str | None, by_token: str) -> None:
-        """Check a scale's shape: one number, or one for each KV head, equal for all sequences."""
+        """Check a scale's shape: one number, or one for each KV head, for all sequences or for each."""
         *others, last = value.shape or (1,)
         if value.numel() == 1 and len(others) <= 1:
             return
@@ -241,6 +241,3 @@ class Door:
             more = f", [1, {axis}] or [seqs, {axis}]" if "seqs" in self.sizes else f" or [1, {axis}]"
             more += by_token
             raise ValueError(f"{name} must be [], [1], [{axis}]{more} with {', '.join(known)}, got {list(value.shape)}")
-        if value.stride(0) != 0 and others[0] > 1:
-            same = "the same for all sequences, [1, kv_heads] expanded to [seqs, kv_heads]"
-            raise ValueError(f"{name} must be {same}, got strides {list(value.stride())}")

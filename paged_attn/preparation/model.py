@@ -172,7 +172,8 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
     call |= _by_rows(model, batch)
     if model.score_mod is not None:
         call["score_mod"], call["score_mod_args"] = model.score_mod.function, model.score_mod.score_mod_args()
-    scale = {"number": 1.0, "tensor": torch.empty(1), "per_head": torch.empty(kv_heads)}[model.scales]
+    shape = {"number": None, "tensor": (1,), "per_head": (kv_heads,), "per_seq": (batch.seqs, kv_heads)}[model.scales]
+    scale = 1.0 if shape is None else torch.empty(shape)
     for name, dtype in dict(q=model.dtype, k=model.cache_dtype, v=model.cache_dtype, out=model.out_dtype).items():
         if layout.is_fp8(dtype):
             call[f"{name}_scale"] = torch.empty(1) if name == "out" and model.scales != "number" else scale

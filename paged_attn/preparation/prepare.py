@@ -54,6 +54,7 @@ def prepare(
     chunk: int | None = None,
     softcap: float = 0.0,
     alibi: bool = False,
+    alibi_symmetric: bool = False,
     sinks: torch.dtype | None = None,
     qq_bias: int = 0,
     qq_mask: int = 0,
@@ -90,7 +91,8 @@ def prepare(
         side_by_side: the caches are k_cache = cache[..., :head_dim] and v_cache = cache[..., head_dim:].
         page_stride: slots from a page's first to the next page's, where other layers' lie between; 0: page_size.
         new: calls pass k_new and v_new.
-        causal, window_size, clip_spans, chunk, softcap, return_lse, batch_invariant: as in paged_attention.
+        causal, window_size, clip_spans, chunk, softcap, alibi_symmetric, return_lse, batch_invariant: as in
+            paged_attention.
         causal_seqs: calls pass a tensor as causal.
         head_windows: calls pass a tensor as window_size.
         prefix_lens: calls pass prefix_lens.
@@ -105,7 +107,8 @@ def prepare(
         score_mod, score_mod_args: as in paged_attention; the function of a module, which other processes import.  Of
             tensors only dtypes count.
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
-            [1, kv_heads] or expanded from these).  Inside torch.compile numbers become tensors.
+            [1, kv_heads] or expanded from these), "per_seq" ([seqs, kv_heads], contiguous).  Inside torch.compile
+            numbers become tensors.
         integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
             as window_size, torch.int32 or torch.int64.
         page_indices: dtype of indices where page_table is (indptr, indices), whose indptr is of `integers`; None: where

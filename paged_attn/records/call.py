@@ -36,9 +36,9 @@ def scales(
     gate: Any = None,
     by_token: bool = False,
 ) -> Scales:
-    """Scales as kernels take them: absent is 1; what a tensor has before its last axis is the same for all.
+    """Scales as kernels take them: absent is 1; a tensor of two axes has a row for each sequence, or one for all.
 
-    by_token: but the query's.
+    by_token: rows of the query's are of tokens.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -48,15 +48,26 @@ def scales(
     numbers = [float(x) if isinstance(x, (int, float)) else 1.0 for x in given]
     tensors = [None if isinstance(x, (int, float)) else x for x in given]
     strides = [None if x is None else 0 if x.ndim == 0 or x.shape[-1] == 1 else x.stride(-1) for x in tensors]
+    by_seq = [None if x is None else _stride_of_seqs(x) for x in tensors[:3]]
     of_gate: tuple[Any, Any, Any] = (None, None, None) if gate is None else (gate, *gate.stride()[:2])
-    return Scales._make((softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens))
+    return Scales._make((softmax, *numbers, *tensors, *strides, *of_gate, *of_tokens, *by_seq))
+
+
+def _stride_of_seqs(scale: Any) -> int | None:
+    """From the scale of a sequence to that of the next; None where they are the same."""
+    if scale.ndim < 2 or scale.shape[0] == 1 or scale.stride(0) == 0:
+        return None
+    return int(scale.stride(0))
 
 
 def scales_tokens(q_scale: Any, q: Any) -> bool:
     """Whether each token has its own.
 
     fp8 queries may also be scaled by KV head: theirs are of [tokens, 1] or [tokens, kv_heads], and no row expanded.
+    Where there are as many sequences as tokens, rows are of tokens.
     """
     if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
         return False
-    return not is_fp8(q.dtype) or (q_scale.ndim == 2 and q_scale.shape[0] > 1 and q_scale.stride(0) != 0)
+    if not is_fp8(q.dtype):
+        return True
+    return q_scale.ndim == 2 and q_scale.shape[0] == q.shape[0] > 1 and q_scale.stride(0) != 0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .cache import gather, pages_of_seq
-from .scales import Scale, narrow, per_kv_head, per_token
+from .scales import Scale, narrow, per_kv_head, per_seq, per_token
 from .states import softmax
 
 
@@ -39,6 +39,7 @@ def paged_attention(
     chunk: int | None = None,
     softcap: float = 0.0,
     alibi_slopes: Tensor | None = None,
+    alibi_symmetric: bool = False,
     sinks: Tensor | None = None,
     qq_bias: Tensor | None = None,
     qq_mask: Tensor | None = None,
@@ -70,9 +71,7 @@ def paged_attention(
     num_kv_heads = k_cache.shape[1] if k_cache.dim() == 5 or kv_layout == "HND" else k_cache.shape[2]
     value_dim = v_cache.shape[2 if k_cache.dim() == 5 else 3]
     scale = head_dim**-0.5 if softmax_scale is None else softmax_scale
-    score_scale = scale * per_token(q_scale, num_kv_heads, q)  # [tokens, G]
     left, right = _sides(window_size, q)  # [H or 1, 1, 1]
-    key_scale, value_scale = (per_kv_head(x, num_kv_heads, q)[:, None] for x in (k_scale, v_scale))
     reach = None if (left < 0).any() else int(left.max())  # keys before a query's position that some head sees
 
     result = torch.zeros(tokens, num_heads, value_dim, dtype=torch.float64, device=q.device)
@@ -81,6 +80,8 @@ def paged_attention(
 
     lengths = seq_lens.tolist()
     starts = list(range(len(lengths) + 1)) if cu_seqlens_q is None else cu_seqlens_q.tolist()
+    score_scale = scale * per_token(q_scale, starts, num_kv_heads, q)  # [tokens, G]
+    key_scales, value_scales = (per_seq(x, len(lengths), num_kv_heads, q)[..., None] for x in (k_scale, v_scale))
     for seq, seq_len in enumerate(lengths):
         start, end = starts[seq], starts[seq + 1]
         query_len = end - start
@@ -102,7 +103,7 @@ def paged_attention(
             key = torch.cat([torch.arange(min(prefix, first, max(seq_len, 0)), device=q.device), key])
         cached = key if k_new is None else key[key < context_len]
         k, v = gather(k_cache, v_cache, pages_of_seq(page_table, seq), cached, kv_layout)
-        k, v = k * key_scale, v * value_scale
+        k, v = k * key_scales[seq], v * value_scales[seq]
         if k_new is not None:
             own = start + key[key >= context_len] - context_len
             values = k_new[..., :value_dim] if v_new is None else v_new
@@ -121,7 +122,8 @@ def paged_attention(
                 scores = softcap * torch.tanh(scores / softcap)
             distance = key_pos[None, :] - query_pos[block, None]  # [T, N]
             if alibi_slopes is not None:
-                scores = scores + alibi_slopes.double()[:, None, None] * distance
+                slopes = (alibi_slopes[seq] if alibi_slopes.ndim == 2 else alibi_slopes).double()
+                scores = scores + slopes[:, None, None] * (-distance.abs() if alibi_symmetric else distance)
             if qq_bias is not None:
                 bias = qq_bias[seq] if qq_bias.ndim == 3 else qq_bias
                 scores = scores + _bias(bias, query[block] - context_len, key - context_len)

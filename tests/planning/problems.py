@@ -25,6 +25,7 @@ ALIKE = [x.name for x in OF_MODELS if hasattr(Case, x.name)]
 TOLD = {
     *ALIKE, "name", "query_lens", "seq_lens", "heads", "kv_heads", "head_dim", "value_dim", "page_size", "dtype",
     "cache_dtype", "out_dtype", "layout", "latent", "new", "causal_by_seq", "prefix", "spans", "softmax_scale", "alibi",
+    "slopes_of_seqs",
     "sinks", "qq_bias", "bias_of_seqs", "qq_mask", "tree", "positions", "score_mod", "gate", "scales", "token_scales",
     "only", "batch_invariant", "decode_form", "bounds", "lse", "seed", "run", "head_windows",
 }  # fmt: skip
@@ -50,7 +51,7 @@ def problem_of_case(case: Case, device: Device = H200) -> Problem:
         qq_bias=case.qq_bias,
         qq_mask=case.qq_mask,
         query_positions=bool(case.positions),
-        scales="per_head" if case.scales.startswith("per_head") else "number",
+        scales="per_head" if case.scales.startswith("per_") else "number",
         return_lse=case.lse,
         score_mod=mod and named(mod.triton, mod.args(case.heads, "cpu")),
         value_dim=case.value_dim,

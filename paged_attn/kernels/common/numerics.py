@@ -218,9 +218,15 @@ def quotient(x, by):
 
 
 @triton.jit
-def scale_of(number, ptr, stride, kv_head):
-    """A scale as the host gave it: a number, or one in memory for each KV head or for all."""
+def scale_of(number, ptr, stride, kv_head, stride_seq=None, block=None):
+    """A scale as the host gave it: a number, or one in memory for each KV head or for all.
+
+    stride_seq: from sequence to sequence, where each has its own; nothing is read for a sequence without keys.
+    """
     if ptr is None:
         return number
-    else:
+    elif stride_seq is None:
         return number * tl.load(ptr + kv_head * stride)
+    else:
+        at = ptr + tl.cast(block.seq, tl.int64) * stride_seq + kv_head * stride
+        return number * tl.load(at, mask=block.seq_len > 0, other=1.0)

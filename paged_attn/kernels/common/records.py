@@ -77,7 +77,7 @@ class Modifiers(NamedTuple):
     left: Any = None  # keys visible before and after a query's own position; None = all
     right: Any = None  # causal is right = 0
     softcap: Any = None  # float
-    alibi_slopes: Any = None  # float32 [heads]
+    alibi_slopes: Any = None  # float32 [heads], or of each sequence
     qq_bias: Any = None  # [n, n]
     qq_bias_stride: Any = None
     qq_bias_size: Any = None  # n
@@ -101,17 +101,22 @@ class Modifiers(NamedTuple):
     head_windows: Any = None  # int [heads, 2]: keys seen before and after by head, -1 = all; comes with left and right
     head_windows_stride: Any = None  # from head to head; None: 2
     BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: `right` may be less for a head, by slots
+    alibi_stride_seq: Any = None  # of slopes of each sequence; None: all have the same
+    ALIBI_SYMMETRIC: Any = None  # constexpr True: keys after a query are as far as those before it
 
 
 # All but these say where the keys begin that some query sees.
 NO_BOUND_TO_THE_LEFT = (
     "right", "softcap", "alibi_slopes", "qq_bias", "qq_bias_stride", "qq_bias_size", "sinks", "score_mod_args",
     "position_right", "causal", "qq_bias_stride_seq", "qq_mask", "qq_mask_stride", "qq_words",
+    "alibi_stride_seq", "ALIBI_SYMMETRIC",
 )  # fmt: skip
 
 
 class Scales(NamedTuple):
     """Each scale is a number times, if it lies in memory, ptr[KV head * stride]: stride 0 = one for all, 1 = one each.
+
+    A scale with a stride_seq also has a row for each sequence.
 
     Not a record each: a loop cannot ask whether a record is absent.
     """
@@ -135,6 +140,9 @@ class Scales(NamedTuple):
     token_ptr: Any = None  # float32: what scores of a token, and KV head, are multiplied by besides
     token_stride: Any = None
     token_stride_head: Any = None
+    query_stride_seq: Any = None  # from sequence to sequence; None: all have the same
+    key_stride_seq: Any = None
+    value_stride_seq: Any = None
 
 
 class Scratch(NamedTuple):

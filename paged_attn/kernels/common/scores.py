@@ -49,7 +49,10 @@ def scale_by_token(scale, scales, rows, PARTS: tl.constexpr = 1):
 @triton.jit
 def load_slopes(rows, mods, S: tl.constexpr):
     """ALiBi's slope of every row [R]."""
-    return tl.load(mods.alibi_slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)
+    slopes = mods.alibi_slopes
+    if mods.alibi_stride_seq is not None:
+        slopes += tl.cast(rows.seq, tl.int64) * mods.alibi_stride_seq
+    return tl.load(slopes + rows.kv_head * S.GROUP + rows.member, mask=rows.valid, other=0.0)
 
 
 @triton.jit
@@ -115,8 +118,13 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
     """Scores with ALiBi by slots of keys as they are by positions, where a tile may hold the call's own keys."""
     if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
-            step = position_of(tile + key, rows, mods) - (tile + key)
-            scores += slope[:, None] * step[None, :].to(tl.float32)
+            pos = position_of(tile + key, rows, mods)
+            if mods.ALIBI_SYMMETRIC is not None:
+                by_slot = tl.abs((tile + key)[None, :] - rows.pos[:, None])
+                step = by_slot - tl.abs(pos[None, :] - rows.pos[:, None])
+            else:
+                step = (pos - (tile + key))[None, :]
+            scores += slope[:, None] * step.to(tl.float32)
     return scores
 
 
@@ -176,6 +184,8 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = 
     if mods.alibi_slopes is not None:
         slope = load_slopes(rows, mods, S)
         distance = key[None, :] + (tile - rows.pos)[:, None]
+        if mods.ALIBI_SYMMETRIC is not None:
+            distance = -tl.abs(distance)
         scores += slope[:, None] * distance.to(tl.float32)
         scores = move_own(scores, rows, slope, key, tile, mods, S)
     scores = add_qq_bias(scores, rows, key, tile, mods, S)

@@ -39,8 +39,11 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     state = State(in_parts(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), cache.value.PARTS), row_max, row_sum)
 
     q = Query(q.parts, scale_by_token(q.unit, scales, rows))
-    scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, rows.kv_head)
-    cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, rows.kv_head)
+    head = rows.kv_head
+    scale = scales.softmax * scale_of(
+        scales.query, scales.query_ptr, scales.query_stride, head, scales.query_stride_seq, block
+    )
+    cache_scale = scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, head, scales.key_stride_seq, block)
     cache_end = end if new is None else tl.minimum(rows.context_len, end)
     first_key, prefix = span.lo, None
     if mods.prefix_lens is not None and mods.left is not None:
@@ -49,7 +52,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, prefix)
     state = attend_keys(state, q, rows, cache, boxes, source, begin, span, mods, S)
     # nothing else is in acc yet: a sink has value 0, and new values are not scaled
-    value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, rows.kv_head)
+    value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
     state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
         source = Source(None, block.first_token - rows.context_len, first_key, end, scale, None, prefix)

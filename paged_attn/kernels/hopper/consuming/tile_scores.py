@@ -19,14 +19,17 @@ from .row_softmax import times, weigh, weigh_at_once
 def score_scale(scales, block, P: gl.constexpr):
     """What a product of a stored query and a stored key is multiplied by."""
     head = block.kv_head // P.PARTS  # of the cache
-    scale = scales.softmax * scale_of(scales.query, scales.query_ptr, scales.query_stride, head)
-    return scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, head)
+    scale = scales.softmax * scale_of(
+        scales.query, scales.query_ptr, scales.query_stride, head, scales.query_stride_seq, block
+    )
+    return scale * scale_of(scales.key, scales.key_ptr, scales.key_stride, head, scales.key_stride_seq, block)
 
 
 @gluon.jit
 def value_scale(scales, block, P: gl.constexpr):
     """What a sum of weighted stored values is multiplied by."""
-    return scale_of(scales.value, scales.value_ptr, scales.value_stride, block.kv_head // P.PARTS)
+    head = block.kv_head // P.PARTS
+    return scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
 
 
 @gluon.jit
@@ -123,8 +126,13 @@ def places_of_keys(L: gl.constexpr, S: gl.constexpr):
 
 
 @gluon.jit
-def add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def add_alibi(
+    scores, factor, rows, slopes, first, offset, SYMMETRIC: gl.constexpr, BY_ROW: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
+):  # fmt: skip
     """scores [R, N] of a product * factor + slope * (key - query), two operations for a score; plus an offset [R, 4].
+
+    SYMMETRIC: - slope * |key - query| instead, of four operations.
 
     Keys are numbers of the tile plus what a thread's register adds to them, which is known when this is compiled: a
     conversion from an integer for each would take as long as its exponential.
@@ -133,11 +141,17 @@ def add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW: gl.constexpr,
     L: gl.constexpr = x.type.layout
     known, pair = places_of_keys(L, S)
     slope = _by_row(slopes, L)
-    distance = _by_row(first - rows.pos, L) + pair
-    bias = slope * distance.to(gl.float32)
-    if offset is not None:
-        bias += beside(offset, x)
-    bias = gl.fma(slope, known.to(gl.float32), bias)
+    distance = (_by_row(first - rows.pos, L) + pair).to(gl.float32)
+    if SYMMETRIC:
+        # whole numbers, whose sum is exact
+        bias = -slope * gl.abs(distance + known.to(gl.float32))
+        if offset is not None:
+            bias += beside(offset, x)
+    else:
+        bias = slope * distance
+        if offset is not None:
+            bias += beside(offset, x)
+        bias = gl.fma(slope, known.to(gl.float32), bias)
     if BY_ROW:
         x = gl.fma(x, _by_row(factor, L), bias)
     else:
@@ -225,7 +239,8 @@ def judge(
             if shift is not None:
                 offset += shift
         if mods.alibi_slopes is not None:
-            scores = add_alibi(scores, factor, rows, slopes, first, offset, BY_ROW, S, P)
+            SYMMETRIC: gl.constexpr = mods.ALIBI_SYMMETRIC is not None
+            scores = add_alibi(scores, factor, rows, slopes, first, offset, SYMMETRIC, BY_ROW, S, P)
             scores = move_own(scores, rows, slopes, key, first, mods, S)
         elif mods.softcap is not None and mods.qq_bias is None and S.SCORE_MOD is None:
             unit = factor * LOG2E
