@@ -60,6 +60,8 @@ ATTENTION = _named(
     ("bmm1_scale", "softmax_scale, with q_scale and k_scale apart"),
     ("bmm2_scale", "v_scale, with out_scale apart"),
     ("is_causal", "causal, aligned to each sequence's last key"),
+    ("dynamic_causal", "causal, which may be a bool tensor"),
+    ("chunk_lookback", "chunk, or score_mod to hide keys of chunks further back"),
     ("sliding_window per_layer_sliding_window", "window_size = (sliding_window - 1, -1)"),
     ("sliding_window_size", "window_size = (sliding_window_size, -1)"),
     ("window_left window_right window_size_left window_size_right", "window_size = (left, right), -1 = all"),
@@ -117,7 +119,7 @@ ATTENTION = _named(
     ("q_nope q_pe", "q, [q_nope, q_pe] side by side"),
     ("ckv_cache kpe_cache", "k_cache, [ckv, kpe] side by side, of which v_cache is the view of the first dims"),
     (
-        "block_sparse_tensors gather_kv_indices dynamic_causal chunk_lookback use_alibi_sqrt kv_quant_mode "
+        "block_sparse_tensors gather_kv_indices use_alibi_sqrt kv_quant_mode "
         "gather_kv_valid_length cp_world_size cp_rank cp_tot_seqused_k",
         "nothing, for this is not done here",
     ),

@@ -158,7 +158,6 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     of("plain", qq_mask=torch.zeros(5, 33, dtype=torch.int32)),
     lambda folder: paged_attn.tree(*[torch.zeros(2, dtype=torch.int32)] * 3, nodes=2000),
     lambda folder: paged_attn.tree(torch.tensor([0]), torch.tensor([1]), torch.tensor([0, 1])),
-    of("fp8", k_scale=lambda c: torch.ones(3, 2)),
     checked("plain", seq_lens=torch.tensor([1 << 40, 3, 33])),
     written(8),
     written(3, 3),

@@ -63,11 +63,11 @@ class Batch:
                     rows = x[self.cu_k[s] : self.cu_k[s + 1]][p * page : (p + 1) * page]
                     cache[at, : len(rows)] = rows
 
-    def wanted(self, **options: Any) -> tuple[Tensor, Tensor]:
-        """(out [tokens, heads, d], lse [heads, tokens])."""
+    def wanted(self, by_seq: dict[str, Any] | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+        """(out [tokens, heads, d], lse [heads, tokens]); by_seq: options of each sequence."""
         parts = [
-            attention(self.q[a:b], self.k[c:d], self.v[c:d], **options)
-            for a, b, c, d in zip(self.cu_q, self.cu_q[1:], self.cu_k, self.cu_k[1:])
+            attention(self.q[a:b], self.k[c:d], self.v[c:d], **options, **{n: x[s] for n, x in (by_seq or {}).items()})
+            for s, (a, b, c, d) in enumerate(zip(self.cu_q, self.cu_q[1:], self.cu_k, self.cu_k[1:]))
         ]
         return torch.cat([x for x, _ in parts]), torch.cat([x for _, x in parts], 1)
 

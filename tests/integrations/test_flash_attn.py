@@ -7,7 +7,7 @@ import torch
 
 from paged_attn.integrations import flash_attn
 from paged_attn.integrations.flash_attn import varlen
-from tests.integrations.by_hand import Batch, attention, close
+from tests.integrations.by_hand import Batch, attention, close, cumulative
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,105 @@ def test_fp8_takes_descales_of_every_shape() -> None:
             k_descale=k_scale, v_descale=v_scale,
         )  # fmt: skip
         close(out, b.wanted(causal=True)[0])
-    with pytest.raises(ValueError, match="k_descale must be the same for all sequences"):
-        flash_attn.flash_attn_varlen_func(
-            b.q, k, v, b.max_q, b.cu_q, b.max_k, seqused_k=b.used, block_table=b.table, k_descale=torch.ones(2, 2)
+
+
+E4M3 = torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("lens_q", [(2, 3), (1, 1)])
+def test_fp8_takes_descales_of_each_sequence(lens_q: tuple[int, ...]) -> None:
+    """Those of queries, too, which stay theirs where there are as many tokens as sequences."""
+    for b in (Batch(lens_q, (9, 4)), Batch((2, 0), (9, 4))):
+        k, v = (x.nan_to_num(1.0).to(E4M3) for x in (b.k_cache, b.v_cache))
+        q = b.q.to(E4M3)
+        scales = {name: 0.5 + torch.rand(2, 2) for name in ("q_descale", "k_descale", "v_descale")}
+        token_q, token_k = (torch.arange(2).repeat_interleave(torch.tensor(x)) for x in (b.lens_q, b.lens_k))
+        b.k, b.v = (
+            x.to(E4M3).double() * scales[name][token_k][..., None]
+            for x, name in ((b.k, "k_descale"), (b.v, "v_descale"))
         )
+        b.q = q.double() * scales["q_descale"][token_q].repeat_interleave(2, 1)[..., None]
+        out = flash_attn.flash_attn_varlen_func(
+            q, k, v, b.max_q, b.cu_q, b.max_k, seqused_k=b.used, block_table=b.table, causal=True,
+            out=torch.empty(q.shape), **scales,
+        )  # fmt: skip
+        torch.testing.assert_close(out.double(), b.wanted(causal=True)[0], atol=0.02, rtol=0.02)
+    with pytest.raises(
+        ValueError, match=r"q_descale must be the same for all sequences beside keys of torch\.bfloat16"
+    ):
+        flash_attn.flash_attn_varlen_func(
+            q, b.k_cache.bfloat16(), b.v_cache.bfloat16(), b.max_q, b.cu_q, b.max_k, seqused_k=b.used,
+            block_table=b.table, q_descale=scales["q_descale"],
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("keys", ["pages", "ragged", "many rows"])
+def test_queries_that_are_not_used_give_zeros_and_move_nobody(
+    keys: str, causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Causal masks end with the last query that counts; slopes and descales stay those of their sequences."""
+    b, used = Batch((5, 1, 3, 2), (9, 17, 3, 4)), (3, 0, 3, 1)
+    if keys == "many rows":
+        monkeypatch.setattr(varlen, "ROWS", 1)
+    slopes = torch.rand(4, 4)
+    count = [n for n, most in zip(used, b.lens_q) for n in [True] * n + [False] * (most - n)]
+    live = torch.tensor(count)
+    at = (b.k_cache, b.v_cache) if keys == "pages" else (b.k, b.v)
+    lens = {"seqused_k": b.used, "block_table": b.table} if keys == "pages" else {"cu_seqlens_k": b.cu_k}
+    q = b.q.clone()
+    q[~live] = float("nan")
+    out, lse = flash_attn.flash_attn_varlen_func(
+        q, *at, cu_seqlens_q=b.cu_q, max_seqlen_q=b.max_q, max_seqlen_k=b.max_k, causal=causal, alibi_slopes=slopes,
+        seqused_q=torch.tensor(used), return_softmax_lse=True, **lens,
+    )  # fmt: skip
+    b.q, b.cu_q = b.q[live], cumulative(used)
+    wanted, wanted_lse = b.wanted(causal=causal, by_seq={"slopes": slopes})
+    close(out[live], wanted)
+    close(lse[:, live], wanted_lse)
+    assert not out[~live].any()
+    assert (lse[:, ~live] == -torch.inf).all()
+
+
+def test_used_queries_equal_to_all_are_the_call_without_them(batch: Batch) -> None:
+    """As FlashAttention-3's callers give them, with one tensor as both starts, and the descales of fp8."""
+    b = Batch((5, 1, 3), (5, 1, 3))
+    used = b.cu_q.diff()
+    out = flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, b.cu_q, b.cu_q, b.max_q, b.max_k, used, used, causal=True)
+    close(out, b.wanted(causal=True)[0])
+    q, k, v = (x.to(E4M3) for x in (b.q, b.k, b.v))
+    b.q, b.k, b.v = q.double(), k.double() * 0.5, v.double() * 2.0
+    scales = dict(q_descale=torch.ones(3, 2), k_descale=torch.full((3, 2), 0.5), v_descale=torch.full((3, 2), 2.0))
+    out = flash_attn.flash_attn_varlen_func(
+        q, k, v, b.cu_q, b.cu_q, b.max_q, b.max_k, used, None, causal=True, out=torch.empty(q.shape), **scales
+    )
+    torch.testing.assert_close(out.double(), b.wanted(causal=True)[0], atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (5, 2)])
+def test_slopes_lower_keys_on_both_sides_and_may_be_of_each_sequence(batch: Batch, window: tuple[int, int]) -> None:
+    b, slopes = batch, torch.rand(3, 4)
+    call = dict(max_seqlen_q=b.max_q, cu_seqlens_q=b.cu_q, max_seqlen_k=b.max_k, cu_seqlens_k=b.cu_k)
+    out = flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, **call, window_size=window, alibi_slopes=slopes)
+    close(out, b.wanted(window=window, by_seq={"slopes": slopes})[0])
+    one = flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, **call, window_size=window, alibi_slopes=slopes[0])
+    close(one, b.wanted(window=window, slopes=slopes[0])[0])
+    q, (k, v) = torch.randn(2, 3, 4, 16), torch.randn(2, 2, 7, 2, 16)
+    dense = flash_attn.flash_attn_func(q, k, v, 0.0, None, False, window, 0.0, slopes[:2])
+    cached = flash_attn.flash_attn_with_kvcache(q, k, v, window_size=window, alibi_slopes=slopes[:2])
+    for s in range(2):
+        wanted = attention(q[s], k[s], v[s], window=window, slopes=slopes[s])[0]
+        close(dense[s], wanted)
+        close(cached[s], wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32])
+def test_causality_of_each_sequence_may_be_told(batch: Batch, dtype: torch.dtype) -> None:
+    b, causal = batch, [True, False, False]
+    call = dict(
+        max_seqlen_q=b.max_q, cu_seqlens_q=b.cu_q, max_seqlen_k=b.max_k, seqused_k=b.used, block_table=b.table,
+        window_size=[6, 6], dynamic_causal=torch.tensor(causal, dtype=dtype),
+    )  # fmt: skip
+    wanted = b.wanted(window=(6, 6), by_seq={"causal": causal})[0]
+    close(flash_attn.flash_attn_varlen_func(b.q, b.k_cache, b.v_cache, **call, causal=False), wanted)
+    close(flash_attn.flash_attn_varlen_func(b.q, b.k_cache, b.v_cache, **call, causal=True), wanted)

@@ -186,3 +186,90 @@ def test_left_padding_is_not_seen() -> None:
     out = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=lens, cache_leftpad=left, causal=True)
     close(out[0], attention(q[0], k[0, 3:9], v[0, 3:9], causal=True)[0])
     close(out[1], attention(q[1], k[1], v[1], causal=True)[0])
+
+
+@pytest.mark.parametrize("rotary", [False, True])
+@pytest.mark.parametrize("chunk", [0, 4])
+@pytest.mark.parametrize("cache", ["pages", "pages of heads", "pages of one", "apart", "chosen rows"])
+def test_left_padding_beside_tables_chunks_and_rotary_tables(cache: str, chunk: int, rotary: bool) -> None:
+    """Chunks count from the first key, rotary tables and lengths from the first slot; what lies left of it is NaN."""
+    room, new, left, lens = 16, 2, (3, 0, 7), (9, 5, 8)
+    q, (k, v) = torch.randn(3, new, 4, 16), torch.randn(2, 3, new, 2, 16)
+    held = torch.full((2, 3, room, 2, 16), BAD)
+    for s, (a, b) in enumerate(zip(left, lens)):
+        held[:, s, a:b] = torch.randn(2, b - a, 2, 16)
+    page = {"pages of one": 1, "chosen rows": room}.get(cache, 4)
+    count = room // page
+    table = torch.randperm(3 * count + 2)[: 3 * count].view(3, count).int()
+    k_cache, v_cache = torch.full((2, 3 * count + 2, page, 2, 16), BAD)
+    k_cache[table.long()], v_cache[table.long()] = held.unflatten(2, (count, page))
+    if cache == "pages of heads":  # whose heads lie apart, between pages
+        k_cache, v_cache = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_cache, v_cache))
+    if cache == "apart":  # in two ways
+        v_cache = v_cache.transpose(1, 2).contiguous().transpose(1, 2)
+    wide = torch.cat([table, torch.full((3, 1), 2**31 - 1)], 1).int()
+    more = {"cache_batch_idx": table[:, 0]} if cache == "chosen rows" else {"block_table": wide}
+    cos, sin = torch.rand(2, room, 8) if rotary else (None, None)
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=torch.tensor(lens).int(),
+        cache_leftpad=torch.tensor(left).int(), causal=True, attention_chunk=chunk, rotary_interleaved=False, **more,
+    )  # fmt: skip
+    for s, (a, b) in enumerate(zip(left, lens)):
+        turned, turned_q = k[s].double(), q[s].double()
+        if cos is not None and sin is not None:
+            turned, turned_q = (rotated(x[s], b, cos, sin, False) for x in (k, q))
+        keys, values = torch.cat([held[0, s, a:b], turned]), torch.cat([held[1, s, a:b], v[s]])
+        close(out[s], attention(turned_q, keys, values, causal=True, chunk=chunk)[0])
+
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@pytest.mark.parametrize("fp8", [E4M3, E5M2])
+def test_fp8_keys_are_appended_as_they_are(fp8: torch.dtype) -> None:
+    """Whatever the descales: every number of the type, and what a slot held is what it holds."""
+    every = torch.arange(256, dtype=torch.uint8).view(fp8)
+    finite = every[every.float().isfinite()]
+    k = finite[torch.randint(len(finite), (2, 3, 2, 128))]
+    k[0, 0, 0] = finite[:128]
+    k[0, 0, 1, : len(finite) - 128] = finite[128:]
+    k_cache, v_cache = torch.zeros(2, 2, 8, 2, 128).to(fp8).unbind(0)
+    lens, q = torch.tensor([5, -1]).int(), torch.randn(2, 1, 4, 128).to(fp8)
+    descale = torch.tensor([[0.5, 1.0], [2.0, 3.0]])
+    flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, k.flip(0), cache_seqlens=lens, q_descale=descale, k_descale=descale, v_descale=descale
+    )
+    assert torch.equal(k_cache[0, 5:].view(torch.uint8), k[0].view(torch.uint8))
+    assert torch.equal(v_cache[0, 5:].view(torch.uint8), k[1].view(torch.uint8))
+    assert not k_cache[1].float().any()
+    other = k.float().to(E4M3 if fp8 == E5M2 else E5M2)
+    with pytest.raises(TypeError, match=f"k must be {fp8} like the cache, or 16 bits, got {other.dtype}"):
+        flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, other, k, cache_seqlens=lens)
+
+
+def test_keys_of_16_bits_are_quantised_by_the_descales_of_their_sequences() -> None:
+    k, v = torch.randn(2, 2, 1, 2, 16).half().unbind(0)
+    k_cache, v_cache = torch.zeros(2, 2, 8, 2, 16).to(E4M3).unbind(0)
+    descale = torch.tensor([[0.5, 1.0], [2.0, 3.0]])
+    q = torch.randn(2, 1, 4, 16).half()
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, cache_seqlens=torch.zeros(2).int(), k_descale=descale, v_descale=descale
+    )
+    for cache, x in ((k_cache, k), (v_cache, v)):
+        assert torch.equal(cache[:, 0].float(), (x[:, 0].float() / descale[..., None]).to(E4M3).float())
+    torch.testing.assert_close(out.float()[:, 0], v[:, 0].float().repeat_interleave(2, 1), atol=0.1, rtol=0.1)
+
+
+def test_fp8_queries_and_keys_are_turned() -> None:
+    """By tables of fp8, as FlashAttention-3's tests have them."""
+    q, k, v = (torch.randn(1, 2, 2, 16).to(E4M3) for _ in range(3))
+    cos, sin = torch.rand(2, 16, 8).to(E4M3).unbind(0)
+    k_cache, v_cache = torch.zeros(2, 1, 16, 2, 16).to(E4M3).unbind(0)
+    out = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, k, v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=torch.tensor([4]).int(), causal=True
+    )
+    turned_k, turned_q = (rotated(x[0].float(), 4, cos.float(), sin.float(), True).to(E4M3) for x in (k, q))
+    assert torch.equal(k_cache[0, 4:6].float(), turned_k.float())
+    keys, values = k_cache[0, :6].double(), v_cache[0, :6].double()
+    wanted = attention(turned_q.double(), keys, values, causal=True)[0]
+    torch.testing.assert_close(out[0].double(), wanted, atol=0.02, rtol=0.02)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.integrations import flash_attn
+from paged_attn.integrations.flash_attn import varlen
 from tests.integrations.by_hand import BAD, attention, close, cumulative
 
 RANK, ROPE, HEADS, PAGE = 32, 16, 4, 4
@@ -104,8 +105,34 @@ def test_varlen_takes_two_parts_over_pages() -> None:
         cu_seqlens_q=b.starts, max_seqlen_q=max(LENS_Q), max_seqlen_k=max(LENS_K), seqused_k=b.lens, causal=True
     )
     close(flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, q_v=b.qv, block_table=b.table, **args), b.wanted()[0])
-    with pytest.raises(ValueError, match="takes qv with a page table only"):
-        flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, q_v=b.qv, **args)
+
+
+@pytest.mark.parametrize("keys", ["one cache", "parts apart", "many rows", "latents alone"])
+def test_varlen_takes_two_parts_without_pages(keys: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if keys == "many rows":
+        monkeypatch.setattr(varlen, "ROWS", 1)
+    b, ragged = Batch(), torch.cat(Batch().latents)
+    k, v = ragged[..., RANK:], ragged[..., :RANK]
+    if keys != "one cache":
+        k, v = k.clone(), v.clone()
+    more: dict[str, Any] = {"only_qv": True, "softmax_scale": 0.2} if keys == "latents alone" else {}
+    out, lse = flash_attn.flash_attn_varlen_func(
+        b.q, k, v, cu_seqlens_q=b.starts, cu_seqlens_k=cumulative(LENS_K), max_seqlen_q=max(LENS_Q),
+        max_seqlen_k=max(LENS_K), seqused_q=torch.tensor(LENS_Q), causal=True, qv=b.qv, return_softmax_lse=True, **more,
+    )  # fmt: skip
+    wanted, wanted_lse = b.wanted(*((RANK, 0.2) if more else ()))
+    close(out, wanted)
+    close(lse, wanted_lse)
+
+
+@pytest.mark.parametrize("len_k", [0, 3, 8])
+def test_dense_batches_take_two_parts(len_k: int) -> None:
+    q, qv = torch.randn(2, 3, HEADS, ROPE), torch.randn(2, 3, HEADS, RANK)
+    k, v = torch.randn(2, len_k, 1, ROPE), torch.randn(2, len_k, 1, RANK)
+    out = flash_attn.flash_attn_func(q, k, v, causal=True, qv=qv)
+    for s in range(2):
+        keys = torch.cat([v[s], k[s]], -1)
+        close(out[s], attention(torch.cat([qv[s], q[s]], -1), keys, v[s], causal=True)[0])
 
 
 def test_what_is_not_one_cache_or_not_known_is_refused_by_name() -> None:
@@ -124,6 +151,3 @@ def test_what_is_not_one_cache_or_not_known_is_refused_by_name() -> None:
     for name in ("rel_bias", "sfq", "sfk", "sfv"):
         with pytest.raises(ValueError, match=f"has no {name}: it must be None or left out, got a Tensor"):
             call(b.q, b.k, b.v, **b.call, **{name: torch.ones(1)})
-    dense = torch.ones(1, 2, 1, 16)
-    with pytest.raises(ValueError, match=r"flash_attn_func\(\) of paged_attn has no qv"):
-        flash_attn.flash_attn_func(dense, dense, dense, qv=dense)

@@ -277,14 +277,15 @@ def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], word: str)
         varlen.attend(batch.q, batch.k, batch.v, batch.cu, None, batch.max_q, batch.max_k, **given)
 
 
-def test_slopes_need_queries_that_see_nothing_behind_them() -> None:
+def test_slopes_lower_keys_on_both_sides_of_a_query() -> None:
     batch, slopes = Paged(), torch.rand(4)
     given = (batch.q, batch.k, batch.v, batch.cu, None, batch.max_q, batch.max_k)
     rest: dict[str, Any] = {"seqused_k": batch.lens, "block_table": batch.table, "alibi_slopes": slopes}
     out, _ = varlen.attend(*given, window_size_right=0, **rest)
     torch.testing.assert_close(out, batch.wanted(alibi_slopes=slopes)[0].float(), **CLOSE)
-    with pytest.raises(ValueError, match="alibi_slopes"):
-        varlen.attend(*given, **rest)
+    out, _ = varlen.attend(*given, **rest)
+    both = batch.wanted(alibi_slopes=slopes, alibi_symmetric=True, window_size=(-1, -1))
+    torch.testing.assert_close(out, both[0].float(), **CLOSE)
 
 
 def test_a_torch_of_another_shape_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,3 +114,56 @@ def test_every_order_of_unified_attention_means_the_same(batch: Batch, order: st
         )  # fmt: skip
     assert got is out
     close(out, b.wanted(causal=True, window=(6, -1), slopes=slopes, sinks=sinks, scale=0.3)[0])
+
+
+@pytest.mark.parametrize("causal", [True, False, "by sequence"])
+@pytest.mark.parametrize(("window", "lookback"), [(6, 0), (6, 1), (9, 2), (11, 2), (6, 5), (0, 2), (40, 1)])
+def test_unified_attention_looks_back_by_chunks(batch: Batch, window: int, lookback: int, causal: Any) -> None:
+    """Against dense attention under vLLM's mask; without a window there are no chunks."""
+    b, size = batch, max(window // (lookback + 1), 1)
+    flags = [True, False, True] if causal == "by sequence" else [causal] * 3
+
+    def seen(s: int, query: Tensor, key: Tensor) -> Tensor:
+        near = query // size - key // size <= lookback if window else key >= 0
+        return near & (key <= query) if flags[s] else near
+
+    out = flash_attn.unified_attention(
+        q=b.q, k=b.k_cache, v=b.v_cache, out=torch.empty_like(b.q), cu_seqlens_q=b.cu_q, max_seqlen_q=b.max_q,
+        seqused_k=b.used, max_seqlen_k=b.max_k, softmax_scale=0.25, block_table=b.table,
+        causal=torch.tensor(flags) if causal == "by sequence" else causal, window_size=(window - 1, 0),
+        chunk_lookback=lookback,
+    )  # fmt: skip
+    close(out, dense_under(b, seen))
+
+
+@pytest.mark.parametrize(("more", "says"), [
+    (dict(mm_prefix_range=torch.zeros(3, 1, 2).int()), "does not take mm_prefix_range beside chunk_lookback"),
+    (dict(chunk_lookback=4), "chunk_lookback must be less than .* = 4, got 4"),
+])  # fmt: skip
+def test_chunks_that_cannot_be_are_refused(batch: Batch, no_launch: None, more: dict[str, Any], says: str) -> None:
+    b = batch
+    call: dict[str, Any] = dict(
+        q=b.q, k=b.k_cache, v=b.v_cache, out=torch.empty_like(b.q), cu_seqlens_q=b.cu_q, max_seqlen_q=b.max_q,
+        seqused_k=b.used, max_seqlen_k=b.max_k, softmax_scale=0.25, block_table=b.table, causal=True,
+        window_size=(3, 0), chunk_lookback=1,
+    )  # fmt: skip
+    with pytest.raises(ValueError, match=says):
+        flash_attn.unified_attention(**call | more)
+
+
+def test_unified_attention_raises_later_keys_by_slopes_as_vllms_kernel_does(batch: Batch) -> None:
+    """Where FlashAttention lowers them."""
+    b, slopes = batch, torch.rand(4)
+    out = flash_attn.unified_attention(
+        q=b.q, k=b.k_cache, v=b.v_cache, out=torch.empty_like(b.q), cu_seqlens_q=b.cu_q, max_seqlen_q=b.max_q,
+        seqused_k=b.used, max_seqlen_k=b.max_k, softmax_scale=0.25, block_table=b.table, causal=False,
+        window_size=(-1, -1), alibi_slopes=slopes,
+    )  # fmt: skip
+    parts = []
+    for s, (n, m) in enumerate(zip(b.lens_q, b.lens_k)):
+        apart = torch.arange(m)[None] - torch.arange(m - n, m)[:, None]
+        q, k, v = b.q[b.cu_q[s] :][:n], b.k[b.cu_k[s] :][:m], b.v[b.cu_k[s] :][:m]
+        k, v = (x.double().repeat_interleave(2, 1) for x in (k, v))
+        scores = torch.einsum("nhd,mhd->hnm", q.double(), k) / 4 + slopes.double()[:, None, None] * apart
+        parts.append(torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v))
+    close(out, torch.cat(parts))

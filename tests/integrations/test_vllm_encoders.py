@@ -30,14 +30,17 @@ def builder(backend: Any, spec: Any = None) -> Any:
     return backend.get_builder_cls()(spec, ["layer"], made.config(), torch.device("cpu"))
 
 
-@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize(("window", "slopes"), [(None, None), (4, None), (None, [0.5, 0.25, 0.1, 1.0])])
 @pytest.mark.parametrize("kind", [AttentionType.ENCODER_ONLY, AttentionType.ENCODER])
-def test_encoders_attend_to_all_tokens_of_the_call_and_cache_nothing(kind: Any, window: int | None) -> None:
+def test_encoders_attend_to_all_tokens_of_the_call_and_cache_nothing(
+    kind: Any, window: int | None, slopes: list[float] | None
+) -> None:
+    """ALiBi lowers keys on both sides, as vLLM's FlashAttention has it."""
     backend = encoder_only_attention.create_encoder_only_attention_backend(Backend)
     assert backend.supports_attn_type(kind)
     common = made.batch([(20, 20), (5, 5), (1, 1)], block_table_tensor=torch.zeros(3, 1, dtype=torch.int32))
     metadata = builder(backend).build(0, common)
-    impl = made.implementation(attn_type=kind, sliding_window=window, kv_cache_dtype="fp8")
+    impl = made.implementation(attn_type=kind, sliding_window=window, kv_cache_dtype="fp8", alibi_slopes=slopes)
     tokens, pad = common.num_actual_tokens, 3
     q, k, v = made.tensors(tokens + pad)
     nothing = torch.empty(0)
@@ -51,6 +54,7 @@ def test_encoders_attend_to_all_tokens_of_the_call_and_cache_nothing(kind: Any, 
         want = paged_attn.reference.paged_attention(
             q[rows], k[rows][None], v[rows][None], torch.zeros(1, 1, dtype=torch.int32), torch.tensor([n]),
             torch.tensor([0, n]), causal=False, window_size=sides,
+            alibi_slopes=None if slopes is None else torch.tensor(slopes), alibi_symmetric=True,
         )  # fmt: skip
         torch.testing.assert_close(out[rows], want.float(), **CLOSE)  # type: ignore[union-attr]
 
@@ -117,13 +121,6 @@ def test_chunks_of_local_layers_are_sequences_of_vllms_own_making(
 
 
 def test_what_encoders_are_not_served_with_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    common = made.batch([(5, 5)], causal=False)
-    impl, q = (
-        made.implementation(attn_type=AttentionType.ENCODER_ONLY, alibi_slopes=[0.5] * made.HEADS),
-        made.tensors(5),
-    )
-    with pytest.raises(NotImplementedError, match="ALiBi without causality"):
-        impl.forward(made.layer(), *q, torch.empty(0), made.build(common), torch.empty_like(q[0]))
     monkeypatch.setattr(envs, "VLLM_BATCH_INVARIANT", True, raising=False)
     with pytest.raises(NotImplementedError, match="VLLM_BATCH_INVARIANT of encoders"):
         made.implementation(attn_type=AttentionType.ENCODER_ONLY)

@@ -68,6 +68,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     "mimo": dict(value_dim=64, options=dict(sinks=True, sliding_window=128)),
     "llama 4, chunked": dict(chunk=512),
     "encoder": dict(options=dict(attn_type="encoder_only"), causal=False),
+    "encoder, slopes": dict(options=dict(attn_type="encoder_only", alibi_slopes=[0.5] * HEADS), causal=False),
     "decoder to an encoder": dict(options=dict(attn_type="encoder_decoder"), causal=False),
     "unlimited-ocr": dict(rswa=256),
 }

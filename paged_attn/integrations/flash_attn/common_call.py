@@ -23,16 +23,16 @@ OF_CACHES = SCALES | dict(seq_lens="cache_seqlens", chunk="attention_chunk")
 def attend(
     q: Tensor, k: Tensor, v: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor | None,
     given: dict[str, Any], *, max_seqlen_q: int | None, max_seqlen_k: int | None = None, new: bool = False,
-    lse: bool = False, names: dict[str, str] = NAMES,
+    lse: bool = False, symmetric: bool = True, names: dict[str, str] = NAMES,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """(out, lse [tokens, heads] or None) of queries [tokens, heads, head_dim]; `new`: k and v are the call's own.
 
+    symmetric: ALiBi lowers scores of keys after a query, too.
     names: what errors call the arguments of paged_attention.
     """
-    causal, window = given.get("causal", False), window_of(given)
-    if not isinstance(causal, Tensor):
-        causal = bool(causal)
-    behind = max_seqlen_q == 1 or causal is True or window[1] == 0
+    causal, window = given.get("dynamic_causal", given.get("causal", False)), window_of(given)
+    causal = causal.bool() if isinstance(causal, Tensor) else bool(causal)
+    slopes, nothing_ahead = given.get("alibi_slopes"), max_seqlen_q == 1 or causal is True or window[1] == 0
     if causal is True and not given.get("clip_spans") and given.get("query_positions") is None:
         # FlashAttention's causal mask is a window, and its queries need not be keys: there may be more of them.
         causal, window = False, (window[0], 0)
@@ -40,6 +40,7 @@ def attend(
     if out is None and q.dtype in FP8:  # as FlashAttention-3 stores it
         out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16, device=q.device)
     cache = (k.unsqueeze(1), v.unsqueeze(1)) if new else (k, v)
+    q_scale, k_scale = scales_of_scores(given, q, k)
     result = told(
         names, paged_attn.paged_attention, q, *cache, page_table, seq_lens, cu_seqlens_q,
         max_seqlen_q=max_seqlen_q,
@@ -54,13 +55,16 @@ def attend(
         spans=given.get("spans"),
         clip_spans=given.get("clip_spans", False),
         softcap=given.get("softcap", 0.0),
-        alibi_slopes=alibi_slopes_of(given, behind),
+        alibi_slopes=slopes,
+        alibi_symmetric=symmetric and slopes is not None and not nothing_ahead,
         sinks=given.get("sinks"),
         qq_bias=given.get("qq_bias"),
         query_positions=given.get("query_positions"),
-        q_scale=scale("q_descale", given.get("q_descale"), q),
-        k_scale=scale("k_descale", given.get("k_descale"), k),
-        v_scale=scale("v_descale", given.get("v_descale"), v),
+        score_mod=given.get("score_mod"),
+        score_mod_args=given.get("score_mod_args", ()),
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=scale(given.get("v_descale"), v),
         out=out,
         out_scale=given.get("out_scale"),
         return_lse=lse,
@@ -83,20 +87,18 @@ def window_of(given: dict[str, Any]) -> tuple[int, int]:
     return (-1 if left is None else int(left), -1 if right is None else int(right))
 
 
-def alibi_slopes_of(given: dict[str, Any], behind: bool) -> Tensor | None:
-    """ALiBi slopes [heads].  FlashAttention's bias falls to both sides, this library's only towards the past."""
-    slopes = given.get("alibi_slopes")
-    if slopes is None:
-        return None
-    if slopes.ndim != 1:
-        raise ValueError(f"alibi_slopes must be [heads], the same for all sequences, got {list(slopes.shape)}")
-    if not behind:
-        raise ValueError("alibi_slopes need causal = True or window_size[1] = 0: of later keys the bias would differ")
-    return slopes
+def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, Any]:
+    """(q_scale, k_scale); of sequences they are one, since rows of q_scale may be taken for those of tokens."""
+    q_scale, k_scale = scale(given.get("q_descale"), q), scale(given.get("k_descale"), k)
+    if not isinstance(q_scale, Tensor) or q_scale.ndim < 2:
+        return q_scale, k_scale
+    if k_scale is None:
+        raise ValueError(f"q_descale must be the same for all sequences beside keys of {k.dtype}")
+    return 1.0, q_scale * k_scale
 
 
-def scale(name: str, value: Any, stored: Tensor) -> Any:
-    """A descale of any of FlashAttention's shapes as float, [1] or [kv_heads]; it means nothing beside 16 bits."""
+def scale(value: Any, stored: Tensor) -> Any:
+    """A descale of FlashAttention's shapes as float, [1], [kv_heads] or [seqs, kv_heads]; beside 16 bits None."""
     if stored.dtype not in FP8:
         return None
     if value is None:
@@ -107,8 +109,7 @@ def scale(name: str, value: Any, stored: Tensor) -> Any:
         return value.reshape(1)
     if value.ndim == 2:
         if value.shape[0] > 1 and value.stride(0) != 0:
-            shape = list(value.shape)
-            raise ValueError(f"{name} must be the same for all sequences (expanded along them), got a whole {shape}")
+            return value
         value = value[0]
     return value[:1] if value.stride(0) == 0 else value.contiguous()
 

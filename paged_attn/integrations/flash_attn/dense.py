@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...checks.cures import of_shape
 from .common_call import FP8, attend, dense, even_starts, rows_as_pages
+from .latent import latent
 from .orders import bind
 
 ROWS = ("batch", "len_k", "kv_heads")
@@ -29,6 +30,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     Args:
         q: [batch, len_q, heads, head_dim]; dtypes as in flash_attn_varlen_func, as all that is not here.
         k, v: [batch, len_k, kv_heads, head_dim].
+        qv: [batch, len_q, heads, rank]; of latent attention, as in flash_attn_varlen_func.
 
     Returns: [batch, len_q, heads, head_dim]; the log-sum-exp is [batch, heads, len_q].
     Raises: as flash_attn_varlen_func.
@@ -37,21 +39,25 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     given, version = bind("flash_attn_func", args, keywords)
     for name, x, axes in (("q", q, ("batch", "len_q", "heads")), ("k", k, ROWS), ("v", v, ROWS)):
         batches(name, x, (*axes, "head_dim"))
-    q, k, v = dense(q), dense(k), dense(v)
     batch, len_q, heads, _ = q.shape
+    q, two_parts = q.flatten(0, 1), given.get("qv") is not None
+    if two_parts:
+        q, k, v = latent("flash_attn_func", q, k, v, given, own=True)
+    q, k, v = dense(q), dense(k), dense(v)
     len_k = k.shape[1]
     lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
     starts = even_starts(batch, len_q, q.device)
     # pages of other than a multiple of 8 tokens are slower
-    new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8
+    new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8 and not two_parts
     keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
     table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
     if len_k == 0:  # a page has at least one slot, which nobody sees
-        keys, table = (k.new_zeros((1, 1, *k.shape[2:])), v.new_zeros((1, 1, *v.shape[2:]))), lens[:, None]
+        none = k.new_zeros((1, 1, k.shape[2], max(k.shape[-1], v.shape[-1])))
+        keys, table = (none[..., : k.shape[-1]], none[..., : v.shape[-1]]), lens[:, None]
     probs = bool(given.get("return_attn_probs", False))
     wanted = probs or bool(given.get("return_lse", False))
     out, lse = attend(
-        q.flatten(0, 1), *keys, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=len_k, new=new, lse=wanted
+        q, *keys, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=len_k, new=new, lse=wanted
     )  # fmt: skip
     out = out.view(batch, len_q, heads, v.shape[-1])
     if lse is not None:

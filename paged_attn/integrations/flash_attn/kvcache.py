@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 import paged_attn
 
-from .common_call import OF_CACHES, attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
+from .common_call import FP8, OF_CACHES, attend, bound, dense, even_starts, int32, rows_as_pages, scale, window_of
 from .latent import latent
 from .orders import bind
 from .rotary import check_tables, rotate
@@ -34,13 +35,15 @@ def flash_attn_with_kvcache(
         k_cache, v_cache: with a table [pages, page_size, kv_heads, head_dim] of any page size; without
             [rows, max_len, kv_heads, head_dim], sequence s in row s or cache_batch_idx[s].
         k, v: [seqs, len_new, kv_heads, head_dim], or [total_new, kv_heads, head_dim] with cu_seqlens_k_new; written
-            to the cache behind its keys, at cache_seqlens[s] and on, then seen as the others are.
+            to the cache behind its keys, at cache_seqlens[s] and on, then seen as the others are.  In an fp8 cache 16
+            bits are quantised by the descales, and fp8 is stored as it is.
         rotary_cos, rotary_sin: [max_len, rotary_dim / 2]; turn k and q, which stand at cache_seqlens (or
             rotary_seqlens) and on; all of q at cache_seqlens itself without causal, window_size and attention_chunk.
             rotary_interleaved: True by default.
         cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: it is full.  -1: padding.
         cache_batch_idx: [seqs] int32; rows of the cache or, if there is one, of the table.
-        cache_leftpad: [seqs] int32; first key of each sequence; without a table and rotary tables.
+        cache_leftpad: [seqs] int32; first key of each sequence, from which chunks count; cache_seqlens and positions in
+            rotary tables count from the first slot.
         block_table | page_table: [seqs, max_pages] int32 | int64.
         qv: [seqs, len_q, heads, rank], or [tokens, heads, rank]; of latent attention, whose scores are q k + qv v: then
             v_cache and k_cache are cache[..., :rank] and cache[..., rank:] of one cache.  With only_qv scores are qv v;
@@ -80,7 +83,7 @@ def flash_attn_with_kvcache(
         raise ValueError("rotary_cos needs k and v: without them nothing is turned")
     k, v = k_cache, v_cache
     if given.get("cache_leftpad") is not None:
-        k, v, table, lens = _without_left(given, k_cache, v_cache, table, lens)
+        k, v, table, lens = _without_left(int32(given["cache_leftpad"]), k_cache, v_cache, table, lens)
     if starts is None and q.shape[1] != 1:
         starts = even_starts(seqs, q.shape[1], q.device)
     if two_parts:
@@ -144,22 +147,31 @@ def _append(
         k, v = k.flatten(0, 1), v.flatten(0, 1)
     cos, sin = given.get("rotary_cos"), given.get("rotary_sin")
     if cos is not None and sin is not None:
-        if given.get("cache_leftpad") is not None:
-            raise ValueError("cache_leftpad must be None beside rotary_cos: from where positions count is not defined")
         start = cached if given.get("rotary_seqlens") is None else given["rotary_seqlens"]
         interleaved = bool(given.get("rotary_interleaved", True))
         k = rotate(k, start[new.seq] + new.place, cos, sin, interleaved)
         at = _tokens(starts, seqs, q if starts is not None else q.view(seqs, len_q or 0, *q.shape[1:]))
         local = bool(given.get("causal", False) or given.get("attention_chunk")) or window_of(given) != (-1, -1)
         q = rotate(q, start[at.seq] + at.place if local else start[at.seq], cos, sin, interleaved)
-    paged_attn.write_kv(
-        k, v, k_cache, v_cache, _slots(new, cached, table, k_cache.shape[1]),
-        k_scale=scale("k_descale", given.get("k_descale"), k_cache),
-        v_scale=scale("v_descale", given.get("v_descale"), v_cache),
-    )  # fmt: skip
+    k, k_scale = _stored("k", k, given.get("k_descale"), k_cache, new.seq)
+    v, v_scale = _stored("v", v, given.get("v_descale"), v_cache, new.seq)
+    slots = _slots(new, cached, table, k_cache.shape[1])
+    paged_attn.write_kv(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
     # a token without room was not written, and must not be looked for
     room = table.shape[1] * k_cache.shape[1]
     return q, torch.where(cached < 0, 0, (cached + added).clamp(max=room))
+
+
+def _stored(name: str, x: Tensor, descale: Any, cache: Tensor, seq: Tensor) -> tuple[Tensor, Any]:
+    """(new keys or values, their scale) as write_kv takes them."""
+    if x.dtype in FP8:
+        if x.dtype != cache.dtype:
+            raise TypeError(f"{name} must be {cache.dtype} like the cache, or 16 bits, got {x.dtype}")
+        return x.half(), 1.0  # float16 holds each of them, and they come back as they were
+    by = scale(descale, cache)
+    if isinstance(by, Tensor) and by.ndim == 2:  # of sequences, which write_kv does not know
+        return x.float() / by[seq][:, :, None], 1.0
+    return x, by
 
 
 def _tokens(starts: Tensor | None, seqs: int, x: Tensor) -> Tokens:
@@ -188,14 +200,31 @@ def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor
 
 
 def _without_left(
-    given: dict[str, Any], k_cache: Tensor, v_cache: Tensor, table: Tensor, lens: Tensor
+    left: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A cache [rows, max_len, ...] as pages of one token, of which those left of cache_leftpad are left out."""
-    if given.get("page_table") is not None:
-        raise ValueError("cache_leftpad must be None beside a page table")
-    if given.get("attention_chunk"):
-        raise ValueError("cache_leftpad must be None beside attention_chunk: from where chunks count is not defined")
-    left, length = int32(given["cache_leftpad"]), k_cache.shape[1]
-    tokens = table * length + left[:, None] + torch.arange(length, dtype=torch.int32, device=table.device)
-    k, v = (x.flatten(0, 1).unsqueeze(1) for x in (k_cache, v_cache))
-    return k, v, tokens, lens - left
+    """A cache as pages of one token each, without those of a sequence before its first key, which is at `left`."""
+    k, v, of_page, of_slot = _by_token(k_cache, v_cache)
+    size, columns = k_cache.shape[1], table.shape[1]
+    at = left[:, None] + torch.arange(columns * size, dtype=torch.int32, device=table.device)
+    pages = table.gather(1, (at // size).clamp(max=columns - 1).long())
+    return k, v, pages * of_page + at % size * of_slot, lens - left
+
+
+def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    """(K, V, steps from page to page, steps from slot to slot) of caches as pages of one token, a step apart.
+
+    Pages overlap where heads lie between slots: they are read alone.
+    """
+    (k, *steps), (v, *others) = _steps(k_cache), _steps(v_cache)
+    if steps != others:  # one table cannot name both
+        return _by_token(k_cache.contiguous(), v_cache.contiguous())
+    return k, v, steps[0], steps[1]
+
+
+def _steps(cache: Tensor) -> tuple[Tensor, int, int]:
+    """As `_by_token`, of one cache."""
+    page, slot = (n if size > 1 else 0 for n, size in zip(cache.stride()[:2], cache.shape[:2]))
+    step = math.gcd(page, slot) or 1
+    count = (max(cache.shape[0], 1) - 1) * page // step + (cache.shape[1] - 1) * slot // step + 1
+    shape = (count if cache.shape[0] else 0, 1, *cache.shape[2:])
+    return cache.as_strided(shape, (step, step, *cache.stride()[2:])), page // step, slot // step

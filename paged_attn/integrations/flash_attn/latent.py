@@ -19,11 +19,14 @@ class Latent(NamedTuple):
     values: Tensor
 
 
-def latent(function: str, q: Tensor | None, k: Tensor | None, v: Tensor, given: dict[str, Any]) -> Latent:
+def latent(
+    function: str, q: Tensor | None, k: Tensor | None, v: Tensor, given: dict[str, Any], own: bool = False
+) -> Latent:
     """q [tokens, heads, rope], given["qv"] [tokens, heads, rank], k [..., rope] behind v [..., rank] of each key.
 
     Scores are q k + qv v, so each key is its value and its rotated part side by side, as they lie in the cache.  With
-    only_qv, or where q is None or of no dims, keys are the values.
+    only_qv, or where q is None or of no dims, keys are the values.  own: keys of the call, not of a cache, are copied
+    where their two parts lie apart.
     """
     qv = given["qv"]
     if qv.ndim != 3:
@@ -38,6 +41,9 @@ def latent(function: str, q: Tensor | None, k: Tensor | None, v: Tensor, given: 
     where = v.data_ptr() + rank * v.element_size()
     lined = all(x.stride(-1) == 1 or x.shape[-1] == 1 for x in (k, v))
     if (k.dtype, k.data_ptr()) != (v.dtype, where) or not (lined and same_steps(k, v, -1)):
+        if own and (k.dtype, k.shape[:-1]) == (v.dtype, v.shape[:-1]):
+            keys = torch.cat([v, k], -1)
+            return Latent(torch.cat([qv, q], -1), keys, keys[..., :rank])
         raise ValueError(
             f"{function}() of paged_attn takes qv where v and k are cache[..., :{rank}] and cache[..., {rank}:] of one "
             f"cache of {rank + rope} dims; these lie apart"

@@ -107,12 +107,12 @@ IGNORED = {
 }  # fmt: skip
 # what each may be beside None
 REFUSED: dict[str, Any] = dict.fromkeys(
-    ("seqused_q", "gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
+    ("gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
      "block_sparse_tensors", "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims",
-     "dynamic_causal", "k_scale_cache", "v_scale_cache", "q_scales", "sfq", "sfk", "sfv", "rel_bias")
+     "k_scale_cache", "v_scale_cache", "q_scales", "sfq", "sfk", "sfv", "rel_bias")
 ) | {
     "dropout_p": 0, "cp_world_size": 1, "use_alibi_sqrt": False, "kv_quant_mode": 0,
-    "shuffled_kv_cache": False, "skip_reduce": False, "chunk_lookback": -1,
+    "shuffled_kv_cache": False, "skip_reduce": False,
 }  # fmt: skip
 
 _VECTOR, _FLAG, _LENGTH, _TABLE = {"-", "i1"}, {"bool"}, {"-", "int", "int0", "i0"}, {"-", "i2"}
@@ -164,7 +164,7 @@ def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tupl
             name = ALIASES[name]
             if named.get(name) is not None or name in given:
                 raise TypeError(f"{function}() got {name} twice, under two of its names")
-        if name in REFUSED or (name == "qv" and function == "flash_attn_func"):
+        if name in REFUSED:
             _refuse(function, name, value)
             continue
         given[name] = value

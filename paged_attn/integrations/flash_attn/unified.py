@@ -27,12 +27,16 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
             a window bounds them where mm_prefix_clamp_sliding_window is True.  Of one token or none: no range.
         rswa_prefix_lens [seqs], rswa_window: keys that stay visible behind a window of so many keys, in place of the
             other window; causal, and without ranges and slopes.
+        chunk_lookback: a query sees keys of its own chunk and of so many before it, in place of the window, by whose
+            length chunks are told: (left + 1) // (chunk_lookback + 1) positions each.  -1: no chunks.
         q_descale, k_descale, v_descale: as in flash_attn_varlen_func.
         output_scale: float or [1] float32, for an fp8 out.
 
     Returns: out.
-    Raises: as flash_attn_varlen_func; refused are also use_alibi_sqrt, chunk_lookback, quantisation by token and
-        head, shuffled_kv_cache and skip_reduce.
+    ALiBi is that of vLLM's kernel, slope * (position of the key - position of the query), also for later keys.
+
+    Raises: as flash_attn_varlen_func; refused are also use_alibi_sqrt, quantisation by token and head,
+        shuffled_kv_cache and skip_reduce.
     Source: vLLM's triton_unified_attention, AITER's unified_attention (their arguments).
     """
     given, _ = bind("unified_attention", args, keywords)
@@ -45,8 +49,9 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         table, lens, starts, *behind = split(changed["prefix_lens"], table, lens, starts, len(q))
         changed["prefix_lens"], changed["query_positions"] = behind
     out, _ = attend(
-        q, k, v, table, lens, starts, changed, max_seqlen_q=most, max_seqlen_k=bound(given.get("max_seqlen_k"))
-    )
+        q, k, v, table, lens, starts, changed, max_seqlen_q=most, max_seqlen_k=bound(given.get("max_seqlen_k")),
+        symmetric=False,
+    )  # fmt: skip
     return out
 
 
@@ -69,6 +74,12 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
     # Without causality, of all sequences or of some, a window looks as far ahead as back; it never hides later keys
     # of a range.
     changed["window_size"] = (left, -1 if causal is True else left)
+    if (lookback := given.get("chunk_lookback", -1)) > -1 and left >= 0:
+        if asked := [name for name in ("mm_prefix_range", "rswa_prefix_lens") if given.get(name) is not None]:
+            raise ValueError(f"unified_attention() of paged_attn does not take {asked[0]} beside chunk_lookback")
+        from .chunks import look_back
+
+        changed |= look_back(int(lookback), left + 1, causal is True)
     if given.get("mm_prefix_range") is not None:
         changed["spans"] = spans_of(given["mm_prefix_range"])
         changed["clip_spans"] = bool(given.get("mm_prefix_clamp_sliding_window", False))

@@ -11,11 +11,14 @@ from ...strides import same_steps
 from .common_call import FP8, attend, bound, dense, int32, rows_as_pages
 from .latent import latent
 from .orders import bind
+from .rswa import pairs, twice
 
 PAGE = 64  # of ragged keys that are copied
 # Rows (query tokens x heads of a KV head) from which a copy of the keys costs less than pages of one token do: such
 # prefills take twice as long, which is more than a copy from some 350 rows on (800 TFLOP/s, 4 TB/s).
 ROWS = 512
+# Axes of arguments that may have a row, or a number, for each sequence: with so many they do.
+OF_SEQS = {"alibi_slopes": 2, "q_descale": 2, "k_descale": 2, "v_descale": 2, "dynamic_causal": 1}
 
 
 class Keys(NamedTuple):
@@ -39,13 +42,17 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
             dtype of q, or fp8.  The last axis of v, and of results, may be of another size.
         cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
+        seqused_q: [seqs] int32; queries that count, the first of each sequence; others give zeros.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table | page_table: [seqs, max_pages] int32 | int64; entries past the last key may hold anything.
-        qv | q_v: [tokens, heads, rank]; of latent attention, as in flash_attn_with_kvcache; with a table.
+        qv | q_v: [tokens, heads, rank]; of latent attention, as in flash_attn_with_kvcache.  Without a table k and v
+            may lie apart: they are copied into one.
+        dynamic_causal: [seqs] bool or int; which sequences are causal, in place of causal.
         attention_chunk: positions of a chunk, of which alone a query sees keys; 0: no chunks.
-        softmax_scale, causal (False), window_size, softcap, alibi_slopes [heads], s_aux | learnable_sink | sinks
-            [heads], out: as in paged_attention.  window_size may hold None: no limit.
-        q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads] expanded along seqs; used for fp8.
+        softmax_scale, causal (False), window_size, softcap, s_aux | learnable_sink | sinks [heads], out: as in
+            paged_attention.  window_size may hold None: no limit.
+        alibi_slopes: [heads] or [seqs, heads]; adds -slope * |position of the query - position of the key|.
+        q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads]; used for fp8.
         return_attn_probs, return_softmax_lse, return_lse: also return the log-sum-exp [heads, tokens] float32.
 
     What steers only how results are computed (num_splits, pack_gqa, scheduler_metadata, ...) is accepted and ignored.
@@ -55,8 +62,8 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
     Returns: [tokens, heads, head_dim], or (out, lse); (out, lse, None) if FlashAttention-2's return_attn_probs asks;
         in FlashAttention-4's order always (out, lse or None).  Rows that see no key: zeros and minus infinity, as in
         FlashAttention-3 (FlashAttention-2 gives plus infinity).
-    Raises: TypeError naming an unknown keyword; ValueError naming what is refused: dropout_p > 0, seqused_q,
-        cp_world_size > 1, score_mod, mask_mod, slopes or descales that differ between sequences, ...
+    Raises: TypeError naming an unknown keyword; ValueError naming what is refused: dropout_p > 0, cp_world_size > 1,
+        score_mod, mask_mod, block_sparse_tensors, ...
     Source: Dao 2023; Shah et al. 2024.
     """
     given, version = bind("flash_attn_varlen_func", args, keywords)
@@ -68,10 +75,9 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         raise TypeError("flash_attn_varlen_func() needs cu_seqlens_k or seqused_k")
     max_q, max_k = bound(given.get("max_seqlen_q")), bound(given.get("max_seqlen_k"))
     table = given.get("page_table")
-    if given.get("qv") is not None:
-        if table is None:
-            raise ValueError("flash_attn_varlen_func() of paged_attn takes qv with a page table only")
-        q, k, v = latent("flash_attn_varlen_func", q, k, v, given)
+    two_parts, used_q = given.get("qv") is not None, given.get("seqused_q")
+    if two_parts:
+        q, k, v = latent("flash_attn_varlen_func", q, k, v, given, own=table is None)
     elif given.get("only_qv"):
         raise ValueError("flash_attn_varlen_func() needs qv where only_qv is True")
     q, k, v = dense(q), dense(k), dense(v)
@@ -84,15 +90,25 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         raise TypeError(
             "flash_attn_varlen_func() needs cu_seqlens_k where k has neither pages nor an axis of sequences"
         )
-    elif used is None and same(starts, starts_k) and q.shape[0] == k.shape[0] and k.dtype not in FP8:
+    elif (
+        used is used_q is None
+        and not two_parts
+        and same(starts, starts_k)
+        and q.shape[0] == k.shape[0]
+        and k.dtype not in FP8
+    ):
         keys = Keys(k, v, lens[:, None], new=True)  # nothing is cached: the table is never read
     else:
         rows = (q.shape[0] if max_q is None else max_q) * (q.shape[1] // max(k.shape[1], 1))
-        keys = ragged(k, v, int32(starts_k), k.shape[0] if max_k is None else min(max_k, k.shape[0]), rows)
+        most = k.shape[0] if max_k is None else min(max_k, k.shape[0])
+        keys = ragged(k, v, int32(starts_k), most, rows, two_parts)
+    starts = int32(starts)
+    if used_q is not None:
+        keys, lens, starts, given = without_unused(int32(used_q), keys, lens, starts, given)
     probs = bool(given.get("return_attn_probs", False))
     wanted = probs or bool(given.get("return_lse", False))
     out, lse = attend(
-        q, keys.k, keys.v, keys.page_table, lens, int32(starts), given, max_seqlen_q=max_q, max_seqlen_k=max_k,
+        q, keys.k, keys.v, keys.page_table, lens, starts, given, max_seqlen_q=max_q, max_seqlen_k=max_k,
         new=keys.new, lse=wanted,
     )  # fmt: skip
     if lse is not None:
@@ -113,14 +129,25 @@ def same(a: Tensor, b: Tensor) -> bool:
     return (a.data_ptr(), a.dtype) == (b.data_ptr(), b.dtype) and same_steps(a, b)
 
 
-def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int) -> Keys:
+def without_unused(
+    used: Tensor, keys: Keys, lens: Tensor, starts: Tensor, given: dict[str, Any]
+) -> tuple[Keys, Tensor, Tensor, dict[str, Any]]:
+    """A batch of twice the sequences: the first `used` queries of each over its keys, and the others over none."""
+    begin, end = starts[:-1], starts[1:]
+    by_seq = {name: twice(given[name]) for name, axes in OF_SEQS.items() if getattr(given.get(name), "ndim", 0) == axes}
+    starts = torch.cat([pairs(begin, torch.minimum(begin + used, end)), end[-1:]])
+    return keys._replace(page_table=twice(keys.page_table)), pairs(lens, lens * 0), starts, given | by_seq
+
+
+def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent: bool = False) -> Keys:
     """Pages of ragged keys: of one token as they lie, or of PAGE that overlap, one starting at each token, in a copy.
 
-    The copy has room behind its last token, for a page that starts there.
+    The copy has room behind its last token, for a page that starts there.  latent: values are the first dims of keys.
     """
     page = 1 if rows < ROWS else PAGE
     if page > 1:
-        k, v = with_room(k, page - 1), with_room(v, page - 1)
+        k = with_room(k, page - 1)
+        v = k[..., : v.shape[-1]] if latent else with_room(v, page - 1)
     columns = torch.arange(0, max(longest, 1), page, device=starts.device, dtype=torch.int32)
     return Keys(pages(k, page), pages(v, page), starts[:-1, None] + columns)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...api import paged_attention
-from ..flash_attn.common_call import alibi_slopes_of, dense, told
+from ..flash_attn.common_call import dense, told
 from ..flash_attn.varlen import Keys, ragged, same
 
 # What errors of paged_attention call its arguments, and what varlen_attn does.
@@ -53,7 +53,7 @@ def attend(
     query, key, value = dense(query), dense(key), dense(value)
     keys, seq_lens = _keys(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, invariant)
     left, right = (-1 if x is None or x < 0 else x for x in (window_size_left, window_size_right))
-    slopes = alibi_slopes_of({"alibi_slopes": alibi_slopes}, max_q == 1 or is_causal or right == 0)
+    nothing_ahead = max_q == 1 or is_causal or right == 0
     # A causal mask is a window here, whose queries need not be keys: there may be more of them.
     result = told(
         NAMES,
@@ -71,7 +71,8 @@ def attend(
         softmax_scale=scale,
         causal=False,
         window_size=(left, 0 if is_causal else right),
-        alibi_slopes=slopes,
+        alibi_slopes=alibi_slopes,
+        alibi_symmetric=alibi_slopes is not None and not nothing_ahead,
         out=out,
         return_lse=True,
         batch_invariant=invariant,

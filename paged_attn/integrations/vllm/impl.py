@@ -172,9 +172,9 @@ class Impl(AttentionImpl):
             raise NotImplementedError("paged_attn does not know ALiBi beside R-SWA, in which queries stand elsewhere")
         if self.use_alibi_sqrt:
             return {"score_mod": alibi_sqrt, "score_mod_args": (slopes,)}
-        if metadata.causal is not True:
-            raise NotImplementedError("paged_attn does not know ALiBi without causality: its bias rises to later keys")
-        return {"alibi_slopes": slopes}
+        if metadata.causal is not True and not self.encodes:
+            raise NotImplementedError("paged_attn knows ALiBi without causality in encoders alone")
+        return {"alibi_slopes": slopes, "alibi_symmetric": self.encodes}
 
     def _scales(self, layer: Any) -> dict[str, Any]:
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}

@@ -91,7 +91,9 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
     )  # fmt: skip
     if impl.alibi_slopes is not None:
         sqrt = impl.use_alibi_sqrt
-        model = model._replace(alibi=not sqrt, score_mod=named(alibi_sqrt, (impl.alibi_slopes,)) if sqrt else None)
+        modifier = named(alibi_sqrt, (impl.alibi_slopes,)) if sqrt else None
+        slopes = dict(alibi=not sqrt, alibi_symmetric=impl.encodes and not sqrt, score_mod=modifier)
+        model = Model(**model._asdict() | slopes)
     if impl.fp8 is not None:
         quantised = getattr(layer, "query_quant", None) is not None
         each = "per_head" if layer._k_scale.numel() > 1 else "tensor"
