@@ -18,7 +18,7 @@ STAMP := $(VENV)/installed
 PIP   := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VPY) -m pip install --quiet
 
 # A Python whose torch already sees a GPU is used as it is: no environment, no network.
-ifneq ($(filter demo test-gpu fuzz bench,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test-gpu test-suites fuzz bench,$(MAKECMDGOALS)),)
 HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo yes)
 endif
 RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
@@ -28,7 +28,7 @@ BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()
 SIMULATE := SIMULATE=1 $(VPY) -m pytest tests -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough simulate test-gpu fuzz bench tritons newest hosts test-hosts wheel check docs format clean
+.PHONY: help demo test thorough simulate test-gpu test-suites fuzz bench tritons newest hosts test-hosts wheel check docs format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -49,6 +49,12 @@ simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 
 test-gpu: $(READY)  ## the suite on this machine's GPU; ARGS="-m smoke" for a part, -m "thorough or not thorough" for every case
 	$(RUN) -m pytest tests $(BESIDE) --durations 20 --junitxml build/test-gpu.xml $(ARGS)
+
+SUITE ?= build/suites/flash-attention
+test-suites: $(READY)  ## FlashAttention's own tests, a sample, from a checkout of its repository: SUITE=path SAMPLE=500 SEED=1
+	@$(RUN) -c 'import einops' 2>/dev/null || test -e build/suites/needs || \
+	    $(PIP) --no-deps --target build/suites/needs einops==0.8.2
+	SUITE=$(abspath $(SUITE)) PYTHONPATH=$(CURDIR)/build/suites/needs $(RUN) -m pytest tests/suites/test_*.py $(BESIDE) $(ARGS)
 
 fuzz: $(READY)  ## random calls of everything against the reference: a minute, or ARGS="--seconds 600"
 	$(RUN) -m tests.fuzz $(ARGS)
