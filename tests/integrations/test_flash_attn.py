@@ -271,3 +271,11 @@ def test_causality_of_each_sequence_may_be_told(batch: Batch, dtype: torch.dtype
     wanted = b.wanted(window=(6, 6), by_seq={"causal": causal})[0]
     close(flash_attn.flash_attn_varlen_func(b.q, b.k_cache, b.v_cache, **call, causal=False), wanted)
     close(flash_attn.flash_attn_varlen_func(b.q, b.k_cache, b.v_cache, **call, causal=True), wanted)
+
+
+def test_a_window_may_be_a_tensor_on_the_host(batch: Batch) -> None:
+    b = batch
+    out = flash_attn.flash_attn_varlen_func(
+        b.q, b.k, b.v, b.cu_q, b.cu_k, b.max_q, b.max_k, window_size=torch.tensor([4, 2])
+    )
+    close(out, b.wanted(window=(4, 2))[0])

@@ -169,7 +169,10 @@ def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tupl
             continue
         given[name] = value
     if "window_size" in given:
-        _check_window(given["window_size"])
+        sides = given["window_size"]
+        if isinstance(sides, torch.Tensor) and sides.shape == (2,) and sides.device.type == "cpu":
+            given["window_size"] = sides = sides.tolist()  # as FlashAttention's own tests give it
+        _check_window(sides)
     return given, version
 
 
