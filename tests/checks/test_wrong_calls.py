@@ -467,7 +467,7 @@ def test_scalars_of_numpy_are_numbers_of_the_other_functions_too() -> None:
     paged_attn.write_kv(**written | scales)
     assert paged_attn.pages_needed(np.int64(17), np.int64(16)) == 2
     assert type(paged_attn.pages_needed(np.int64(17), 16)) is int
-    places = paged_attn.positions(TWO, FOUR[:3], tokens=np.int64(4))
+    places = paged_attn.positions(TWO + 2, FOUR[:3], tokens=np.int64(4))
     assert paged_attn.slots(TABLE, places, np.int32(16), FOUR[:3]).dtype == torch.int64
     assert paged_attn.tree(TWO - 2, TWO, FOUR[:3] * 0, nodes=np.int64(8)).qq_mask.shape == (2, 1)
     padded = paged_attn.pad_batch([[1], [2]], [1, 2], seqs=np.int64(4), max_pages=np.int64(3))
