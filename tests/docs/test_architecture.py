@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import PAGES, ROOT, name
+from tests.documents import ROOT, name
 
 PACKAGE = ROOT / "paged_attn"
 # whose files the map does not name one by one
@@ -67,24 +67,6 @@ def test_every_host_has_a_line(index: Path) -> None:
     assert len(hosts) > 5
     for host in hosts:
         assert len([row for row in rows if re.search(rf"\((?:docs/hosts/)?{re.escape(host)}\)", row)]) == 1, host
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "hosts"], ids=name)
-def test_what_a_page_names_in_a_module_is_there(page: Path) -> None:
-    """`bounds.row_tile` and the like: a module of ours, or of the tests, and what it defines."""
-    named = set(re.findall(r"`(\w+)\.(\w+)(?:\(\))?`", page.read_text(encoding="utf-8")))
-    for module, word in named:
-        paths = [path for root in (PACKAGE, ROOT / "tests") for path in root.rglob(f"{module}.py")]
-        if paths and word != "py":
-            defined = re.compile(rf"^(?:def |class |    def |    )?{word}\b", re.M)
-            assert any(defined.search(path.read_text(encoding="utf-8")) for path in paths), f"{module}.{word}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name)
-def test_files_that_a_page_names_are_there(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for path in re.findall(r"`((?:\w+/)+\w+\.\w+)`", text):
-        assert any((root / path).exists() for root in (ROOT, PACKAGE)), path
 
 
 def test_the_pages_of_design_keep_to_their_length() -> None:
