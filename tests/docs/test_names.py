@@ -26,9 +26,9 @@ FILE = re.compile(
 OTHERS = {"torch", "triton", "vllm", "sglang", "transformers", "flash_attn", "model", "cache"}
 # pages about names of other libraries, whose words may be unknown to our code;
 OTHER_PAGES = {"docs/glossary.md", "docs/errors.md"} | {name(page) for page in PAGES if page.parent.name == "hosts"}
-# files of other projects, and of steps that a page leaves to its reader;
-OTHER_FILES = {"utils.py", "version.py"}
-# and words of such steps, and of Triton.
+# files of other projects, and folders that make's verbs make;
+OTHER_FILES = {"utils.py", "version.py", "site", "dist", "build"}
+# and words of steps that a page leaves to its reader, and of Triton.
 OTHER_WORDS = {"USE_X", "one_tile", "kernels.one_tile", "jit_post_compile_hook"}
 
 
