@@ -1,5 +1,5 @@
-"""What the Hopper kernels cover, and the warpgroups, tiles, slots and programs of each launch: the host's part.
+"""The host's part of the Hopper kernels: which calls they cover, and each launch's warpgroups, tiles, slots, programs.
 
-It imports the portable plans and records, and no kernel: it is there without Gluon, too.
-A call that is not covered is a line of CONDITIONS in coverage.py; a new rule is a row of regimes.py.
+The folder imports the portable plans and records, and no kernel, so it works without Gluon.
+To refuse a call, add a line to CONDITIONS in coverage.py.  To choose launches by a new rule, add a row to regimes.py.
 """

@@ -1,4 +1,4 @@
-"""Kinds of blocks: how many warpgroups have how many rows of them, by the code that they share."""
+"""Kinds of blocks: how many warpgroups multiply, how many rows each has, and which warpgroups share one code."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -15,7 +15,7 @@ MIN_TOKENS_WORTH_CODE_COPIES: Annotated[
     int,
     Threshold(
         "query tokens of some sequence",
-        "copies of a consumer's code are fetched once, which for long queries does not count",
+        "copies of a consumer's code are fetched once, which long queries make up for",
         "three copies, one code: b4 x 4096 800, 812 us, window 485, 535; b8 x 1024 159, 151, b16 x 512 123, 107",
     ),
 ] = 4096
@@ -23,7 +23,7 @@ MIN_MEAN_TOKENS_WORTH_CODE_COPIES: Annotated[
     int,
     Threshold(
         "query tokens of a sequence, on average",
-        "without the caller's bound all tokens may be one sequence's",
+        "without the caller's bound, max_seqlen_q is the number of all tokens",
         "an eighth of the number above; not measured by itself",
     ),
 ] = 512
@@ -31,7 +31,7 @@ MIN_KEYS_WORTH_CODE_COPIES: Annotated[
     int,
     Threshold(
         "keys of a sequence, of unmodified scores without a window",
-        "below, one consumer that begins the next item ahead gains as much",
+        "with fewer keys, one consumer that begins the next item ahead gains as much",
         "three copies, one ahead: 4 x 4096 879, 859 us, 8 x 8192 6273, 6361, 1 x 16384 2999, 3079",
     ),
 ] = 8192
@@ -39,7 +39,7 @@ MAX_KEYS_OF_EQUAL_BLOCKS: Annotated[
     int,
     Threshold(
         "keys of a sequence, of uneven queries",
-        "up to so many no block is so much longer than others that it has to be cut, however many they are",
+        "with so few keys, no block is so much longer than others that it has to be cut, however many blocks there are",
         "16 prefills of 16..4096: may be cut 444 us, may not 414; with a softcap 499, 474",
     ),
 ] = 4096
@@ -55,7 +55,7 @@ TIME_OF_LARGE_ROWS: Annotated[
     Fraction,
     Threshold(
         "of the time that two warpgroups take for a row",
-        "each of four schedulers has four warps of one loop to choose from; it may be lost by rows without a query",
+        "each of four schedulers has four warps of one loop to choose from; rows without a query may lose that gain",
         "64 dims: prefills 9 to 20% less; 64 x 288 tokens are 5 blocks of 64 tokens for 9 of 32: a tenth of the rows",
     ),
 ] = Fraction(8, 9)
@@ -63,15 +63,15 @@ MAX_QUERIES_SHARE: Annotated[
     float,
     Threshold(
         "of a sequence's keys that are its queries",
-        "behind a longer context all blocks of a sequence see about as many keys, and what counts is how many a "
-        "program has; without one the last see the most, and the first fill what these leave",
+        "behind a longer context all blocks of a sequence see about equally many keys, so the number of blocks a "
+        "program counts; without a context the last blocks see the most keys, and the first ones fill the gaps",
         "1 x 4096 behind 131072 keys: 6 rounds of 192 rows, 8 of 128",
     ),
 ] = 1 / 2
 
 
 class BlockKind(NamedTuple):
-    """A row of `KINDS`."""
+    """One row of `KINDS`: a kind of block, and the calls that get it."""
 
     name: str
     consumers: int  # warpgroups, or groups of them, with code of their own
@@ -82,12 +82,12 @@ class BlockKind(NamedTuple):
 
 
 def block_kind(p: Problem, two_lists: bool) -> BlockKind:
-    """The first kind of which holds what it asks; two_lists: of sequences of many rows and of few."""
+    """Return the first kind whose condition holds; two_lists: many rows and few rows have a list each."""
     return next(kind for kind in (KINDS_OF_TWO_LISTS if two_lists else KINDS) if kind.when(p))
 
 
 def _queries_are_long(p: Problem) -> bool:
-    """Whether queries are so long that copies of code cost nothing; over x-packed caches these gain nothing."""
+    """Whether queries are so long that copies of code cost nothing; over x-packed caches copies gain nothing."""
     return (
         conversion(p) == NONE
         and not p.packed
@@ -102,27 +102,27 @@ def cap_takes_exponentials(p: Problem) -> bool:
 
 
 def blocks_see_as_many_keys(p: Problem) -> bool:
-    """Whether blocks see about as many keys each, behind a context or in a window."""
+    """Whether all blocks see about equally many keys, behind a context or in a window."""
     return p.window_left >= 0 or p.max_seqlen_q < MAX_QUERIES_SHARE * p.max_seqlen_k
 
 
 def one_block_may_see_most_keys(p: Problem) -> bool:
-    """Whether one block may have so many more keys than others that it has to be cut, however many they are."""
+    """Whether one block may have so many more keys than the others that it has to be cut, however many blocks exist."""
     return not is_even(p) and p.max_seqlen_k > MAX_KEYS_OF_EQUAL_BLOCKS
 
 
 def _rounds_by_rows(p: Problem, warpgroups: int, blocks: int) -> int:
-    """Warpgroups' rows that a program works through where blocks take as long as each other."""
+    """Rounds times warpgroups: the time of a program, in blocks of 64 rows, where all blocks take equally long."""
     return warpgroups * cost.rounds(p, blocks)
 
 
 def four_warpgroups_have_room(p: Problem) -> bool:
-    """Whether four warpgroups have registers for results, and none of a converter beside them."""
+    """Whether registers hold the results of four warpgroups: up to 64 dims, and no converter."""
     return conversion(p) == NONE and widest_of(p) <= 64
 
 
 def four_warpgroups_end_sooner(p: Problem) -> bool:
-    """Whether blocks of 256 rows lose less by rows without a query, and by programs without a block, than they save."""
+    """Whether blocks of 256 rows save more than they lose by rows without a query and programs without a block."""
     group = p.heads // p.kv_heads
     of_two, of_four = (cost.blocks_likely(p, n * (64 // group)) for n in (2, 4))
     if 2 * of_four * TIME_OF_LARGE_ROWS > of_two:
@@ -133,9 +133,10 @@ def four_warpgroups_end_sooner(p: Problem) -> bool:
 
 
 def three_copies_have_room(p: Problem) -> bool:
-    """Whether three loops leave registers and stay close to the multiprocessor.
+    """Whether the code of three loops fits registers and the instruction cache.
 
-    No softcap by more than an instruction, bias or new keys, no heads but of 128 dims.
+    True for heads of 128 dims without bias, new keys, modified scores in a window, or a softcap that takes more than
+    tanh's instruction.
     """
     if is_wide(p) or padded_dim(p) != 128 or (p.softcap > 0 and (not has_tanh(p) or terms_of(p) > 0)):
         return False
@@ -143,7 +144,7 @@ def three_copies_have_room(p: Problem) -> bool:
 
 
 def three_copies_end_sooner(p: Problem) -> bool:
-    """Whether blocks of 192 rows are so many that none is cut, and fill rounds as well as those of 128."""
+    """Whether blocks of 192 rows are so many that none is cut, and fill rounds as well as blocks of 128 rows."""
     if not p.modified and p.window_left < 0 and p.max_seqlen_k < MIN_KEYS_WORTH_CODE_COPIES:
         return False
     group = p.heads // p.kv_heads
@@ -159,7 +160,7 @@ KINDS_OF_TWO_LISTS = (
         1,
         128,
         lambda p: columns_of_list(p) > 0 and padded_dim(p) == 128,
-        "few rows are columns of products, whose keys and dims are for two warpgroups of one code",
+        "with few rows as columns, keys and dims are the rows of products: both warpgroups run one code on them",
         "1 x 2048 + 63 decodes 312 -> 298 us, chunk of 216 + 40 85 -> 71",
     ),
     BlockKind(
@@ -167,7 +168,7 @@ KINDS_OF_TWO_LISTS = (
         2,
         64,
         lambda p: True,
-        "a warpgroup by itself has all few rows",
+        "one warpgroup alone takes all few rows",
         "4 x 512 + 124 decodes of one list 641 -> 607 us",
     ),
 )
@@ -177,7 +178,7 @@ KINDS = (
         1,
         256,
         lambda p: four_warpgroups_have_room(p) and four_warpgroups_end_sooner(p),
-        "four warps for each scheduler, all in one loop of 8 KB; only up to 64 dims leave registers for results",
+        "each scheduler has four warps, all in one loop of 8 KB; registers hold results of up to 64 dims",
         "64 dims, prefills 9 to 20%: b4 x 4096 636 -> 578 us",
     ),
     BlockKind(
@@ -185,7 +186,7 @@ KINDS = (
         2,
         64,
         lambda p: _queries_are_long(p) and cap_takes_exponentials(p) and p.widest <= 256,
-        "a softcap by exponentials fills the loop: warpgroups apart run it best",
+        "a softcap by exponentials makes the loop long, and warpgroups with code of their own run it best",
         "exact softcap, b4 x 4096 5% less than by one code",
     ),
     BlockKind(
@@ -198,7 +199,7 @@ KINDS = (
             and three_copies_end_sooner(p)
             and not blocks_of_half_tiles(p)
         ),
-        "three softmaxes hide each other's products; fetching three loops does not count",
+        "three softmaxes hide each other's products; long queries make up for fetching three loops",
         "b1 x 16384 3061 -> 2941 us, in a window 576 -> 514, with ALiBi 1064 -> 1014",
     ),
     BlockKind(
@@ -206,7 +207,7 @@ KINDS = (
         1,
         128,
         lambda p: True,
-        "one code for both: little to fetch, and a consumer alone may begin the next item ahead",
+        "both share one code: little is fetched, and a single consumer may begin the next item ahead",
         "b1 x 1024 36 -> 32.1 us, b8 x 1024 159 -> 151",
     ),
 )

@@ -1,4 +1,4 @@
-"""Blocks of many rows, items from a counter: warpgroups, slots and programs of a launch, from a problem."""
+"""Launches of blocks of many rows, with items from a counter: warpgroups, slots and programs from a problem."""
 
 import math
 from typing import Annotated
@@ -30,11 +30,11 @@ MIN_TILES_PER_PIECE: Annotated[
     int,
     Threshold(
         "tiles of a piece of a block",
-        "a piece costs as much as 640 keys: it is written, counted and read",
+        "writing, counting and reading a piece takes as long as 640 keys",
         "chunk of 2048 at 16384 735 us as before, of 256 172 -> 123; pieces of less are never chosen",
     ),
 ] = 8
-_MERGE = "a launch of its own joins pieces sooner than the program of the last one"
+_MERGE = "a merge launch joins pieces sooner than the program of a block's last piece"
 MIN_PIECES_WORTH_A_MERGE: Annotated[
     int,
     Threshold(
@@ -45,14 +45,14 @@ MIN_PIECES_WORTH_A_MERGE: Annotated[
 ] = 6
 MIN_FP8_PIECES_WORTH_A_MERGE: Annotated[
     int,
-    Threshold("the same over fp8", f"{_MERGE}, whose own lies not in registers", "over e4m3, of four pieces 0.89x"),
+    Threshold("pieces of each block, fp8", f"{_MERGE}; no piece is in registers", "over e4m3, of four pieces 0.89x"),
 ] = 4
 
-_ABREAST = "programs over the keys of 128 heads read each tile from memory; of 4 heads 33 share one in the L2"
+_ABREAST = "if programs work on 128 heads at once, each reads its tiles from memory; on 4 heads, 33 share a tile in L2"
 MAX_HEADS_ABREAST: Annotated[
     int,
     Threshold(
-        "KV heads of a sequence whose blocks are worked through before those of the next",
+        "KV heads of a sequence, whose blocks come before the blocks of the next heads",
         _ABREAST,
         "H100, 1 x 4096 of 128/128 heads 1531 -> 775 us, 4 x 4096 of 32/32 799 -> 759, of 64/16 1603 -> 1572; 8 heads "
         "774, 757, 1617, 2 heads 784, 771, 1596",
@@ -61,7 +61,7 @@ MAX_HEADS_ABREAST: Annotated[
 BYTES_THAT_LEAVE_L2: Annotated[
     int,
     Threshold(
-        "bytes of a sequence's keys and values that an L2 of 50 MB would not keep",
+        "bytes of a sequence's keys and values, which an L2 of 50 MB would not keep",
         _ABREAST,
         "H100, 16 x 1024 of 32/32 heads (17 MB) 279 us, 4 heads abreast 286; 4 x 4096 of 64/16 (34 MB) 1603, 1572",
     ),
@@ -69,9 +69,9 @@ BYTES_THAT_LEAVE_L2: Annotated[
 
 
 def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
-    """Blocks of 128, 192 or 256 rows, items from a counter.
+    """Return the launch of blocks of 128, 192 or 256 rows, with items from a counter.
 
-    two_lists: from two, of sequences of many rows and of few, which no converter serves.
+    two_lists: many rows and few rows have a list and a counter each; never with a converter.
     """
     parts = 1 if two_lists else parts_of(p, shortest > 1)
     p = p._replace(kv_heads=p.kv_heads * parts)
@@ -81,7 +81,7 @@ def blocks_launch(p: Problem, shortest: int, two_lists: bool) -> Launch:
 
 
 def blocks_beside_launch(p: Problem, shortest: int) -> Launch:
-    """Blocks of 128 rows that leave room for few rows in all programs."""
+    """Return the launch of blocks of 128 rows that leave shared memory to few rows in every program."""
     pipe, _ = _pipe_of(p, False)
     tile = ELEMENTS_OF_TILES_BESIDE // padded_dim(p)
     keys, values = RINGS_BESIDE_FEW_ROWS
@@ -98,13 +98,13 @@ def blocks_beside_launch(p: Problem, shortest: int) -> Launch:
         STRIDE=128,
     )
     launch = _launch_of_blocks(p, pipe, tile, shortest)
-    programs = p.device.multiprocessors  # also those that no block needs
+    programs = p.device.multiprocessors  # few rows also use programs without a block
     pipe = launch.pipe._replace(AHEAD=False, IN_TURN=True)
     return launch._replace(pipe=pipe, programs=programs, slots=2 * PIECES_PER_PROGRAM * programs)
 
 
 def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launch:
-    """A launch of such blocks."""
+    """Return the launch of blocks that `pipe` describes, against tiles of `tile` keys."""
     rows = pipe.CONSUMERS * pipe.ROWS
     tokens = pipe.CONSUMERS * (pipe.ROWS // (p.heads // p.kv_heads))
     tiles = cdiv(p.keys_seen(tokens), tile)
@@ -117,13 +117,13 @@ def _launch_of_blocks(p: Problem, pipe: Pipe, tile: int, shortest: int) -> Launc
     pipe = pipe._replace(HEADS_ABREAST=_heads_abreast(p, split))
     items = cost.blocks_at_most(p, tokens) * p.kv_heads
     programs = min(p.device.multiprocessors, items * (tiles if split else 1))
-    slots = 2 * PIECES_PER_PROGRAM * programs  # of a block's pieces one more than fit may be begun
+    slots = 2 * PIECES_PER_PROGRAM * programs  # a block may begin one piece more than its share of slots
     longest = min(tokens, p.max_seqlen_q)
     return new_launch(shape, pipe, programs, MIN_TILES_PER_PIECE, shortest, UNBOUNDED, longest, slots)
 
 
 def _blocks_may_be_cut(p: Problem, pipe: Pipe, tokens: int) -> bool:
-    """Whether blocks of so many tokens, beyond a few tiles, may be cut."""
+    """Whether blocks of `tokens` tokens that see more than a few tiles may be cut."""
     if blocks_of_half_tiles(p) or p.widest > 256:
         return False
     if pipe.MIXED:
@@ -137,10 +137,10 @@ def _blocks_may_be_cut(p: Problem, pipe: Pipe, tokens: int) -> bool:
 
 
 def _heads_abreast(p: Problem, split: bool) -> int:
-    """KV heads whose blocks come before those of the next ones: as many as divide all; 0: all side by side.
+    """Return the number of KV heads whose blocks come before the next heads' blocks, a divisor; 0: all side by side.
 
-    Up to twice as many stay side by side: programs share their tiles anyhow.  Blocks that may be cut do, too, for what
-    is cut has to come last.
+    Up to twice MAX_HEADS_ABREAST heads stay side by side, for their programs share tiles anyhow.  Heads of blocks that
+    may be cut stay side by side, too, for cut blocks have to come last.
     """
     head_bytes = p.max_seqlen_k * (p.head_dim + p.value_width) * p.cache.itemsize
     if split or p.kv_heads <= 2 * MAX_HEADS_ABREAST or p.kv_heads * head_bytes < BYTES_THAT_LEAVE_L2:
@@ -150,9 +150,9 @@ def _heads_abreast(p: Problem, split: bool) -> int:
 
 
 def _merge_joins_sooner(p: Problem, launch: Launch) -> bool:
-    """Whether a launch of its own joins the pieces of blocks: where these are few, they have many.
+    """Whether a merge launch joins pieces: few blocks have many pieces each.
 
-    Rows of one consumer lie in scratch as in a block.
+    Only with one consumer, whose rows lie in scratch in the order of the block.
     """
     shape, pipe = launch.shape, launch.pipe
     if not shape.SPLIT or pipe.MIXED or pipe.CONSUMERS > 1:
@@ -163,19 +163,19 @@ def _merge_joins_sooner(p: Problem, launch: Launch) -> bool:
 
 
 def _begins_next_item(p: Problem, pipe: Pipe, split: bool) -> bool:
-    """Whether a consumer is an item ahead: one alone, with queries of the next item there and registers for its scores.
+    """Whether the consumer begins the next item ahead: a single one, with two query slots and registers for scores.
 
-    What is kept and joined of blocks that are cut needs too many of these.
+    Blocks that may be cut need too many registers for states and joining.
     """
     alone = pipe.CONSUMERS == 1 and pipe.CONVERT == NONE and not pipe.MIXED and not (p.packed and p.new)
     return alone and pipe.QUERY_BOX and not split and padded_value_dim(p) <= 128
 
 
 def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
-    """Whether two warpgroups are told to send products in turn: where left alone some ran in step.
+    """Whether two warpgroups send products in turn, where some ran in step when left alone.
 
-    Blocks that may be cut, for these are long, scores that are modified, new keys, rows that no group fills and, behind
-    a context, log-sum-exps.  Others, and all beside a converter, only lose by it.
+    True for blocks that may be cut (they are long), modified scores, new keys, rows that no group fills, and
+    log-sum-exps behind a context.  All others, and all beside a converter, only lose time.
     """
     if pipe.ROWS != 128 or pipe.CONVERT != NONE:
         return False
@@ -184,24 +184,25 @@ def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
 
 
 def _weighs_at_once(p: Problem, tile: int) -> bool:
-    """Whether blocks have registers for scores until it is known that these need not be weighed again.
+    """Whether registers keep scores until a tile's weights are known to be final.
 
-    Beside a converter they are few.  Of two lists what is made again would be too much code as well.
+    Beside a converter only scores of small tiles or heads fit.
     """
     convert = conversion(p)
     return convert == NONE or (convert != TRANSPOSE and widest_of(p) <= 128 and (tile == 64 or widest_of(p) == 64))
 
 
 def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
-    """(pipe, tile) of blocks."""
+    """Return (pipe, keys of a tile) of blocks."""
     convert, kind = conversion(p), block_kind(p, two_lists)
-    query_slots = 2 if padded_dim(p) <= 128 else 1  # large heads leave no room
+    query_slots = 2 if padded_dim(p) <= 128 else 1  # large heads leave no shared memory for two
     if is_wide(p) or keys_in_parts(p):
         rings = rings_of_wide_blocks(p, kind.consumers * kind.rows, query_slots)
     else:
         rings = block_rings(p, kind.consumers, kind.rows, two_lists)
     terms = 0 if two_lists else terms_of(p)
     loaders = 1 if p.widest > 256 else loaders_of(p, rings.tile, p.modified and not (terms and rings.tile == 128))
+    # with two lists, weighing tiles again would be too much code
     at_once = _weighs_at_once(p, rings.tile) and not two_lists and rings.tile > 32
     pipe = Pipe(
         SHARES=False,
@@ -214,18 +215,18 @@ def _pipe_of(p: Problem, two_lists: bool) -> tuple[Pipe, int]:
         VALUE_STAGES=rings.values,
         CONVERT=convert,
         RAW_STAGES=rings.raw,
-        CONVERT_REGISTERS=88 if at_once else 56,  # what consumers of small tiles or heads leave
+        CONVERT_REGISTERS=88 if at_once else 56,  # consumers of small tiles or heads leave 88
         FP8=MANTISSA.get(p.cache, 0),
         FP8_KEYS=convert in (TRANSPOSE, WIDEN_VALUES),
         FP8_PRODUCTS=convert == TRANSPOSE,
-        COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps are as exact as scores
+        COARSE=convert == TRANSPOSE and not p.lse,  # log-sum-exps need exact scores
         TANH=has_tanh(p),
         TERMS=terms,
         LOADERS=loaders,
         BOX=math.gcd(p.page_size, rings.tile // loaders),
         PACKED=p.packed,
         ROWS_PER_PAGE=p.rows_per_page,
-        QUERY_BOX=p.query_box and convert in (NONE, TRANSPOSE),  # otherwise queries change their type on their way
+        QUERY_BOX=p.query_box and convert in (NONE, TRANSPOSE),  # other converters change the type of queries, too
         QUERY_SLOTS=query_slots,
         SKIP=kind.rows * kind.consumers,
         STRIDE=kind.rows * kind.consumers,

@@ -1,4 +1,4 @@
-"""Keys of a tile of blocks, and slots of the rings that bring tiles, also over values of another width than keys."""
+"""Tile sizes of blocks, and slots of the rings that bring tiles; also for values of another width than keys."""
 
 from typing import Annotated, NamedTuple
 
@@ -20,7 +20,7 @@ from .shapes import SHARED_BYTES, in_boxes, is_decode, padded_dim, padded_value_
 
 
 class RingSizes(NamedTuple):
-    """Slots of the rings of keys, of values and of what a converter takes, and keys of a tile."""
+    """Slots of the rings of keys, values and raw fp8 tiles (a converter's input), and keys of a tile."""
 
     keys: int
     values: int
@@ -28,8 +28,7 @@ class RingSizes(NamedTuple):
     tile: int
 
 
-# By conversion and head dims.
-RINGS = {
+RINGS = {  # by (conversion, padded head dims)
     (NONE, 64): RingSizes(4, 4, 0, 128),
     (NONE, 128): RingSizes(3, 2, 0, 128),
     (NONE, 256): RingSizes(2, 2, 0, 64),
@@ -44,15 +43,15 @@ RINGS = {
 RINGS_OF_THREE_CONSUMERS = RingSizes(6, 5, 0, 64)  # of 128 dims
 RINGS_OF_FOUR_WARPGROUPS = RingSizes(8, 8, 0, 64)  # of up to 64 dims
 MAX_SLOTS = 8  # a ring has no more barriers (`gates.DEPTH`)
-# Beside few rows, which have as many numbers of a tile, and the slots that are left.
+# (key slots, value slots) of blocks beside few rows, and of those few rows; elements of a tile of either.
 RINGS_BESIDE_FEW_ROWS, RINGS_OF_FEW_ROWS, ELEMENTS_OF_TILES_BESIDE = (3, 3), (3, 2), 64 * 128
 
 MAX_KEYS_OF_HALF_TILES: Annotated[
     int,
     Threshold(
         "keys of a sequence, or of a window to the left",
-        "of tiles of 64 keys less is masked, and such blocks are short enough to be left whole; over more keys a loop "
-        "of tiles of 128 costs less for a key",
+        "with tiles of 64 keys fewer scores are masked, and blocks of so few keys stay whole; over more keys, a loop "
+        "of tiles of 128 takes less time for a key",
         "8 x 256, 512 tokens 4 to 10%, 8 x 1024 3%, from 2048 on tiles of 128 are 3 to 4% better; window of 128, 4 x "
         "2048 103 -> 79 us, of 1024, 4 x 4096 423 -> 404, of 2048, 1 x 16384 739 -> 762",
     ),
@@ -60,7 +59,7 @@ MAX_KEYS_OF_HALF_TILES: Annotated[
 
 
 def window_is_narrow(p: Problem) -> bool:
-    """Whether a window shows fewer keys to the left than tiles of 128 are worth."""
+    """Whether a window has so few keys to the left that tiles of 128 are not worth it."""
     return 0 <= p.window_left < MAX_KEYS_OF_HALF_TILES
 
 
@@ -73,12 +72,15 @@ def blocks_of_half_tiles(p: Problem) -> bool:
 
 
 def loop_has_half_tiles(p: Problem) -> bool:
-    """Whether blocks of 16 bits have tiles of 64 keys, whole or not: a softcap by more than tanh's polynomial, too."""
+    """Whether blocks of 16 bits have tiles of 64 keys: blocks of half tiles, and most with a softcap.
+
+    A softcap keeps tiles of 128 keys only without a window, by the polynomial that is as coarse as tanh.
+    """
     return (p.softcap > 0 and (p.window_left >= 0 or terms_of(p) != TERMS_AS_TANH)) or blocks_of_half_tiles(p)
 
 
 def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingSizes:
-    """Of blocks of so many consumers, of so many rows each; of a softcap a loop of half the code."""
+    """Return the rings of blocks of `consumers` x `rows` rows; most softcaps get a loop of half the code."""
     if consumers == 3:
         return RINGS_OF_THREE_CONSUMERS
     if rows == 256:
@@ -94,15 +96,15 @@ def block_rings(p: Problem, consumers: int, rows: int, two_lists: bool) -> RingS
     return sizes
 
 
-BYTES_BESIDE_TILES = 3 << 10  # of shared memory that queries and tiles leave to barriers and what partitions are told
-BYTES = 2  # of a number
+BYTES_BESIDE_TILES = 3 << 10  # of shared memory, for barriers and messages to partitions
+BYTES = 2  # of an element
 ROWS = 128  # of a block of wide heads
-MAX_DIMS_OF_RESULTS = 256  # for which a thread of a block has registers
-MAX_DIMS_OF_WHOLE_TILES = 128  # of values: results of more leave registers for the scores of 64 keys
+MAX_DIMS_OF_RESULTS = 256  # a thread's registers hold no more
+MAX_DIMS_OF_WHOLE_TILES = 128  # of values; results of more dims leave registers for scores of 64 keys only
 
 
 def blocks_take(p: Problem) -> bool:
-    """Whether blocks have a call whose values are of another width: of more rows than few."""
+    """Whether blocks serve a call of two widths or wide heads: in boxes, more than MAX_ROWS rows."""
     return (
         p.cache.itemsize <= 2
         and (not p.packed or packed_tiles_are_operands(p))
@@ -116,30 +118,30 @@ def blocks_take(p: Problem) -> bool:
 
 
 def wide_heads_fit(p: Problem) -> bool:
-    """Whether blocks have heads, or values, beyond 256 dims: of 16 bits, in boxes, of groups that fill a block."""
+    """Whether blocks serve heads, or values, beyond 256 dims: 16 bits, in boxes, groups that fill a block."""
     boxes = conversion(p) == NONE and not p.packed and p.query_box
     return boxes and p.widest <= 2 * MAX_DIMS_OF_RESULTS and ROWS % (p.heads // p.kv_heads) == 0
 
 
 def dims_of_results(p: Problem) -> int:
-    """Of the values that a launch has; wider ones are those of two launches, which both multiply queries and keys."""
+    """Dims of the results of one launch; wider values take two launches, both of which multiply queries and keys."""
     return min(padded_value_dim(p), MAX_DIMS_OF_RESULTS)
 
 
 def keys_in_parts(p: Problem) -> bool:
-    """Whether keys and queries of blocks are 64 dims three times, and not 256 of which a quarter is zero."""
+    """Whether keys and queries of blocks are three parts of 64 dims, rather than 256 dims with a quarter of zeros."""
     return 128 < p.head_dim <= 192 and conversion(p) == NONE and not p.packed and p.query_box and in_boxes(p)
 
 
 def key_dims_of(p: Problem) -> int:
-    """Head dims as tiles of blocks have them."""
+    """Head dims of the tiles of blocks, with padding."""
     return 192 if keys_in_parts(p) else padded_dim(p)
 
 
 def rings_of_wide_blocks(p: Problem, rows: int, query_slots: int) -> RingSizes:
-    """Of blocks of so many rows: as many slots as queries leave room for, of keys one more where one fits.
+    """Return the rings of blocks of `rows` rows: as many slots as fit, and one more of keys where it fits.
 
-    Over fp8 those of the larger width, whose tiles are widened.
+    Over fp8: the rings of the larger of both widths.
     """
     if conversion(p) != NONE:
         return RINGS[conversion(p), widest_of(p)]

@@ -1,4 +1,4 @@
-"""Conditions of the table of regimes: parts of groups, few rows beside long queries, few keys, what is soon done."""
+"""Conditions of the table of regimes: parts of groups, few rows beside long queries, few keys, short calls."""
 
 from typing import Annotated
 
@@ -17,14 +17,14 @@ MIN_FRACTION_OF_ROWS: Annotated[
     float,
     Threshold(
         "of a block's rows that whole groups fill",
-        "parts of a power of two fill all rows, but each reads the keys for itself",
+        "parts of a power of two fill all rows, but every part reads all keys",
         "2 x 4096 of 96/8 (120 of 128 rows) 1320 -> 1201 us in parts; 28/4 (126) stays whole",
     ),
 ] = 0.95
 MIN_TOKENS_PER_PARTED_SEQ: Annotated[
     int,
     Threshold(
-        "query tokens of a sequence, on average; beside decodes of the longest",
+        "query tokens of a sequence, on average; beside decodes: of the longest sequence",
         "a part's block has up to 128 tokens, and fewer leave its rows empty",
         "71/1 of 64 dims, 2 x 4096 2041 -> 705 us; 300 tokens beside 31 drafts of 4 129 -> 377",
     ),
@@ -33,11 +33,11 @@ MIN_EMPTY_ROWS_WORTH_PARTS: Annotated[
     int,
     Threshold(
         "rows of a block of 128 that whole groups leave empty",
-        "parts of long queries take a launch more for decodes, which would read keys once a part",
+        "parts of long queries take one more launch, for decodes: as parts these would read keys once a part",
         "1024 at 4096 + 31 decodes of 2048: 48/1 (32 empty) 175 -> 151 us, 24/1 (8) +14%",
     ),
 ] = 16
-_SCORES = "what parts save has to be more than a launch takes"
+_SCORES = "parts have to save more time than one more launch takes"
 MIN_SCORES_WORTH_PARTS: Annotated[
     int,
     Threshold("scores of long queries", _SCORES, "48/1: 1024 at 4096 + 31 of 2048 175 -> 151 us, 512 + 7 of 1000 +15%"),
@@ -53,11 +53,11 @@ MIN_FP8_SCORES_WORTH_PARTS: Annotated[
 
 
 def parts_of(p: Problem, apart: bool) -> int:
-    """Parts of a KV head's query heads that are blocks of their own; 1: heads stay together.
+    """Return the number of parts into which a KV head's query heads are cut, each with blocks of its own; 1: not cut.
 
-    Parts of a power of two, if queries are so many that tokens fill them.
-    apart: sequences of one token are no blocks, so that one of many may be all that is; there is one where the caller's
-    bound leaves a token for each of the others.
+    A part has a power of two of heads.  Groups are cut only if queries are long enough to fill the parts' blocks.
+    apart: sequences of one token have another launch, so one long sequence is enough.  One is sure to exist where
+    max_seqlen_q leaves at least a token for each other sequence.
     """
     group = p.heads // p.kv_heads
     parts = group // min(group & -group, MAX_HEADS)
@@ -69,17 +69,17 @@ def parts_of(p: Problem, apart: bool) -> int:
 
 
 def blocks_are_parts(p: Problem) -> bool:
-    """Whether a call's blocks are of parts of a group, for which few queries have no Hopper kernel."""
+    """Whether a call's blocks have parts of a group each; the Hopper kernels serve no few rows of such groups."""
     return p.ragged and p.only != "decode" and not p.batch_invariant and parts_of(p, not is_even(p)) > 1
 
 
 def all_blocks_are_parts(p: Problem) -> bool:
-    """Whether no sequence is so short that blocks of parts would read its keys too often."""
+    """Whether every sequence is long enough for blocks of parts, which read its keys once a part."""
     return p.only is not None or is_even(p) or parts_of(p, False) > 1
 
 
 def parts_save_a_launch(p: Problem) -> bool:
-    """Whether parts of long queries save more than decodes take as a launch of their own."""
+    """Whether parts of long queries save more time than the decodes' own launch takes."""
     if all_blocks_are_parts(p) or parts_of(p, True) == 1:
         return False
     least = MIN_SCORES_WORTH_PARTS if p.cache.itemsize == 2 else MIN_FP8_SCORES_WORTH_PARTS
@@ -90,8 +90,8 @@ def parts_save_a_launch(p: Problem) -> bool:
 MIN_TOKENS_PER_LONG_SEQ: Annotated[
     int,
     Threshold(
-        "query tokens of a sequence, on average; more where its keys may be more than its queries",
-        "products take longer than memory: few rows are hidden as blocks",
+        "query tokens of a sequence, on average; more where its keys may outnumber its queries",
+        "products take longer than reading, so decodes as blocks cost nothing",
         "16 prefills of 16..4096 443 -> 421 us, with a softcap 600 -> 485, of 64 dims 362 -> 267; from 48 tokens on: "
         "2000 beside 24 decodes 118 -> 132",
     ),
@@ -99,26 +99,26 @@ MIN_TOKENS_PER_LONG_SEQ: Annotated[
 MAX_BYTES_OF_ONE_LIST: Annotated[
     int,
     Threshold(
-        "bytes of keys and values, by sequences as long as the longest",
-        "reading takes no time that a kernel of few rows would save",
+        "bytes of keys and values, if all sequences were as long as the longest",
+        "reading takes so little time that a kernel for few rows saves nothing",
         "512 tokens beside 7 decodes of 1000: 73 -> 46 us in one list, 64 dims 57 -> 42",
     ),
 ] = 128 << 20
 MIN_LONG_TOKENS: Annotated[
     int,
     Threshold(
-        "query tokens of long queries, of so few bytes",
-        "fewer hide nothing of few rows",
+        "query tokens of long queries, where bytes are below MAX_BYTES_OF_ONE_LIST",
+        "fewer tokens hide no reading of few rows",
         "512 + 7 decodes of 2000 34 -> 31 us beside blocks; 128 at 1000 + 7 of 1000 22 -> 26",
     ),
 ] = 192
-KEYS_OF_A_DECODE = 1000  # taken of a decode, whose keys the host does not know
+KEYS_OF_A_DECODE = 1000  # assumed, for the host does not know them
 MIN_SCORES_PER_KEY: Annotated[
     int,
     Threshold(
         "scores of long queries for each key that decodes of 1000 keys read",
-        "products hide reading where there are enough: with 4.5 TB/s and 770 TFLOP/s they take a fifth of its time. "
-        "Else memory alone decides, and two lists leave more of shared memory to few rows",
+        "at 4.5 TB/s and 770 TFLOP/s, products of so many scores take a fifth of the time of reading, and hide that "
+        "much. Below, memory alone decides, and two lists leave more shared memory to few rows",
         "1 x 2048 + 63 decodes of 4096 (524) 293 -> 270 us, 4 x 512 + 124 551 -> 473; 216 at 1024 + 40 of 1500 (31) 73 "
         "-> 75, 1 x 64 at 4096 + 63 of 4096 (16) 250 -> 260",
     ),
@@ -126,16 +126,16 @@ MIN_SCORES_PER_KEY: Annotated[
 
 
 def products_outlast_reading(p: Problem) -> bool:
-    """Whether queries are so many for each key that products take longer than memory.
+    """Whether queries are so many for each key that products take longer than reading.
 
-    As many keys as a sequence has queries are sure to meet these: of a context that is longer the host knows nothing.
+    A sequence is sure to have as many keys as queries.  The host does not know which sequences have a longer context.
     """
     keys = p.keys_seen(p.max_seqlen_q)
     return p.tokens * min(p.max_seqlen_q, keys) >= MIN_TOKENS_PER_LONG_SEQ * p.seqs * keys
 
 
 def products_hide_reading(p: Problem) -> bool:
-    """Whether few rows have a warpgroup beside blocks, and these have products enough to hide what it reads."""
+    """Whether few rows can have a warpgroup beside blocks, and the blocks' products hide that warpgroup's reading."""
     group = p.heads // p.kv_heads
     if conversion(p) != NONE or p.packed or not p.query_box or columns_beside(p) < group * (1 + (p.only == "prefill")):
         return False
@@ -143,9 +143,9 @@ def products_hide_reading(p: Problem) -> bool:
 
 
 def reading_takes_no_time(p: Problem) -> bool:
-    """Whether there is little to read, and nothing beside it that hides even that.
+    """Whether there is little to read, and no product hides even that.
 
-    Of one KV head few rows beside blocks would be cut too often.
+    With one KV head, few rows beside blocks would be cut into too many pieces.
     """
     if cost.bytes_of_keys(p, cost.seqs_tried(p), p.keys_seen(p.max_seqlen_q)) >= MAX_BYTES_OF_ONE_LIST:
         return False
@@ -153,30 +153,31 @@ def reading_takes_no_time(p: Problem) -> bool:
 
 
 def few_rows_have_no_columns(p: Problem) -> bool:
-    """Whether few rows could only be blocks as well: of new keys beside an x-packed cache, or of 16 bits no columns."""
+    """Whether few rows can only be blocks: new keys beside an x-packed cache, or 16 bits without columns in a list."""
     if p.packed:
         return p.new
     return conversion(p) == NONE and (padded_dim(p) > 128 or not columns_of_list(p))
 
 
 def decodes_read_faster_alone(p: Problem) -> bool:
-    """Whether few rows beside long queries are better read by a launch of their own than from a list of their own.
+    """Whether few rows beside long queries are served sooner by their own launch than by their own list.
 
-    A converter is slower than memory, and they do without; x-packed ones are columns of other boxes; and of decodes
-    fewer than programs a list cuts each, to have some for all of these, which even shares do better.
+    fp8: few rows need no converter in their own launch, and a converter is slower than memory.  x-packed: few rows are
+    columns, whose boxes differ from those of blocks.  Fewer decodes than programs: a list would cut every decode to
+    give each program a piece, and even shares do that better.
     """
     if conversion(p) != NONE or p.packed:
         return True
     return cost.seqs_tried(p) * p.kv_heads <= p.device.multiprocessors
 
 
-KEYS_BESIDE_A_WINDOW = 16 + 64  # seen by a block of 16 rows, and of a tile with which its keys need not begin
+KEYS_BESIDE_A_WINDOW = 16 + 64  # those that a block of 16 rows sees beyond the window, and a tile that begins before it
 MAX_PORTABLE_KEYS: Annotated[
     int,
     Threshold(
         "keys that few rows see",
         "an item waits for queries, keys and stores one after the other, 2 us with nothing under way; four portable "
-        "programs of a multiprocessor hide each other's waits, and cut no keys so few",
+        "programs of a multiprocessor hide each other's waits, and so few keys are not cut",
         "256 decodes of 64 keys of 64 dims 36.3 -> 16.9 us, 64 x 256 over e4m3 22.4 -> 16.8; 384 keys 0.94 to 1.6x",
     ),
 ] = 256
@@ -184,7 +185,7 @@ MAX_PORTABLE_KEYS_OF_LARGE_HEADS: Annotated[
     int,
     Threshold(
         "keys of 16 bits beyond 128 dims that few rows see",
-        "fewer such programs fit a multiprocessor",
+        "fewer programs with large heads fit a multiprocessor",
         "256 dims: decodes of up to 128 keys 0.85 to 1.07x",
     ),
 ] = 128
@@ -192,16 +193,16 @@ MIN_DECODES_PER_PROGRAM: Annotated[
     int,
     Threshold(
         "sequences x KV heads for each multiprocessor",
-        "beside blocks a launch more has to hide waits of several decodes for each program",
+        "one more launch beside blocks is worth it only if each program has several decodes' waits to hide",
         "window of 128: 255 decodes and 256 tokens of 64/8 over e4m3 129 -> 48 us, 63 of 500 and 512 32.6 -> 29.9",
     ),
 ] = 2
 
 
 def keys_are_few(p: Problem) -> bool:
-    """Whether sequences, or windows, have so few keys that the portable kernel does not cut them, and is the faster.
+    """Whether sequences, or windows, have so few keys that the portable kernel is faster; it does not cut so few keys.
 
-    Whatever the queries, so that `prepare` meets both sides.
+    The answer does not depend on the queries, so that `prepare` meets both sides.
     """
     if p.packed or p.biased:
         return False
@@ -217,9 +218,10 @@ def all_rows_are_few(p: Problem) -> bool:
 
 
 def portable_hides_waits_beside_blocks(p: Problem) -> bool:
-    """Whether decodes of few keys beside blocks, of queries that are not mostly long, may be several for each program.
+    """Whether each program may get several decodes of few keys beside blocks, where queries are not mostly long.
 
-    Keys of 16 bits outside a window keep memory busy for as long either way; beside large heads decodes are hidden.
+    False for 16-bit keys of more than 64 dims without a window: reading them takes equally long either way.  False for
+    heads beyond 128 dims: blocks hide their decodes.
     """
     if p.head_dim > 128 or p.tokens >= MIN_TOKENS_PER_LONG_SEQ * p.seqs or not keys_are_few(p):
         return False
@@ -233,7 +235,7 @@ MAX_ROWS_OF_EVEN_SHARES: Annotated[
     int,
     Threshold(
         "rows of a sequence and KV head",
-        "of more a program joins too many",
+        "with more rows, a program joins too many of them",
         "1 x 128 x 16384 144 -> 78 us, 4 x 128 x 2048 63 -> 42 in shares; over 256..32768 161, 172 by the counter",
     ),
 ] = 512
@@ -241,15 +243,15 @@ MAX_TILES_PER_PROGRAM: Annotated[
     int,
     Threshold(
         "tiles of 64 keys and 64 rows for each multiprocessor",
-        "until then how much code a launch fetches counts, and how few rows of how few pieces a program joins",
+        "up to so many tiles, fetching code and joining pieces take most of the time",
         "3 x 64 x 2048 34.9 -> 30.0 us, 1 x 32 x 16384 44.8 -> 35.9; 64 tiles: 1 x 128 x 8192 44.6, 50.0",
     ),
 ] = 32
 MAX_TILES_PER_PROGRAM_OF_FEW_BLOCKS: Annotated[
     int,
     Threshold(
-        "the same, of blocks that are each cut into many pieces",
-        "blocks of 128 rows would be cut as much, and these join in groups",
+        "tiles of 64 keys and 64 rows for each multiprocessor, where each block is cut into many pieces",
+        "blocks of 128 rows would be cut as often, and blocks of 64 rows join their pieces in groups",
         "8/1 1 x 131072 of 32 tokens 75.8 -> 57.1 us, 1 x 65536 of 64 59.2 -> 53.7",
     ),
 ] = 64
@@ -257,21 +259,21 @@ MIN_PIECES_OF_FEW_BLOCKS: Annotated[
     int,
     Threshold(
         "multiprocessors for each block",
-        "so many pieces are joined in groups",
+        "pieces as many as these are joined in groups",
         "8 blocks of 32 tokens 49 us; of 16: 32/4 1 x 32768 of 32 49.3, 51.6, 32/8 4 x 8192 46, 55",
     ),
 ] = 16
 
 
 def shares_have_more_rows(p: Problem) -> bool:
-    """Whether even shares serve sequences of more rows than a block of theirs has."""
+    """Whether even shares serve sequences that have more rows than one block of 64."""
     if not is_even(p) or p.seqs > MAX_SEQS_OF_ONE_WARP:
         return False
     return rows_of(p, UNBOUNDED) <= MAX_ROWS_OF_EVEN_SHARES and even_shares_end_sooner(p)
 
 
 def even_shares_end_sooner(p: Problem) -> bool:
-    """Whether even shares of blocks of 64 rows are better than half as many of 128 from a counter."""
+    """Whether even shares of blocks of 64 rows end sooner than half as many blocks of 128 rows from a counter."""
     multiprocessors = p.device.multiprocessors
     blocks = p.seqs * p.kv_heads * cdiv(p.max_seqlen_q, MAX_ROWS // (p.heads // p.kv_heads))
     few = MIN_PIECES_OF_FEW_BLOCKS * blocks <= multiprocessors

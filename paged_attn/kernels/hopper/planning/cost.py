@@ -1,6 +1,7 @@
-"""What a call costs by count: bytes of its keys, scores of its queries, blocks, and rounds in which these are done.
+"""A call's cost in numbers: bytes of keys, scores of queries, blocks, and rounds of blocks.
 
-Of lengths the host knows bounds.  Sequences count by powers of two where `prepare` compiles for these only.
+The host knows only bounds of lengths.  The number of sequences is rounded up to a power of two where it selects a
+kernel, because `prepare` compiles for these numbers only.
 """
 
 from typing import Annotated
@@ -15,9 +16,9 @@ MAX_TIME_OF_WHOLE_BLOCKS: Annotated[
     float,
     Threshold(
         "times an even share of all work",
-        "whole blocks are done in rounds, the last of them not full; blocks that may be cut end together, but no "
-        "consumer begins the next item before the last one is stored. Of one sequence the rounds are known, of several "
-        "one may be empty: that is four blocks for each multiprocessor",
+        "whole blocks are done in rounds, and the last round is not full. Blocks that may be cut end together, but no "
+        "consumer begins the next item before the last one is stored. With one sequence the rounds are known. With "
+        "several, one round more is assumed, so blocks stay whole from four for each multiprocessor on",
         "chunk of 2048 at 4096 (0.97 of four rounds) 160.5 -> 153.2 us whole; of 8192 keys 1300 tokens (0.83) 264.2 -> "
         "256.7, 1200 (0.77) 258.7 -> 260.4",
     ),
@@ -25,45 +26,45 @@ MAX_TIME_OF_WHOLE_BLOCKS: Annotated[
 
 
 def seqs_tried(p: Problem) -> int:
-    """Sequences, by powers of two."""
+    """Sequences, rounded up to a power of two."""
     return next_power_of_2(p.seqs)
 
 
 def bytes_of_keys(p: Problem, seqs: int, keys: int) -> int:
-    """Bytes of keys and values of so many sequences of so many keys each."""
+    """Bytes of keys and values of `seqs` sequences with `keys` keys each; values within keys count once."""
     dims = p.head_dim + (0 if reads_latents(p) else p.value_width)
     return seqs * keys * p.kv_heads * dims * p.cache.itemsize
 
 
 def long_tokens(p: Problem) -> int:
-    """Query tokens beyond one for each sequence: those of long queries beside decodes."""
+    """Query tokens beyond one for each sequence, about as many as long queries have beside decodes."""
     return p.tokens - p.seqs
 
 
 def long_scores(p: Problem) -> int:
-    """Scores of these tokens in all heads, by the keys that the longest query is sure to see."""
+    """Scores of `long_tokens` in all heads, with the keys that sequences of max_seqlen_q tokens are sure to see."""
     return long_tokens(p) * p.heads * p.keys_seen(p.max_seqlen_q)
 
 
 def blocks_at_most(p: Problem, tokens: int) -> int:
-    """The most blocks of so many tokens that a batch has for a KV head."""
+    """The most blocks of `tokens` tokens that a batch may have for a KV head."""
     return p.tokens // tokens + p.seqs
 
 
 def blocks_likely(p: Problem, tokens: int) -> int:
-    """As many as it has where all sequences have as many queries."""
+    """Blocks of `tokens` tokens for a KV head: exact where all sequences have equally many queries, else the most."""
     return p.seqs * cdiv(p.max_seqlen_q, tokens) if is_even(p) else blocks_at_most(p, tokens)
 
 
 def rounds(p: Problem, blocks: int) -> int:
-    """In which all programs have done so many blocks of each KV head, an item a round."""
+    """Rounds that `blocks` blocks of each KV head take, with one item for each multiprocessor a round."""
     return cdiv(blocks * p.kv_heads, p.device.multiprocessors)
 
 
 def whole_blocks_suffice(p: Problem, blocks: int, known: bool, most: float | None = None) -> bool:
-    """Whether so many blocks of each KV head are done soon enough whole.
+    """Whether `blocks` blocks of each KV head need no cut: whole, they take at most `most` times an even share.
 
-    known: whether there are as many, or up to as many.
+    known: the number of blocks is exact; otherwise there may be fewer, and one round more is assumed.
     """
     items, programs = blocks * p.kv_heads, p.device.multiprocessors
     time = rounds(p, blocks) * programs if known else items + programs

@@ -1,4 +1,4 @@
-"""What the Hopper kernels cover: conditions, calls worth a copy into whole pages, functions that Gluon compiles."""
+"""Coverage of the Hopper kernels: conditions, calls worth a copy into whole pages, functions that Gluon compiles."""
 
 from __future__ import annotations
 
@@ -24,49 +24,49 @@ from .wide_heads import shares_take
 
 __all__ = ["copies", "covers", "launches", "need_of", "regime", "uncovered"]
 
-_TIMES = "the portable kernels take twice as long for products as these"
+_TIMES = "the portable kernels take twice as long for products as the Hopper kernels"
 MIN_SCORES_PER_COPIED_KEY: Annotated[
     int,
     Threshold(
         "scores of a KV head for each key that is copied",
-        f"{_TIMES}, and 8 keys of 128 dims and their values are read and written in 2 ns",
+        f"{_TIMES}; reading and writing 8 keys and values of 128 dims takes 2 ns",
         "4 x 128 at 8192 (512) over pages of 4 177 -> 165 us, 4 x 256 345 -> 249",
     ),
 ] = 512
 MIN_SCORES_WORTH_A_COPY: Annotated[
     int,
-    Threshold("scores of all heads", f"a launch more takes 2 to 3 us; {_TIMES}", "1 x 512 (8 x 2^20) 20.4 -> 18.9 us"),
+    Threshold("scores of all heads", f"a launch takes 2 to 3 us; {_TIMES}", "1 x 512 (8 x 2^20) 20.4 -> 18.9 us"),
 ] = 8 << 20
 MAX_BYTES_OF_COPIES: Annotated[
     int,
     Threshold(
         "bytes of whole pages, for as many keys of each sequence as the bounds allow",
-        "engines leave a tenth of a GPU's memory to what is no cache, 8 GB of the smallest, and a graph keeps its own; "
-        "of 8 heads of 128 dims this is 262144 keys",
+        "engines leave a tenth of a GPU's memory beside the cache, 8 GB on the smallest, and every graph keeps its "
+        "copies; with 8 heads of 128 dims 2^30 bytes are 262144 keys",
         "not measured",
     ),
 ] = 1 << 30
 
 
 def copies(p: Problem) -> Copies | None:
-    """Whole pages that a call's keys are worth copying to, where its own are none of boxes."""
+    """Return the whole pages into which a call's keys are copied first; None: its pages fit boxes, or no gain."""
     found = copies_of(p)
     return found if _can_be_copied(p) and _is_worth_a_copy(p) and found.bytes <= MAX_BYTES_OF_COPIES else None
 
 
 def _can_be_copied(p: Problem) -> bool:
-    """Whether nothing but the size of pages is in the way.
+    """Whether the size of pages alone keeps the Hopper kernels from a call.
 
-    What is worth it depends on the batch, which must not choose the kernels of a call of `batch_invariant`.  Copies are
-    of all heads at once, from pages of which some may be gone where windows are by head.
+    `batch_invariant`: a copy's worth depends on the batch, which must not select the kernels.  Windows by head: a copy
+    takes all heads at once, and pages outside of some head's window may be gone.
     """
     return not (in_boxes(p) or p.packed or p.latent or p.batch_invariant or is_decode(p) or p.head_windows)
 
 
 def _is_worth_a_copy(p: Problem) -> bool:
-    """Whether scores are so many for each key that a copy takes less than they save.
+    """Whether a call has so many scores for each key that a copy takes less time than it saves.
 
-    Where most sequences may be decodes, long queries are sure to see as many keys as they are, and no more.
+    Where most sequences may be decodes, a long query is sure to see only as many keys as it has tokens.
     """
     most, copied = p.keys_seen(1), p.seqs * p.keys_seen(p.max_seqlen_q)
     seen = most if 2 * p.tokens >= p.seqs * p.max_seqlen_q else min(most, p.max_seqlen_q)
@@ -76,7 +76,7 @@ def _is_worth_a_copy(p: Problem) -> bool:
 
 COUNTERS_PER_LAUNCH = 4  # before those of pieces: items taken, programs done
 
-# What must hold, and what a call asks for where it does not; types of 32 bits are told once.
+# (condition, what a call asks for where the condition is false).  Caches of 32 bits fail the first condition alone.
 CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
     (
         lambda p: p.compute in (torch.float16, torch.bfloat16) and p.query.itemsize <= 2 and p.cache.itemsize <= 2,
@@ -110,7 +110,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
         lambda p: not p.new or p.new_box,
         "keys outside the cache of another type than those in it, or not in steps of 16 bytes",
     ),
-    # of a piece's results and those before it, larger heads would leave no room for keys
+    # a piece's results and the results before them would leave no shared memory for keys of larger heads
     (
         lambda p: not p.batch_invariant or (p.cache.itemsize == 2 and p.head_dim <= 128),
         "batch_invariant over an fp8 cache, or of head_dim above 128",
@@ -119,7 +119,7 @@ CONDITIONS: tuple[tuple[Callable[[Problem], bool], str], ...] = (
 
 
 def uncovered(p: Problem) -> list[str]:
-    """What a call asks for that these kernels do not have."""
+    """Return what a call asks for that the Hopper kernels do not have."""
     wanted = [asked for holds, asked in CONDITIONS if not holds(p)]
     if p.score_mod is not None and not wanted and (why := _why_not_compiled(p.score_mod)):
         wanted.append(f"a score_mod that Gluon does not compile ({why})")
@@ -127,7 +127,7 @@ def uncovered(p: Problem) -> list[str]:
 
 
 def _why_not_compiled(asked: ScoreMod) -> str | None:
-    """What Gluon says of a user's function that it does not take."""
+    """Return Gluon's message about a score_mod that it does not compile; None: it compiles."""
     with FIRST:
         from ..score_mod_trial import why_not  # Gluon is optional
 
@@ -135,28 +135,31 @@ def _why_not_compiled(asked: ScoreMod) -> str | None:
 
 
 def covers(p: Problem) -> bool:
-    """Whether these kernels take a call; the rest is left to the portable ones."""
+    """Whether the Hopper kernels take a call; the portable kernels take the rest."""
     return not uncovered(p)
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """Of the first row of the table that has the call."""
+    """Return the launches of a call's regime."""
     return launches_of(p)
 
 
 def regime(p: Problem) -> tuple[str, str]:
-    """Name and reason of the row of the table that has a call."""
+    """Return name and reason of a call's regime."""
     row = regime_of(p)
     return row.name, row.reason
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch of a launch: its size depends on the device, for fixed pieces on bounds, too, and not on lengths."""
+    """Scratch of a launch.
+
+    Its size depends on the device, with pieces of a fixed size also on the bounds, and never on the lengths.
+    """
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
     states = slots * shape.LIVE * (shape.VALUE_PADDED + 2) + launch.cuts
-    blocks = launch.programs if pipe.SHARES else slots  # that may be cut at a time
-    firsts = slots if pipe.GROUPED else 0  # of groups of pieces
+    blocks = launch.programs if pipe.SHARES else slots  # at most so many are cut at a time
+    firsts = slots if pipe.GROUPED else 0  # a counter for the first piece of each group
     counters = COUNTERS_PER_LAUNCH + (blocks * pipe.CONSUMERS + firsts if launch.merge is None else 0)
     if launch.beside is not None:
         more = need_of(launch.beside)

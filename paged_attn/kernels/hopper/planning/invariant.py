@@ -1,7 +1,7 @@
-"""Plans of batch-invariant calls: 64 rows of a consumer against tiles of one size, keys cut at fixed places only.
+"""Plans of batch-invariant calls: consumers of 64 rows, tiles of one size, keys cut at fixed places only.
 
-A decode's few rows take a product of 64 rows, as a prefill's do, which memory leaves time for.  Bounds, the batch and
-the page table decide who does what, and nothing that a result depends on.
+Few rows of a decode go through products of 64 rows, as a prefill's rows do; memory leaves time for that.  Bounds, the
+batch and the page table decide which program does what, and never change a result.
 """
 
 import math
@@ -22,7 +22,8 @@ MAX_TIME_WITHOUT_PIECES: Annotated[
     float,
     Threshold(
         "times an even share of all work",
-        "as of other blocks, but pieces of a fixed size cost more: two blocks for each multiprocessor are enough",
+        "as for other blocks, but pieces of a fixed size take longer, so blocks stay whole from two for each "
+        "multiprocessor on",
         "b4 x 4096 whole 1.25x of the default mode, chunk of 128 at 16384 in pieces 1.43x",
     ),
 ] = 1.5
@@ -30,19 +31,19 @@ MAX_ROWS_BESIDE_LONGER: Annotated[
     int,
     Threshold(
         "rows of a sequence beside longer ones",
-        "all sequences of as few may leave states in scratch",
+        "every sequence of few rows may leave states of its pieces in scratch",
         "batch-invariant 1 x 2048 + 63 decodes 1.07x of the default mode",
     ),
 ] = 16
 
 
 def launch_of_one_block(p: Problem, shortest: int, longest: int) -> Launch:
-    """A block for each sequence."""
+    """Return the launch of one block for each sequence."""
     return _cut(p, 1, p.seqs, shortest, longest) or _whole(p, p.seqs, shortest, longest)
 
 
 def launch_of_blocks(p: Problem, shortest: int) -> Launch:
-    """Blocks of two consumers, cut where there are few; with one consumer there may be room for more pieces."""
+    """Return the launch of blocks of two consumers; few blocks are cut, by one consumer where more pieces fit."""
     blocks = _blocks(p, shortest, 2)
     whole = cost.whole_blocks_suffice(p, blocks, known=False, most=MAX_TIME_WITHOUT_PIECES)
     if not whole and p.max_seqlen_k > KEYS_PER_PIECE:
@@ -53,7 +54,7 @@ def launch_of_blocks(p: Problem, shortest: int) -> Launch:
 
 
 def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -> Launch | None:
-    """Even shares of all tiles; of blocks that are cut every piece leaves a state, for which there may be no room."""
+    """Even shares of all tiles; None: scratch has no room for the state that every piece leaves."""
     queries = max(1, min(p.max_seqlen_q, longest)) if p.ragged else 1
     live = 2 * ROWS_PER_CONSUMER if consumers == 2 else min(ROWS_PER_CONSUMER, next_power_of_2(queries * _group(p)))
     pieces = most_pieces(p, KEYS_PER_PIECE, min(longest, p.max_seqlen_q))
@@ -88,7 +89,7 @@ def _launch(
 
 
 def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
-    """Of whole blocks; two consumers and what lies in the bank leave room for two slots of each ring."""
+    """Pipe of whole blocks; two consumers and the sums of earlier pieces leave two slots of 128 keys for each ring."""
     slots = (2 if padded_dim(p) == 128 else 4) * (128 // _tile(p))
     return Pipe(
         SHARES=False,
@@ -105,7 +106,7 @@ def _pipe(p: Problem, consumers: int, loaders: int) -> Pipe:
 
 
 def _tile(p: Problem) -> int:
-    """Keys of a tile: of the call's options alone, not of its sizes."""
+    """Keys of a tile; depends on the call's options alone, never on its sizes."""
     return 64 if p.softcap else 128
 
 
@@ -125,12 +126,12 @@ def launches_of_both(p: Problem, shortest: int) -> tuple[Launch, ...]:
 
 
 def _tokens(p: Problem, consumers: int) -> int:
-    """Of a block."""
+    """Query tokens of a block."""
     return consumers * (ROWS_PER_CONSUMER // _group(p))
 
 
 def _blocks(p: Problem, shortest: int, consumers: int) -> int:
-    """That sequences of so many queries or more can have."""
+    """The most blocks that sequences of `shortest` tokens or more can have for a KV head."""
     tokens = _tokens(p, consumers)
     if is_even(p):
         return p.seqs * cdiv(p.max_seqlen_q, tokens)

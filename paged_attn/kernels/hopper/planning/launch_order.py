@@ -1,4 +1,4 @@
-"""The launches of regimes: which sequences each serves, and in which order; and how few queries are few there."""
+"""The launches of regimes: their order, the sequences that each serves, and the token limits of few rows."""
 
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
@@ -13,25 +13,25 @@ from .wide_heads import shares_take
 
 
 def shortest_of(p: Problem) -> int:
-    """Query tokens of the shortest sequence that is asked for."""
+    """Query tokens of the shortest sequence that the call asks for: 2 if it asks for prefills alone."""
     return 0 if p.only is None else 2
 
 
 def drafts_of_parts(p: Problem) -> int:
-    """Query tokens up to which the portable kernel's blocks, of a token each, read keys sooner than a block a part.
+    """Query tokens, inclusive, up to which the portable kernel reads keys sooner than blocks of parts.
 
-    In its blocks a sequence should take twice as long for a token as in blocks of a part for it.
+    The portable kernel has a block for each token, taken as twice as slow as a block of one part for that token.
     """
     return parts_of(p, True) // 2
 
 
 def tokens_of_columns(p: Problem) -> int:
-    """Query tokens up to which rows are columns of a launch of their own."""
+    """Query tokens, inclusive, up to which rows are columns of a launch of their own."""
     return max(1, MAX_COLUMNS * p.kv_heads // p.heads)
 
 
 def tokens_of_portable(p: Problem) -> int:
-    """Query tokens up to which the portable kernel has few beside blocks."""
+    """Query tokens, inclusive, up to which the portable kernel serves few rows beside blocks."""
     return few_apart(p, shortest_of(p)).longest
 
 
@@ -41,14 +41,15 @@ def shares(p: Problem) -> tuple[Launch, ...]:
 
 
 def blocks(p: Problem, two_lists: bool = False) -> tuple[Launch, ...]:
-    """Items of all sequences."""
+    """Blocks of all sequences, as items from a counter."""
     return (blocks_launch(p, shortest_of(p), two_lists),)
 
 
 def wide_blocks(p: Problem) -> tuple[Launch, ...]:
-    """Items of all sequences, of two widths or wide heads: a launch for each 256 dims of values.
+    """Blocks of all sequences with two widths or wide heads: a launch for each 256 dims of values.
 
-    Over fp8, where a converter is slower than memory, and where two launches read keys, few rows come before.
+    Few rows have an earlier launch over fp8, where a converter is slower than memory, and beyond 256 dims, where two
+    launches read the keys.
     """
     launches = blocks(p)
     if not is_even(p) and (p.cache.itemsize == 1 or p.widest > 256):
@@ -63,12 +64,12 @@ def wide_blocks(p: Problem) -> tuple[Launch, ...]:
 
 
 def shares_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
-    """Even shares of sequences of up to so many tokens, and items of the others as these end."""
+    """Even shares of sequences of up to `longest` tokens; blocks of the others begin as the shares end."""
     return _overlapped(shares_launch(p, shortest_of(p), longest, leads=True), blocks_launch(p, longest + 1, False))
 
 
 def portable_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
-    """The same, of the portable kernel."""
+    """The portable kernel for sequences of up to `longest` tokens; blocks of the others begin as its programs end."""
     return _overlapped(few_apart(p, shortest_of(p)), blocks_launch(p, longest + 1, False))
 
 
@@ -79,16 +80,17 @@ def portable_then_blocks_then_drafts(p: Problem) -> tuple[Launch, ...]:
 
 
 def blocks_beside_shares(p: Problem) -> tuple[Launch, ...]:
-    """One launch: few rows by a warpgroup beside blocks."""
+    """One launch of the mixed kernel: a warpgroup serves few rows beside the blocks."""
     longest = columns_beside(p) * p.kv_heads // p.heads
     blocks = blocks_beside_launch(p, longest + 1)
     return (blocks._replace(beside=shares_beside_launch(p, shortest_of(p), longest)),)
 
 
 def _overlapped(first: Launch, second: Launch) -> tuple[Launch, Launch]:
-    """Two launches of different sequences: programs of the second begin wherever some of the first have ended.
+    """Two launches of different sequences: programs of the second begin where programs of the first have ended.
 
-    Few rows come first: memory serves some of their programs later than others, and blocks fill what that leaves.
+    Few rows come first: memory serves some of their programs later than others, and blocks fill the idle
+    multiprocessors.
     """
     first = first._replace(shape=first.shape._replace(LEADS=True))
     return first, second._replace(pipe=second.pipe._replace(FOLLOWS=True))

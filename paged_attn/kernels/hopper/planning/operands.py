@@ -1,4 +1,4 @@
-"""How scores, tiles and rows become operands: the conversion of fp8, what caps scores, and rows as columns."""
+"""Operands of products: conversion of fp8 tiles, arithmetic of the softcap, and rows as columns."""
 
 from typing import Annotated
 
@@ -16,7 +16,11 @@ NONE, WIDEN, TRANSPOSE, WIDEN_VALUES = 0, 1, 2, 3
 
 
 def conversion(p: Problem) -> int:
-    """What a converter does to tiles."""
+    """Return what a converter warpgroup does to fp8 tiles.
+
+    NONE: no converter.  WIDEN: keys and values to float16.  WIDEN_VALUES: values alone; bfloat16 queries are fp8
+    numbers in two terms.  TRANSPOSE: values stay fp8 and are transposed.
+    """
     if p.cache.itemsize == 2:
         return NONE
     if is_wide(p):
@@ -24,15 +28,13 @@ def conversion(p: Problem) -> int:
     both = p.query == p.cache == torch.float8_e4m3fn
     if both and p.query_box and p.head_dim <= 128:
         return TRANSPOSE
-    # the tensor cores keep 14 bits of a sum of fp8 products: what a log-sum-exp would show
+    # the tensor cores keep 14 bits of a sum of fp8 products, and a log-sum-exp would show that
     in_two = p.query == torch.bfloat16 and p.cache == torch.float8_e4m3fn and not p.lse and p.head_dim <= 128
     return WIDEN_VALUES if in_two else WIDEN
 
 
-TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/caps.py`, as coarse as tanh's instruction; as exponentials
-_SMALL = (
-    "the smaller the cap, the higher a row's maximum has to be for the polynomial to hold: with these 2.7, of scores"
-)
+TERMS_AS_TANH, TERMS_EXACTLY = 3, 5  # of polynomials of `asm/caps.py`: off as much as tanh.approx, as exponentials
+_SMALL = "the polynomial holds above a maximum of the row's scores, which rises as the cap falls: 2.7 for these caps"
 MIN_CAP_OF_TANH: Annotated[
     float,
     Threshold("score", _SMALL, "softcap 30, prefill b4 x 4096 992 -> 888 us, plain 752"),
@@ -44,15 +46,15 @@ MIN_CAP_OF_EXACT_TERMS: Annotated[
 
 
 def has_tanh(p: Problem) -> bool:
-    """Whether a softcap may be off by 2^-11 of a score: never where that would show in a log-sum-exp or in float16."""
+    """Whether a softcap may be off by 2^-11 of a score; False where a log-sum-exp or float16 would show that."""
     return p.softcap > 0 and not p.far_cap and not p.lse and p.query != torch.float16
 
 
 def terms_of(p: Problem) -> int:
-    """Terms of the polynomial that caps scores of whole blocks; 0: special functions do, or nothing.
+    """Return the number of terms of the polynomial that caps scores of blocks; 0: special functions, or no softcap.
 
-    Beside the products of heads beyond 128 dims special functions are done in time, and the finer polynomial takes
-    registers that four warpgroups do not have.
+    Beyond 128 dims, special functions end before the products do.  Below, four warpgroups have no registers for the
+    exact polynomial.
     """
     if (
         p.alibi
@@ -69,12 +71,12 @@ def terms_of(p: Problem) -> int:
     return TERMS_EXACTLY if p.softcap >= MIN_CAP_OF_EXACT_TERMS and widest_of(p) == 128 else 0
 
 
-MAX_ROWS = 64  # of a block that is not of columns, and of columns at most
+MAX_ROWS = 64  # of a block of few rows, whether they are rows or columns of products
 MAX_COLUMNS: Annotated[
     int,
     Threshold(
         "rows of one token over 16 bits",
-        "a product has 64 rows but any 8 columns: 8 exponentials of a thread instead of 64",
+        "a product has 64 rows, but any multiple of 8 columns: a thread computes 8 exponentials instead of 64",
         "decode b1 x 512 10.1 -> 9.2 us; 12 heads on a KV head as 16 columns +1 to +7%",
     ),
 ] = 8
@@ -82,7 +84,7 @@ MAX_DRAFT_COLUMNS: Annotated[
     int,
     Threshold(
         "rows of several tokens over 16 bits",
-        "tiles of several tokens are masked, which columns do for fewer scores",
+        "tiles of several tokens are masked, and columns mask fewer scores",
         "8/1 1 x 32768 of 2 tokens 19.5 -> 17.8 us, 128 x 1024 of 4 142 -> 138; 32 columns -4 to +11%",
     ),
 ] = 16
@@ -90,25 +92,25 @@ MAX_REGISTER_COLUMNS: Annotated[
     int,
     Threshold(
         "rows over fp8 or x-packed keys",
-        "such keys pass through registers as left operands, so all rows have to be columns; a sequence of more rows "
-        "has two blocks, a group of more heads one of 64",
+        "fp8 and x-packed keys pass through registers as left operands, so all rows have to be columns; a sequence of "
+        "more rows has two blocks, a group of more heads one block of 64",
         "16 x 8192 of 8 tokens over e4m3 104.5 -> 88.8 us, 1 x 32768 46.8 -> 39.9, x-packed 57.7 -> 44.5",
     ),
 ] = 32
 MAX_BLOCKS_SHARE: Annotated[
     float,
     Threshold(
-        "of the multiprocessors that sequences x KV heads fill",
-        "of 33 to 64 rows: two blocks of columns keep idle multiprocessors busy, where one block of rows converts or "
-        "reads keys once for all of them",
+        "of the multiprocessors, for sequences x KV heads",
+        "with 33 to 64 rows, two blocks of columns use idle multiprocessors; without idle ones, one block of rows "
+        "converts and reads the keys once",
         "16 tokens over e4m3 (blocks, two of columns): 16 x 8192 117, 177 us; 1 x 32768 92, 57; 4 x 8192 51, 52",
     ),
 ] = 1 / 2
 MAX_BLOCKS_SHARE_OF_FAST_ROWS: Annotated[
     float,
     Threshold(
-        "of the same",
-        "for fp8 products, which convert no keys, and for heads beyond 128 dims, whose columns take longer",
+        "of the multiprocessors, for sequences x KV heads, with fp8 products or beyond 128 dims",
+        "fp8 products convert no keys, and columns of heads beyond 128 dims take longer",
         "all e4m3 (blocks, two of columns): 4 x 2048 25.5, 22.8 us; 8 x 1024 18.9, 22.9",
     ),
 ] = 1 / 4
@@ -116,14 +118,14 @@ MIN_KEYS_WORTH_FP8_PRODUCTS: Annotated[
     int,
     Threshold(
         "keys of all sequences and KV heads",
-        "over as many, blocks of fp8 products are cut and done sooner however few they are",
+        "over so many keys, blocks of fp8 products are cut, and end sooner however few they are",
         "16 tokens of all e4m3 (blocks, two of columns): 1 x 32768 40.8, 55.6 us; 1 x 8192 27.8, 25.6",
     ),
 ] = 1 << 17
 
 
 def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
-    """Columns of a block of so many rows, of one token or several; 0: they are rows."""
+    """Return the columns of a block of `rows` rows of one token or several; 0: its rows are rows of products."""
     if only_columns(p):
         return wide_columns(p, rows)
     if p.cache.itemsize == 1:
@@ -136,25 +138,25 @@ def columns_of_shares(p: Problem, rows: int, several: bool) -> int:
 
 
 def columns_beside(p: Problem) -> int:
-    """Of few rows beside blocks, whose warpgroup has no registers for more; 0: there is no such warpgroup."""
+    """Return the columns of few rows beside blocks, as many as registers allow; 0: no warpgroup serves few rows."""
     if padded_dim(p) > 128:
         return 0
     return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else MAX_DRAFT_COLUMNS
 
 
 def columns_of_list(p: Problem) -> int:
-    """Of blocks of few rows in a list of their own; 0: they are rows."""
+    """Return the columns of blocks of few rows in a list of their own; 0: their rows are rows of products."""
     return MAX_COLUMNS if p.heads // p.kv_heads <= MAX_COLUMNS else 0
 
 
 def fp8_rows_are_columns(p: Problem) -> bool:
-    """Whether even shares have all rows over an fp8 cache, as columns."""
+    """Whether even shares serve all rows over an fp8 cache, as columns."""
     rows = rows_of(p, UNBOUNDED)
     return rows <= MAX_REGISTER_COLUMNS or (rows <= MAX_ROWS and two_blocks_of_columns(p))
 
 
 def packed_rows_are_columns(p: Problem) -> bool:
-    """Whether all rows would be columns of products with tiles of an x-packed cache."""
+    """Whether all rows over an x-packed cache are columns."""
     rows = rows_of(p, 1 if p.only == "decode" else UNBOUNDED)
     if padded_dim(p) > 128:
         return rows <= MAX_COLUMNS
@@ -162,7 +164,7 @@ def packed_rows_are_columns(p: Problem) -> bool:
 
 
 def two_blocks_of_columns(p: Problem) -> bool:
-    """Whether two blocks of columns serve a sequence of 33 to 64 rows, or there are no other blocks for it."""
+    """Whether two blocks of columns serve a sequence of 33 to 64 rows; True where no other block can."""
     if p.packed:
         if p.cache.itemsize == 1:
             return True
@@ -178,15 +180,15 @@ def two_blocks_of_columns(p: Problem) -> bool:
 
 
 def packed_tiles_are_operands(p: Problem) -> bool:
-    """Whether tiles of an x-packed cache can be multiplied by blocks as they lie."""
+    """Whether blocks can multiply tiles of an x-packed cache in place, without a copy through registers."""
     return p.cache.itemsize == 2 and p.page_size % VALUES_PER_CORE_ROW == 0 and p.ragged and not is_decode(p)
 
 
 def packed_has_a_kernel(p: Problem) -> bool:
-    """Whether an x-packed cache is read here."""
+    """Whether a Hopper kernel reads a call's x-packed cache."""
     return not p.batch_invariant and ((packed_rows_are_columns(p) and not p.new) or packed_tiles_are_operands(p))
 
 
 def decodes_have_shares(p: Problem) -> bool:
-    """Whether decodes have a kernel for a launch of their own: over x-packed caches only where they are columns."""
+    """Whether the shares kernel can serve decodes by a launch of their own; over x-packed caches only as columns."""
     return not p.packed or (packed_rows_are_columns(p._replace(only="decode")) and not p.new)

@@ -1,7 +1,7 @@
-"""The table of regimes: what a call is by rows, tokens, keys, bytes and heads, and which launches it gets for that.
+"""The table of regimes: conditions on rows, tokens, keys, bytes and heads, and the launches that a call gets.
 
-The first row whose condition holds has the call.  Numbers in the conditions are thresholds of the modules that are
-asked; `docs/regimes.md` shows both, and `explain` names the row.
+A call gets the launches of the first row whose condition holds.  Numbers in the conditions are the `Threshold`s of this
+folder.  `docs/regimes.md` shows both tables, and `explain` names the row.
 """
 
 from ....records.plan import UNBOUNDED, Launch
@@ -16,12 +16,12 @@ from .wide_heads import shares_take
 
 
 def regime_of(p: Problem) -> Regime:
-    """The row that has a call."""
+    """Return the first row whose condition holds."""
     return row_of(REGIMES, p)
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """Of the row that has the call."""
+    """Return the launches of a call's regime."""
     return regime_of(p).launches(p)
 
 
@@ -30,9 +30,9 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 REGIMES = (
     Regime(
         "invariant decodes",
-        "`batch_invariant`; sequences of one token, or of rows for one block of 64",
+        "`batch_invariant`; every sequence has one token, or rows for one block of 64",
         "shares or blocks kernel, 64 rows x 128 keys, 4 warps; keys cut at multiples of 1024",
-        "a decode's few rows take a product of 64 as a prefill's do, which memory leaves time for",
+        "few rows of a decode go through the product of 64 rows that a prefill has; memory leaves time for it",
         "invariant: decode b64 x 32768, batch-invariant 1.01x of the default mode, b1 1.15x",
         lambda p: p.batch_invariant and (is_decode(p) or invariant.queries_fit_one_block(p)),
         lambda p: (
@@ -43,9 +43,9 @@ REGIMES = (
     ),
     Regime(
         "invariant blocks",
-        "`batch_invariant`; all sequences have as many tokens",
+        "`batch_invariant`; all sequences have equally many tokens",
         "blocks or shares kernel, 128 rows x 128 keys, 8 warps; cut as above where blocks are few",
-        "one tile for all, so nothing that a result depends on follows from the batch",
+        "with one tile for all calls, no result depends on the batch",
         "invariant: prefill b4 x 4096, batch-invariant 1.39x of the default mode",
         lambda p: p.batch_invariant and is_even(p),
         lambda p: (invariant.launch_of_blocks(p, launch_order.shortest_of(p)),),
@@ -54,16 +54,16 @@ REGIMES = (
         "invariant blocks and few rows",
         "`batch_invariant`; others",
         "the two above in two launches",
-        "few rows would leave rows of blocks empty",
+        "in blocks of 128 rows, sequences of few rows would leave most rows empty",
         "invariant: 1 x 2048 + 63 decodes at 4096, batch-invariant 1.14x of the default mode",
         lambda p: p.batch_invariant,
         lambda p: invariant.launches_of_both(p, launch_order.shortest_of(p)),
     ),
     Regime(
         "few rows of two widths or wide heads",
-        "16 bits, or fp8 latents; up to 64 rows, beyond 256 dims 32, of latents any, in up to four parts of heads",
-        "shares kernel, rows as columns, up to 256 dims also 64 rows, as more than 32 of latents are, of two consumers",
-        "memory decides, as for others: rings have slots as bytes allow, or one has that keys and values take in turn",
+        "16 bits, or fp8 latents; up to 64 rows, 32 beyond 256 dims; latents: rows of up to four parts of the heads",
+        "shares kernel; rows as columns, or 64 rows up to 256 dims; more than 32 rows of latents: rows, two consumers",
+        "memory decides; rings get as many slots as fit, or keys and values take turns in one ring",
         "wide: decode b64 x 4096, 512 557 -> 487 us; mla: decode b64 x 4096, 32 heads 137 -> 85, 128 335 -> 149",
         shares_take,
         lambda p: (shares_launch(p, 1, 1),) if is_decode(p) else launch_order.shares(p),
@@ -72,25 +72,25 @@ REGIMES = (
         "decodes",
         "one token a sequence",
         "shares kernel, rows as columns or 64 rows, x 64 or 128 keys, 4 warps; an even share of all keys a program",
-        "a decode waits for memory alone, whatever the lengths, so all programs read as much",
+        "a decode waits for memory alone, so every program reads equally much, whatever the lengths",
         "decode: decode b64 x 4096 248 us, 99% of a stream of bytes; 1 x 131072 + 63 x 512 165 us",
         is_decode,
         lambda p: (shares_launch(p, 1, 1),),
     ),
     Regime(
         "large groups",
-        "more than 64 heads on a KV head; all sequences are long, or as long",
-        "blocks kernel, 128 rows of a part of a group, 8 warps; cut where all would be done sooner",
-        "a consumer has no rows for a whole group; parts of a power of two fill blocks",
+        "more than 64 heads on a KV head; all sequences are long, or equally long",
+        "blocks kernel, 128 rows of a part of a group, 8 warps; cut where the call ends sooner by it",
+        "a consumer has too few rows for a whole group; parts of a power of two fill blocks",
         "models: Falcon 7B: 2 x 4096 2041 -> 705 us",
         lambda p: p.heads > MAX_HEADS * p.kv_heads and all_blocks_are_parts(p),
         launch_order.blocks,
     ),
     Regime(
         "large groups beside decodes",
-        "more than 64 heads on a KV head; all but one have a token, or parts are few",
+        "more than 64 heads on a KV head; all sequences but one have one token, or parts are few",
         "portable kernel, 128 rows, 8 warps, then the blocks above",
-        "parts would read each key of a decode once for every part",
+        "in parts, each key of a decode would be read once for every part",
         "models: Falcon 7B: 1024 at 4096 + 31 at 2048 438 -> 172 us",
         lambda p: p.heads > MAX_HEADS * p.kv_heads and (launch_order.drafts_of_parts(p) < 2 or others_are_decodes(p)),
         lambda p: launch_order.portable_then_blocks(p, 1),
@@ -98,27 +98,28 @@ REGIMES = (
     Regime(
         "large groups beside drafts",
         "more than 64 heads on a KV head; others",
-        "the same, and a third launch of the portable kernel for drafts up to half as many tokens as there are parts",
-        "in blocks of a token a draft takes twice as long for it as in blocks of a part",
+        "as above, then a third launch, by the portable kernel, for drafts of up to (parts / 2) tokens",
+        "a draft's token takes twice as long in the portable kernel's blocks of one token as in blocks of a part",
         "71/1, 300 tokens at 2000 + 31 drafts of 4 377 -> 86 us",
         lambda p: p.heads > MAX_HEADS * p.kv_heads,
         launch_order.portable_then_blocks_then_drafts,
     ),
     Regime(
         "many rows of two widths or wide heads",
-        "more than 64 rows of some sequence",
-        "blocks kernel, 128 rows, 8 warps, a launch for each 256 dims of values; decodes as blocks, too, over fp8 or "
-        "beyond 256 dims by the portable kernel or shares before",
-        "registers hold results of 256 dims; one of their own gains decodes little, whose time as blocks is reading",
+        "some sequence has more than 64 rows",
+        "blocks kernel, 128 rows, 8 warps, a launch for each 256 dims of values; decodes as blocks, too; over fp8 or "
+        "beyond 256 dims, decodes by the portable kernel or by shares before",
+        "registers hold results of 256 dims; decodes as blocks only wait for memory, so a launch of their own gains "
+        "little",
         "wide: prefill b4 x 4096, 192/128 4421 -> 1805 us; 512 5989 -> 2598 us",
         is_wide,
         launch_order.wide_blocks,
     ),
     Regime(
         "parts beside decodes",
-        "groups that leave 16 rows of a block empty, and scores that make up for a launch",
+        "groups that leave 16 rows of a block empty, and enough scores to make up for a launch",
         "shares kernel for decodes, then blocks of parts of a group",
-        "parts of long queries fill their blocks; decodes would read keys once a part, and have a launch of their own",
+        "parts of long queries fill their blocks; decodes get their own launch, for each part would read their keys",
         "models: StarCoder: 1024 at 4096 + 31 at 2048 175 -> 151 us",
         lambda p: parts_save_a_launch(p) and decodes_have_shares(p),
         lambda p: launch_order.shares_then_blocks(p, 1),
@@ -127,7 +128,7 @@ REGIMES = (
         "x-packed drafts",
         "x-packed cache without new keys; up to 32 rows, up to 64 where blocks are few, up to 8 beyond 128 dims",
         "shares kernel, rows as columns",
-        "x-packed keys pass through registers, as left operands of columns",
+        "x-packed keys pass through registers as left operands, so rows have to be columns",
         "features: speculate b16 x 8192, q_len 8, x-packed 135 -> 130 us",
         lambda p: p.packed and packed_rows_are_columns(p) and not p.new,
         launch_order.shares,
@@ -136,7 +137,7 @@ REGIMES = (
         "fp8 drafts",
         "fp8 cache; up to 32 rows, up to 64 where blocks are few",
         "shares kernel, rows as columns, two programs a multiprocessor",
-        "keys are widened on their way into registers, without a converter, which is slower than memory",
+        "keys are widened on their way into registers; a converter would be slower than memory",
         "fp8: speculate b16 x 8192, q_len 8, e4m3 cache 104.5 -> 88.8 us",
         lambda p: not p.packed and p.cache.itemsize == 1 and fp8_rows_are_columns(p),
         launch_order.shares,
@@ -145,34 +146,35 @@ REGIMES = (
         "drafts",
         "16 bits; up to 64 rows",
         "shares kernel, up to 16 rows as columns, else 64 rows, 4 warps",
-        "a block has all rows of a sequence, so keys are read once; memory decides as for one token",
+        "a block has all rows of a sequence, so keys are read once; memory decides, as for decodes",
         "spec: speculate b16 x 8192, q_len 8 127.5 us, q_len 1 128.9",
         lambda p: not p.packed and p.cache.itemsize == 2 and rows_of(p, UNBOUNDED) <= MAX_ROWS,
         launch_order.shares,
     ),
     Regime(
         "soon done",
-        "16 bits; as many tokens each, up to 32 sequences of up to 512 rows, up to 32 tiles of 64 keys a program",
+        "16 bits; up to 32 sequences of equally many tokens, up to 512 rows each, up to 32 tiles of 64 keys a program",
         "shares kernel, 64 rows, 4 warps; shares of 4 tiles or more",
-        "how much code a launch fetches counts, and how few rows of how few pieces a program joins",
+        "fetching code and joining pieces take most of the time, so less code and fewer rows a piece win",
         "single: 64 of 1 x 8192 31.5 us (31.8 tiles a program); 3 x 64 x 2048 34.9 -> 30.0",
         lambda p: not p.packed and p.cache.itemsize == 2 and shares_have_more_rows(p),
         launch_order.shares,
     ),
     Regime(
         "blocks",
-        "all sequences have as many tokens, or up to 64 rows",
-        "blocks kernel, the kind of block by `block_kinds`; cut where all would be done sooner",
-        "products decide; items late from a counter keep a sequence's keys in L2 while it lasts",
+        "all sequences have equally many tokens, or up to 64 rows",
+        "blocks kernel, the kind of block by `block_kinds`; cut where the call ends sooner by it",
+        "products decide; a counter hands out a sequence's blocks one after the other, so its keys stay in L2",
         "prefill: prefill b4 x 4096 755 us (cuDNN paged 1316)",
         lambda p: is_even(p) or rows_of(p, UNBOUNDED) <= MAX_ROWS,
         launch_order.blocks,
     ),
     Regime(
         "blocks beside few keys",
-        "decodes of up to 256 keys, or in a window of 176, two for each multiprocessor or more",
+        "decodes of up to 256 keys, or in a window of 176; at least two for each multiprocessor",
         "portable kernel, 16 rows, then blocks",
-        "portable programs hide each other's waits; an item of few rows waits for queries, keys and stores in turn",
+        "portable programs of one multiprocessor hide each other's waits; an item of few rows waits for queries, keys "
+        "and stores in turn",
         "window: 1 x 2048 + 63 decodes at 4096, window 128 63.2 -> 50.6 us",
         lambda p: (
             conditions.portable_hides_waits_beside_blocks(p)
@@ -182,9 +184,9 @@ REGIMES = (
     ),
     Regime(
         "long queries",
-        "128 tokens a sequence or more, by keys that are sure to meet them",
+        "on average 128 tokens a sequence or more; more where the context may be longer than the queries",
         "blocks kernel, decodes as blocks, too",
-        "products take longer than reading, so few rows cost nothing as blocks",
+        "products take longer than reading, so decodes as blocks cost nothing",
         "prefill: 16 prefills, 16..4096 443 -> 421 us, of 64 dims 362 -> 267",
         conditions.products_outlast_reading,
         launch_order.blocks,
@@ -192,8 +194,8 @@ REGIMES = (
     Regime(
         "little to read",
         "less than 128 MB of keys and values; one KV head, or too few long queries to hide even that",
-        "the same",
-        "reading takes no time that a kernel of few rows would save",
+        "as above",
+        "reading takes so little time that a kernel for few rows saves nothing",
         "models: Llama 3.1 70B / 8: 1024 at 4096 + 31 at 2048 50.7 us; 8/1 512 + 63 of 1000 28, beside 36",
         conditions.reading_takes_no_time,
         launch_order.blocks,
@@ -201,8 +203,9 @@ REGIMES = (
     Regime(
         "few rows beside blocks",
         "16 bits, up to 128 dims, up to 16 rows a token; 36 scores or more of long queries for each key of a decode",
-        "mixed kernel, 128 rows, 8 warps, and 4 warps for few rows as columns; both cut keys, each its own way",
-        "prefills wait for the tensor cores, decodes for memory; both at once in every program",
+        "mixed kernel, 128 rows, 8 warps, and 4 warps for few rows as columns; blocks are cut by items, few rows by "
+        "shares",
+        "prefills wait for the tensor cores, decodes for memory, so every program does both at once",
         "mixed: 1 x 2048 + 63 decodes at 4096 293 -> 270 us, 4 x 512 at 8k + 124 551 -> 473",
         conditions.products_hide_reading,
         launch_order.blocks_beside_shares,
@@ -211,16 +214,16 @@ REGIMES = (
         "few rows as blocks",
         "new keys beside an x-packed cache; 16 bits beyond 128 dims, or more than 8 heads on a KV head",
         "blocks kernel, decodes as blocks, too",
-        "few rows have no columns there",
+        "the shares kernel has no columns for such rows",
         "256 dims, two launches: 512 at 8192 + 31 of 1000 0.87x, 512 at 4000 + 127 of 1000 1.27x",
         conditions.few_rows_have_no_columns,
         launch_order.blocks,
     ),
     Regime(
         "few rows before blocks",
-        "fp8 or x-packed caches; or up to a decode and KV head for each multiprocessor",
-        "shares kernel, up to 8 rows, then blocks as these end",
-        "few rows do without a converter; a list would cut each so that all programs have some",
+        "fp8 or x-packed caches; or sequences x KV heads up to the multiprocessors",
+        "shares kernel, up to 8 rows, then blocks as its programs end",
+        "few rows need no converter; a list would cut each decode until all programs have a piece",
         "fp8: 1 x 2048 + 63 decodes at 4096, e4m3 cache 302 -> 204 us; 8/1 17 tokens + 63 of 4096 72.5 -> 59.8",
         lambda p: (
             conditions.decodes_read_faster_alone(p)
@@ -233,7 +236,7 @@ REGIMES = (
         "two lists",
         "others of 16 bits",
         "blocks kernel, items of long and of few queries from two counters",
-        "memory alone decides; long items hide under short ones, and few rows have shared memory enough",
+        "memory alone decides; long items run under short ones, and few rows get enough shared memory",
         "mixed: 1 x 64 at 4096 + 63 decodes at 4096 250 us, beside blocks 260",
         lambda p: conversion(p) == NONE and not p.packed,
         lambda p: launch_order.blocks(p, two_lists=True),
@@ -242,7 +245,7 @@ REGIMES = (
         "one list",
         "others: fp8 or x-packed, of more rows a token than columns have",
         "blocks kernel, decodes as blocks, too",
-        "few rows have no launch of their own there, and pass the converter as blocks",
+        "no launch serves few rows of these caches, so they pass the converter as blocks",
         "not measured",
         lambda p: True,
         launch_order.blocks,

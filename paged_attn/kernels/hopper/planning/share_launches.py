@@ -1,4 +1,4 @@
-"""Launches of even shares of all tiles: decode, speculation, and what is done soon (`shares.py`)."""
+"""Launches of even shares of all tiles: decodes, drafts, and short calls (`shares.py`)."""
 
 import math
 from typing import Annotated
@@ -22,21 +22,22 @@ from .share_layout import (
 )
 from .wide_heads import MAX_WIDE_COLUMNS, consumers_of, halves, latent_parts, only_columns, reads_latents, rest_of
 
-CONVERTER_REGISTERS = {1: 88, 2: 56}  # of a thread of the warpgroup that widens latents, beside so many consumers
+CONVERTER_REGISTERS = {1: 88, 2: 56}  # by consumers: registers of a thread of the warpgroup that widens latents
 MAX_PIECES_JOINED_BY_8: Annotated[
     int,
     Threshold(
         "pieces of a block of columns",
-        "beyond 8 pieces loaded at once joining waits for memory twice",
+        "8 pieces are loaded at once; with more, joining waits for memory twice",
         "b1 x 8192 (16 pieces) 18.7 -> 17.7 us; b8 x 4096 40.4 -> 41.5, for 10 KB more code",
     ),
 ] = 8
 
 
 def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bool = False) -> Launch:
-    """Even shares of all tiles.  beside: blocks, see `shares_beside_launch`.
+    """Return the launch of even shares of all tiles, for sequences of shortest..longest query tokens, inclusive.
 
-    leads: blocks follow.  A merge would come behind these, and was not tried.
+    beside: few rows beside blocks, see `shares_beside_launch`.  leads: a launch of blocks follows; no merge launch
+    then, because it would begin after the blocks.
     """
     paired = _reads_two_heads_as_one(p, longest)
     if paired:
@@ -44,7 +45,7 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
     parts = latent_parts(p)
     p = p._replace(kv_heads=p.kv_heads * parts)
     group, s = p.heads // p.kv_heads, layout_of(p, longest, beside)
-    # KV heads that are not cut alike may have any numbers of programs
+    # where windows differ by head, KV heads may have different numbers of programs
     programs = s.resident * p.device.multiprocessors if cut_by_head(p) else s.shares * p.kv_heads
     shape = shape_of(p, s.tile, s.rows // group, s.rows, True)
     shape = shape._replace(
@@ -66,15 +67,15 @@ def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False,
         registers = CONVERTER_REGISTERS[pipe.CONSUMERS]
         pipe = pipe._replace(CONVERT=WIDEN, CONVERT_REGISTERS=registers, RAW_STAGES=s.raw_slots)
     launch = new_launch(shape, pipe, programs, least, shortest, longest, live, 2 * programs, s.resident)
-    # where two consumers have the columns of a block, neither joins them
+    # two consumers that share the columns of a block never join its pieces
     apart = not (beside or leads) and (pipe.CONSUMERS > 1 or merge_joins_sooner(p, s, rows_of(p, longest)))
     return merged(p, launch, s.shares) if apart else launch
 
 
 def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
-    """The same in all programs of another launch, by a warpgroup of few registers and what is left of shared memory.
+    """Return even shares that run inside another launch: one warpgroup of few registers in each of its programs.
 
-    Items come by letters, and queries as boxes, so that a block begins as soon as the one before is stored.
+    Items come as letters, and queries as boxes, so a block begins as soon as the block before is stored.
     """
     launch = shares_launch(p._replace(adjacent=False), shortest, longest, beside=True)
     pipe = launch.pipe._replace(
@@ -91,10 +92,10 @@ def shares_beside_launch(p: Problem, shortest: int, longest: int) -> Launch:
 
 
 def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
-    """Whether two KV heads of 64 dims are read as one of 128: half as many boxes, each of longer rows.
+    """Whether two KV heads of 64 dims are read as one head of 128: half as many boxes, with longer rows.
 
-    A row of queries has zeros where the other head's dims are, so products are twice as many; of more columns, or of
-    rows of 64, they would be felt.
+    A query row has zeros in the other head's dims, so products are twice as many.  More than 8 columns, or 64 rows,
+    would take longer by that.
     """
     if p.cache.itemsize != 2 or p.packed or p.new or not p.adjacent or is_wide(p):
         return False
@@ -102,26 +103,26 @@ def _reads_two_heads_as_one(p: Problem, longest: int) -> bool:
 
 
 def _waits_for_code(p: Problem, s: ShareLayout) -> bool:
-    """Whether a decode is so small that it waits for machine code; a row of its results is one of a warp or more."""
+    """Whether a decode is so small that it waits for machine code, and a result row has 128 dims or more."""
     brief = s.columns == MAX_COLUMNS and s.slots == s.value_slots and not reads_latents(p)
     return brief and keys_are_soon_read(p) and padded_value_dim(p) >= 128
 
 
 def _shares_may_begin_with_sequences(p: Problem, shares: int) -> bool:
-    """Whether such shares are looked for: if sequences and shares are both powers of two, most even ones are such.
+    """Whether the kernel looks for shares that begin with sequences; between powers of two, most even shares do anyhow.
 
-    It decides about kernels, and so by nothing that `prepare` does not try.
+    The answer selects a kernel, so it must depend only on what `prepare` enumerates.
     """
     return (p.seqs & (p.seqs - 1) | shares & (shares - 1)) > 0
 
 
 def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
-    """Of even shares."""
+    """Pipe of even shares; least: tiles of a share, at least."""
     box = math.gcd(p.page_size, s.tile)
     if p.packed:
         box = min(box, MAX_BOX_ELEMENTS * p.cache.itemsize // 16)
     consumers = consumers_of(p, s.columns)
-    pieces = min(s.shares, s.tiles * p.seqs)  # that blocks of all sequences may have
+    pieces = min(s.shares, s.tiles * p.seqs)  # of all sequences' blocks, at most
     by_16 = s.columns and p.cache.itemsize == 2 and p.seqs <= 2 and pieces > MAX_PIECES_JOINED_BY_8 * p.seqs
     return Pipe(
         SHARES=True,
@@ -133,7 +134,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
         COLUMNS=s.columns // consumers,
         HALVES=halves(p, s.columns),
         PACKED=p.packed,
-        # boxes of nothing go where queries will, and large heads leave room for few of those
+        # an empty box, sent ahead to fetch descriptors, lands where queries will; large heads have few query rows
         PREFETCH=p.cache.itemsize == 2 and not p.packed and box <= _most_rows_of_nothing(p, s),
         FP8=MANTISSA.get(p.cache, 0),
         LOADERS=1,
@@ -147,7 +148,7 @@ def _pipe_of(p: Problem, s: ShareLayout, least: int) -> Pipe:
 
 
 def _most_rows_of_nothing(p: Problem, s: ShareLayout) -> int:
-    """Of a box that brings nothing, beyond those of queries."""
+    """The most rows of an empty box, which lands where queries will lie."""
     if only_columns(p):
         return min(s.columns, MAX_WIDE_COLUMNS) if s.columns else s.rows
     return 32 if s.columns and padded_dim(p) > 128 else 64

@@ -1,4 +1,4 @@
-"""How the tiles of a call are laid out for even shares of them, and who joins the pieces that shares cut."""
+"""Layout of a call's tiles for even shares, and the joining of the pieces that shares cut."""
 
 import math
 from typing import Annotated, NamedTuple
@@ -16,7 +16,7 @@ MAX_BYTES_OF_HALF_TILES: Annotated[
     int,
     Threshold(
         "bytes of keys and values",
-        "tiles of 64 keys begin and end sooner; where reading takes long, tiles of 128 cost less for a key",
+        "tiles of 64 keys begin and end sooner; where reading takes long, tiles of 128 take less time for a key",
         "64 dims: 32 x 1024 (67 MB) 23.8 us, 25.2 in tiles of 64; over e4m3 8 x 8192 (134 MB) 41.8, 45.1",
     ),
 ] = 64 << 20
@@ -24,7 +24,7 @@ MAX_BYTES_OF_HALF_TILES_OF_128_DIMS: Annotated[
     int,
     Threshold(
         "bytes of keys and values of 16 bits and 128 dims",
-        "the same, and a kernel of tiles of 64 keys has less code to fetch",
+        "tiles of 64 keys begin and end sooner, and their kernel has less code to fetch",
         "b8 x 4096 (134 MB) 39.4 -> 38.6 us, b16 x 2048 37.9 -> 36.5; 128 x 512 (268 MB) 70.7, 73.4",
     ),
 ] = 256 << 20
@@ -35,33 +35,33 @@ class ShareTiles(NamedTuple):
 
     tile: int
     keys: int
-    values: int  # 0: values take those of keys in turn
-    raw: int = 0  # of what is widened into slots of keys
+    values: int  # 0: keys and values take turns in the ring of keys
+    raw: int = 0  # slots of fp8 latents, which are widened into slots of keys
 
 
 def keys_are_soon_read(p: Problem) -> bool:
-    """Whether keys and values are so few bytes that a launch's begin and end count."""
+    """Whether keys and values are so few bytes that the begin and end of a launch take much of the time."""
     large = p.cache.itemsize == 2 and padded_dim(p) == 128
     most = MAX_BYTES_OF_HALF_TILES_OF_128_DIMS if large else MAX_BYTES_OF_HALF_TILES
     return cost.bytes_of_keys(p, p.seqs, p.max_seqlen_k) < most
 
 
 def columns_leave_few_registers(p: Problem, columns: int) -> bool:
-    """Whether columns, and keys that pass through registers, leave room for tiles of 64 keys only.
+    """Whether columns, and keys that pass through registers, leave registers for tiles of 64 keys only.
 
-    So do an x-packed tile, and the next one on its way for up to 16 columns (`columns.is_early`).
+    x-packed: with up to 16 columns the next tile is in registers, too (`columns.is_early`).
     """
     fp8 = p.cache.itemsize == 1
     return (p.packed and (fp8 or MAX_COLUMNS < columns <= 16)) or (fp8 and columns > 16)
 
 
 def rows_share_lines(p: Problem, columns: int) -> bool:
-    """Whether rows end within a line of memory: another head's program finds the rest in L2 if not far behind."""
+    """Whether rows end inside a 128-byte line; another head's program finds the rest in L2 if it follows closely."""
     return p.head_dim % 64 > 0 and columns > 0 and p.cache.itemsize == 2 and not p.packed
 
 
 def share_tiles(p: Problem, columns: int) -> ShareTiles:
-    """Of even shares with so many columns."""
+    """Tiles and ring slots of even shares with `columns` columns; 0 columns: rows."""
     dim, fp8 = padded_dim(p), p.cache.itemsize == 1
     if p.packed and fp8 and columns > MAX_COLUMNS:
         return ShareTiles(64, 5, 5)
@@ -77,22 +77,22 @@ def share_tiles(p: Problem, columns: int) -> ShareTiles:
 
 
 class ShareLayout(NamedTuple):
-    """How the tiles of a call are laid out for even shares of them."""
+    """A block, its tiles and rings, and the even shares of all tiles."""
 
     columns: int  # rows of a block that are columns of products; 0: they are rows
     rows: int  # of a block
     tile: int
     slots: int  # of the ring of keys
-    value_slots: int  # of that of values; 0: both take those of one in turn
-    raw_slots: int  # of that of fp8 latents
+    value_slots: int  # of the ring of values; 0: keys and values take turns in one ring
+    raw_slots: int  # of the ring of fp8 latents
     resident: int  # programs of a multiprocessor
     shares: int  # of each KV head
-    blocks: int  # that a sequence may have
-    tiles: int  # that a block may see
+    blocks: int  # of a sequence, at most
+    tiles: int  # that a block sees, at most
 
 
 def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
-    """Blocks of few rows as columns, or of 64 rows."""
+    """Return the layout of sequences of up to `longest` tokens: blocks of few rows as columns, or of 64 rows."""
     asked, group = rows_of(p, longest), p.heads // p.kv_heads
     if (p.cache.itemsize == 1 and not reads_latents(p)) or p.packed:
         asked = min(asked, max(MAX_REGISTER_COLUMNS, group))
@@ -103,7 +103,7 @@ def layout_of(p: Problem, longest: int, beside: bool) -> ShareLayout:
         columns = columns_of_shares(p, asked, asked > group)
         tile, slots, value_slots, raw_slots = share_tiles(p, columns)
     rows = columns or MAX_ROWS
-    # fp8 leaves room for two programs, which wait in turn
+    # fp8 tiles leave shared memory for two programs, which hide each other's waits
     two = p.cache.itemsize == 1 and columns <= MAX_REGISTER_COLUMNS and padded_dim(p) <= 128 and not reads_latents(p)
     resident = 2 if two else 1
     shares = max(1, resident * p.device.multiprocessors // p.kv_heads)
@@ -116,8 +116,8 @@ MIN_TILES_PER_SHARE: Annotated[
     int,
     Threshold(
         "tiles of a share of blocks of 64 rows",
-        "joining a piece of many rows costs as much as two tiles; where there are blocks for all programs, shares of "
-        "as many would leave some empty",
+        "joining a piece of many rows takes as long as two tiles; with a block for every program, such large shares "
+        "would leave some programs empty",
         "1 x 16 x 256 14.3 -> 11.9 us, 1 x 16 x 1024 22.9 -> 16.7; 2 tiles: 13.9, 18.2",
     ),
 ] = 4
@@ -125,7 +125,7 @@ MAX_TILES_OF_ONE_SHARE: Annotated[
     int,
     Threshold(
         "tiles of a block of 64 rows that is one share",
-        "nothing is joined then; nor is a launch that joins worth it for so few",
+        "one share for a block leaves nothing to join; nor is a merge launch worth it for so few tiles",
         "1 x 16 to 128 x 512 14.4-15.6 -> 13.2-14.0 us; shares of 8 tiles always: 1 x 32 x 1024 15.6, 17.4",
     ),
 ] = 8
@@ -133,7 +133,7 @@ MIN_ROWS_WORTH_A_MERGE: Annotated[
     int,
     Threshold(
         "rows of a block, times dims / 128",
-        "many programs join many rows as soon as few, in a launch that takes 2 us to begin",
+        "a merge launch, which takes 2 us to begin, has programs enough to join many rows as soon as few",
         "24/1 1 x 32768 20.0 -> 16.2 us, 3 tokens of 8/1 15.8 -> 14.1; of 4 and 8 rows +1 to +3 us",
     ),
 ] = 16
@@ -141,7 +141,7 @@ MIN_STATES_WORTH_A_MERGE: Annotated[
     int,
     Threshold(
         "states of rows that a block's pieces leave, if blocks share all programs",
-        "the program of a block's last piece would read as many alone",
+        "without a merge launch, the program of a block's last piece reads so many states alone",
         "48/1 1 x 32768 27.1 -> 16.3 us, 3 x 8192 37 -> 35.0; 8 of 4 x 8192 (4 pieces of 32 rows) 41 -> 42.8",
     ),
 ] = 192
@@ -149,23 +149,23 @@ MIN_WAITS_WORTH_A_MERGE: Annotated[
     int,
     Threshold(
         "times that the program of a block's last piece waits for states of 512 dims",
-        "each is 0.7 to 0.8 us; a launch of its own costs 3 to 5",
+        "each wait is 0.7 to 0.8 us; a merge launch takes 3 to 5",
         "latents of 32 heads, 64 x 4096: by a launch 84.4 us, in place 84.3 to 85.2 in another run: no difference seen",
     ),
 ] = 4
-ELEMENTS_JOINED_AT_ONCE = 1 << 14  # 128 of each thread, `layouts.dims_at_once`
+ELEMENTS_JOINED_AT_ONCE = 1 << 14  # 128 for each thread, `layouts.dims_at_once`
 ROWS_WORTH_A_COUNT: Annotated[
     int,
     Threshold(
-        "rows of pieces that are joined while programs count once more",
-        "n pieces take n * rows at once, and in groups 2 * sqrt(n) * rows and this",
+        "rows of pieces, joined in the time of one more count by atomics",
+        "joining n pieces at once takes n * rows; in groups it takes 2 * sqrt(n) * rows and this number",
         "8/1 1 x 32768 21.6 -> 15.9 us, of 4 tokens 41.7 -> 21.5; few pieces 0 to +6%",
     ),
 ] = 256
 
 
 def tiles_per_share(p: Problem, s: ShareLayout) -> int:
-    """The fewest."""
+    """The fewest tiles of a share."""
     if s.rows < MAX_ROWS or p.seqs * s.blocks >= s.shares:
         return 1
     tiles = max(s.tiles, 1) + p.new  # new keys have tiles of their own
@@ -173,7 +173,7 @@ def tiles_per_share(p: Problem, s: ShareLayout) -> int:
 
 
 def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
-    """Whether a launch of its own joins pieces of `rows` rows: where the last program of a block would take longer."""
+    """Whether a merge launch joins pieces of `rows` rows sooner than the program of a block's last piece."""
     if padded_value_dim(p) > 256:
         return _waits_for_wide_states(p, s, rows) >= MIN_WAITS_WORTH_A_MERGE and s.tiles > MAX_TILES_OF_ONE_SHARE
     live = min(rows, s.rows) * padded_value_dim(p) // 128
@@ -186,25 +186,25 @@ def merge_joins_sooner(p: Problem, s: ShareLayout, rows: int) -> bool:
 
 
 def _pieces_of_wide_blocks(p: Problem, s: ShareLayout) -> int:
-    """That most blocks have, where all are alike."""
+    """Pieces that most blocks have, if all blocks see equally many keys."""
     return max(2, s.shares // (cost.seqs_tried(p) * max(1, s.blocks)))
 
 
 def pieces_of_wide_states(p: Problem, s: ShareLayout) -> int:
-    """Pieces that are loaded together: as many as most blocks have, so that there is room for more dims of them."""
+    """Pieces that are loaded together: as many as most blocks have, up to 8; fewer pieces leave room for more dims."""
     return min(8, next_power_of_2(_pieces_of_wide_blocks(p, s)))
 
 
 def _waits_for_wide_states(p: Problem, s: ShareLayout, rows: int) -> int:
-    """Times that the program of a block's last piece waits for memory while it joins all (`join.join_states`)."""
+    """Times that the program of a block's last piece waits for memory in `join.join_states`."""
     together = pieces_of_wide_states(p, s)
     at_once = max(8, min(rows, s.rows)) * padded_value_dim(p) * together
     return cdiv(_pieces_of_wide_blocks(p, s), together) * cdiv(at_once, ELEMENTS_JOINED_AT_ONCE)
 
 
 def pieces_joined_at_once(p: Problem, s: ShareLayout, least: int) -> int:
-    """Pieces of a block beyond which they are joined in groups; 0 where it is not likely to have more."""
+    """Pieces of a block beyond which they are joined in groups; 0: no block is likely to have more."""
     most = int((1 + math.sqrt(1 + ROWS_WORTH_A_COUNT / s.rows)) ** 2)
-    # of one sequence's equal blocks each has as many; of others one may have nearly all keys
+    # blocks of a single sequence have equally many pieces; with several sequences one may have nearly all keys
     pieces = s.shares // max(1, s.blocks) if p.seqs == 1 else s.shares
     return most if min(pieces, cdiv(s.tiles + p.new, least) + 1) > most else 0

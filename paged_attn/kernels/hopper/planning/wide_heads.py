@@ -1,4 +1,4 @@
-"""Even shares of few rows of two widths, of more than 256 dims, and of keys that hold their values (latents)."""
+"""Even shares of few rows for keys and values of two widths, more than 256 dims, and latents (values within keys)."""
 
 from typing import NamedTuple
 
@@ -7,36 +7,36 @@ from ....records.problem import Problem
 from ....records.rounding import cdiv, next_power_of_2
 from .shapes import SHARED_BYTES, in_boxes, is_decode, is_wide, padded_dim, padded_value_dim, rows_of, widest_of
 
-MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; of keys that hold these
-MAX_ROWS_OF_TWO_WIDTHS = 64  # up to 256 dims: of a block that is not of columns
-MAX_WIDE_COLUMNS = 32  # beyond 256 dims, whose results take 512 / 128 registers of a thread for each column
-MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # of two consumers, which share the tiles
-MIN_DIMS_OF_HALVES = 128  # of values whose halves begin with lines of shared memory
-# Parts of the heads, and of columns also blocks of a sequence: each reads the keys, most of them from the L2.
+MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; dims of latent keys
+MAX_ROWS_OF_TWO_WIDTHS = 64  # of a block of rows, up to 256 dims
+MAX_WIDE_COLUMNS = 32  # beyond 256 dims: results take 512 / 128 registers of a thread for each column
+MAX_LATENT_COLUMNS = 2 * MAX_WIDE_COLUMNS  # for two consumers, which share the tiles
+MIN_DIMS_OF_HALVES = 128  # of values; each half then begins with a line of shared memory
+# Parts of the heads times, for columns, blocks of a sequence.  Each reads the keys, most of them from the L2.
 MAX_BLOCKS_OF_LATENTS = 4
 MAX_SLOTS = 6  # of a ring
-MIN_SLOTS_OF_REST = 2  # of dims that keys have behind their values: one is read while the next is on its way
-BYTES_OF_BARRIERS = 1 << 10  # and of what partitions are told
-TILE_OF_ROWS = 32  # keys of latents that one of two consumers of rows multiplies, while the other weighs
-BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # of a consumer, and of what two consumers of rows tell each other
-ROWS_OF_NOTHING = 32  # of queries, where a box that brings nothing may go (`loader.fetch_descriptors`)
+MIN_SLOTS_OF_REST = 2  # of the dims behind the values: one slot is read while the next one arrives
+BYTES_OF_BARRIERS = 1 << 10  # and of messages to partitions
+TILE_OF_ROWS = 32  # keys of latents that one of two consumers of rows multiplies while the other one weighs
+BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # flags of a consumer; numbers that two consumers of rows exchange
+ROWS_OF_NOTHING = 32  # rows of queries over which an empty box may be written (`loader.fetch_descriptors`)
 MAX_TURNED_COLUMNS = 8  # of results beyond 256 dims that are turned around in shared memory (`columns.is_turned`)
 
 
 class WideRings(NamedTuple):
-    """Slots of both rings of tiles of so many keys; none of values: keys and values take slots of one ring in turn.
+    """Keys of a tile, and slots of both rings; 0 slots of values: keys and values take turns in one ring.
 
-    Of keys that hold their values the second ring is that of the dims behind these, if there are any.
+    Latents: the second ring has the key dims behind the values; 0 slots: there are no such dims.
     """
 
     tile: int
     keys: int
     values: int
-    raw: int = 0  # of fp8, before they are widened into slots of keys
+    raw: int = 0  # slots of fp8 tiles, which are widened into slots of keys
 
 
 def shares_take(p: Problem) -> bool:
-    """Whether these shares have all rows of a call of two widths or of wide heads."""
+    """Whether even shares serve all rows of a call of two widths or of wide heads."""
     if not is_wide(p) or p.packed or p.batch_invariant or (p.cache.itemsize != 2 and not reads_latents(p)):
         return False
     if not in_boxes(p) or p.head_dim % 8 or p.value_width % 8 or min(p.head_dim, p.value_width) < MIN_WIDTH:
@@ -51,12 +51,12 @@ def shares_take(p: Problem) -> bool:
 
 
 def reads_latents(p: Problem) -> bool:
-    """Whether keys are read once for themselves and for the values that they hold."""
+    """Whether latents are read once, as keys and as values."""
     return p.latent and is_wide(p)
 
 
 def latent_parts(p: Problem) -> int:
-    """Equal parts that the heads of latents' KV head are cut into, each a KV head to kernels, of up to 64."""
+    """Number of equal parts of latents' query heads; each has up to 64 heads, and is a KV head to the kernels."""
     group = p.heads // p.kv_heads
     if not reads_latents(p):
         return 1
@@ -64,13 +64,13 @@ def latent_parts(p: Problem) -> int:
 
 
 def _blocks_of_latents(p: Problem, rows: int) -> int:
-    """Blocks of a sequence of so many rows, and parts of its heads."""
+    """Blocks of a sequence of `rows` rows, in all parts of its heads."""
     group, parts = p.heads // p.kv_heads, latent_parts(p)
     return parts * cdiv(rows // group, MAX_LATENT_COLUMNS * parts // group)
 
 
 def rest_of(p: Problem) -> int | None:
-    """Dims of keys behind those that are their values, as tiles have them; None: values lie elsewhere."""
+    """Padded key dims behind the values; 0: a key is its value; None: not latents."""
     if not reads_latents(p):
         return None
     rest = p.head_dim - p.value_width
@@ -78,26 +78,26 @@ def rest_of(p: Problem) -> int | None:
 
 
 def only_columns(p: Problem) -> bool:
-    """Whether rows are always columns of products."""
+    """Whether few rows are columns of products, whatever their number; see `latents_are_rows` for the exception."""
     return widest_of(p) > 256 or reads_latents(p)
 
 
 def latents_are_rows(p: Problem, rows: int) -> bool:
-    """Whether rows against latents, more than one consumer has columns for, are rows of the products of two."""
+    """Whether latents' query rows are rows of products of two consumers: more than one consumer's columns."""
     dims = padded_value_dim(p)
     return reads_latents(p) and rows > MAX_WIDE_COLUMNS and dims >= MIN_DIMS_OF_HALVES
 
 
 def wide_columns(p: Problem, rows: int) -> int:
-    """Columns of a block of so many rows that are always columns, but for those of many rows of latents: 0."""
+    """Columns of a block of `rows` rows where `only_columns`; 0: many rows of latents are rows."""
     return 0 if latents_are_rows(p, rows) else min(MAX_LATENT_COLUMNS, max(8, next_power_of_2(rows)))
 
 
 def consumers_of(p: Problem, columns: int) -> int:
     """Consumers of a block.
 
-    Columns are shared out among as many as have registers for them, of wide heads 32 each; of rows of latents each
-    consumer has half of the results' dims.
+    Columns of wide heads: one consumer for each 32 columns, as registers allow.  Rows of latents: two consumers, each
+    with half of the results' dims.
     """
     if not only_columns(p):
         return 1
@@ -105,7 +105,7 @@ def consumers_of(p: Problem, columns: int) -> int:
 
 
 def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
-    """As many slots as have room; half: of tiles of 64 keys where others would have 128."""
+    """Return rings of as many slots as fit shared memory; half: tiles of 64 keys where 128 are possible."""
     rest = rest_of(p)
     tile = 64 if half or widest_of(p) > 128 or (rest is not None and p.cache.itemsize == 1) else 128
     if rest is not None and columns == 0:
@@ -115,7 +115,7 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
     if rest is not None:
         if p.cache.itemsize == 1:
             return _rings_of_fp8_latents(tile, rest, padded_value_dim(p), 1 + halves(p, columns), columns == 0, room)
-        if columns == 0:  # both rings have as many
+        if columns == 0:  # both rings have equally many slots
             slots = min(2 * MAX_SLOTS, room // (2 * tile * (padded_value_dim(p) + rest)))
             return WideRings(tile, slots, slots if rest else 0)
         return _rings_of_latents(tile, rest, padded_value_dim(p), 1 + halves(p, columns), room)
@@ -126,7 +126,7 @@ def rings_of_wide_shares(p: Problem, columns: int, half: bool) -> WideRings:
 
 
 def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> WideRings:
-    """As many slots of the dims that are values as leave room for those of the rest; of these one for a tile.
+    """Return rings of as many value slots as leave room for slots of the rest; the rest has one slot for a tile.
 
     parts: slots that a tile's values take.
     """
@@ -138,10 +138,10 @@ def _rings_of_latents(tile: int, rest: int, dim: int, parts: int, room: int) -> 
 
 
 def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool, room: int) -> WideRings:
-    """Slots of 16 bits of two tiles, or of a tile and one more, and of fp8 as many as are left.
+    """Return 16-bit slots for two tiles, or for one tile and a slot more, and as many fp8 slots as fit beside them.
 
-    parts: slots that a tile's values take.  The rest is widened last and left first: one slot of 16 bits is enough, but
-    beside rows, whose rings go together and of which two tiles are multiplied at a time.
+    parts: slots that a tile's values take.  The rest is widened last and released first, so columns need one 16-bit
+    slot of it.  For rows both rings move together, and two tiles are multiplied at a time.
     """
     slot = tile * dim // parts  # of fp8
     columns = ((2 * parts, parts + 1), (parts + 1, parts + 1), (parts + 1, parts))
@@ -155,12 +155,12 @@ def _rings_of_fp8_latents(tile: int, rest: int, dim: int, parts: int, rows: bool
 
 
 def halves(p: Problem, columns: int) -> bool:
-    """Whether the dims of latents that are values come in two slots a tile: of 256 dims a tile is a slot of 32 KB."""
+    """Whether a tile's values take two slots: latents as columns, beyond 256 dims; a slot then has 32 KB."""
     return reads_latents(p) and columns > 0 and padded_value_dim(p) > 256
 
 
 def _bytes_beside_rings(p: Problem, columns: int, tile: int) -> int:
-    """Of queries, weights, flags, and results that are turned around."""
+    """Bytes of queries, weights, flags, and results that are transposed in shared memory."""
     rows, rest = columns or MAX_ROWS_OF_TWO_WIDTHS, rest_of(p)
     if widest_of(p) <= 256:
         rows = max(rows, ROWS_OF_NOTHING)
