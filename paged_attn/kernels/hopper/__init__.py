@@ -1,5 +1,5 @@
-"""Gluon kernels for Hopper (sm_90): the nouns of kernels, with loaders, rings and consumers in the open.
+"""Gluon kernels for Hopper (sm_90), with explicit loaders, rings and consumers.
 
-Its stages import downwards: dialect, the kernels, consuming, schedule, loading, planning, assembly, args, shim.
-A new kernel is a file here and a plan in planning/; without Gluon nothing here is imported but the host's part.
+Modules import downwards only: dialect, the kernels, consuming, schedule, loading, planning, asm, args, shim.
+To add a kernel, add a file here and a plan in planning/.  Without Gluon only the host's part is imported.
 """

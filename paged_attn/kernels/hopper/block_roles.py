@@ -1,4 +1,4 @@
-"""What warps of `blocks_kernel` do with items: load, hand out, multiply, convert."""
+"""Roles of the warps of `blocks_kernel`: load items, hand them out, multiply, convert."""
 
 from ..common.blocking import pages_of
 from ..common.bounds import visible_range
@@ -16,8 +16,8 @@ from .schedule.lists import first_of_many
 from .schedule.mail import publish, read
 from .shim import gdc_launch_dependents, gdc_wait, gl, gluon
 
-# Tiles of an item whose values are still to be sent for when all are told of the next one, whose queries and first keys
-# have that long to come.  More would bind a program to an item long before it is free.
+# Value tiles of an item that are not yet loaded when the next item is published.  The next queries and first keys have
+# that long to arrive.  A larger number would bind a program to an item long before the program is free.
 TILES_LEFT_AT_NEXT_ITEM = gl.constexpr(4)
 
 
@@ -26,7 +26,7 @@ def load_items(
     box, new_box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """One warp: its part of the tiles of every item; FIRST: the queries too."""
+    """One loader warp: load part PART of every item's tiles; FIRST: the queries, too."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number, done = 0, 0
@@ -36,7 +36,7 @@ def load_items(
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
             kv_head, end = item.block.kv_head // P.PARTS, item.end
-            if FIRST and queries_leave_early(P):  # keys have room sooner than queries
+            if FIRST and queries_leave_early(P):  # a slot for keys is free sooner than the one for queries
                 end -= 1
                 turn = load_tile(
                     box, new_box, ring, turn, table, batch, item.block, kv_head, end, lo, PART, STAGES, S, P
@@ -55,19 +55,18 @@ def load_items(
 def hand_out_items(
     box, new_box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """One warp: the next item for everybody, taken late for balance, and its own part of the tiles.
+    """The scheduling warp: publish the next item, taken late for balance, and load part PART of the value tiles.
 
-    One consumer has nobody else whose products could run while its next keys come, so all are told of the next item
-    before the values of this one's last tiles are sent for, TILES_LEFT_AT_NEXT_ITEM of them.  Copies of a consumer gain
-    nothing by that.
+    A single consumer has no other consumer whose products run while its next keys arrive.  Its next item is published
+    before the last TILES_LEFT_AT_NEXT_ITEM value tiles are loaded.  Several consumers gain nothing by that.
     """
     ALONE: gl.constexpr = P.CONSUMERS == 1
     mail, counters, batch, mods = jobs.mail, jobs.counters, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number = batch.num_seqs * 0
-    next_many = first_of_many(gl.num_programs(0), lists)  # the first item that nobody begins with
+    next_many = first_of_many(gl.num_programs(0), lists)  # the first item with which no program begins
     taken, from_many = begin_lists(lists, S, P)
-    table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # of no item
+    table, tile, end, lo, kv_head = batch.page_table, 0, number, number, number  # no item yet
     block = Block(number, number, number, number, number, number)
     answer = number
     working = number == 0
@@ -111,7 +110,7 @@ def hand_out_items(
 
 @gluon.jit
 def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A consumer: its rows of every item, from the first key to the stored result."""
+    """A consumer: compute its rows of every item, and store them."""
     pingpong.begin(P)
     if P.AHEAD:
         consume_items_ahead(out, results, rings, jobs, S, P)
@@ -135,7 +134,7 @@ def consume_items(out, results, query, rings, jobs, NUMBER: gl.constexpr, S: gl.
 
 @gluon.jit
 def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """One warpgroup: the tiles of every item from fp8 into what the consumers take."""
+    """The converter warpgroup: convert fp8 tiles of every item into operands of the consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
     number = 0
@@ -151,7 +150,7 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def beside_first(out, results, query, raw, rings, jobs, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A warpgroup beside the first consumer: another one, or the converter, which comes last."""
+    """Warpgroup NUMBER, beside the first consumer: another consumer or, last, the converter."""
     if NUMBER < P.CONSUMERS:
         consume_items(out, results, query, rings, jobs, NUMBER, S, P)
     else:

@@ -1,7 +1,7 @@
-"""The kernel for many rows: blocks of 64 rows for each of two to four warpgroups, items from one counter.
+"""The persistent kernel for many rows: blocks of 64 rows for each of two to four warpgroups, items from a counter.
 
-Two or four warpgroups multiply that share one code, or two or three that have copies of it; two to four single warps
-load, the last of which also hands out the work.  Tiles of an fp8 cache pass one more warpgroup in between.
+Two or four consumer warpgroups share one code, or two or three have a copy each.  Two to four single warps load, and
+the last of them also hands out items.  One more warpgroup converts tiles of an fp8 cache.
 """
 
 import triton
@@ -30,16 +30,16 @@ from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 
 @triton.constexpr_function
 def registers_of(P):
-    """Of a thread of each partition but the first, which gets what is left."""
+    """Registers of a thread, for each partition but the first, which gets the remaining registers."""
     convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
     consumers = {1: [], 2: [(472 - sum(convert)) // 16 * 8], 3: [152, 152]}[P.CONSUMERS]
-    loader = 32 if P.ROWS == 256 else 40  # so that four warpgroups have 112
+    loader = 32 if P.ROWS == 256 else 40  # 32 leave 112 to each of four warpgroups
     return consumers + convert + [loader] * (2 * P.LOADERS)
 
 
 @gluon.jit
 def make_rings(dtype: gl.constexpr, queries, gates, stored: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """(what consumers are fed from, what loaders fill): the same, but for what is converted in between."""
+    """(Rings that consumers read, Rings that loaders fill): equal, except for tiles that a converter changes."""
     room = queries.slots  # never used: a record with a None cannot be returned
     extra = room
     if P.COARSE:
@@ -77,7 +77,11 @@ def blocks_kernel(
     seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods,
     scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Attention of blocks of queries x KV heads, as many programs as multiprocessors."""
+    """Attention of blocks of queries x KV heads; at most one persistent program for each multiprocessor.
+
+    Arguments are those of `launch_arguments.attention`: records with tensors, boxes (TMA descriptors), int32 tensors of
+    the batch, and bounds.  shortest, longest: query tokens of the sequences served, inclusive.
+    """
     if not P.FOLLOWS:
         gdc_wait()
     batch = Batch(
@@ -107,7 +111,7 @@ def blocks_kernel(
     LAST: gl.constexpr = P.LOADERS - 1
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups
     gl.static_assert(P.FROM_DIM == 0 or (BESIDE == 0 and P.LOADERS == 1))
-    OF_KEYS: gl.constexpr = replaced(P, FROM_DIM=0)  # all of whose dims every launch has
+    OF_KEYS: gl.constexpr = replaced(P, FROM_DIM=0)  # every launch reads all dims of the keys
     if BESIDE == 0 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),

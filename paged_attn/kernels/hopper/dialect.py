@@ -1,4 +1,4 @@
-"""The Hopper kernels (sm_90), in Gluon, and whether they can be read and trusted in this process."""
+"""The dialect of the Hopper kernels (sm_90, in Gluon), and whether this process can import and trust them."""
 
 import functools
 import warnings
@@ -30,7 +30,7 @@ TITLE = "Hopper's"
 
 @functools.cache
 def _why_unnamed() -> str | None:
-    """What Gluon's kernels miss in this Triton; warns once."""
+    """Return the names that this Triton's Gluon lacks, in a sentence; None: it has all.  Warns once."""
     try:
         with FIRST:
             from . import shim  # noqa: F401
@@ -41,9 +41,9 @@ def _why_unnamed() -> str | None:
 
 
 def why_no_gluon() -> str | None:
-    """Why all calls go to the portable kernels: PAGED_ATTN_HOPPER=0, or another Triton than Gluon's kernels know.
+    """Return why all calls go to the portable kernels (PAGED_ATTN_HOPPER=0, or an unknown Triton), else None.
 
-    PAGED_ATTN_HOPPER=1 takes any Triton in which they can be read.
+    PAGED_ATTN_HOPPER=1 accepts every Triton in which the kernels can be imported.
     """
     if triton_trial.ASKED == "0":
         return "PAGED_ATTN_HOPPER is 0"
@@ -53,12 +53,12 @@ def why_no_gluon() -> str | None:
 
 
 def gluon_available() -> bool:
-    """Whether this Triton's Gluon is the one that the Hopper kernels are written in; warns once if not."""
+    """Whether the Hopper kernels can be used with this Triton; warns once if names are missing."""
     return why_no_gluon() is None
 
 
 def why_not_on(device: Device) -> str | None:
-    """Why these kernels do not run on a device, or in this process; None: they do."""
+    """Return why the Hopper kernels do not run on a device, or in this process; None: they do."""
     if device.arch != "sm90":
         return "the others are for sm90"
     why = why_no_gluon()
@@ -72,7 +72,7 @@ def read() -> None:
 
 
 def step(launch: Launch, call: Call) -> Step:
-    """A launch with its arguments."""
+    """Return the step of a launch: kernel, grid and arguments."""
     with FIRST:
         from .launch_arguments import attention  # Gluon is optional
 
@@ -80,10 +80,10 @@ def step(launch: Launch, call: Call) -> Step:
 
 
 def multiplies_fp8(launch: Launch) -> bool:
-    """Whether the products are of fp8 operands."""
+    """Whether the launch multiplies fp8 operands."""
     return launch.pipe.FP8_PRODUCTS
 
 
 def compiled(launch: Launch) -> tuple[object, ...]:
-    """What tells the compiled kernel from that of another launch; `least` follows lengths and is not specialised."""
+    """Return the key of a launch's compiled kernel; `least` follows lengths and is not specialised."""
     return (launch.shape, launch.pipe, launch.config, launch.shortest, launch.longest)

@@ -15,7 +15,7 @@ from .shares import shares_kernel
 
 
 def _boxes(launch: Launch, call: Any) -> list[Any]:
-    """What the copy engine brings: keys and values, new ones, and queries, where a launch may have these as boxes."""
+    """Return TMA descriptors of keys, values, new keys, new values and, for blocks or beside them, queries."""
     shape, pipe = launch.shape, launch.pipe
     if shape.REST is not None:
         return _latent_boxes(launch, call)
@@ -28,7 +28,7 @@ def _boxes(launch: Launch, call: Any) -> list[Any]:
 
 
 def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
-    """The same of keys that hold their values: boxes of the dims that are these, or half, and of those behind them."""
+    """Return `_boxes` of latents: boxes of the value dims, or half of them, and boxes of the dims behind them."""
     shape, pipe = launch.shape, launch.pipe
     widths = [(shape.VALUE_DIM, shape.DIM // (1 + pipe.HALVES))]
     if shape.REST:
@@ -41,7 +41,7 @@ def _latent_boxes(launch: Launch, call: Any) -> list[Any]:
 
 
 def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
-    """One launch of this dialect."""
+    """Return the step of one launch, with all arguments of its kernel."""
     shape, pipe, beside = launch.shape, launch.pipe, launch.beside
     boxes, compiled = _boxes(launch, call), [shape, pipe]
     kernel = shares_kernel if pipe.SHARES else blocks_kernel
@@ -51,7 +51,7 @@ def attention(launch: Launch, call: Any, numbers: tuple[Any, ...]) -> Step:
         numbers += (beside.shortest, beside.least, beside.slots)
         compiled += [beside.shape, beside.pipe]
     args = (call.out, call.lse, ROOM, call.query, *boxes, *numbers, call.mods, call.scales, *compiled)
-    # where results must not depend on the kernel, its compiler may not choose which products to round
+    # batch-invariant results must not depend on the compiler's choice of fused products
     options = {"num_warps": pipe.ROWS // 16, "enable_fp_fusion": shape.PIECE is None, "launch_pdl": True}
     if launch.config.registers is not None:
         options["maxnreg"] = launch.config.registers

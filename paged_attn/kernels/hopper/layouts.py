@@ -1,4 +1,7 @@
-"""Where the threads of a consumer hold scores, weights and results; triton hands a record on as a plain tuple here."""
+"""Register layouts of a consumer's scores, weights and results, and shared-memory layouts.
+
+Arguments are plain numbers, because Triton passes a record to these functions as a plain tuple.
+"""
 
 import triton
 
@@ -7,9 +10,9 @@ from .shim import gl
 
 @triton.constexpr_function
 def lanes_layout(size, rows, alone=False):
-    """[size] sequences: each warp of a consumer has all of up to 32, and needs no other to add them up.
+    """[size] sequences: each warp of a consumer has all of up to 32, and adds them up without other warps.
 
-    alone: of up to 128 as well.
+    alone: each warp has all of up to 128.
     """
     warps = rows // 16
     of_each = 32 if alone and size <= 128 else 32 * warps
@@ -18,23 +21,23 @@ def lanes_layout(size, rows, alone=False):
 
 @triton.constexpr_function
 def heads_layout(heads, seqs, warps):
-    """[heads, seqs]: each warp has all, and lanes are heads first."""
+    """[heads, seqs]: each warp has all elements; lanes go along heads first."""
     lanes = min(heads, 32)
     return gl.BlockedLayout([max(1, heads // 32), max(1, seqs * lanes // 32)], [lanes, 32 // lanes], [1, warps], [0, 1])
 
 
 @triton.constexpr_function
 def rows_layout(together, dim, warps):
-    """[rows, dim of 16 bits] for copies: so many neighbours with each thread, 16 bytes or what becomes of them."""
+    """[rows, dim] for copies of 16-bit elements: each thread has `together` neighbours, 16 bytes before widening."""
     lanes = min(32, dim // 8)
     return gl.BlockedLayout([1, together], [32 // lanes, lanes], [warps, 1], [1, 0])
 
 
 @triton.constexpr_function
 def product_layout(columns, fp8, rows=64, most=256):
-    """[rows, columns] of a consumer's product, of 16-bit or fp8 operands: scores, results; 64 rows a warpgroup.
+    """[rows, columns] of a consumer's product (scores, results) of 16-bit or fp8 operands; 64 rows for a warpgroup.
 
-    most: columns of one instruction.
+    most: columns of one wgmma instruction.
     """
     return gl.NVMMADistributedLayout([3, 0], [rows // 16, 1], [16, min(columns, most), 32 if fp8 else 16])
 
@@ -43,21 +46,21 @@ def product_layout(columns, fp8, rows=64, most=256):
 def results_layout(dim, fp8, rows, converted):
     """[rows, dim] of blocks' results.
 
-    Beside a converter ptxas lets no instruction have 256 columns: they are more registers than a thread starts with.
+    converted: there is a converter warpgroup, and threads start with too few registers for wgmma of 256 columns.
     """
     return product_layout(dim, fp8, rows, 128 if converted else 256)
 
 
 @triton.constexpr_function
 def threads_layout(rows):
-    """[rows, 4]: what each of the four threads of a product's row has, of the rows that it shares."""
+    """[rows, 4]: axis 1 is the thread of the row's quad in a wgmma accumulator; a thread has two rows or more."""
     warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
     return gl.DistributedLinearLayout([[8, 0]], [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]], warps, [], [rows, 4])
 
 
 @triton.constexpr_function
 def key_words_layout(rows, columns):
-    """[rows, columns] of 32-bit words: four neighbours with each thread, and the rows of a left operand."""
+    """[rows, columns] of 32-bit words: each thread has four neighbours, in the rows of a left operand fragment."""
     more = [[0, 1 << i] for i in range(4, columns.bit_length() - 1)] + [
         [1 << i, 0] for i in range(6, rows.bit_length() - 1)
     ]
@@ -67,7 +70,7 @@ def key_words_layout(rows, columns):
 
 @triton.constexpr_function
 def value_words_layout(rows, columns):
-    """[rows, columns] of words, of 64 dims of 16 bits: the rows are those along which a left operand is summed up."""
+    """[rows, columns] of words (64 dims: 16 bits each): rows are keys, along which a left operand is summed up."""
     more = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)] + [
         [0, 1 << i] for i in range(5, columns.bit_length() - 1)
     ]
@@ -77,7 +80,7 @@ def value_words_layout(rows, columns):
 
 @triton.constexpr_function
 def packed_keys_layout(tile, dim, box):
-    """[boxes, dim / 8, box, 8]: x-packed keys with the threads that have them in a left operand [tile, dim]."""
+    """[boxes, dim / 8, box, 8] of x-packed keys, in the threads of a left operand [tile, dim]."""
 
     def key(n):
         return [n // box, 0, n % box, 0]
@@ -91,7 +94,7 @@ def packed_keys_layout(tile, dim, box):
 
 @triton.constexpr_function
 def packed_values_layout(tile, dim, box):
-    """[boxes, dim, box]: the values beside them with the threads that have them in a left operand [dim, tile]."""
+    """[boxes, dim, box] of values beside x-packed keys, in the threads of a left operand [dim, tile]."""
 
     def key(n):
         return [n // box, 0, n % box]
@@ -105,7 +108,7 @@ def packed_values_layout(tile, dim, box):
 
 @triton.constexpr_function
 def packed_key_words_layout(tile, dim, box):
-    """[boxes, dim / 16, box, 4]: words of x-packed fp8 keys with the threads of `key_words_layout`."""
+    """[boxes, dim / 16, box, 4] of 32-bit words of x-packed fp8 keys, in the threads of `key_words_layout`."""
 
     def key(n):
         return [n // box, 0, n % box, 0]
@@ -119,7 +122,7 @@ def packed_key_words_layout(tile, dim, box):
 
 @triton.constexpr_function
 def packed_value_pairs_layout(tile, dim, box):
-    """[boxes, dim, box / 2]: `packed_values_layout`, two keys in one."""
+    """[boxes, dim, box / 2]: `packed_values_layout` with two fp8 keys in one 16-bit element."""
 
     def pair(n):
         return [n // box, 0, n % box // 2]
@@ -133,7 +136,7 @@ def packed_value_pairs_layout(tile, dim, box):
 
 @triton.constexpr_function
 def transposing_layout(rows, columns):
-    """[rows, columns] of 32-bit words, 16 rows of a column with each thread, the columns with neighbouring threads."""
+    """[rows, columns] of 32-bit words: a thread has 16 rows of a column, and its neighbours have the next columns."""
     row = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
     column = [[0, 1 << i] for i in range(columns.bit_length() - 1)]
     bits = column + row  # lanes, then warps, then more registers
@@ -143,7 +146,7 @@ def transposing_layout(rows, columns):
 
 @triton.constexpr_function
 def in_order_layout(columns, size=64):
-    """[size, columns] of a product of transposed values: with each thread eight dims that are neighbours, in order."""
+    """[size, columns] of a product of transposed values: each thread has eight neighbouring dims, in order."""
     quarter = columns // 4
     lanes = [[0, 1 << i] for i in range(1, quarter.bit_length() - 1)]
     rows = [[1 << i, 0] for i in range(size.bit_length() - 1)]
@@ -155,7 +158,7 @@ def in_order_layout(columns, size=64):
 
 @triton.constexpr_function
 def result_layout(columns, rows):
-    """[rows, columns] of a product's results: four neighbours with each thread, of rows that its warp has."""
+    """[rows, columns] of a product's results: each thread has four neighbouring columns of its warp's rows."""
     registers = [[0, 1], [0, 2], [8, 0]] + [[0, 1 << i] for i in range(4, columns.bit_length() - 1)]
     warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
     return gl.DistributedLinearLayout(registers, [[0, 8], [0, 4], [1, 0], [2, 0], [4, 0]], warps, [], [rows, columns])
@@ -163,7 +166,7 @@ def result_layout(columns, rows):
 
 @triton.constexpr_function
 def fours_layout(columns, rows):
-    """[columns / 16, rows, 16]: the same results, 16 dims of a row in memory before the next row."""
+    """[columns / 16, rows, 16]: `result_layout` for memory that holds 16 dims of a row before those of the next row."""
     registers = [[0, 0, 1], [0, 0, 2], [0, 8, 0]] + [[1 << i, 0, 0] for i in range((columns // 16).bit_length() - 1)]
     lanes = [[0, 0, 4], [0, 0, 8], [0, 1, 0], [0, 2, 0], [0, 4, 0]]
     warps = [[0, 1 << i, 0] for i in range(4, rows.bit_length() - 1)]
@@ -172,7 +175,7 @@ def fours_layout(columns, rows):
 
 @triton.constexpr_function
 def words_layout(columns, rows=64):
-    """[rows, columns / 4]: scores of fp8 products, packed into words where they lie."""
+    """[rows, columns / 4]: scores of fp8 products, packed into 32-bit words without moving between threads."""
     registers = [[8, 0]] + [[0, 1 << i] for i in range(2, columns.bit_length() - 3)]
     lanes = [[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]]
     warps = [[1 << i, 0] for i in range(4, rows.bit_length() - 1)]
@@ -181,51 +184,55 @@ def words_layout(columns, rows=64):
 
 @triton.constexpr_function
 def bank_layout(pieces):
-    """Sums in shared memory: half a warp, four rows of eight numbers, meets all banks; of pieces a quarter of them.
+    """Shared-memory layout of float32 sums [rows, dims].
 
-    There the addresses of the other way take registers of the loop.
+    Half a warp (four rows of eight numbers) meets all banks; with pieces, a quarter of the banks, because the addresses
+    of the better swizzle would take registers of the loop.
     """
     return gl.SwizzledSharedLayout(*(2, 1, 16) if pieces else (8, 1, 4), order=[1, 0])
 
 
 @triton.constexpr_function
 def operand_layout(columns, fp8, rows=64):
-    """The left operand of such a product."""
+    """The left operand of a product in `product_layout`."""
     return gl.DotOperandLayout(0, product_layout(columns, fp8, rows), 4 if fp8 else 2)
 
 
 @triton.constexpr_function
 def weights_layout(dim, fp8, rows, converted):
-    """The left operand of a product that adds to blocks' results."""
+    """The left operand of a product in `results_layout`: weights of blocks."""
     return gl.DotOperandLayout(0, results_layout(dim, fp8, rows, converted), 4 if fp8 else 2)
 
 
 @triton.constexpr_function
 def rows_at_once(live, warps, one_each):
-    """Of states that are joined: two with each thread, of `states_layout`, or one where there are few.
+    """Rows of states that are joined at once: two to eight for each warp.
 
-    one_each: of a warp, which has 128 dims or more of it.
+    one_each: one row for each warp, with 128 dims or more.
     """
     return warps if one_each else max(2 * warps, min(live, 8 * warps))
 
 
 @triton.constexpr_function
 def dims_at_once(dim, rows, pieces, warps):
-    """Of states of so many dims, rows and pieces that are loaded together: as many as take no more registers.
+    """Dims of states that are loaded together for `rows` rows and `pieces` pieces: as many as registers allow.
 
-    A thread waits for memory once for these.  Up to 256 dims there is little to gain.
+    A thread waits for memory once for all of them.  Up to 256 dims more than 128 at once gain little.
     """
     return min(dim, 128) if dim <= 256 else max(128, min(dim, 128 * 32 * warps // (rows * pieces)))
 
 
 @triton.constexpr_function
 def pieces_at_once(size, warps, most, fp8):
-    """Of states of so many elements up to `most`, and 128 elements for each thread, 64 of two programs."""
+    """Pieces whose states of `size` elements are loaded together: at most `most`, and 128 elements a thread (fp8: 64).
+
+    fp8: a multiprocessor has two programs.
+    """
     return min(most, (64 if fp8 else 128) * 32 * warps // size)
 
 
 @triton.constexpr_function
 def states_layout(rows, warps):
-    """[rows, dims] of states in memory: whole lines of 128 bytes or more, up to four rows a warp."""
+    """[rows, dims] of float32 states in memory: lines of 128 bytes or more for a row, up to four rows for a warp."""
     high = min(4, rows // warps)
     return gl.BlockedLayout([1, 4], [high, 32 // high], [warps, 1], [1, 0])

@@ -1,7 +1,7 @@
 """The kernel for mixed batches: blocks of many rows and, in the same programs at the same time, shares of few rows.
 
-Blocks keep the tensor cores busy and few rows the memory.  So two warpgroups of one code serve blocks, items from a
-counter, and a third one few rows, each with rings and loaders of its own.
+Blocks keep the tensor cores busy, and few rows keep memory busy.  Two warpgroups of one code serve blocks, with items
+from a counter.  A third warpgroup serves few rows.  Blocks and few rows have rings and loaders of their own.
 """
 
 import triton
@@ -29,25 +29,25 @@ from .schedule.mail import make_mail, no_item, publish, read
 from .schedule.walk import Walk, item_at, share_of_heads
 from .shim import fence_async_shared, gdc_wait, gl, gluon, replaced
 
-# Registers of a thread that serves few rows, and of one that loads; the blocks' have what is left, 176.
+# Registers of a thread that serves few rows, and of a loader's thread.  Threads that serve blocks have 176.
 REGISTERS_OF_FEW_ROWS, REGISTERS_OF_LOADERS = gl.constexpr(120), gl.constexpr(40)
 
 
 @triton.constexpr_function
 def one_scan(scan):
-    """How many sequences one warp takes at a time to make a schedule: fewer."""
+    """Sequences that one warp takes at a time to make a schedule: `scan`, at most 128."""
     return min(scan, 128)
 
 
 @gluon.jit
 def lanes(S: gl.constexpr):
-    """Counts from 0 to SCAN in one warp."""
+    """int32 [SCAN]: 0 ... SCAN - 1, in one warp."""
     return gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, 16))
 
 
 @gluon.jit
 def hand_out_blocks(box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`block_roles.hand_out_items` by a warp that makes the lists, too, while another makes the shares of few rows."""
+    """Make the lists and run `block_roles.hand_out_items`, in one warp; another warp makes the shares of few rows."""
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lists = known_same(make_lists(jobs.batch, lanes(ONE), jobs.mods, ONE, P))
     hand_out_items(box, new_box, ring, jobs, lists, P.LOADERS - 1, STAGES, S, P)
@@ -57,7 +57,7 @@ def hand_out_blocks(box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.conste
 def hand_out_share(
     box, new_box, query_box, ring, queries, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """One warp: the pieces of a share of few rows for everybody, their queries, and the tiles of keys."""
+    """The scheduling warp of few rows: publish the pieces of a share, and load their queries and key tiles."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lane = lanes(ONE)
@@ -97,7 +97,7 @@ def hand_out_share(
 
 @gluon.jit
 def consume_few(out, results, query, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """The consumer of few rows: all pieces of a share."""
+    """The consumer of few rows: compute and store all pieces of a share."""
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     number = 0
     item = read(jobs.mail, number, P.ROWS // 16, BY_WARP=True)
@@ -109,7 +109,7 @@ def consume_few(out, results, query, rings, jobs, S: gl.constexpr, P: gl.constex
 
 @gluon.jit
 def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
-    """All that the consumer of few rows is fed from."""
+    """Rings of the consumer of few rows."""
     queries = make_queries(dtype, gates, S, P)
     keys = make_read_ring(dtype, S.TILE, S.DIM, P.KEY_STAGES, P.LOADERS, gates, KEYS, P)
     values = make_read_ring(dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, gates, VALUES, P)
@@ -118,8 +118,8 @@ def make_few_rings(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr)
 
 @gluon.jit
 def scratch_behind(scratch, slots, S: gl.constexpr, P: gl.constexpr):
-    """(states, counters) behind those of even shares (`coverage.need_of`)."""
-    COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: of blocks, and of groups of pieces
+    """(states, counters) in scratch behind the states and counters of even shares (`coverage.need_of`)."""
+    COUNTERS: gl.constexpr = 3 if P.GROUPED > 0 else 1  # for each program: one block, and two groups of pieces
     counters = scratch.counters + COUNTERS_PER_LAUNCH + COUNTERS * gl.num_programs(0)
     return scratch.states + slots * S.LIVE * (S.VALUE_PADDED + 2), counters
 
@@ -135,7 +135,10 @@ def mixed_kernel(
     num_tokens, shortest, longest, least, slots, page_starts, few_shortest, few_least, few_slots, mods, scales,
     S: gl.constexpr, P: gl.constexpr, F: gl.constexpr, G: gl.constexpr,
 ):  # fmt: skip
-    """Attention of blocks of queries x KV heads by S and P and, of sequences of fewer queries, of shares by F and G."""
+    """Attention of blocks of queries x KV heads, by S and P, and of shares of shorter queries, by F and G.
+
+    Blocks: sequences of shortest..longest query tokens.  Shares: few_shortest..shortest - 1, both inclusive.
+    """
     gdc_wait()
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,

@@ -1,4 +1,4 @@
-"""Whether a user's function can be part of these kernels: it was written for Triton, and Gluon has not all of it."""
+"""Trial of a user's score_mod: it is written for Triton, and Gluon does not have all of Triton."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .shim import GluonASTSource, gl, gluon
 
 @gluon.jit
 def try_kernel(scores, args, score_mod: gl.constexpr):
-    """A function on a block of scores as consumers have them."""
+    """Apply a score_mod to a float32 block [64, 64] of scores, in a layout like a consumer's."""
     L: gl.constexpr = gl.BlockedLayout([1, 2], [8, 4], [4, 1], [1, 0])
     row = gl.arange(0, 64, layout=gl.SliceLayout(1, L))
     key = gl.arange(0, 64, layout=gl.SliceLayout(0, L))
@@ -22,16 +22,16 @@ def try_kernel(scores, args, score_mod: gl.constexpr):
 
 @functools.lru_cache(maxsize=256)
 def why_not(asked: ScoreMod) -> str | None:
-    """What the compiler says of a function that it does not take, in a line; nothing where Triton is interpreted."""
+    """Return the compiler's message about a refused function, in one line; None if it compiles, or is interpreted."""
     try:
         compile_trial(asked, try_kernel, GluonASTSource)
-    except Exception as error:  # of any kind: it is the user's code
+    except Exception as error:  # any exception: the function is the user's
         return _line(error)
     return None
 
 
 def _line(error: BaseException) -> str:
-    """The innermost reason, which is the last thing that Triton says."""
+    """Return the innermost reason, the last line of Triton's message."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

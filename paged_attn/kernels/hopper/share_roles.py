@@ -1,4 +1,4 @@
-"""What warps of `shares_kernel` do with a share: load, multiply, convert."""
+"""Roles of the warps of `shares_kernel`: load the tiles of a share, multiply, convert."""
 
 from ..common.blocking import pages_of
 from ..common.bounds import visible_range
@@ -24,12 +24,15 @@ def load_share(
     box, new_box, ring, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     value_box=None, new_value_box=None, values=None, FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """One warp: the tiles of a share for one ring, or for that of keys and that of values, or for both in one."""
+    """One loader warp: load the tiles of a share into a ring, last tile of an item first.
+
+    value_box: load keys and values, in turn into `ring` or, with `values`, each into its own ring.  FROM: first dim.
+    """
     turn = Turn(0, 0)
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
     head = kv_head
     if P.PARTS > 1:
-        head = kv_head // P.PARTS  # of the cache
+        head = kv_head // P.PARTS  # the cache's head
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
@@ -62,7 +65,7 @@ def load_share(
 
 @gluon.jit
 def load_rests(box, new_box, ring, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
-    """One warp: what fp8 latents have behind their values, if anything."""
+    """One loader warp: load the dims of fp8 latents behind the values, if any."""
     if S.REST > 0:
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         FROM: gl.constexpr = S.VALUE_DIM
@@ -74,7 +77,7 @@ def consume_share(
     out, results, query, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """A consumer: all blocks, and pieces of blocks, of a share."""
+    """A consumer: compute and store all blocks, and pieces of blocks, of a share."""
     if P.PREFETCH and NUMBER == 0:
         mbarrier.wait(rings.queries.full.index(0), 0)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)
@@ -97,15 +100,15 @@ def consume_share(
             else:
                 turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
             unit += count
-    if S.MERGE == 0:  # sooner, all programs of the merge would go to the first multiprocessors that have room
+    if S.MERGE == 0:  # launched sooner, all programs of the merge would go to the first multiprocessors with room
         gdc_launch_dependents()
     if P.PREFETCH:
-        mbarrier.invalidate(rings.queries.full.index(NUMBER))  # its memory may be used again, see ring.make_barriers
+        mbarrier.invalidate(rings.queries.full.index(NUMBER))  # Triton may reuse its memory, see ring.make_barriers
 
 
 @gluon.jit
 def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
-    """A warpgroup: widens the tiles of a share on their way from loaders to consumers."""
+    """The converter warpgroup: widen the fp8 tiles of a share between loaders and consumers."""
     raw_turns = Turns(Turn(0, 0), Turn(0, 0), 0)
     turns = raw_turns
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head

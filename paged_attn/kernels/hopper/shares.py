@@ -1,7 +1,7 @@
 """The kernel for few rows: even shares of all tiles, the KV heads in lockstep.
 
-What a program does follows from the sequences' lengths alone, as in the portable kernel: `common/schedule.py` cuts the
-line of units, here loaders and consumers walk along it each for itself: one consumer of four warps, or two.
+A program's work follows from the sequences' lengths alone, as in the portable kernel.  `common/schedule.py` cuts the
+line of units into shares.  Each loader and each consumer (one or two, of four warps) walks along the share by itself.
 """
 
 from ..common.merge import partial_of
@@ -41,8 +41,11 @@ def shares_kernel(
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods,
     scales, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Attention of one even share of all tiles x one KV head."""
-    gdc_wait()  # for the launch before, which may have written anything that is read here
+    """Attention of one even share of all tiles x one KV head.
+
+    Arguments are those of `launch_arguments.attention`.  shortest, longest: query tokens of the sequences, inclusive.
+    """
+    gdc_wait()  # the launch before may have written any tensor that this kernel reads
     if S.LEADS:
         gdc_launch_dependents()
     index, kv_head = unflatten(S)
@@ -66,7 +69,7 @@ def shares_kernel(
     elif P.CONVERT:
         gl.static_assert(S.REST is not None and P.LOADERS == 1)
         keys = make_ring(gl.float16, S.TILE, DIMS, P.KEY_STAGES, 1, READERS)
-        REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # of rows whose tile it is
+        REST_READERS: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: the tile's consumer alone
         values = make_ring(gl.float16, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
@@ -76,7 +79,7 @@ def shares_kernel(
         if in_one_ring(S, P) or S.REST == 0:
             values = keys
         elif S.REST is not None:
-            ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # read by whose tile it is
+            ONCE: gl.constexpr = WARPGROUP if has_latent_rows(S, P) else READERS  # rows: the tile's consumer alone
             values = make_ring(value_box.dtype, S.TILE, S.REST, P.VALUE_STAGES, P.LOADERS, ONCE)
         else:
             values = make_ring(value_box.dtype, S.TILE, S.VALUE_PADDED, P.VALUE_STAGES, P.LOADERS, READERS)

@@ -1,6 +1,6 @@
-"""Gluon's names in one place, since Triton versions rename them; importing this fails where one is not found.
+"""Gluon's names in one place, because Triton versions rename them; the import fails if a name is missing.
 
-Kernels take from here what has had more than one name, under a name of our own, and all else from `gl` and the modules.
+Kernels import a name from here if it has had several, and all others from `gl` and the modules.
 """
 
 from typing import Any
@@ -25,23 +25,24 @@ from ...launching import triton_version
 
 
 def first_of(module: Any, *names: str) -> Any:
-    """What a module has under the first of these names that it knows."""
+    """Return the attribute with the first of `names` that a module has."""
     for name in names:
         if hasattr(module, name):
             return getattr(module, name)
     raise ImportError(f"{module.__name__} has no {' or '.join(names)}")
 
 
-# Whether Triton copies operands in registers as it sends a product, behind one that already runs: 3.8 alone, for ptxas
-# 12.9.  Of operands that were words of two, that ptxas thinks that others write them, and sends products one by one.
+# Whether Triton copies a product's register operands while an earlier product runs: 3.8 alone, for ptxas 12.9.  To
+# ptxas, operands unpacked from words of two then look overwritten, and products run one after the other.
 COPIES_OPERANDS = gl.constexpr(triton_version.number(triton.__version__) == (3, 8))
 
 
 @core.builtin
 def _wait_alone(num_outstanding=0, deps=None, _semantic=None):
-    """3.9: all warps of a partition meet behind a wait for products, unless it says that it is a warpgroup's own.
+    """Wait for products in one warpgroup alone.
 
-    Where several share one code that takes a fifth of long prefills.
+    Triton 3.9: behind any other wait, all warps of a partition meet.  With several warpgroups of one code, that takes a
+    fifth of the time of long prefills.
     """
     results = _wait_of_warpgroup(num_outstanding, deps=deps, _semantic=_semantic)
     one = results[0] if isinstance(results, tuple) else results
@@ -54,9 +55,9 @@ warpgroup_mma_wait = _wait_of_warpgroup if triton_version.number(triton.__versio
 
 @triton.constexpr_function
 def replaced(record: Any, **values: Any) -> Any:
-    """A compile-time record with other values in these fields, called by a kernel.
+    """Return a compile-time record with other values in some fields; for use in kernels.
 
-    3.8: records are tuples of Triton's there, which know their fields, and have no methods of Python's.
+    Triton 3.8: records in kernels are Triton's tuples, which have fields but no Python methods.
     """
     if hasattr(record, "_replace"):
         return record._replace(**values)
@@ -65,7 +66,7 @@ def replaced(record: Any, **values: Any) -> Any:
     return core.tuple(parts, core.tuple_type([x.type for x in parts], fields))
 
 
-# New names first: an old one may stay for a while as something that only raises.
+# New names first: an old name may stay for a while, and only raise.
 thread_barrier = first_of(gl, "barrier", "thread_barrier")  # 3.7
 load_box = first_of(tma, "async_load", "async_copy_global_to_shared")  # 3.8
 reinterpret = first_of(gl.shared_memory_descriptor, "reinterpret", "_reinterpret")  # 3.9

@@ -1,4 +1,4 @@
-"""What `explain` says of a launch of the Hopper kernels."""
+"""Words of `explain` about a launch of the Hopper kernels."""
 
 from typing import Any
 
@@ -7,18 +7,18 @@ from ..portable.words import size_of, some, words_of_pieces
 
 
 def warps_of(launch: Launch) -> int:
-    """Warps of a program, but for those that serve what is beside its launch."""
+    """Warps of a program that serve this launch, without those of a launch beside it."""
     pipe = launch.pipe
     return pipe.CONSUMERS * pipe.ROWS // 16 + 4 * (pipe.CONVERT > 0) + _loading(pipe)
 
 
 def _loading(pipe: Any) -> int:
-    """Warps that load."""
+    """Loader warps of a program."""
     return pipe.LOADERS * (1 if pipe.BRIEF or pipe.VALUE_STAGES == 0 else 2)
 
 
 def tiles_of(launch: Launch) -> str:
-    """How a program holds its tiles."""
+    """Describe a program's rings, warps and rows."""
     pipe = launch.pipe
     rings = f"rings of {pipe.KEY_STAGES} and {pipe.VALUE_STAGES} tiles"
     if launch.shape.REST is not None:
@@ -49,7 +49,7 @@ def tiles_of(launch: Launch) -> str:
 
 
 def heads_of(launch: Launch) -> str:
-    """What has blocks of its own: KV heads, pairs of them, or parts of those that share one."""
+    """Describe the heads that have blocks of their own: KV heads, pairs of KV heads, or parts of groups."""
     count, parts = launch.shape.KV_HEADS, launch.pipe.PARTS
     if parts > 1:
         return f"{count} parts of {some(count // parts, 'group', 'groups')}"

@@ -1,5 +1,5 @@
-"""Inline assembly, a module for each thing that it is for; each shows one text as its f-strings make it.
+"""Inline assembly, with a module for each purpose; a module's docstring shows one text that its f-strings make.
 
-It may import the shim alone.
-A new instruction goes where its kind is, with a test of its own beside those of the others.
+Modules of this folder import the shim and each other only.
+To add an instruction, add a function to the module of its purpose, and a test in tests/kernels/hopper.
 """

@@ -1,4 +1,4 @@
-"""Barriers in shared memory, by address: found by a tag, initialised, waited for, arrived at by a warp.
+"""mbarriers in shared memory, by address: find them by a tag, initialise, wait, arrive for a warp.
 
 `await_at` of the barrier at $1, for the parity $2, is a loop, since `try_wait` gives up after some time:
 
@@ -9,15 +9,15 @@ import triton
 
 from ..shim import gl, gluon
 
-# What lies behind an array of barriers, or in the first slot of a ring, so that its address can be found.
+# Tag behind an array of barriers, or in the first slot of a ring, by which warps find the address.
 TAG = gl.constexpr(0x0B5E55EDBA221E25)
 
 
 @triton.constexpr_function
 def _find(unit):
-    """From the end of shared memory downwards, 32 units of so many bytes at a time.
+    """PTX that searches a tag from the end of shared memory downwards, 32 units of `unit` bytes at a time.
 
-    A tag that no unit begins with stops the program.
+    If no unit begins with the tag, the program traps.
     """
     return (
         "{ .reg .pred found, inside; .reg .b32 base, at, lane; .reg .b64 word; "
@@ -55,14 +55,14 @@ _ARRIVE_IF = gl.constexpr(
 
 @gluon.jit
 def find_tag(tag, UNIT: gl.constexpr = 8):
-    """Address in shared memory of the last tag, of which the warp has written one, at a multiple of UNIT bytes."""
+    """Address of the last copy of a tag in shared memory, at a multiple of UNIT bytes; the warp has written one."""
     FIND: gl.constexpr = _find(UNIT)
     return gl.inline_asm_elementwise(FIND, "=&r,l,~{memory}", [tag], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @triton.constexpr_function
 def _find_all(count, unit):
-    """Of `count` tags, each one more than the one before it, in one walk downwards; 0 of one that is not there."""
+    """PTX that searches the tags $tag ... $tag + count - 1 in one walk downwards; 0 for a tag that is absent."""
     found = [f"${i}" for i in range(count)]
     text = (
         "{ .reg .pred here, inside; .reg .b32 base, at, lane; .reg .b64 word, tag; "
@@ -86,7 +86,7 @@ def _found(count):
 
 @gluon.jit
 def find_tags(tag, COUNT: gl.constexpr, UNIT: gl.constexpr):
-    """Addresses in shared memory of so many tags, of which the warp has written them, at multiples of UNIT bytes."""
+    """Addresses of the tags tag ... tag + COUNT - 1, which the warp has written at multiples of UNIT bytes."""
     FIND: gl.constexpr = _find_all(COUNT, UNIT)
     FOUND: gl.constexpr = _found(COUNT)
     return gl.inline_asm_elementwise(FIND, FOUND[0], [tag], dtype=FOUND[1], is_pure=False, pack=1)
@@ -94,15 +94,15 @@ def find_tags(tag, COUNT: gl.constexpr, UNIT: gl.constexpr):
 
 @gluon.jit
 def init_at(address, arrivals):
-    """mbarrier.init of one barrier with each thread, unless it is complete after no arrivals."""
+    """mbarrier.init of one barrier by each thread, except where `arrivals` is 0."""
     gl.inline_asm_elementwise(_INIT, "=r,r,r,~{memory}", [address, arrivals], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def await_at(address, phase, there=None):
-    """mbarrier.wait, of each thread for itself: between two of Triton's all threads of a partition meet.
+    """mbarrier.wait by each thread alone; between two of Triton's waits, all threads of a partition meet.
 
-    there: whether to wait, if that is not certain.
+    there: whether to wait; None: always.
     """
     if there is None:
         gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
@@ -113,9 +113,10 @@ def await_at(address, phase, there=None):
 
 @gluon.jit
 def arrive_at(address, there=None):
-    """mbarrier.arrive of one lane for its warp, after products that are done; reads of lanes come before `after_warp`.
+    """mbarrier.arrive by one lane for its warp.
 
-    there: whether to arrive, if that is not certain.
+    Products that read the slot must be done.  If lanes have read it, pass the address through `after_warp`.
+    there: whether to arrive; None: always.
     """
     if there is None:
         gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)
@@ -126,7 +127,7 @@ def arrive_at(address, there=None):
 
 @gluon.jit
 def after_warp(x):
-    """x, after a barrier of the warp: its lanes have read what it depends on."""
+    """Return x after a barrier of the warp, when all lanes have finished the reads before it."""
     return gl.inline_asm_elementwise(
         "bar.warp.sync 0xffffffff;", "=r,0,~{memory}", [x], dtype=gl.int32, is_pure=False, pack=1
     )

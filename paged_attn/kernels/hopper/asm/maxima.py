@@ -1,6 +1,6 @@
-"""The maxima of rows: whether one has risen, and what was summed below the old ones.
+"""Maxima of rows: raise them, and rescale what was summed with the old maxima.
 
-`rescale` of 32 registers $0..$31 by the factors $32..$63 of their two rows in turn is
+`rescale` of the registers $0..$31, equal to $32..$63 on entry, by the factors $64..$95 of their two rows in turn is
 
     { .reg .pred any, all; setp.neu.f32 any, $64, 0f3F800000; setp.neu.or.f32 any, $66, 0f3F800000, any;
       vote.sync.any.pred all, any, 0xffffffff; @!all bra KEEP;
@@ -13,7 +13,7 @@ from .numbers import literal
 
 
 def _scale_unless_one(registers: int) -> str:
-    """acc *= factor for so many registers, skipped by a warp in which every factor is 1."""
+    """PTX: acc *= factor for `registers` registers; a warp in which every factor is 1 skips it."""
     first = 2 * registers
     vote = (
         f"{{ .reg .pred any, all; setp.neu.f32 any, ${first}, 0f3F800000;"
@@ -34,7 +34,7 @@ _ASM_64, _IN_64 = gl.constexpr(_scale_unless_one(64)), gl.constexpr(_constraints
 
 @gluon.jit
 def rescale(acc, factor, DIM: gl.constexpr):
-    """acc * factor, seen `by_thread`: without the vote every tile pays for it, though the maximum rarely moves."""
+    """Return acc * factor, both `by_thread`; a vote skips the products, because the maximum rarely rises."""
     if DIM % 128 == 0:
         return gl.inline_asm_elementwise(_ASM_64, _IN_64, [acc, factor], dtype=gl.float32, is_pure=False, pack=64)
     elif DIM % 64 == 0:
@@ -44,9 +44,9 @@ def rescale(acc, factor, DIM: gl.constexpr):
 
 
 def _raise(slack: float, nan: bool) -> str:
-    """Of two rows the new maximum and the factor of what was there before; a warp leaves early where none moves.
+    """PTX: (new maxima of two rows, factors of the old sums); a warp in which no maximum rises leaves early.
 
-    nan: not a number counts as larger than any; the factor is none then, nor where the maximum is infinite.
+    nan: NaN counts as larger than any number.  The factor is NaN then, and where the maximum is infinite.
     """
     number = literal(slack)
     maximum, larger = ("max.NaN.f32", "setp.gtu.f32") if nan else ("max.f32", "setp.gt.f32")
@@ -68,7 +68,7 @@ def _raise(slack: float, nan: bool) -> str:
     )
 
 
-SLACK, FP8_SLACK = 8.0, 3.75  # how much too small a maximum may be, base 2
+SLACK, FP8_SLACK = 8.0, 3.75  # scores, base 2, may exceed the maximum by so much before the maximum is raised
 _RAISE = gl.constexpr(_raise(SLACK, False))
 _RAISE_FP8 = gl.constexpr(_raise(FP8_SLACK, True))
 _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
@@ -76,11 +76,12 @@ _TWO_FLOATS = gl.constexpr((gl.float32, gl.float32))
 
 @gluon.jit
 def raise_max(top, row_max, FP8: gl.constexpr):
-    """(maximum [R, 4] of rows, exp2 of its fall) from the threads' own: row_max unless a row's is larger by the slack.
+    """(maximum, decay), float32 [R, 4] of rows: row_max and 1, unless a row's largest score exceeds it by the slack.
 
-    The threads of a row ask each other only where one in the warp has such a maximum.
-    The branch is there for ptxas: it moves waits for products before all that is free to wait, and not before a branch.
-    So the maxima are found while the last product runs.
+    top [R, 4]: each thread's largest score, base 2.  decay: exp2(row_max - maximum), the factor of the old sums.
+    The threads of a row exchange maxima only if a thread of the warp exceeds the slack.
+    The branch has a second use: ptxas moves waits for products ahead of code without branches, so the maxima are found
+    while the last product runs.
     """
     ASM: gl.constexpr = _RAISE_FP8 if FP8 else _RAISE
     return gl.inline_asm_elementwise(

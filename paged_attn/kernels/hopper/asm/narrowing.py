@@ -1,6 +1,6 @@
-"""Narrowing to e4m3: operands in two, and a softmax's weights, with exponentials or without.
+"""Narrowing to e4m3: operands as sums of two numbers, and weights of a softmax, with exponentials or without.
 
-`exp2_words` of four scores $2..$5, by the unit $6 and the shift $7, makes the word $0 and the sum $1:
+`exp2_words` makes the word $0 and the sum $1 of four scores $2..$5, with the unit $6 and the shift $7:
 
     { .reg .b16 lower, upper; .reg .f32 a, b, c, d;
       fma.rn.f32 a, $2, $6, $7; fma.rn.f32 b, $3, $6, $7; fma.rn.f32 c, $4, $6, $7; fma.rn.f32 d, $5, $6, $7;
@@ -14,10 +14,11 @@ from .numbers import TWO_WORDS, WORD_AND_SUM, literal
 
 
 def _in_two() -> str:
-    """Infinity, which would become the largest number, leaves a rest that is none: its product with 0 is added.
+    """PTX: four floats as e4m3 numbers, and the rests.
 
-    In one piece, for ptxas 12.8 makes one instruction of two conversions whose results are stored side by side, and
-    what else uses the lower one then reads a register that nobody writes.
+    Each float times 0 is added to its rest, so infinity leaves NaN.  All conversions are in one text: ptxas 12.8 fuses
+    two conversions whose results are stored side by side, and other uses of the lower result then read an unwritten
+    register.
     """
     text = "{ .reg .b16 p, q, x, y; .reg .b32 h; .reg .f32 a, b, c, d;"
     text += " cvt.rn.satfinite.e4m3x2.f32 p, $3, $2; cvt.rn.satfinite.e4m3x2.f32 q, $5, $4; mov.b32 $0, {p, q};"
@@ -34,7 +35,7 @@ _IN_TWO = gl.constexpr(_in_two())
 
 @gluon.jit
 def e4m3_in_two(a, b, c, d):
-    """(words of four numbers in e4m3, a's the lowest, words of what these lack)."""
+    """(words, words): four float32 rounded to e4m3, a in the lowest byte, and the rests of that rounding in e4m3."""
     return gl.inline_asm_elementwise(_IN_TWO, "=&r,=&r,f,f,f,f", [a, b, c, d], dtype=TWO_WORDS, is_pure=True, pack=1)
 
 
@@ -49,22 +50,22 @@ _EXP2_WORDS = gl.constexpr(
 
 @gluon.jit
 def exp2_words(a, b, c, d, unit, shift):
-    """(words of exp2(x * unit + shift) of four x in e4m3, a's the lowest, and their sums, not rounded)."""
+    """(e4m3 words, float32 sums) of exp2(x * unit + shift) for four x, a in the lowest byte; sums are not rounded."""
     return gl.inline_asm_elementwise(
         _EXP2_WORDS, "=r,=f,f,f,f,f,f,f", [a, b, c, d, unit, shift], dtype=WORD_AND_SUM, is_pure=True, pack=1
     )
 
 
-# A line through each octave: the bits of a float16 are 2^10 times its power of two plus 15, but for where it lies
-# between two of them.  There 2^x is below the line by up to 6%, 4% on average: the line is lowered by that.
+# A line through each octave: at a power of two, the bits of a float16 are 2^10 times (exponent + 15).  Between two
+# powers, 2^x is below the line by up to 6%, and 4% on average, so the line is lowered by 4%.
 OCTAVES, BIAS, LOWERED = 32.0, 15.0, 0.0573
 
 
 def _line_words() -> str:
-    """Four floats in [1/2, 1], times 2^24: 2^24 less 2^8 times the bits of a weight in float16.
+    """PTX: four floats in [1/2, 1] that equal 1 - 2^-16 * (bits of a float16 weight), then e4m3 words of the weights.
 
-    Numbers in that range are 2^-24 apart.  The larger a weight, the smaller they are, for saturation has to make
-    zeros of what is far below.
+    Floats in that range are 2^-24 apart.  A larger weight has a smaller float, so that saturation at 1 makes small
+    weights 0.
     """
     every = "".join(f" fma.rn.sat.f32 {x}, ${i}, $5, $6;" for i, x in enumerate("abcd", 1))
     return (
@@ -76,16 +77,16 @@ def _line_words() -> str:
 
 
 _LINE_WORDS = gl.constexpr(_line_words())
-# what is added to an exponent, and what the sum is multiplied by, before 1 is added
+# a weight's float is (exponent + LINE_SHIFT) * LINE_UNIT + 1
 LINE_SHIFT, LINE_UNIT = BIAS - LOWERED, -0.5 / OCTAVES
 _LINE_SHIFT, _LINE_UNIT = gl.constexpr(LINE_SHIFT), gl.constexpr(LINE_UNIT)
 
 
 @gluon.jit
 def line_words(a, b, c, d, unit, shift):
-    """`exp2_words` without exponentials (Schraudolph 1999), up to 4% off: 2.5 instructions a weight.
+    """`exp2_words` without exponentials (Schraudolph 1999), up to 4% off, with 2.5 instructions a weight; no sums.
 
-    Exponents below -15 and NaN become 0.  None may be above 16, and none is, that far below what a maximum may lag.
+    Exponents below -15 and NaN become weights of 0.  Exponents must stay below 16; FP8_SLACK keeps them far below.
     """
     unit, shift = unit * _LINE_UNIT, (shift + _LINE_SHIFT) * _LINE_UNIT + 1.0
     return gl.inline_asm_elementwise(

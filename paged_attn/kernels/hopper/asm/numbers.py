@@ -1,23 +1,23 @@
-"""Numbers in PTX: literals, and functions of a number that are an instruction or a few.
+"""Numbers in PTX: literals, and functions of one float32 that take few instructions.
 
 `logistic(power)`, thread by thread, is
 
     { .reg .f32 a; ex2.approx.ftz.f32 a, $1; add.f32 a, a, 0f3F800000; rcp.approx.ftz.f32 $0, a; }
 
-where $0 is the result, $1 the power and 0f3F800000 is 1 as `literal` writes it.
+where $0 is the result, $1 the power, and 0f3F800000 the literal of 1.
 """
 
 import struct
 
 from ..shim import gl, gluon
 
-# What assembly returns where that is more than one thing.
+# Result types of assembly with two results.
 TWO_WORDS = gl.constexpr((gl.int32,) * 2)
 WORD_AND_SUM = gl.constexpr((gl.int32, gl.float32))
 
 
 def literal(x: float) -> str:
-    """A float32 as PTX writes it."""
+    """PTX literal of a float32."""
     return f"0f{struct.pack('>f', x).hex()}"
 
 
@@ -40,17 +40,17 @@ def logistic(power):
 
 @gluon.jit
 def times_logistic(x, power):
-    """x / (1 + 2^power), by two approximations of an instruction each; x where that is 0."""
+    """x / (1 + 2^power), by approximate ex2 and rcp; x where x is 0."""
     return gl.inline_asm_elementwise(_TIMES_LOGISTIC, "=f,f,f", [x, power], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def tanh(x):
-    """By one instruction, off by 2^-11 of itself at most."""
+    """tanh(x) by tanh.approx, with a relative error of at most 2^-11."""
     return gl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def exp2(x):
-    """2^x by one instruction; what is too small for a normal number is 0."""
+    """2^x by ex2.approx; results below the normal numbers are 0."""
     return gl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)

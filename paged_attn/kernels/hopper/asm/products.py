@@ -1,14 +1,14 @@
-"""Products whose descriptors are our own: of queries and keys that lie in core matrices.
+"""wgmma products with descriptors made here: queries and keys in core matrices, and two parts of latents.
 
-`multiply_cores` of 64 queries and 16 keys of 64 dims, in bfloat16, sends dims 0 to 15, with scores $0..$7, the queries'
-address $8 and the keys' $16, as
+`multiply_cores` of 64 queries and 16 keys of 64 dims, in bfloat16, has scores $0..$7, the address $8 of the queries and
+the address $16 of the keys.  Dims 0 to 15 are multiplied by
 
     { .reg .b32 q, k, q_form, k_form; .reg .b64 a, b; wgmma.fence.sync.aligned;
       shr.u32 q, $8, 4; shr.u32 k, $16, 4; add.u32 k, k, 524288; mov.u32 q_form, 1073741888; mov.u32 k_form, 64;
       .reg .b32 q0, k0; add.u32 q0, q, 0; add.u32 k0, k, 0; mov.b64 a, {q0, q_form}; mov.b64 b, {k0, k_form};
       wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {$0,$1,$2,$3,$4,$5,$6,$7}, a, b, 0, 1, 1, 0, 0;
 
-and so on, three times 16 dims more that are added, until `wgmma.commit_group.sync.aligned; }`.
+Three more products add 16 dims each, and `wgmma.commit_group.sync.aligned; }` ends the text.
 """
 
 import triton
@@ -18,10 +18,10 @@ from ..shim import gl, gluon
 
 @triton.constexpr_function
 def _cores(rows, columns, dims, dtype):
-    """A product of each warpgroup, of 64 of `rows` rows, from the address of its queries and that of the keys.
+    """PTX: the product of each warpgroup, 64 of `rows` rows x `columns` keys, from the addresses of queries and keys.
 
-    The first are swizzled rows of 128 bytes, 64 dims beside the next 64; the others matrices of 8 keys x 16 bytes, the
-    dims of 8 keys before those of the next 8.
+    Queries are swizzled rows of 128 bytes; 64 dims of all rows lie before the next 64.  Keys are core matrices of
+    8 keys x 16 bytes; all dims of 8 keys lie before those of the next 8 keys.
     """
     n = columns // 2
     numbers = ",".join(f"${i}" for i in range(n))
@@ -49,10 +49,10 @@ def _in_cores(columns):
 
 @gluon.jit
 def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
-    """Start the product of queries [R, DIM] and keys [N, DIM] at these addresses, scores [R, N] once it is waited for.
+    """Start queries [R, DIM] x keys [N, DIM]^T at these shared-memory addresses; returns float32 scores [R, N].
 
-    Of the same descriptors Triton 3.6 counts a base offset from product to product where nothing is swizzled, and for
-    words that differ in both halves ptxas 12.8 adds to uniform registers that nobody has written.
+    Scores are valid after a wait.  Triton 3.6 would advance a base offset from product to product although keys are not
+    swizzled.  With descriptors that differ in both halves, ptxas 12.8 adds to unwritten uniform registers.
     """
     ROWS: gl.constexpr = scores.shape[0]
     COLUMNS: gl.constexpr = scores.shape[1]
@@ -66,9 +66,10 @@ def multiply_cores(q_at, k_at, scores, DTYPE: gl.constexpr, DIM: gl.constexpr):
 
 @triton.constexpr_function
 def _of_two_parts(columns, key_rows, dims, more, dtype):
-    """A product of 64 rows and `columns` of a tile's keys, of dims in two matrices, all in swizzled rows of 128 bytes.
+    """PTX: the product of 64 rows x `columns` of a tile's keys, whose dims lie in two matrices.
 
-    The addresses, in units of 16 bytes, are those of the rows and keys, and of both against further dims.
+    All matrices have swizzled rows of 128 bytes.  Operands are addresses in units of 16 bytes: rows, keys, further dims
+    of the rows, further dims of the keys.
     """
     n = columns // 2
     numbers = ",".join(f"${i}" for i in range(n))
@@ -101,9 +102,10 @@ def multiply_two_parts(
     q_at, k_at, more_q_at, more_k_at, scores, KEYS: gl.constexpr, DIM: gl.constexpr, MORE: gl.constexpr,
     DTYPE: gl.constexpr,
 ):  # fmt: skip
-    """Start the product of rows [64, DIM] and some of a tile's KEYS keys, and of MORE dims of both, at these addresses.
+    """Start rows [64, DIM + MORE] x some of a tile's KEYS keys, whose last MORE dims lie apart; returns scores [64, N].
 
-    Of descriptors that lanes are not known to share ptxas makes six instructions and more for each.
+    Addresses are bytes in shared memory.  A reduction tells ptxas that lanes share a descriptor; otherwise ptxas makes
+    six instructions or more for each.
     """
     COLUMNS: gl.constexpr = scores.shape[1]
     ASM: gl.constexpr = _of_two_parts(COLUMNS, KEYS, DIM, MORE, "bf16" if gl.bfloat16 == DTYPE else "f16")

@@ -1,6 +1,6 @@
-"""Registers: values held where they are, told to be alike, and moved between a thread's words or a row's threads.
+"""Registers: pin values, declare them uniform, and move them between the words of a thread or the threads of a row.
 
-`words_beside` of bfloat16 turns $2..$5, the numbers a, b, c, d of a thread, into its words $0 and $1:
+`words_beside` of bfloat16 turns a thread's numbers a, b, c, d ($2..$5) into its words $0 and $1:
 
     { .reg .pred p; .reg .b32 l, a, b, x, y;
       cvt.rn.bf16x2.f32 a, $3, $2; cvt.rn.bf16x2.f32 b, $5, $4;
@@ -16,9 +16,9 @@ _FOUR_WORDS = gl.constexpr((gl.int32,) * 4)
 
 @gluon.jit
 def pin(x):
-    """The values x of 16 or 32 bits, in use here as far as LLVM can tell.
+    """Return x, values of 16 or 32 bits, which LLVM sees as used here.
 
-    So it may not sink their conversion, nor use the registers of an operand that the tensor cores still read.
+    LLVM then neither sinks their conversion nor reuses registers of an operand that the tensor cores still read.
     """
     PACK: gl.constexpr = 32 // x.dtype.primitive_bitwidth
     return gl.inline_asm_elementwise("", "=r,0", [x], dtype=x.dtype, is_pure=False, pack=PACK)
@@ -29,15 +29,15 @@ _SAME = gl.constexpr("redux.sync.or.b32 $0, $1, 0xffffffff;")
 
 @gluon.jit
 def same(x):
-    """x, which all lanes of a warp have: ptxas knows it of this result, and not of what shuffles have made."""
+    """Return x, equal in all lanes of a warp; ptxas knows that of this result, and not of results of shuffles."""
     return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def anew(x):
-    """x, which all lanes of a warp have, as a value of this place: what is made of it is made here each time.
+    """Return x, equal in all lanes of a warp, as a value that cannot be moved out of a loop.
 
-    Addresses of operands that a loop does not change would be made before it, and take registers of it, or memory.
+    Otherwise loop-invariant addresses of operands are computed before the loop, and take registers or spill.
     """
     return gl.inline_asm_elementwise(_SAME, "=r,r", [gl.to_tensor(x)], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -51,14 +51,17 @@ _TRANSPOSE = gl.constexpr(
 
 @gluon.jit
 def transpose_bytes(a, b, c, d):
-    """Four words of four bytes as the words of their first bytes, second bytes, ...: 8 instructions for 16 bytes."""
+    """Transpose four words of four bytes: words of the first bytes, second bytes, ...; 8 instructions for 16 bytes."""
     return gl.inline_asm_elementwise(
         _TRANSPOSE, "=r,=r,=r,=r,r,r,r,r", [a, b, c, d], dtype=_FOUR_WORDS, is_pure=True, pack=1
     )
 
 
 def _beside(pair: str) -> str:
-    """Two words of 16-bit pairs: an even lane's first one and its neighbour's, or that one's second and its own."""
+    """PTX: two words of 16-bit pairs.
+
+    Even lanes get the first words of a pair of lanes, odd lanes the second words, the even lane's word first.
+    """
     return (
         "{ .reg .pred p; .reg .b32 l, a, b, x, y; "
         f"cvt.rn.{pair}.f32 a, $3, $2; cvt.rn.{pair}.f32 b, $5, $4; "
@@ -73,9 +76,10 @@ _BESIDE_F16 = gl.constexpr(_beside("f16x2"))
 
 @gluon.jit
 def words_beside(a, b, c, d, DTYPE: gl.constexpr):
-    """Two words that are neighbours in a row, of pairs (a, b) and (c, d) that are four words apart there.
+    """Two neighbouring words of a row, from pairs (a, b) and (c, d) that are four words apart in the row.
 
-    Four lanes have a word each of both fours; after it even lanes have two words of the first, odd lanes of the second.
+    Each of four lanes has a word of both groups of four.  Afterwards even lanes have two words of the first group, odd
+    lanes two words of the second group.
     """
     ASM: gl.constexpr = _BESIDE_BF16 if gl.bfloat16 == DTYPE else _BESIDE_F16
     return gl.inline_asm_elementwise(ASM, "=r,=r,f,f,f,f", [a, b, c, d], dtype=TWO_WORDS, is_pure=False, pack=1)

@@ -1,10 +1,11 @@
-"""Turns and meetings of a kernel's first two warpgroups, by the last of a program's barriers: Triton takes the first.
+"""Turns and meetings of a kernel's first two warpgroups, by named barriers 11 to 15; Triton takes the lowest ones.
 
-Each waits at its own, where the other arrives.  That the last turn is given nobody waits for.  `take_turn` is
+Each warpgroup waits at its own barrier, where the other arrives.  No warpgroup waits for the final hand-over.
+`take_turn` is
 
     { .reg .b32 t; mov.u32 t, %tid.x; shr.u32 t, t, 7; add.u32 t, t, 14; bar.sync t, 256; mov.u32 $0, $1; }
 
-so threads 0 to 127 wait at barrier 14 and threads 128 to 255 at barrier 15, each for 256 that wait or arrive.
+Threads 0 to 127 wait at barrier 14, and threads 128 to 255 at barrier 15, each for 256 threads that wait or arrive.
 """
 
 import triton
@@ -24,7 +25,7 @@ _GIVE_TURN = gl.constexpr(
 
 @gluon.jit
 def _execute(ASM: gl.constexpr):
-    """Once by each thread of two warpgroups."""
+    """Execute ASM once in each thread of two warpgroups."""
     nothing = gl.full([32], 0, gl.int32, gl.BlockedLayout([1], [32], [8], [0]))
     gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [nothing], dtype=gl.int32, is_pure=False, pack=1)
 
@@ -43,7 +44,7 @@ def take_turn():
 
 @gluon.jit
 def give_turn():
-    """To the other warpgroup."""
+    """Give the turn to the other warpgroup."""
     _execute(_GIVE_TURN)
 
 
@@ -54,36 +55,36 @@ def _at(what, barrier):
 
 @gluon.jit
 def _alike(WHAT: gl.constexpr, BARRIER: gl.constexpr):
-    """Once by each thread of one of two consumers of a warpgroup each."""
+    """Execute bar.WHAT at BARRIER once in each thread of one consumer, of two with a warpgroup each."""
     ASM: gl.constexpr = _at(WHAT, BARRIER)
     gl.inline_asm_elementwise(ASM, "=r,r,~{memory}", [gl.to_tensor(0)], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def meet_other():
-    """Until all threads of both consumers are here."""
+    """Wait until all threads of both consumers are here."""
     _alike("sync", 13)
 
 
 @gluon.jit
 def tell_written(NUMBER: gl.constexpr):
-    """A consumer has written what the other waits for by `wait_written` of the same number."""
+    """Consumer NUMBER tells that it has written; the other consumer calls `wait_written(NUMBER)`."""
     _alike("arrive", 11 + NUMBER)
 
 
 @gluon.jit
 def wait_written(NUMBER: gl.constexpr):
-    """Until a consumer, the other one, has told so; between two such times it waits by `wait_read`."""
+    """Wait until consumer NUMBER, the other one, has written; that consumer calls `wait_read` before writing again."""
     _alike("sync", 11 + NUMBER)
 
 
 @gluon.jit
 def tell_read(NUMBER: gl.constexpr):
-    """What a consumer, the other one, has written is read, and may be written over."""
+    """Tell consumer NUMBER, the other one, that what `wait_written` announced is read and may be overwritten."""
     _alike("arrive", 14 + NUMBER)
 
 
 @gluon.jit
 def wait_read(NUMBER: gl.constexpr):
-    """Until the other consumer has told so of what this one has written."""
+    """Consumer NUMBER waits until the other consumer has read its data."""
     _alike("sync", 14 + NUMBER)

@@ -1,6 +1,6 @@
-"""Weights of a softmax in 16 bits, two to a word, beside their sums; and again where a maximum turns out too small.
+"""Weights of a softmax in 16 bits, two to a word, and their sums; weights are made again if a maximum was too small.
 
-`weigh_pairs` of two scores $2 and $3, by the factor $4 and shift $5, in bfloat16, is
+`weigh_pairs` of two scores $2 and $3, with the factor $4 and shift $5, in bfloat16, is
 
     { .reg .f32 a, b, s; fma.rn.f32 a, $2, $4, $5; fma.rn.f32 b, $3, $4, $5;
       ex2.approx.ftz.f32 a, a; ex2.approx.ftz.f32 b, b; cvt.rn.bf16x2.f32 $0, b, a; add.f32 $1, a, b; }
@@ -16,15 +16,15 @@ from ..shim import gl, gluon
 from .caps import CAPS, exactly_capped
 from .numbers import WORD_AND_SUM, literal
 
-# Of a thread's sum of weights: below it none is larger, and float16 has room for all of them.
+# Limit of a thread's sum of weights; no weight is larger than the sum, so all weights fit float16.
 MAX_SUM_PER_THREAD = 8192.0
-# A maximum, base 2, from which on a product that is not rounded first is more than 2^-10 off it.
+# Maximum, base 2, beyond which an unrounded product may differ from the rounded maximum by more than 2^-10.
 MIN_ROUNDED_MAXIMUM = 2.0**14
 _ROUND = {"bf16": "cvt.rn.bf16x2.f32", "fp16": "cvt.rn.f16x2.f32"}
 
 
 def _weigh_pair(dtype: str, terms: int) -> str:
-    """Of no term scores are powers themselves; of one that times it, of more an odd polynomial."""
+    """PTX of `weigh_pairs`; exponents are scores (0 terms), score * factor + shift (1), or a polynomial + shift."""
     pairs = (("a", "$2"), ("b", "$3"))
     coefficients, shift = [f"${4 + i}" for i in range(terms)], f"${4 + terms}"
     text = ""
@@ -44,7 +44,7 @@ _PAIRS = {key: _weigh_pair(*key) for key in itertools.product(_ROUND, (0, 1, *CA
 
 
 def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
-    """score * unit + shift, by one rounding or, where a predicate says so, by two; '': there is none."""
+    """PTX: to = score * unit + shift, rounded once, or twice where the predicate `rounded`, if any, holds."""
     fused = f"fma.rn.f32 {to}, {score}, {unit}, {shift};"
     if not rounded:
         return f" {fused}"
@@ -53,9 +53,11 @@ def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
 
 
 def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int) -> tuple[str, str]:
-    """(assembly, constraints) of `weigh_again` for so many pairs of a thread, which belong to its two rows in turn.
+    """(PTX, constraints) of `weigh_again` for `pairs` pairs of a thread, which belong to its two rows in turn.
 
-    parts: of results, as many of each.  terms: of the polynomial that has capped scores; 0: they are not to be.
+    parts: number of results operands, of `pairs` registers each.
+    any_size: scores may be so large that products have to be rounded first.
+    terms: of the polynomial that has capped the scores; 0 if none has.
     """
 
     def operands(number: int) -> list[str]:
@@ -69,7 +71,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     text = "{ .reg .pred p0, p1, q0, q1, any; .reg .f32 a, b, s0, s1, t0, t1, m0, m1, n0, n1, l0, l1;"
     for i in (0, 1):
         text += f" mov.f32 {sums[i]}, {old_sums[i]}; mov.f32 {tops[i]}, {old_tops[i]}; mov.f32 {decays[i]}, {one};"
-        if terms:  # no sum, and so no weight, of more than the polynomial holds for
+        if terms:  # limit of a sum, and so of each weight: the largest score of the polynomial
             text += f" sub.f32 a, {largest[i]}, {old_tops[i]}; min.f32 a, a, {literal(math.log2(MAX_SUM_PER_THREAD))};"
             text += f" ex2.approx.ftz.f32 l{i}, a; setp.lt.f32 q{i}, {old_tops[i]}, {least_tops[i]};"
         elif any_size:  # minus infinity is huge, too
@@ -96,7 +98,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
             text += f" abs.f32 a, {tops[i]}; setp.gt.or.f32 q{i}, a, {huge}, q{i};"
         text += f" setp.eq.f32 any, {tops[i]}, {nothing}; sub.f32 n{i}, {shifts[i]}, {tops[i]};"
         text += f" @any mov.f32 n{i}, {shifts[i]};"
-        # infinity less itself, beside a sink of infinity, is none
+        # beside a sink of infinity the difference is infinity - infinity
         text += f" setp.eq.f32 any, {shifts[i]}, {tops[i]}; @any mov.f32 n{i}, {literal(0.0)};"
     for k in range(pairs):
         i = k & 1
@@ -115,7 +117,7 @@ def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int)
     for part in results:
         text += "".join(f" mul.f32 {part[k]}, {part[k]}, {decays[k & 1]};" for k in range(pairs))
     text += " KEEP: mov.pred any, p0; }"
-    # what is written before all is read has registers of its own
+    # outputs that are written before all inputs are read have registers of their own
     outputs = ["=r"] * pairs + ["=&f"] * (3 * pairs) + ["=f"] * (parts * pairs)
     inputs, more = ["f"] * (6 * pairs), ["f"] * (3 * pairs * (terms > 0))
     in_place = [str(i) for i in range((4 + parts) * pairs)]
@@ -127,7 +129,7 @@ _AGAIN = {
     for key in itertools.product(_ROUND, (16, 32), (1, 2, 4, 8))
     for any_size, terms in ((False, 0), (True, 0), *((False, terms) for terms in CAPS))
 }
-# Kernels on disk are known by what their functions read, and not by what these look up.
+# Cached kernels are keyed by the constants that their functions read, and not by dictionaries that they look up.
 DIGEST_OF_WEIGHTS = gl.constexpr(hashlib.sha256(repr((_PAIRS, _AGAIN)).encode()).hexdigest())
 
 
@@ -148,9 +150,9 @@ def _word_and_floats(floats):
 
 @gluon.jit
 def weigh_pairs(even, odd, coefficients, shift, dtype: gl.constexpr):
-    """(words of exp2(f(x)) of two scores x in a 16-bit type, even's the lower, and their sums).
+    """(words, float32 sums) of exp2(f(x)) for two scores x, in a 16-bit type, even's in the lower half.
 
-    f(x) is x; of one coefficient a x * a + shift; of more than that x * (a + b x^2 + c x^4 ...) + shift.
+    No coefficient: f(x) = x.  One, a: f(x) = x * a + shift.  More: f(x) = x * (a + b x^2 + c x^4 ...) + shift.
     """
     ASM: gl.constexpr = _pairs(dtype, len(coefficients), DIGEST_OF_WEIGHTS)
     operands = (even, odd) + coefficients
@@ -164,15 +166,15 @@ def weigh_again(
     words, even, odd, sums, row_max, unit, shift, results, cap, ANY_SIZE: gl.constexpr, TERMS: gl.constexpr,
     dtype: gl.constexpr,
 ):  # fmt: skip
-    """(words, sums, maxima, decays, *results) after a look at sums: where one is too large its row gets a new maximum.
+    """(words, sums, maxima, decays, *results): a row whose sum is too large, or that has no maximum, gets a new one.
 
-    What weighs is exp2(x * unit + shift - maximum).  Operands are as many as words, but of sums, maxima and decays the
-    first of a thread's rows count.  A row that has no maximum yet gets one, too; a warp of neither leaves early.
-    results: parts of a product that may still run.  The branch waits for it and multiplies it by the decays: one of its
-    own, behind a wait, would have every tile vote once more and jump over it.
-    cap: nothing, or (a, least maximum, largest score) where words come from a polynomial of so many TERMS for
-    tanh(x * a), which is what weighs then.  A row is weighed again by special functions where a score may be larger, or
-    where its maximum is so low that what is too far below it would count.
+    Weights are exp2(x * unit + shift - maximum).  All operands have the shape of words [R, N / 8, 4].  Only a thread's
+    first sum, maximum and decay of each row count.  A warp without such a row leaves early.
+    results: parts of a product that may still run.  The rare branch waits for the product and multiplies it by the
+    decays.  A branch of its own, behind a wait, would cost every tile one more vote and jump.
+    cap: () or (a, least maximum, largest score), if words come from a polynomial of TERMS terms for tanh(x * a).
+    Special functions weigh a row again if a score may exceed the largest score.  They do so, too, if the row's maximum
+    is below the least maximum, for scores capped too low would count then.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
     ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST_OF_WEIGHTS)
@@ -189,5 +191,5 @@ _BEYOND = gl.constexpr(
 
 @gluon.jit
 def any_beyond(sums):
-    """1 where one of a warp's numbers, one a thread, is beyond the limit of a thread's sum or no number, else 0."""
+    """int32 1 in all lanes if one lane's sum exceeds MAX_SUM_PER_THREAD or is NaN, else 0."""
     return gl.inline_asm_elementwise(_BEYOND, "=r,f", [sums], dtype=gl.int32, is_pure=False, pack=1)

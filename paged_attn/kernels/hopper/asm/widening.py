@@ -1,11 +1,11 @@
-"""Widening of fp8 to float16, by whole words or number by number.
+"""Widening of fp8 to float16, into words of two or into single numbers.
 
-`widen_bytes_apart` of a word $4 of four e4m3 numbers makes the halves $0..$3:
+`widen_bytes_apart` makes the float16 numbers $0..$3 of a word $4 of four e4m3 numbers:
 
     { .reg .b16 lower, upper; .reg .b32 a, b; mov.b32 {lower, upper}, $4;
       cvt.rn.f16x2.e4m3x2 a, lower; cvt.rn.f16x2.e4m3x2 b, upper; mov.b32 {$0, $1}, a; mov.b32 {$2, $3}, b; }
 
-A number of e5m2 is the upper byte of its float16: `prmt` puts it there, beside a byte of zeros.
+An e5m2 number is the upper byte of its float16: `prmt` puts it above a byte of zeros.
 """
 
 from ..shim import gl, gluon
@@ -20,9 +20,9 @@ _E5M2 = gl.constexpr("prmt.b32 $0, $2, 0, 0x1404; prmt.b32 $1, $2, 0, 0x3424;") 
 
 @gluon.jit
 def widen_bytes(x, FP8: gl.constexpr):
-    """Words of four fp8 numbers as (words of the lower two, of the upper two) in float16.
+    """Widen words of four fp8 numbers to (words of the lower two, words of the upper two) in float16.
 
-    Element by element the compiler would convert to float32 first.
+    Element by element, the compiler would convert to float32 first.
     """
     ASM: gl.constexpr = _E4M3 if FP8 == 3 else _E5M2
     return gl.inline_asm_elementwise(ASM, "=r,=r,r", [x], dtype=TWO_WORDS, is_pure=True, pack=1)
@@ -41,7 +41,7 @@ _HALVES_8 = gl.constexpr((gl.float16,) * 8)
 
 
 def _pairs_apart(words: str) -> str:
-    """Four words of two float16 each from words $8 and $9 of two keys, and their halves."""
+    """PTX: widen words $8 and $9 of two keys, by `words`, to words a..d of two float16 each, and split them."""
     halves = " ".join(f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {word};" for i, word in enumerate("abcd"))
     return f"{{ .reg .b32 a, b, c, d, x, y; .reg .b16 l, u; {words} {halves} }}"
 
@@ -63,7 +63,7 @@ _E5M2_PAIRS_APART = gl.constexpr(
 
 @gluon.jit
 def widen_bytes_apart(x, FP8: gl.constexpr):
-    """The four fp8 numbers of words, in float16."""
+    """Widen words of four fp8 numbers to four float16 tensors, lowest byte first."""
     ASM: gl.constexpr = _E4M3_APART if FP8 == 3 else _E5M2_APART
     return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,r", [x], dtype=_HALVES_4, is_pure=True, pack=1)
 
@@ -75,14 +75,14 @@ _HALVES_2 = gl.constexpr((gl.float16, gl.float16))
 
 @gluon.jit
 def widen_pair_apart(x, FP8: gl.constexpr):
-    """The two fp8 numbers of 16 bits, in float16."""
+    """Widen the two fp8 numbers of 16-bit words to two float16 tensors, lowest byte first."""
     ASM: gl.constexpr = _E4M3_PAIR if FP8 == 3 else _E5M2_PAIR
     return gl.inline_asm_elementwise(ASM, "=&h,=&h,h", [x], dtype=_HALVES_2, is_pure=True, pack=1)
 
 
 @gluon.jit
 def widen_pairs_apart(even, odd, FP8: gl.constexpr):
-    """Of words of two keys the first, second, ... fp8 numbers, each of both keys, in float16."""
+    """Widen words of two keys to eight float16 tensors: the first number of even and odd, the second of both, ..."""
     ASM: gl.constexpr = _E4M3_PAIRS_APART if FP8 == 3 else _E5M2_PAIRS_APART
     return gl.inline_asm_elementwise(
         ASM, "=h,=h,=h,=h,=h,=h,=h,=h,r,r", [even, odd], dtype=_HALVES_8, is_pure=True, pack=1
@@ -102,6 +102,6 @@ _E5M2_HALVES_APART = gl.constexpr(
 
 @gluon.jit
 def widen_halves_apart(even, odd, FP8: gl.constexpr):
-    """`widen_pairs_apart` of 16 bits of two keys: the first number of both keys, and the second, in float16."""
+    """Widen 16-bit words of two keys to four float16 tensors: the first number of even and odd, the second of both."""
     ASM: gl.constexpr = _E4M3_HALVES_APART if FP8 == 3 else _E5M2_HALVES_APART
     return gl.inline_asm_elementwise(ASM, "=h,=h,=h,=h,h,h", [even, odd], dtype=_HALVES_4, is_pure=True, pack=1)

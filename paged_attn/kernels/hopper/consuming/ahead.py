@@ -1,6 +1,6 @@
-"""A consumer that is an item ahead: its warpgroups multiply its first keys while the results before it leave.
+"""A consumer that is an item ahead: the next item's first keys are multiplied while an item's results are stored.
 
-Alone with the tensor cores, it would leave them idle for the letter, the first product and the stores of every item.
+Without that, a single consumer leaves the tensor cores idle during the letter, first product and stores of every item.
 """
 
 from ...common.bounds import row_tile, visible_range
@@ -20,9 +20,9 @@ from .tile_scores import multiply_keys, score_scale, value_scale
 
 @gluon.jit
 def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
-    """Start <q, k> of an item's first tile; where there is none, of whatever lies there, which nobody looks at.
+    """Start q @ k^T of an item's first tile, float32 [ROWS, TILE]; without a tile, of arbitrary data that nobody reads.
 
-    A branch around the product would have to wait for it, and it is to run on.
+    A branch around the product would have to wait for the product, which should run on.
     """
     there = (item.block.kv_head >= 0) & (item.begin < item.end)
     wait_queries(rings.queries, turns.query, 0, S, P, there)
@@ -31,7 +31,7 @@ def first_scores(rings, turns, item, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, S: gl.constexpr, P: gl.constexpr):
-    """An item from its first scores to the stored result; (turns, letter `number`, the first scores of that)."""
+    """Compute an item from its first scores on, and store it; return (turns, item `number`, its first scores)."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
     block, scales = item.block, results.scales
     count = gl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
@@ -51,7 +51,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
         turns = Turns(turns.key, turns.value, turns.query + 1)
     else:
         following = read(mail, number, P.ROWS // 16)
-    # sent before the last values are waited for, it would have these wait for keys, too: 1% slower
+    # started before the last values' wait, this product would have them wait for its keys, too: 1% slower
     running = first_scores(rings, turns, following, S, P)
     rows, state = leaving(state, item, block, mods, rings.room, 0, S, P)
     store(out, results, item, rows, count, state, 0, S, P)
@@ -60,7 +60,7 @@ def consume_ahead(out, results, mail, rings, turns, item, scores, number, mods, 
 
 @gluon.jit
 def consume_items_ahead(out, results, rings, jobs, S: gl.constexpr, P: gl.constexpr):
-    """`block_roles.consume_items`."""
+    """`block_roles.consume_items`, an item ahead."""
     gl.static_assert(is_shared(P) and P.CONSUMERS == 1 and P.QUERY_BOX and P.CONVERT == NONE and P.COLUMNS == 0)
     gl.static_assert(not S.SPLIT and S.PIECE is None)
     turns = Turns(Turn(0, 0), Turn(0, 0), 0)

@@ -1,8 +1,8 @@
-"""The online softmax of rows of queries that are columns of products, whose keys all warps share.
+"""The online softmax of query rows that are columns of products; the keys of a column lie in all warps.
 
-A maximum or a sum over keys goes through shared memory, and so does what is multiplied by it next: seven barriers a
-tile.  So weights are those by the maximum so far, and made again where one is too large: two barriers, of which one
-tells all warps both that weights are there and whether they will do.
+A maximum over keys and the weights made with it would pass through shared memory: seven barriers for each tile.  So
+weights use the maximum so far, and are made again where a weight is too large: two barriers for each tile.  The first
+one tells all warps that the weights are written, and whether a weight is too large.
 """
 
 from ...common.blocking import end_in, gap_before
@@ -18,25 +18,25 @@ from .row_softmax import SLACK, exp2_below, times
 from .tile_scores import has_edges
 
 MAX_SUM_PER_THREAD = gl.constexpr(weights.MAX_SUM_PER_THREAD)
-MIN_FLOAT32 = gl.constexpr(-3.4028234e38)  # of float32
+MIN_FLOAT32 = gl.constexpr(-3.4028234e38)  # the smallest finite float32
 
 
 @gluon.jit
 def make_flags(P: gl.constexpr):
-    """A word of each thread [lane, warp]; those of a warp are the same."""
+    """Allocate flags, int32 [lane, warp]; all lanes of a warp write the same."""
     return gl.allocate_shared_memory(gl.int32, [32, P.ROWS // 16], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
 def make_flags_of_each(P: gl.constexpr):
-    """The same for each consumer."""
+    """Allocate flags of each consumer, int32 [CONSUMERS, lane, warp]."""
     layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
     return gl.allocate_shared_memory(gl.int32, [P.CONSUMERS, 32, P.ROWS // 16], layout)
 
 
 @gluon.jit
 def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
-    """(scores [N, TILE] after modifiers and masks, what they are multiplied by)."""
+    """(scores [N, TILE] after modifiers and masks, their factor in the exponent, base 2)."""
     unit = scale * LOG2E
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     if S.SCALE_FIRST:
@@ -49,7 +49,7 @@ def judge_columns(scores, rows, span, key, tile, scale, mods, S: gl.constexpr):
 
 @gluon.jit
 def exp2_columns(scores, unit, base, S: gl.constexpr):
-    """2^(scores * unit - base) of a base, and maybe a unit, for each row."""
+    """2^(scores [N, TILE] * unit - base [N]); unit is a scalar or [N]."""
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     factor = gl.expand_dims(unit, 1) if BY_ROW else unit
     return exp2_below(scores, factor, gl.expand_dims(base, 1), S)
@@ -57,9 +57,9 @@ def exp2_columns(scores, unit, base, S: gl.constexpr):
 
 @gluon.jit
 def raise_columns(scores, unit, row_max, over, S: gl.constexpr):
-    """(weights [N, TILE], factor of what was there before, maximum), which rises by more than the slack or not at all.
+    """(weights [N, TILE], decay [N], maximum [N]); a maximum rises by more than the slack, or not at all.
 
-    over: the rows of which it may.
+    over [N]: rows whose maximum may rise.
     """
     top = gl.where(over, gl.max(scores, axis=1) * unit, row_max)
     top = gl.where(top > row_max + SLACK, top, row_max)
@@ -75,7 +75,7 @@ def scale_columns(acc, factor):
 
 @gluon.jit
 def scale_results(acc, factor, S: gl.constexpr):
-    """`scale_columns` of results, or of some dims of them each."""
+    """`scale_columns` of results; latents: of a tuple of results, each with some of the dims."""
     if S.REST is None:
         return scale_columns(acc, factor)
     else:
@@ -87,35 +87,35 @@ def scale_results(acc, factor, S: gl.constexpr):
 
 @gluon.jit
 def by_lane(x, S: gl.constexpr, P: gl.constexpr):
-    """Sums [N, warps, 8 lanes] of a view [N, TILE] of a product from the side: over a thread's registers."""
+    """Sums [N, warps, 8 lanes] over a thread's registers, of a transposed product x [N, TILE]."""
     x = x.reshape([P.COLUMNS, S.TILE // P.ROWS, P.ROWS // 16, 2, 8])
     return gl.sum(gl.sum(x, axis=3), axis=1)
 
 
 @gluon.jit
 def beside_lanes(x, like):
-    """[N] beside [N, warps, 8]."""
+    """x [N] as [N, 1, 1], in the layout of `like` [N, warps, 8]."""
     L: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, like.type.layout))
     return gl.expand_dims(gl.expand_dims(gl.convert_layout(x, L), 1), 2)
 
 
 @gluon.jit
 def no_sums(state, S: gl.constexpr, P: gl.constexpr):
-    """Sums of weights by thread, before the first."""
+    """Zero sums [N, warps, 8 lanes] of weights by thread."""
     ROWS: gl.constexpr = state.max.type.layout
     return by_lane(gl.full([P.COLUMNS, S.TILE], 0.0, gl.float32, ROWS.parent), S, P)
 
 
 @gluon.jit
 def sums_together(state, sums):
-    """The state with the sums of all threads in it."""
+    """Return the state with the sums of all threads added to its sum."""
     added = gl.sum(gl.sum(sums, axis=2), axis=1)
     return State(state.acc, state.max, state.sum + gl.convert_layout(added, state.sum.type.layout))
 
 
 @gluon.jit
 def raise_flags(flags, sums, count, P: gl.constexpr):
-    """Tell whether a warp has sums beyond the limit, of the first `count` rows: others are nobody's."""
+    """Write whether the warp has sums beyond the limit, among the first `count` rows, which alone have queries."""
     row = gl.arange(0, P.COLUMNS, layout=gl.SliceLayout(1, gl.SliceLayout(2, sums.type.layout)))
     sums = gl.where(gl.expand_dims(gl.expand_dims(row < count, 1), 2), sums, 0.0)
     WARPS: gl.constexpr = P.ROWS // 16
@@ -125,7 +125,7 @@ def raise_flags(flags, sums, count, P: gl.constexpr):
 
 @gluon.jit
 def any_flag(flags, P: gl.constexpr):
-    """Whether one is raised: each warp's first lane tells."""
+    """Return whether a warp has raised its flag, read from each warp's first lane."""
     WARPS: gl.constexpr = P.ROWS // 16
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, WARPS], [32, 1], [WARPS, 1], [1, 0])
     return gl.max(gl.max(flags.slice(0, 1, dim=0).load(LAYOUT), axis=1), axis=0)
@@ -133,11 +133,11 @@ def any_flag(flags, P: gl.constexpr):
 
 @gluon.jit
 def weigh_columns(scores, unit, state, sums, first, count, room, flags, S: gl.constexpr, P: gl.constexpr):
-    """(state, sums) before a tile's values are multiplied by its weights, which are in their room; of `count` rows.
+    """(state, sums) after a tile's weights are written to `room`; the first `count` rows have queries.
 
-    Weights are those by the maxima so far, if these will do.  An item's first tile looks for maxima, since most rows
-    have none.  A row without one has infinite weights, which will not do.  Rows that share a block with one that is
-    beyond the limit keep their maxima, and so their bits.
+    Weights use the maxima so far, unless a sum exceeds the limit.  first: an item's first tile always gets new maxima,
+    because most rows have none.  A row without a maximum has infinite weights, beyond the limit.  Rows within the limit
+    keep their maxima, and so their bits, whatever rows share their block.
     """
     acc, row_max, row_sum = state.acc, state.max, state.sum
     ROWS: gl.constexpr = row_max.type.layout

@@ -1,11 +1,11 @@
-"""A consumer over few rows of queries: they are the columns of its products, and keys the rows.
+"""A consumer of few query rows, which are the columns of its products; keys are the rows.
 
-A product has 64 rows at least, but any 8 columns: what few queries want of a tile takes a fraction of the time that 64
-rows of queries take, nearly all of them empty.  Scores [N, TILE] and results [N, DIM] are views of such products the
-other way around, so that masks and modifiers are those of rows.
+A product has at least 64 rows, but any multiple of 8 columns.  Few queries as columns take a fraction of the time of 64
+rows, nearly all of which would be empty.  Scores [N, TILE] and results [N, DIM] are transposed views of products, so
+that masks and modifiers work as for rows.
 
-Keys and values of 16 bits are multiplied from shared memory as they came.  x-packed ones pass through registers, and so
-do fp8 ones, which are widened to float16 on their way.
+16-bit keys and values are multiplied from shared memory.  x-packed tiles pass through registers.  fp8 tiles do so, too,
+and are widened to float16 on the way.
 """
 
 import triton
@@ -28,12 +28,12 @@ from .epilogue import store
 from .latent_columns import attend_latent
 from .tile_scores import clear_dead, leave, multiply_keys_by_columns, score_scale, value_scale
 
-MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # columns beside which registers have room for the next keys or values
+MAX_COLUMNS_BESIDE_NEXT_TILE = gl.constexpr(16)  # with more, registers cannot hold the next keys or values
 
 
 @triton.constexpr_function
 def is_early(S, P):
-    """Whether keys and values are on their way into registers while others are multiplied: where both have room."""
+    """Whether the next keys or values are loaded into registers while a product runs; registers must hold both."""
     return (
         S.DIM + S.VALUE_PADDED <= 256 if P.PACKED else P.FP8 > 0 and S.REST is None
     ) and MAX_COLUMNS_BESIDE_NEXT_TILE.value >= P.COLUMNS
@@ -41,24 +41,23 @@ def is_early(S, P):
 
 @triton.constexpr_function
 def is_made_anew(S):
-    """Whether addresses of operands are made for each tile: those of wide heads would be spilled."""
+    """Whether addresses of operands are computed for each tile; with wide heads they would be spilled otherwise."""
     return S.DIM > 256 or S.VALUE_PADDED > 256
 
 
 @triton.constexpr_function
 def is_turned(S, P):
-    """Whether shared memory has room to turn results around: of wide heads, of few columns."""
+    """Whether results are transposed in shared memory before stores; wide heads have room for up to 8 columns."""
     return P.SHARES and (P.COLUMNS <= 8 or not (P.BESIDE or S.VALUE_PADDED > 256 or P.CONSUMERS > 1))
 
 
 @gluon.jit
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the weights of a tile, which are a right operand.
+    """Allocate shared memory for the weights of a tile, a right operand [N, TILE].
 
-    Those of two warpgroups lie among the queries, behind the few rows that there are (`weights_room`): here is none.
-
-    Two of them where the next keys are loaded between a product and its end: Triton's barrier comes before that load,
-    and a warp's weights must not meet what another's product still reads.
+    Two warpgroups (`is_shared`) need none: their weights lie in the query slots, behind the few rows (`weights_room`).
+    `is_early` needs two: the next keys are loaded between a product and its end, with Triton's barrier before the load.
+    One warp's next weights must not overwrite weights that another warp's product still reads.
     """
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
     if is_early(S, P):
@@ -75,7 +74,7 @@ def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr)
 
 @gluon.jit
 def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
-    """Where the weights [N, TILE] of an item's tile i are, after so many blocks."""
+    """Shared memory of the weights [N, TILE] of an item's tile i; done: blocks before the item."""
     if is_shared(P):
         gl.static_assert(S.DIM == S.TILE and S.TILE == P.ROWS)
         return rows_in(rings.queries, done, 0, S, P).parts[0].slice(64, P.COLUMNS, dim=0)
@@ -87,9 +86,9 @@ def weights_room(rings, done, i, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
-    """fp8 keys [TILE, DIM] as a left operand, their dims in the places that `queries.scatter` gives those of queries.
+    """fp8 keys as a left operand [TILE, DIM] in float16, with dims in the order of `queries.scatter`.
 
-    A thread has 16 neighbouring dims of a key, and would have four pairs far apart.
+    The order leaves a thread 16 neighbouring dims of a key; a left operand fragment has pairs that are far apart.
     """
     LAYOUT: gl.constexpr = key_words_layout(S.TILE, S.DIM // 4)
     if P.PACKED:
@@ -104,11 +103,12 @@ def widened_keys(keys, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """fp8 values as a left operand [DIM, TILE], dims in places that `gather_columns` knows, zero outside [lo, end).
+    """fp8 values as a left operand [DIM, TILE] in float16, zero outside the keys [lo, end); see `gather_columns`.
 
-    A thread has four neighbouring dims of a key, two of 64 dims, and would have them eight apart.
+    Dims are permuted: a thread has four neighbouring dims of a key (two with 64 dims), where a left operand fragment
+    has dims eight apart.
     """
-    HALVES: gl.constexpr = S.VALUE_PADDED == 64  # a product has 64 rows at least, two with each thread
+    HALVES: gl.constexpr = S.VALUE_PADDED == 64  # a product has at least 64 rows, two for each thread
     dtype: gl.constexpr = gl.int16 if HALVES else gl.int32
     WORDS: gl.constexpr = S.VALUE_PADDED * 8 // dtype.primitive_bitwidth
     LAYOUT: gl.constexpr = value_words_layout(S.TILE, WORDS)
@@ -133,7 +133,7 @@ def widened_values(values, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
-    """Results [DIM, N] of widened values, their dims in order again; moves nothing between threads."""
+    """Results [DIM, N] of `widened_values` with dims in order again; moves nothing between threads."""
     if S.VALUE_PADDED == 64:
         x = acc.reshape([4, 2, 8, P.COLUMNS]).permute((0, 2, 1, 3))
     else:
@@ -143,7 +143,7 @@ def gather_columns(acc, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
-    """Keys of the next tile, if there is one, as a left operand [TILE, DIM]."""
+    """Wait for the next tile's keys, and return them as a left operand [TILE, DIM]; there: as in `ring.wait_full`."""
     wait_tile(keys, turn, P, there)
     if keys.slots.dtype.primitive_bitwidth == 8:
         return widened_keys(keys, turn, S, P)
@@ -155,21 +155,24 @@ def take_keys(keys, turn, there, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def take_values(values, turn, tile, lo, end, context_len, S: gl.constexpr, P: gl.constexpr):
-    """Values of the next tile as a left operand [DIM, TILE]."""
+    """Wait for the next tile's values, and return them as a left operand [DIM, TILE], zero outside keys [lo, end)."""
     wait_tile(values, turn, P)
     if P.PACKED:
         return packed_values(values, turn, tile, lo, end, S, P)
     elif values.slots.dtype.primitive_bitwidth == 8:
         return widened_values(values, turn, tile, lo, end, S, P)
     else:
-        ROWS: gl.constexpr = S.TILE if S.VALUE_PADDED <= 256 else 16  # at a time: registers
+        ROWS: gl.constexpr = S.TILE if S.VALUE_PADDED <= 256 else 16  # wide heads leave few registers
         clear_dead(values, turn, tile, lo, end, context_len, ROWS, S, P)
         return tile_in(values, turn, S.VALUE_PADDED, S).permute((1, 0))
 
 
 @gluon.jit
 def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """(turns, state) after the tiles of an item, the last one first; acc is [DIM, N]."""
+    """(turns, state) after the tiles of an item, the last tile first; the state's acc is [DIM, N].
+
+    lo: first key that some row of the block sees, inclusive.
+    """
     EARLY: gl.constexpr = is_early(S, P)
     IN_ONE: gl.constexpr = in_one_ring(S, P)
     VALUE_STAGES: gl.constexpr = P.KEY_STAGES if IN_ONE else P.VALUE_STAGES
@@ -221,9 +224,9 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
 def consume_columns(
     out, results, query, rings, turns, item, mods, S: gl.constexpr, P: gl.constexpr, NUMBER: gl.constexpr = 0
 ):
-    """A consumer's rows of an item, from the first key to the stored result; returns the turns.
+    """Compute a consumer's rows of an item, and store results or a state; return the turns.
 
-    Of two consumers, which share the tiles, each has half of the rows, wherever that cuts a token's heads.
+    Two consumers share the tiles.  Each has half of the rows, even where that separates heads of one token.
     """
     N: gl.constexpr = P.COLUMNS
     TOKENS: gl.constexpr = P.CONSUMERS * N // S.GROUP if P.SHARES else N // S.GROUP

@@ -1,6 +1,6 @@
-"""A consumer: 64 rows of queries for each of its warpgroups against the tiles in the rings, one item after another.
+"""A consumer: 64 query rows for each of its warpgroups against the tiles in the rings, one item after another.
 
-Of several consumers, one's products run under another's softmax.
+With several consumers, products of one run under the softmax of another.
 """
 
 from ...common.bounds import row_tile, visible_range
@@ -22,10 +22,10 @@ from .tile_scores import leave, score_scale, value_scale
 
 @gluon.jit
 def drain(rings, turns, count, P: gl.constexpr):
-    """Let tiles pass that none of this consumer's rows is there to see: of several, for one alone has some."""
+    """Release `count` tiles unread, for one of several consumers without rows in this block; return the turns."""
     k_turn, v_turn = turns.key, turns.value
     for _ in range(count):
-        wait_tile(rings.key, k_turn, P)  # released before it came, it would count for the one before
+        wait_tile(rings.key, k_turn, P)  # a release before its arrival would count for the previous tile
         k_turn = leave(rings.key, k_turn, P.KEY_STAGES, P)
         wait_tile(rings.value, v_turn, P)
         v_turn = leave(rings.value, v_turn, P.VALUE_STAGES, P)
@@ -36,10 +36,13 @@ def drain(rings, turns, count, P: gl.constexpr):
 def attend_item(
     query, rings, turns, item, block, rows, scales, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) of a consumer's rows after all tiles of an item; fp8 products leave the sink to `leaving`."""
+    """(turns, state) of a consumer's rows after all tiles of an item; fp8 products leave the sink to `leaving`.
+
+    block: the item's block, from this consumer's first token on.
+    """
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, whole = rings.queries, item.block
-    sinks = None if P.FP8_PRODUCTS else mods.sinks  # small beside a sink, fp8 weights would be zero
+    sinks = None if P.FP8_PRODUCTS else mods.sinks  # beside a large sink, all fp8 weights would be zero
     row_max, row_sum = start(sinks, rows, item.first > 0, S)
     ACC: gl.constexpr = results_layout(S.VALUE_PADDED, P.FP8_PRODUCTS, P.ROWS, P.CONVERT != NONE)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, ACC)
@@ -49,7 +52,7 @@ def attend_item(
         scale = take_queries(query, queries, block, scale, turns.query, mods, NUMBER, P.ROWS, S, P, LAYOUT)
         scale = scale_by_token(scale, scales, rows, P.PARTS)
         span = visible_range(block, mods, TOKENS, S)
-        first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # other consumers' keys live too
+        first_key = visible_range(whole, mods, S.BLOCK_Q, S).lo  # of all consumers' rows
         q = rows_in(queries, turns.query, NUMBER, S, P)
         state = State(acc, row_max, row_sum)
         if P.FP8_PRODUCTS:
@@ -63,7 +66,7 @@ def attend_item(
 
 @gluon.jit
 def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A consumer's rows of an item, from the first key to the stored result; returns the turns."""
+    """Compute a consumer's rows of an item, and store results or a state; return the turns."""
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, P.FP8_KEYS, P.ROWS))
     TOKENS: gl.constexpr = P.ROWS // S.GROUP
     queries, done = rings.queries, turns.query
@@ -73,7 +76,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
     first = whole.first + NUMBER * TOKENS
     block = Block(whole.seq, whole.first_token, whole.query_len, whole.seq_len, first, whole.kv_head)
     count = gl.minimum(whole.query_len - block.first, TOKENS) * S.GROUP
-    some = True if P.CONSUMERS == 1 else count > 0  # a block has rows, for one consumer of several it may have none
+    some = True if P.CONSUMERS == 1 else count > 0  # one of several consumers may have no rows
     if some:
         rows = row_tile(block, gl.arange(0, P.ROWS, layout=S_ROWS), mods, TOKENS, S, BLIND=False)
         if S.PIECE is None:
@@ -84,7 +87,7 @@ def consume(out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr,
         store(out, results, item, rows, count, state, NUMBER, S, P)
     else:
         if P.QUERY_BOX:  # noqa: SIM102 (one is decided at compile time)
-            if tiles > 0:  # before the keys are released, or those of the next block might have come, too
+            if tiles > 0:  # before the keys are released, for queries of the next block might come after that
                 wait_queries(queries, done, NUMBER, S, P)
         turns = drain(rings, turns, tiles, P)
     if tiles > 0:

@@ -1,4 +1,4 @@
-"""How a block's rows leave: as results, or as the state of a piece."""
+"""The epilogue: store a block's rows as results, or as the state of a piece."""
 
 from ...common.bounds import row_tile
 from ...common.merge import tell_cut
@@ -16,7 +16,7 @@ from .fp8 import in_order
 
 @gluon.jit
 def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """(rows, state) of an item as results leave: in the layout of the last product, dims in order, with the sink."""
+    """(rows, state) of an item in the layout of the last product, with dims in order, and with the sink."""
     acc = state.acc
     if P.FP8_PRODUCTS:
         acc = in_order(acc, room, NUMBER, S, P)
@@ -31,7 +31,7 @@ def leaving(state, item, block, mods, room, NUMBER: gl.constexpr, S: gl.constexp
 
 @gluon.jit
 def dims_from(dim, P: gl.constexpr):
-    """Dims of results as they lie in memory, of a launch that does not have the first ones."""
+    """Dims of results in memory; a launch with FROM_DIM has the dims from there on."""
     if P.FROM_DIM > 0:
         return dim + P.FROM_DIM
     else:
@@ -40,10 +40,10 @@ def dims_from(dim, P: gl.constexpr):
 
 @gluon.jit
 def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr):
-    """Results of 16 bits with four neighbours in each thread, whole sectors of memory at a time; no warp waits."""
+    """Store 16-bit results with four neighbours in each thread, so that memory gets whole sectors; no barrier."""
     LAYOUT: gl.constexpr = result_layout(S.VALUE_PADDED, P.ROWS)
     dtype: gl.constexpr = out.ptr.dtype.element_ty
-    # dim = 16 g + 8 j + 4 t1 + 2 t0 + b, of lane 2 t1 + t0
+    # lane 2 t1 + t0 of the quad has dims 16 g + 8 j + 4 t1 + 2 t0 + b
     x = x.reshape([P.ROWS, S.VALUE_PADDED // 16, 2, 2, 2, 2]).permute((0, 1, 3, 4, 5, 2))
     first, second = gl.split(x)
     a, b = gl.split(first)
@@ -59,13 +59,13 @@ def store_shuffled(out, rows, count, x, scales, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Finished rows, those of 16 bits so that memory gets whole sectors."""
+    """Finish and store rows; 16-bit rows of up to 128 dims by `store_shuffled`."""
     IN_ROWS: gl.constexpr = state.acc.shape[0] == P.ROWS and P.COLUMNS < P.ROWS and not P.FP8_PRODUCTS
-    # wider rows would spill
+    # rows of more than 128 dims would spill
     if IN_ROWS and S.VALUE_PADDED <= 128 and out.ptr.dtype.element_ty.primitive_bitwidth == 16:
         x = finish(state.acc, gl.expand_dims(state.sum, 1))
         dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, state.acc.type.layout)), P)
-        x = gated(x, rows, dim, results.scales, S, times_logistic)  # before it is rounded
+        x = gated(x, rows, dim, results.scales, S, times_logistic)  # before rounding to 16 bits
         store_shuffled(out, rows, count, x, results.scales, S, P)
         if results.lse is not None:
             store_lse(results.lse, rows, state, S)
@@ -76,7 +76,7 @@ def store_block(out, results, rows, count, state, NUMBER: gl.constexpr, S: gl.co
 
 @gluon.jit
 def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`store` of blocks whose last piece joins all in place."""
+    """`store` for blocks whose last program joins all pieces in place."""
     gl.static_assert(P.SKIP == P.STRIDE and S.LIVE >= P.ROWS)
     whole = True
     if item.pieces > 1:
@@ -92,7 +92,10 @@ def store_or_join(out, results, item, rows, count, state, NUMBER: gl.constexpr, 
 
 @gluon.jit
 def store(out, results, item, rows, count, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`count` rows of an item: finished, or the state of a piece; those of pieces of a fixed size are kept already."""
+    """Store `count` rows of an item: results, or the state of a piece, joined by the last program.
+
+    States of pieces of a fixed size are in scratch already.
+    """
     if S.MERGE == 0:
         if item.pieces > 1:
             keep(results, item, 0, rows, state, NUMBER, S, P)

@@ -1,7 +1,7 @@
-"""Pieces of a fixed size, whose states are folded in order: the same bits however a block's keys are cut.
+"""Pieces of a fixed size, whose states are folded in order, so that a block's cuts never change a bit.
 
-They are folded from the last piece to the first, as tiles come, by `softmax.merge`: here where one program has all of
-them, by `join.join_states` where several have kept theirs.
+States are merged from the last piece to the first, as tiles arrive, by `softmax.merge`.  A program that has all pieces
+of a block merges them here; otherwise `join.join_states` merges the states in scratch.
 """
 
 from ...common.bounds import visible_range
@@ -20,14 +20,14 @@ from .tile_scores import score_scale, value_scale
 
 @gluon.jit
 def make_bank(S: gl.constexpr, P: gl.constexpr):
-    """Room for sums of every consumer."""
+    """Allocate the bank: float32 sums [CONSUMERS, ROWS, VALUE_PADDED] in shared memory."""
     layout: gl.constexpr = bank_layout(S.PIECE is not None)
     return gl.allocate_shared_memory(gl.float32, [P.CONSUMERS, P.ROWS, S.VALUE_PADDED], layout)
 
 
 @gluon.jit
 def tiles_of_item(item, mods, S: gl.constexpr):
-    """(begin, end) of an item's tiles that some row of its block sees."""
+    """Tiles [begin, end) of an item that some row of its block sees."""
     if S.PIECE is None:
         return item.begin, item.end
     else:
@@ -40,7 +40,10 @@ def tiles_of_item(item, mods, S: gl.constexpr):
 def attend_piece(
     q, rings, turns, item, first_key, rows, span, first, scale, scales, mods, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) of a consumer's rows after the tiles of one piece, if any; first [R]: sinks count here."""
+    """(turns, state) of a consumer's rows after the tiles of one piece, if any.
+
+    first [R]: rows whose sink counts in this piece.
+    """
     row_max, row_sum = start(mods.sinks, rows, first, S)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
     if item.begin < item.end:
@@ -55,9 +58,9 @@ def attend_piece(
 def attend_pieces(
     query, rings, turns, item, block, rows, results, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, rows, state) as they leave after all pieces of an item; where the block is cut, each is kept instead.
+    """(turns, rows, state) as results leave, after all pieces of an item; a cut block's states go to scratch instead.
 
-    What a row gets depends on its position alone: a tile or piece that another row of the block sees changes nothing.
+    A row's result depends on its position alone; tiles and pieces that only other rows of the block see change nothing.
     """
     PIECE: gl.constexpr = S.PIECE // S.TILE
     queries, scales = rings.queries, results.scales
@@ -69,16 +72,16 @@ def attend_pieces(
     scale = scale_by_token(scale, scales, rows, P.PARTS)
     q = rows_in(queries, turns.query, NUMBER, S, P)
     span = visible_range(block, mods, P.ROWS // S.GROUP, S)
-    first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # other consumers' keys live too
+    first_key = visible_range(item.block, mods, S.BLOCK_Q, S).lo  # of all consumers' rows
     begin_all = item.begin // PIECE
-    last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # a block that sees nothing may have sinks
+    last = gl.maximum(gl.cdiv(item.end, PIECE), begin_all + 1) - 1  # at least one piece, for the sinks
     bank = rings.room.index(NUMBER)
     row_max, row_sum = start(None, rows, False, S)
     acc = gl.full([P.ROWS, S.VALUE_PADDED], 0.0, gl.float32, product_layout(S.VALUE_PADDED, False, P.ROWS))
     out_rows, state = leaving(State(acc, row_max, row_sum), item, block, mods, rings.room, NUMBER, S, P)
     for i in range(last + 1 - begin_all):
         piece = last - i
-        # the piece of the row's own first key has its sink, wherever the block begins
+        # a row's sink counts in the piece of the row's own first key
         first = rows.first_key // S.PIECE == piece
         from_tile, to_tile = gl.maximum(piece * PIECE, begin), gl.minimum((piece + 1) * PIECE, end)
         part = Item(item.block, from_tile, to_tile, 1, 1, 1, 0, 0, 0)
@@ -94,8 +97,8 @@ def attend_pieces(
 
 @gluon.jit
 def fold(bank, state, part, first, last):
-    """The state so far, whose acc lies in the bank, and that of one more piece; only the last one's acc stays here."""
-    if first:  # merged with nothing
+    """Merge the state so far, whose acc is in the bank, with one more piece's; last: the acc stays in registers."""
+    if first:  # as `merge` with an empty state
         seen = gl.expand_dims(part.max > float("-inf"), 1)
         state = State(gl.where(seen, part.acc, 0.0), part.max, part.sum)
     else:

@@ -1,7 +1,7 @@
-"""A warpgroup that multiplies fp8 queries, keys and weights: its products take half the time of 16-bit ones.
+"""A consumer of fp8 queries, keys, weights and values, whose products take half the time of 16-bit products.
 
-The tensor cores keep 14 bits of a sum.  So results are added up over a few tiles only, and those sums in float32 in
-shared memory, since two sets of them would fill the registers: the error does not grow with the number of keys.
+The tensor cores keep 14 bits of a sum.  So they add up results of TILES_PER_SUM tiles only, and these sums are added in
+float32 in shared memory (the bank), for registers cannot hold both.  The error does not grow with the number of keys.
 """
 
 from ...common.records import State
@@ -14,24 +14,24 @@ from .fragments import as_product, beside, by_thread, of_rows, spread
 from .row_softmax import scale_rows
 from .tile_scores import judge, leave, multiply_keys, multiply_values, slopes_of
 
-TILES_PER_SUM = gl.constexpr(16)  # whose products the tensor cores add up
+TILES_PER_SUM = gl.constexpr(16)  # tiles whose products the tensor cores add up
 
 
 @gluon.jit
 def make_ones(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """[8, TILE] in shared memory, ones in the first row: as a right operand it adds up weights as they were rounded."""
+    """Allocate [8, TILE], ones in the first row, zeros below: a right operand that adds up rounded weights."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([8, S.TILE], dtype)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [P.ROWS // 16, 1], [1, 0])
     row = gl.expand_dims(gl.arange(0, 8, layout=gl.SliceLayout(1, LAYOUT)), 1)
-    one = gl.where(row == 0, gl.full([8, S.TILE], 0x38, gl.int32, LAYOUT), 0)  # of e4m3
+    one = gl.where(row == 0, gl.full([8, S.TILE], 0x38, gl.int32, LAYOUT), 0)  # 0x38 is 1 in e4m3
     ones = gl.allocate_shared_memory(dtype, [8, S.TILE], layout)
-    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # given to the allocation, other bytes arrived there
+    ones.store(one.to(gl.int8).to(dtype, bitcast=True))  # passed to the allocation, the bytes arrived wrong
     return ones
 
 
 @gluon.jit
 def words_as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Packed weights as what the tensor cores take; moves nothing between threads, nor within them."""
+    """Words [R, TILE / 4] of e4m3 weights as a left operand [R, TILE]; moves nothing between or within threads."""
     even = gl.join(words.to(gl.int8), (words >> 16).to(gl.int8))
     odd = gl.join((words >> 8).to(gl.int8), (words >> 24).to(gl.int8))
     x = gl.join(even, odd).reshape([P.ROWS, S.TILE]).to(dtype, bitcast=True)
@@ -40,7 +40,7 @@ def words_as_operand(words, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexp
 
 @gluon.jit
 def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Results [R, DIM] of transposed values, their dims in order again, and neighbours with one thread."""
+    """Results [R, DIM] of transposed values with dims in order again, and neighbouring dims in one thread."""
     room = bank.index(NUMBER)
     room.store(acc)
     thread_barrier()
@@ -50,16 +50,16 @@ def in_order(acc, bank, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def withdraw(bank, acc, decay, NUMBER: gl.constexpr):
-    """acc and what lies in the bank, which has decayed since."""
+    """Return acc + bank * decay; decay [R, 4]: factor since the last deposit."""
     x, before = by_thread(acc), by_thread(bank.index(NUMBER).load(acc.type.layout))
     return as_product(x + before * beside(decay, x), acc)
 
 
 @gluon.jit
 def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
-    """Add acc to the bank, or put it there if it is the first; what comes back is of no meaning (`adds_up`).
+    """Store acc + bank * decay in the bank; first: store acc alone.
 
-    It is not the acc before, which would keep its registers.
+    The returned acc has no meaning (`adds_up`); returning the old acc would keep its registers alive.
     """
     if not first:
         acc = withdraw(bank, acc, decay, NUMBER)
@@ -69,22 +69,22 @@ def deposit(bank, acc, decay, first, NUMBER: gl.constexpr):
 
 @gluon.jit
 def adds_up(number):
-    """Whether the product with so many before it in the item is added to those: not the first, nor after a deposit."""
+    """Whether product `number` of the item is added to acc; False for the first, and after a deposit."""
     return (number > 0) & (number % TILES_PER_SUM != 0)
 
 
 @gluon.jit
 def beside_sums(x, sums):
-    """[R, 4] by thread beside sums by product [R, 8]."""
+    """x [R, 4] by thread as [R, 8], in the layout of `sums`, which a product has made."""
     like = by_thread(sums)
     return as_product(beside(x, like) + gl.full(like.shape, 0.0, gl.float32, like.type.layout), sums)
 
 
 @gluon.jit
 def sum_up(weights, ones, P: gl.constexpr):
-    """Start the sums of a tile's weights [R, 8], in the first column.
+    """Start the sums of a tile's weights: float32 [R, 8], in the first column.
 
-    Each tile has its own: many numbers of one sign that the tensor cores add up lose more than their values do.
+    Sums are not accumulated over tiles: many positive numbers lose more bits in the tensor cores than weighted values.
     """
     zero = gl.full([P.ROWS, 8], 0.0, gl.float32, product_layout(8, True, P.ROWS))
     return warpgroup_mma(weights, ones.permute((1, 0)), zero, use_acc=False, is_async=True)
@@ -94,7 +94,7 @@ def sum_up(weights, ones, P: gl.constexpr):
 def attend_fp8(
     q, rings, turns, item, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) after the tiles of an item, at least one, the last one first."""
+    """(turns, state) after the tiles of an item, at least one, the last tile first; the acc is [R, VALUE_PADDED]."""
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     acc, row_max = state.acc, spread(state.max, P.ROWS)
@@ -104,7 +104,7 @@ def attend_fp8(
     decays = gl.full([P.ROWS, 4], 1.0, gl.float32, row_max.type.layout)  # since the last deposit
     count = item.end - item.begin
 
-    # The first product is of no weights, and its result is forgotten: a tile of its own would be more code to fetch.
+    # The first product has zero weights, and its result is dropped: peeling the first tile would be more code to fetch.
     words = gl.full([P.ROWS, S.TILE // 4], 0, gl.int32, words_layout(S.TILE, P.ROWS))
     if P.COARSE:
         sums = gl.full([P.ROWS, 8], 0.0, gl.float32, product_layout(8, True, P.ROWS))
@@ -124,7 +124,7 @@ def attend_fp8(
         following = pin(following)
         if P.COARSE:
             acc, added = warpgroup_mma_wait(0, deps=(acc, added))
-            sums = (sums + added) * beside_sums(decay, sums)  # NaN from the first maximum on that is none
+            sums = (sums + added) * beside_sums(decay, sums)  # decay is NaN once a maximum is NaN
         else:
             sums = sums * decay + following_sums
             acc = warpgroup_mma_wait(0, deps=(acc,))

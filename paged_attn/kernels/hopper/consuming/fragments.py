@@ -1,4 +1,7 @@
-"""Products and rows as their threads hold them: of a row each of four threads has pairs of every eight numbers."""
+"""wgmma accumulator fragments: views of products and rows in the threads that hold them.
+
+A quad of threads holds a row; each thread has two neighbouring columns of every eight.
+"""
 
 import triton.language as tl
 
@@ -10,19 +13,22 @@ PROPAGATE_NAN = gl.constexpr(tl.PropagateNan.ALL)
 
 @gluon.jit
 def by_thread(x):
-    """A product [R, N] as [R, N / 8, 4, 2]: of a thread all eights, one of four pairs, both of it."""
+    """A product [R, N] as [R, N / 8, 4, 2].
+
+    Axis 1 is the group of eight columns, axis 2 the thread of the row's quad, axis 3 the thread's two columns.
+    """
     return x.reshape([x.shape[0], x.shape[1] // 8, 4, 2])
 
 
 @gluon.jit
 def as_product(x, like):
-    """What `by_thread` returns, as a product again."""
+    """Inverse of `by_thread`: x as a product with the shape and layout of `like`."""
     return gl.convert_layout(x.reshape(like.shape), like.type.layout, assert_trivial=True)
 
 
 @gluon.jit
 def spread(x, ROWS: gl.constexpr):
-    """[R] as [R, 4]: all four threads of a row have its number."""
+    """x [R] as [R, 4]: all four threads of a row get its number."""
     LAYOUT: gl.constexpr = threads_layout(ROWS)
     x = gl.convert_layout(x, gl.SliceLayout(1, LAYOUT), assert_trivial=True)
     return gl.expand_dims(x, 1) + gl.full([ROWS, 4], 0.0, gl.float32, LAYOUT)
@@ -30,21 +36,21 @@ def spread(x, ROWS: gl.constexpr):
 
 @gluon.jit
 def of_rows(row_max, sums, like):
-    """(maximum, sum) [R], placed like another, of those by thread [R, 4]; sums may be [R, N]."""
+    """(maximum, sum), each [R] in the layout of `like`, of maxima [R, 4] and sums [R, 4] (or [R, N]) by thread."""
     LAYOUT: gl.constexpr = like.type.layout
     return gl.convert_layout(gl.max(row_max, axis=1), LAYOUT), gl.convert_layout(gl.sum(sums, axis=1), LAYOUT)
 
 
 @gluon.jit
 def beside_pairs(rows, x):
-    """[R, 4], by the threads of a row, beside [R, N, 4]."""
+    """rows [R, 4], by the threads of a row, as [R, 1, 4] in the layout of x [R, N, 4]."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, x.type.layout)
     return gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
 
 
 @gluon.jit
 def beside(rows, x):
-    """[R, 4], by the threads of a row, beside what `by_thread` returns."""
+    """rows [R, 4], by the threads of a row, as [R, 1, 4, 1] in the layout of x [R, N / 8, 4, 2] (`by_thread`)."""
     LAYOUT: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
     rows = gl.expand_dims(gl.convert_layout(rows, LAYOUT, assert_trivial=True), 1)
     return gl.expand_dims(rows, 3)
@@ -52,13 +58,13 @@ def beside(rows, x):
 
 @gluon.jit
 def thread_sums(weights, ROWS: gl.constexpr):
-    """[R, 4] of what `by_thread` returns: over a thread's registers; those of a row are added up once, at the end."""
+    """Sums [R, 4] of weights `by_thread` over a thread's registers; the four sums of a row are added up at the end."""
     return gl.convert_layout(gl.sum(gl.sum(weights, axis=1), axis=2), threads_layout(ROWS), assert_trivial=True)
 
 
 @gluon.jit
 def first_of_thread(x, ROWS: gl.constexpr):
-    """[R, 4] of [R, N, 4], by thread: the first that it has of each row."""
+    """x [R, N, 4] as [R, 4]: each thread's first element of each row."""
     for _ in gl.static_range(5):  # halves: enough for tiles of 256 keys
         if x.shape[1] > 1:
             x, _rest = gl.split(x.reshape([ROWS, 2, x.shape[1] // 2, 4]).permute((0, 2, 3, 1)))
@@ -67,13 +73,13 @@ def first_of_thread(x, ROWS: gl.constexpr):
 
 @gluon.jit
 def larger(x, y):
-    """Of two numbers; NaN if one is."""
+    """The larger of two numbers; NaN if one is NaN."""
     return gl.maximum(x, y, propagate_nan=PROPAGATE_NAN)
 
 
 @gluon.jit
 def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
-    """[R, 4]: of each row the largest score that each of four threads has; NAN: NaN of rows that hold one."""
+    """[R, 4]: the largest score of each row in each thread, of scores `by_thread`; NAN: NaN if the thread has a NaN."""
     if NAN:
         top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
     else:
@@ -83,7 +89,7 @@ def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
 
 @gluon.jit
 def split_product(acc, like):
-    """A product [R, DIM], seen `by_thread`, as parts [R, N, 4], each thread with its own numbers of each row."""
+    """A product [R, DIM] as a tuple of parts in the shape [R, N, 4] of `like`; moves nothing between threads."""
     ROWS: gl.constexpr = like.shape[0]
     N: gl.constexpr = like.shape[1]
     LAYOUT: gl.constexpr = like.type.layout
@@ -107,7 +113,7 @@ def split_product(acc, like):
 
 @gluon.jit
 def whole_of(parts, like):
-    """What `split_product` was given."""
+    """Inverse of `split_product`: a product in the layout of `like`."""
     if len(parts) == 1:
         x = parts[0]
         return as_product(x.reshape([x.shape[0], x.shape[1] // 2, 2, 4]).permute((0, 1, 3, 2)), like)
@@ -124,14 +130,14 @@ def whole_of(parts, like):
 
 @gluon.jit
 def packed(weights):
-    """Weights [R, N] of 16 bits in words [R, N / 8, 4] of two, as `weigh_at_once` gives them."""
+    """16-bit weights [R, N] as int32 words [R, N / 8, 4] of two, as `weigh_at_once` returns them."""
     even, odd = gl.split(by_thread(weights.to(gl.int16, bitcast=True)))
     return (even.to(gl.int32) & 0xFFFF) | (odd.to(gl.int32) << 16)
 
 
 @gluon.jit
 def unpacked(words, LAYOUT: gl.constexpr, S: gl.constexpr):
-    """What `packed` was given, of a product's layout."""
+    """Inverse of `packed`: 16-bit weights [R, N] in a product's LAYOUT."""
     dtype: gl.constexpr = S.COMPUTE
     lower = words.to(gl.int16).to(dtype, bitcast=True)
     upper = (words >> 16).to(gl.int16).to(dtype, bitcast=True)

@@ -1,6 +1,7 @@
-"""Few rows of queries, as columns, against keys that hold their values: a tile is multiplied twice where it lies.
+"""Few query rows, as columns, against latents: a tile in shared memory is multiplied twice, as keys and as values.
 
-Its slots have the dims that are the values; what keys have behind these comes in a ring of its own, and is free sooner.
+Slots of the first ring have the key dims that are values.  The dims behind them (the rest) have a ring of their own,
+whose slots are released sooner.
 """
 
 from ...common.records import State
@@ -13,12 +14,12 @@ from ..shim import gl, gluon, warpgroup_mma, warpgroup_mma_wait
 from .column_softmax import judge_columns, no_sums, sums_together, weigh_columns
 from .tile_scores import clear_dead, leave
 
-ROWS_CLEARED_AT_ONCE = gl.constexpr(16)  # whose words leave room for results in registers
+ROWS_CLEARED_AT_ONCE = gl.constexpr(16)  # few enough to leave registers for results
 
 
 @gluon.jit
 def no_results(S: gl.constexpr, P: gl.constexpr):
-    """Results [D, N] of each slot of a tile, before the first."""
+    """Zero results: a tuple of [D, N], one for each slot of a tile."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     LAYOUT: gl.constexpr = product_layout(P.COLUMNS, False, P.ROWS)
     acc = ()
@@ -30,7 +31,7 @@ def no_results(S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def all_results(acc, P: gl.constexpr):
-    """Results [DIM, N] from those of each slot of a tile; moves nothing between threads."""
+    """Results [DIM, N] from the results of each slot of a tile; moves nothing between threads."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     if SLOTS == 1:
         return acc[0]
@@ -41,9 +42,9 @@ def all_results(acc, P: gl.constexpr):
 
 @gluon.jit
 def multiply_latents(rings, turn, rest_turn, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Start <k, q> of the next tile, [TILE, N], as its slots come.
+    """Start k @ q^T of the next tile, float32 [TILE, N], as its slots arrive.
 
-    Where operands lie is told `anew`, so that their addresses neither live longer than a tile nor as long.
+    Addresses of operands are made `anew`, so that their registers are free again before the tile ends.
     """
     SLOTS: gl.constexpr = slots_of_tile(P)
     keys, rests = rings.key, rings.value
@@ -67,7 +68,7 @@ def multiply_latents(rings, turn, rest_turn, NUMBER: gl.constexpr, S: gl.constex
 
 @gluon.jit
 def add_latents(keys, turn, slots, weights, acc, S: gl.constexpr, P: gl.constexpr):
-    """(acc, turn) after the next tile's values, which lie in these slots, each left as soon as it is multiplied."""
+    """(acc, turn) after the next tile's values, in `slots`; each slot is released as soon as it is multiplied."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     sent = ()
     for j in gl.static_range(SLOTS):
@@ -85,9 +86,10 @@ def attend_latent(
     rings, turns, item, lo, rows, span, row_max, row_sum, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """(turns, state) after the tiles of an item, the last one first; acc is [VALUE_DIM, N].
+    """(turns, state) after the tiles of an item, the last tile first; the state's acc is [VALUE_PADDED, N].
 
-    Values outside [lo, end) are cleared behind the barriers of `weigh_columns`: no warp multiplies their keys any more.
+    Values outside the keys [lo, end) are cleared behind the barriers of `weigh_columns`, when no warp multiplies keys
+    of the tile any more.
     """
     SLOTS: gl.constexpr = slots_of_tile(P)
     keys, rests = rings.key, rings.value

@@ -1,9 +1,8 @@
-"""64 rows of queries against keys that hold their values, by two consumers of the same rows, which take tiles in turn.
+"""64 query rows against latents, by two consumers that share the rows and take tiles in turn.
 
-Whose tile it is multiplies its keys and weighs them, and writes the weights and the rows' maxima into shared memory.
-Then both multiply these by the values, each by half of the dims: its results are 64 rows of half the dims, for which it
-has registers.  So one's softmax runs under products of the other, whatever either waits for.  A row's sum stays in two
-parts until an item ends.
+A tile's consumer multiplies its keys, weighs them, and writes weights and maxima of rows to shared memory.  Then each
+consumer multiplies the weights by half of the values' dims; registers hold results of 64 rows and half of the dims.  So
+the softmax of one consumer runs under products of the other.  A row's sum stays in two parts until the item ends.
 """
 
 from ...common.bounds import row_tile, visible_range
@@ -24,32 +23,32 @@ from ..shim import fence_async_shared, gl, gluon, thread_barrier, warpgroup_mma,
 from .fragments import as_product, beside, by_thread, of_rows, spread
 from .tile_scores import clear_dead, judge, release_tile, score_scale, slopes_of, value_scale
 
-ROWS_CLEARED_BY_EACH = gl.constexpr(8)  # whose words leave room for results in registers
+ROWS_CLEARED_BY_EACH = gl.constexpr(8)  # few enough to leave registers for results
 
 
 @gluon.jit
 def make_weights_of_both(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the weights of a tile of each consumer."""
+    """Allocate weights of a tile of each consumer, [2, ROWS, TILE]."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.TILE], dtype)
     return gl.allocate_shared_memory(dtype, [2, P.ROWS, S.TILE], layout)
 
 
 @gluon.jit
 def make_numbers(P: gl.constexpr):
-    """Room for numbers of rows, by thread, that a consumer tells the other."""
+    """Allocate numbers of rows by thread, float32 [2, ROWS, 4], that the consumers exchange."""
     return gl.allocate_shared_memory(gl.float32, [2, P.ROWS, 4], gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
 @gluon.jit
 def scale_half(acc, factor):
-    """Results times the factor [R, 4] of rows, as `scale_rows`."""
+    """acc [R, VALUE_PADDED / 2] times a factor of its row, [R, 4], as `scale_rows`."""
     x = by_thread(acc)
     return as_product(rescale(x, beside(factor, x), acc.shape[1]), acc)
 
 
 @gluon.jit
 def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
-    """Start <q, k> of a tile."""
+    """Start q @ k^T of a tile, float32 [ROWS, TILE]."""
     keys, rests = rings.key, rings.value
     wait_tile(keys, turn, P)
     if S.REST > 0:
@@ -63,9 +62,10 @@ def multiply_latents(rings, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr):
-    """Start acc + weights @ v of half of the dims of a tile, whose weights are those of consumer OF.
+    """Start acc + weights @ v for half of a tile's dims, with the weights of consumer OF.
 
-    Of its own a consumer has not met behind their fence: Triton's barrier may stand between the stores before that.
+    A consumer's own weights need a barrier here: none lies behind their fence, as Triton's barrier may come between the
+    stores before.
     """
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
     v = tile_in(rings.key, turn, S.DIM, S).slice(NUMBER * DIMS, DIMS, dim=1)
@@ -77,7 +77,7 @@ def multiply_half_of_values(rings, turn, acc, OF: gl.constexpr, NUMBER: gl.const
 
 @gluon.jit
 def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr):
-    """(acc, maxima, sums by thread) by the maxima of the other's tile, whose weights are written then."""
+    """Wait for the other consumer's weights; return (acc, maxima, sums by thread) rescaled to its maxima."""
     wait_written(1 - NUMBER)
     theirs = rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))
     decay = gl.exp2(row_max - base_of(theirs))
@@ -86,7 +86,7 @@ def take_maxima(acc, row_max, sums, rings, NUMBER: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def put_weights(weights, row_max, rings, NUMBER: gl.constexpr):
-    """The weights of a tile, and the maxima by which they are, where both consumers read them."""
+    """Store a tile's weights and their maxima for both consumers, and tell the other consumer."""
     rings.room.index(NUMBER).store(weights)
     rings.extra.both.index(NUMBER).store(row_max)
     fence_async_shared()
@@ -97,20 +97,20 @@ def put_weights(weights, row_max, rings, NUMBER: gl.constexpr):
 def attend_in_turn(
     rings, turns, item, lo, rows, span, state, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """(turns, state) after the tiles of an item, at least one, the last one first; acc is [R, VALUE_PADDED / 2].
+    """(turns, state) after the tiles of an item, at least one, the last first; the acc is [R, VALUE_PADDED / 2].
 
-    Both rings have as many slots, and one turn.
+    Both rings have equally many slots, and share a turn.
     """
     keys, rests = rings.key, rings.value
     end, count, context_len = item.block.seq_len, item.end - item.begin, rows.context_len
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, False, P.ROWS)))
-    # all of a row's sum so far with the first of its four threads
+    # the first of a row's four threads gets the row's whole sum so far
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums, 0.0)
-    before = turns.key  # where the tile before this consumer's next one is
-    if NUMBER == 0:  # the first tile, which has none before it
+    before = turns.key  # turn of the tile before this consumer's next tile
+    if NUMBER == 0:  # the first tile has no tile before it
         scores = multiply_latents(rings, before, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         if S.REST > 0:
@@ -152,7 +152,7 @@ def attend_in_turn(
         acc = warpgroup_mma_wait(0, deps=(acc,))
         release_tile(keys, own, P)
         before = advance(own, P.KEY_STAGES)
-    if count % 2 == NUMBER:  # the last tile is the other's
+    if count % 2 == NUMBER:  # the last tile is the other consumer's
         acc, row_max, sums = take_maxima(acc, row_max, sums, rings, NUMBER, P)
         acc = multiply_half_of_values(rings, before, acc, 1 - NUMBER, NUMBER, S)
         acc = warpgroup_mma_wait(0, deps=(acc,))
@@ -170,7 +170,7 @@ def attend_in_turn(
 def consume_latent_rows(
     out, results, query, rings, turns, item, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """A consumer's half of the dims of an item's rows, from the first key to the stored result; returns the turns."""
+    """Compute a consumer's half of the dims of an item's rows, and store results or a state; return the turns."""
     DIMS: gl.constexpr = S.VALUE_PADDED // 2
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(S.TILE, False, P.ROWS))
     LAYOUT: gl.constexpr = results_layout(DIMS, False, P.ROWS, P.CONVERT > 0)
@@ -200,7 +200,7 @@ def consume_latent_rows(
     state = State(acc, gl.convert_layout(row_max, O_ROWS), gl.convert_layout(row_sum, O_ROWS))
     dim = NUMBER * DIMS + gl.arange(0, DIMS, layout=gl.SliceLayout(0, LAYOUT))
     if item.pieces > 1:
-        valid = rows.valid & (row < S.LIVE)  # more queries than the host was told of have no room
+        valid = rows.valid & (row < S.LIVE)  # queries beyond the host's bound have no scratch
         store_partial(results.partial, item.row + row, valid, dim, state, S)
     else:
         store_rows(out, results.lse, rows, dim, state, scales, S, times_logistic)

@@ -1,8 +1,9 @@
-"""Ping-pong: two warpgroups send their products in turn, so that those of one run under the other's softmax.
+"""Ping-pong: two warpgroups send products in turn, so that products of one run under the softmax of the other.
 
-Left to themselves they settle like that or in step, each waiting for the products of both and the tensor cores for both
-softmaxes: a fifth longer.  Some cycles decide which, and a build mostly keeps to it: where its loop lies in a line of
-code, or what a launch does before.  To be told costs 1 to 3%, so the planner says who is.
+Warpgroups that are not told either alternate by themselves or run in step.  In step, each waits for the products of
+both, and the tensor cores wait for both softmaxes, which takes a fifth longer.  A few cycles decide: the place of the
+loop in a line of code, or the launch's prologue; one build mostly behaves one way.  Telling costs 1 to 3%, so the
+planner decides (Pipe.IN_TURN).
 """
 
 from ..asm.turns import begin_turns, give_turn, take_turn
@@ -11,7 +12,7 @@ from ..shim import gl, gluon
 
 @gluon.jit
 def begin(P: gl.constexpr):
-    """Before a consumer's first item."""
+    """Prepare the turns before a consumer's first item."""
     if P.IN_TURN:
         begin_turns()
 
@@ -25,6 +26,6 @@ def take(P: gl.constexpr):
 
 @gluon.jit
 def give(P: gl.constexpr):
-    """It is the other's turn."""
+    """Give the turn to the other warpgroup."""
     if P.IN_TURN:
         give_turn()

@@ -1,4 +1,4 @@
-"""The online softmax with as little work per tile as its result allows; its ends are those of `common/softmax.py`."""
+"""The online softmax of rows, with as little work for each tile as possible; `common/softmax.py` begins and ends it."""
 
 from ...common.numerics import rounded_product
 from ...common.softmax import base_of
@@ -25,14 +25,14 @@ from .fragments import (
 SLACK, MAX_NEGLIGIBLE_EXPONENT = gl.constexpr(maxima.SLACK), gl.constexpr(caps.MAX_NEGLIGIBLE_EXPONENT)
 MIN_NORMAL, MAX_POWER_OF_2 = gl.constexpr(2.0**-126), gl.constexpr(2.0**127)  # of normal float32 numbers
 
-# fp8 weights use their type's range from the top: the largest, 448, is a little more than 2^(5 + FP8_SLACK).  A whole
-# number, so that the weight of a new maximum is exact: rows of few keys would show it.
+# fp8 weights use the top of e4m3's range: its largest number, 448, is a little more than 2^(5 + FP8_SLACK).  The offset
+# is an integer, so that the weight of a new maximum is exact; rows of few keys would show the difference.
 FP8_OFFSET = gl.constexpr(5.0)
 
 
 @gluon.jit
 def times(x, factor, BY_ROW: gl.constexpr):
-    """x [R, N] * factor, one for all or one for every row."""
+    """x [R, N] * factor, a scalar or, BY_ROW, [R]."""
     if BY_ROW:
         return x * gl.expand_dims(factor, 1)
     else:
@@ -41,10 +41,10 @@ def times(x, factor, BY_ROW: gl.constexpr):
 
 @gluon.jit
 def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
-    """(exp2(scores * unit + shift [64, 4]) as words of four in fp8 [64, TILE / 4], sums [64, 4] by thread, if exact).
+    """(words [R, TILE / 4] of four e4m3 weights exp2(scores * unit + shift [R, 4]), sums [R, 4] by thread).
 
-    Keys change places as in `convert.transpose`.  As words they go from one round of the loop to the next, for 8-bit
-    numbers ptxas would unpack.
+    Keys are permuted as in `convert.transpose`.  Coarse weights have no sums: 0.0.  Weights pass between rounds of the
+    loop as words, because ptxas would unpack 8-bit numbers.
     """
     x = scores.reshape([P.ROWS, S.TILE // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4))
     even, odd = gl.split(x)
@@ -62,16 +62,16 @@ def exp2_by_word(scores, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def scale_rows(acc, factor, S: gl.constexpr):
-    """A product's rows, each times the factor [R, 4] that its threads agree about."""
+    """acc [R, DIM] times a factor of its row, [R, 4], equal in the row's four threads."""
     x = by_thread(acc)
     return as_product(rescale(x, beside(factor, x), S.VALUE_PADDED), acc)
 
 
 @gluon.jit
 def exp2_below(scores, factor, base, S: gl.constexpr):
-    """2^(scores * factor - base), whose operands are of one shape."""
+    """2^(scores * factor - base); operands have shapes that broadcast."""
     if S.NORMALIZED:
-        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+        # normalized queries: an unrounded product may differ much from a rounded maximum as large as 2^30
         return gl.exp2(rounded_product(scores, factor) - base)
     else:
         return gl.exp2(gl.fma(scores, factor, -base))
@@ -79,11 +79,12 @@ def exp2_below(scores, factor, base, S: gl.constexpr):
 
 @gluon.jit
 def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
-    """(weights of a product [R, N], factor of what was there before, maximum, sums of the weights), base 2.
+    """(weights, decay, maximum, sums) of scores [R, N], base 2; weights are 2^(scores * unit + shift - maximum).
 
-    What weighs is scores * unit, plus a shift if there is one.  All but the weights is [R, 4]: the factors and maxima
-    that a row's four threads agree about, and the sums that each has of its own; weights have 16 bits, or of fp8
-    products are words of four, [R, N / 4].  Coarse weights have no sums: 0.
+    weights: [R, N] of 16 bits; fp8 products: words of four, int32 [R, N / 4].
+    decay, maximum: float32 [R, 4], equal in a row's four threads; decay is the factor of earlier results and sums.
+    sums: float32 [R, 4], each thread's own part; 0 for coarse weights.
+    shift: None is 0.
     """
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     x = by_thread(scores)
@@ -111,9 +112,9 @@ def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def powers_of(unit, cap_factor, RELATIVE, TERMS):
-    """(coefficients, cap) by which scores x become powers of two, as `weigh_pairs` and `weigh_again` take them.
+    """(coefficients, cap) of the exponents of scores x, for `weigh_pairs` and `weigh_again`.
 
-    TERMS: of a polynomial for unit * tanh(x * cap_factor); 0: x * unit, or RELATIVE x itself.
+    RELATIVE: exponents are x.  TERMS > 0: a polynomial for unit * tanh(x * cap_factor).  Otherwise x * unit.
     """
     if RELATIVE:
         return (), ()
@@ -127,10 +128,10 @@ def powers_of(unit, cap_factor, RELATIVE, TERMS):
             coefficients = coefficients + (power * CAP[0][i],)
             power *= cap_factor * cap_factor
         last, largest = power * CAP[0][TERMS - 1], unit * CAP[1]
-        # a scale so small or large that float32 has no such coefficient: every row is weighed again
+        # with an extreme scale float32 has no such coefficient, and every row is weighed again
         usable = (last >= MIN_NORMAL) & (last <= MAX_POWER_OF_2)
         least_max = gl.where(usable, -MAX_NEGLIGIBLE_EXPONENT - largest, float("inf"))
-        # never 0, of which the square of a masked score would make no number
+        # never 0: the square of a masked score is infinity, and infinity * 0 is NaN
         return coefficients + (gl.maximum(last, MIN_NORMAL),), (cap_factor, least_max, largest)
 
 
@@ -138,12 +139,12 @@ def powers_of(unit, cap_factor, RELATIVE, TERMS):
 def weigh_at_once(
     scores, row_max, acc, unit, shift, cap_factor, RELATIVE: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """As `weigh`, of rows of a product, in words [R, N / 8, 4] of two weights of 16 bits: no maximum is looked for.
+    """(words [R, N / 8, 4] of two 16-bit weights, decay, maximum, sums, acc) of scores [R, N], without a new maximum.
 
-    The weights are those by the maximum so far; only where a thread's sum of them tells that it is too small by far,
-    they are made again.  Last returned is acc, maybe still being added to, times the factor of what was there before.
-    RELATIVE: scores are what the weights are powers of, less the base of that maximum already.
-    cap_factor: tanh(score * cap_factor) takes a score's place, if a polynomial is to cap it.
+    Weights use the maximum so far.  They are made again only where a thread's sum shows that the maximum is far too
+    small.  acc, to which a product may still add, is multiplied by decay.
+    RELATIVE: scores are exponents already, less the base of the maximum.
+    cap_factor: a polynomial caps the scores: exponents are unit * tanh(score * cap_factor).
     """
     dtype: gl.constexpr = S.COMPUTE
     even, odd = gl.split(by_thread(scores))

@@ -1,4 +1,4 @@
-"""The loop over tiles: the keys of one tile and the values of the one before are multiplied together."""
+"""The mainloop over tiles: each round starts the product of a tile's keys and that of the previous tile's values."""
 
 import triton
 
@@ -18,16 +18,16 @@ from .tile_scores import clear_dead, judge, leave, multiply_keys, multiply_value
 
 @gluon.jit
 def attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr):
-    """(turns, state) after the tiles of an item, at least one, the last one first.
+    """(turns, state) after the tiles of an item, at least one, the last tile first; the acc is [R, VALUE_PADDED].
 
-    No key before first_key or past the sequence lives, and in the cache none past the context where new keys are apart.
+    first_key: first key that some row of the block sees, inclusive.
     """
-    if P.PACKED and S.APART:  # tiles of two forms, for which instructions differ
+    if P.PACKED and S.APART:  # x-packed tiles and tiles of new keys take different instructions
         border = gl.cdiv(gl.maximum(rows.context_len, 0), S.TILE)
         border = gl.minimum(gl.maximum(border, item.begin), item.end)
         new, stored = with_tiles(item, border, item.end), with_tiles(item, item.begin, border)
         if border < item.end:
-            UNPACKED: gl.constexpr = replaced(P, PACKED=False)  # of tiles of keys that are not in the cache
+            UNPACKED: gl.constexpr = replaced(P, PACKED=False)  # for tiles of new keys
             turns, state = attend_tiles(
                 q, rings, turns, new, first_key, rows, span, state, scale, mods, S, UNPACKED, LEAVE=False
             )
@@ -43,7 +43,7 @@ def attend_keys(q, rings, turns, item, first_key, rows, span, state, scale, mods
 
 @gluon.jit
 def with_tiles(item, begin, end):
-    """An item, but of these tiles."""
+    """The item with tiles [begin, end) instead of its own."""
     return Item(
         item.block, begin, end, item.first, item.pieces, item.holders, item.first_row, item.row,
         item.counter,
@@ -55,7 +55,7 @@ def attend_tiles(
     q, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
     MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
 ):  # fmt: skip
-    """`attend_keys` of tiles that lie alike."""
+    """`attend_keys` for tiles of one form.  MORE, LEAVE: as in `send_tiles`."""
     scores = multiply_keys(q, rings.key, turns.key, S, P)
     scores = warpgroup_mma_wait(0, deps=(scores,))
     turns, sent = send_tiles(
@@ -66,7 +66,7 @@ def attend_tiles(
 
 @gluon.jit
 def receive(sent, rings, turns, state, P: gl.constexpr):
-    """(turns, state) once the last values are multiplied."""
+    """Wait for the last values' product; return (turns, state)."""
     acc = warpgroup_mma_wait(0, deps=(sent.acc,))
     row_max, row_sum = of_rows(sent.max, sent.sum, state.max)
     v_turn = leave(rings.value, turns.value, P.VALUE_STAGES, P)
@@ -75,13 +75,13 @@ def receive(sent, rings, turns, state, P: gl.constexpr):
 
 @triton.constexpr_function
 def carries_words(S, P):
-    """Whether weights go from round to round in words of two: as numbers they would be moved by slower instructions."""
+    """Whether weights pass between rounds as words of two; as single numbers, slower instructions would move them."""
     return (P.CONSUMERS == 3 or P.ROWS == 256) and P.AT_ONCE and not S.APART and not COPIES_OPERANDS.value
 
 
 @gluon.jit
 def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
-    """Weights of a tile, numbers or words of two, as a left operand."""
+    """Weights of a tile, 16-bit numbers [R, TILE] or words of two, as a left operand [R, TILE]."""
     LAYOUT: gl.constexpr = product_layout(S.TILE, P.FP8_KEYS, P.ROWS)
     if weights.dtype == gl.int32:
         weights = unpacked(weights, LAYOUT, S)
@@ -90,7 +90,7 @@ def as_operand(weights, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def carried(weights, S: gl.constexpr, P: gl.constexpr):
-    """Weights of a tile as they go to the next round."""
+    """Weights of a tile in the form in which they pass to the next round."""
     if not carries_words(S, P):
         return as_operand(weights, S, P)
     elif weights.dtype == gl.int32:
@@ -101,7 +101,7 @@ def carried(weights, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def operand_of(weights, S: gl.constexpr, P: gl.constexpr):
-    """What was carried as a left operand, all of it before the next product begins."""
+    """Carried weights as a left operand, complete before the next product begins."""
     if carries_words(S, P):
         return pin(as_operand(weights, S, P))
     else:
@@ -113,15 +113,16 @@ def send_tiles(
     q, scores, rings, turns, item, first_key, rows, span, state, scale, mods, S: gl.constexpr, P: gl.constexpr,
     MORE: gl.constexpr = False, LEAVE: gl.constexpr = True,
 ):  # fmt: skip
-    """From the scores of a first tile until the last values are sent to be multiplied: (turns, state by thread).
+    """Go on from the first tile's scores [R, TILE] until the last values' product runs; (turns, state by thread).
 
-    MORE: acc holds something already.  LEAVE: no more keys will be multiplied by these queries.
+    The state's maxima and sums are [R, 4].  MORE: acc has results already.  LEAVE: release the queries after the last
+    keys.
     """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
     begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
-    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values: inside the loop registers are few
+    ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values to clear; inside the loop registers are few
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, P.FP8_KEYS, P.ROWS)))
 
@@ -130,7 +131,7 @@ def send_tiles(
     weights, decay, row_max, added, acc = judge(
         scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, False, S, P
     )
-    # all of a row's sum so far with the first of its four threads
+    # the first of a row's four threads gets the row's whole sum so far
     lane = gl.arange(0, 4, layout=gl.SliceLayout(0, sums.type.layout))
     sums = gl.where(gl.expand_dims(lane == 0, 0), sums * decay, 0.0) + added
     if MORE:
@@ -146,7 +147,7 @@ def send_tiles(
         scores = multiply_keys(q, keys, k_turn, S, P)
         acc = multiply_values(operand, values, v_turn, acc, True, S, P)
         pingpong.give(P)
-        if P.AT_ONCE:  # whose rare branch waits for these results, too, and multiplies them
+        if P.AT_ONCE:  # the rare branch of `weigh_again` waits for these results, too, and multiplies them
             scores, acc = warpgroup_mma_wait(1, deps=(scores, acc))
         else:
             scores = warpgroup_mma_wait(1, deps=(scores,))
@@ -158,7 +159,7 @@ def send_tiles(
         )
         sums = sums * decay + added
         following = pin(following)
-        # exponentials that follow maxima ptxas puts behind this wait; holding those cost more than it hid
+        # ptxas puts exponentials after maxima behind this wait; to hold them before it cost more than it hid
         acc = warpgroup_mma_wait(0, deps=(acc,))
         operand = pin(operand)
         v_turn = leave(values, v_turn, P.VALUE_STAGES, P)
@@ -166,7 +167,7 @@ def send_tiles(
             acc = scale_rows(acc, decay, S)
         weights = carried(following, S, P)
         if S.APART:  # noqa: SIM102 (one is decided at compile time)
-            if tile == context_len // S.TILE:  # in which the cache ends
+            if tile == context_len // S.TILE:  # the cache ends in this tile
                 clear_dead(values, v_turn, tile, first_key, end_key, context_len, ROWS_AT_ONCE, S, P)
 
     operand = operand_of(weights, S, P)

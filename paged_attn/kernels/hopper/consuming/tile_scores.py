@@ -1,4 +1,4 @@
-"""What a consumer does with one tile: its products, the judgement of its scores, and leave."""
+"""Work of a consumer on one tile: products, modifiers, masks and weights of scores (`judge`), release (`leave`)."""
 
 from ...common.blocking import end_in, gap_before
 from ...common.numerics import LOG2E, scale_of
@@ -17,8 +17,8 @@ from .row_softmax import times, weigh, weigh_at_once
 
 @gluon.jit
 def score_scale(scales, block, P: gl.constexpr):
-    """What a product of a stored query and a stored key is multiplied by."""
-    head = block.kv_head // P.PARTS  # of the cache
+    """Factor of a product of a stored query and a stored key: softmax scale x query scale x key scale."""
+    head = block.kv_head // P.PARTS  # the cache's head
     scale = scales.softmax * scale_of(
         scales.query, scales.query_ptr, scales.query_stride, head, scales.query_stride_seq, block
     )
@@ -27,14 +27,17 @@ def score_scale(scales, block, P: gl.constexpr):
 
 @gluon.jit
 def value_scale(scales, block, P: gl.constexpr):
-    """What a sum of weighted stored values is multiplied by."""
+    """Factor of a sum of weighted stored values: the value scale."""
     head = block.kv_head // P.PARTS
     return scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
 
 
 @gluon.jit
 def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Start <q, k> of the next tile; its result is there after a wait.  there: as in `ring.wait_full`."""
+    """Start q @ k^T of the next tile; float32 scores [ROWS, TILE] are valid after a wait.
+
+    there: as in `ring.wait_full`.
+    """
     scores = gl.full([P.ROWS, S.TILE], 0.0, gl.float32, product_layout(S.TILE, P.FP8_KEYS, P.ROWS))
     wait_tile(keys, turn, P, there)
     if P.PACKED:
@@ -49,14 +52,14 @@ def multiply_keys(q, keys, turn, S: gl.constexpr, P: gl.constexpr, there=None):
 
 @gluon.jit
 def multiply_keys_by_columns(k, q, S: gl.constexpr, P: gl.constexpr):
-    """Start <k, q>, [TILE, N]."""
+    """Start k @ q^T, float32 [TILE, N]."""
     zero = gl.full([S.TILE, P.COLUMNS], 0.0, gl.float32, product_layout(P.COLUMNS, False, P.ROWS))
     return warpgroup_mma(k, q.permute((1, 0)), zero, use_acc=False, is_async=True)
 
 
 @gluon.jit
 def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.constexpr):
-    """Start acc + weights @ v of the next tile; unless use_acc without acc, whatever it holds."""
+    """Start acc + weights @ v of the next tile, [ROWS, VALUE_PADDED]; if not use_acc, weights @ v alone."""
     wait_tile(values, turn, P)
     if P.FP8_PRODUCTS:
         v = values.slots.index(turn.stage).reshape([S.VALUE_PADDED, S.TILE]).permute((1, 0))
@@ -69,9 +72,10 @@ def multiply_values(weights, values, turn, acc, use_acc, S: gl.constexpr, P: gl.
 
 @gluon.jit
 def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Zero values of a tile, from position first on, outside [first_key, end_key) in shared memory, ROWS at a time.
+    """Zero a tile's values outside positions [first_key, end_key) in shared memory, ROWS keys at a time.
 
-    As words: 16 bits at a time would be five times the machine code.
+    first: position of the tile's first key.  Values are handled as 32-bit words; 16-bit elements would be five times
+    the machine code.
     """
     SLOTS: gl.constexpr = slots_of_tile(P)
     LAYOUT: gl.constexpr = rows_layout(4, S.VALUE_PADDED // SLOTS, P.ROWS // 16)
@@ -97,10 +101,10 @@ def zero_outside(values, turn, first, first_key, end_key, ROWS: gl.constexpr, S:
 def clear_dead(
     values, turn, tile, first_key, end_key, context_len, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr, both=None
 ):
-    """Zero what the next tile of values holds outside [first_key, end_key), if anything: 0 * NaN is NaN.
+    """Zero values of the next tile outside positions [first_key, end_key), if there are any, for 0 * NaN is NaN.
 
-    both: barrier of two consumers that share the tile, whose keys it holds as well: no sooner than both have multiplied
-    these, and each for itself the same.
+    both: barrier of two consumers that share a latent tile.  Both must have multiplied its keys before; then each zeros
+    the same values.
     """
     empty = gap_before(tile, context_len, S)
     first = tile * S.TILE - empty
@@ -115,7 +119,10 @@ def clear_dead(
 
 @gluon.jit
 def places_of_keys(L: gl.constexpr, S: gl.constexpr):
-    """(a, b) whose sum is a key's number in its tile, by thread: a is known when this is compiled, b [1, 1, 4, 1]."""
+    """(a, b), int32, `by_thread`: a + b is a key's number in its tile.
+
+    a [1, TILE / 8, 1, 2] is known at compile time for each register; b [1, 1, 4, 1] depends on the thread alone.
+    """
     eight = gl.arange(0, S.TILE // 8, layout=gl.SliceLayout(0, gl.SliceLayout(2, gl.SliceLayout(3, L))))
     pair = gl.arange(0, 4, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(3, L))))
     one = gl.arange(0, 2, layout=gl.SliceLayout(0, gl.SliceLayout(1, gl.SliceLayout(2, L))))
@@ -130,12 +137,11 @@ def add_alibi(
     scores, factor, rows, slopes, first, offset, SYMMETRIC: gl.constexpr, BY_ROW: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """scores [R, N] of a product * factor + slope * (key - query), two operations for a score; plus an offset [R, 4].
+    """Return scores [R, N] * factor + slope * (key - query) + offset [R, 4], by two operations for each score.
 
-    SYMMETRIC: - slope * |key - query| instead, of four operations.
-
-    Keys are numbers of the tile plus what a thread's register adds to them, which is known when this is compiled: a
-    conversion from an integer for each would take as long as its exponential.
+    SYMMETRIC: - slope * |key - query| instead, by four operations.
+    A key's number splits into a part known at compile time and a part of the thread (`places_of_keys`).  Converting an
+    integer for each score would take as long as its exponential.
     """
     x = by_thread(scores)
     L: gl.constexpr = x.type.layout
@@ -161,7 +167,7 @@ def add_alibi(
 
 @gluon.jit
 def slopes_of(rows, mods, S: gl.constexpr):
-    """ALiBi's slopes of rows, once for all tiles."""
+    """ALiBi slopes of rows, loaded once for all tiles; 0.0 without ALiBi."""
     if mods.alibi_slopes is not None:
         return load_slopes(rows, mods, S)
     else:
@@ -177,16 +183,17 @@ def _by_row(x, L: gl.constexpr):
 
 @gluon.jit
 def has_edges(rows, span, tile, S: gl.constexpr):
-    """Whether a tile has keys at which some row must not look."""
+    """Whether a tile has keys that some row must not see."""
     first = tile * S.TILE - gap_before(tile, rows.context_len, S)
     return (first < span.full_lo) | (first + S.TILE > end_in(tile, span.full_hi, rows.context_len, S))
 
 
 @gluon.jit
 def mask_edges(scores, rows, span, tile, mods, S: gl.constexpr):
-    """Minus infinity where a row must not look.
+    """Return scores [R, N] with minus infinity where a row must not see a key.
 
-    What is known of keys when this is compiled is compared, which takes no registers; the rest moves the bounds.
+    The part of a key's number that is known at compile time is compared, which takes no registers.  The thread's part
+    moves the bounds.
     """
     if has_edges(rows, span, tile, S):
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
@@ -206,13 +213,14 @@ def judge(
     scores, row_max, acc, rows, span, key, tile, scale, slopes, mods, AT_ONCE: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr,
 ):  # fmt: skip
-    """What `weigh` returns of a tile's scores, a product of rows of queries, after modifiers and masks; and acc.
+    """(weights, decay, maxima, sums, acc) of a tile's scores [R, N], after modifiers and masks; see `weigh`.
 
-    slopes: of the rows, if mods have any.  AT_ONCE: weighed by the maxima so far; in a first tile most have none.  Then
-    acc is multiplied by the factor of what was there before; otherwise that is left to the caller.
+    slopes: of the rows, if mods have any.
+    AT_ONCE: weigh by the maxima so far; not for a first tile, whose rows mostly have no maximum.  acc is multiplied by
+    decay then; otherwise the caller has to do that.
     """
-    # Biases that take in the maximum leave nothing for the weights to do but a power: an operation a score less.
-    # A sink may be the first maximum, and so far below all scores that their differences to it lose their bits.
+    # RELATIVE: ALiBi's bias includes the maximum, so weights are plain powers: an operation less for each score.
+    # Not with a sink: a sink may be the first maximum, and so far below all scores that differences lose their bits.
     HIDES: gl.constexpr = hides_between(mods, S)
     PLAIN: gl.constexpr = not HIDES and mods.sinks is None
     RELATIVE: gl.constexpr = AT_ONCE and mods.alibi_slopes is not None and PLAIN
@@ -224,7 +232,7 @@ def judge(
         first = tile * S.TILE - gap_before(tile, rows.context_len, S)
         BY_ROW: gl.constexpr = S.BY_ROW and mods.softcap is None
         if mods.softcap is not None:
-            # cap tanh(x) = 2 cap / (1 + e^-2x) - cap, of which the end is the same for all keys
+            # cap tanh(x) = 2 cap / (1 + e^-2x) - cap; the last term is equal for all keys, and becomes a shift
             if S.FAR_CAP:
                 scores = softcap(times(scores, scale, S.BY_ROW), mods.softcap, True)
                 factor = mods.softcap * 0.0 + 1.0
@@ -248,7 +256,7 @@ def judge(
             scores = times(scores, factor, BY_ROW)
         scores = add_qq_bias(scores, rows, key, first, mods, S)
         if S.SCORE_MOD is not None:
-            if shift is not None:  # whoever reads scores wants all of them
+            if shift is not None:  # a score_mod needs whole scores
                 scores, shift = scores - mods.softcap, None
             scores = call_score_mod(scores, rows, key, first, mods, S)
     scores = mask_edges(scores, rows, span, tile, mods, S)
@@ -262,6 +270,6 @@ def judge(
 
 @gluon.jit
 def leave(ring, turn, STAGES: gl.constexpr, P: gl.constexpr):
-    """Done with a tile."""
+    """Release a tile; return the next turn."""
     release_tile(ring, turn, P)
     return advance(turn, STAGES)

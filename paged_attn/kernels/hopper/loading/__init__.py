@@ -1,5 +1,5 @@
-"""How pages, queries and new keys come into shared memory: descriptors, rings of slots, the warps that load.
+"""Loading of pages, queries and new keys into shared memory: descriptors, rings of slots, loader warps, converters.
 
-It imports planning's numbers, args, layouts, asm and shim, and nothing of who consumes or of who has which item.
-A new cache format is a file here beside packed.py; what has to be converted on the way goes to convert.py.
+The folder imports planning's numbers, args, layouts, asm and shim, and never schedule or consuming.
+To add a cache format, add a file beside packed.py.  Conversions on the way go to convert.py.
 """

@@ -1,4 +1,4 @@
-"""Tensors as the copy engine sees them: a base, sizes, strides, and the box that one message moves."""
+"""TMA descriptors of caches, new keys and queries: base, sizes, strides, and the box that one message loads."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _FP8 = {0: None, 2: torch.float8_e5m2, 3: torch.float8_e4m3fn}  # by mantissa bi
 
 @dataclass
 class PartBox(TensorDescriptor):
-    """A box that fills the first rows of a slot: sizes of its first axes, where a type has powers of two."""
+    """A box that fills only the first rows of a slot; sizes: of its first axes, which need be no powers of two."""
 
     sizes: tuple[int, ...] = ()
 
 
 @functools.cache
 def _layout(shape: tuple[int, ...], dtype: torch.dtype, swizzle: int) -> gl.NVMMASharedLayout:
-    if len(shape) > 3:  # x-packed: as it lies in memory, but for values that are right operands
+    if len(shape) > 3:  # x-packed: in the order of memory, except for values that are right operands
         return gl.NVMMASharedLayout(swizzle, dtype.itemsize * 8, len(shape))
     return gl.NVMMASharedLayout.get_default_for(list(shape), _GLUON[dtype])
 
@@ -45,19 +45,19 @@ def _box(
 
 
 def _heads(shape: Shape, pipe: Pipe) -> int:
-    """KV heads that a cache has, or pairs of them."""
+    """KV heads of a cache, or pairs of KV heads."""
     return shape.KV_HEADS // pipe.PARTS
 
 
 def _box_dims(padded: int) -> int:
-    """Dims that a message brings: all, or those of a part."""
+    """Dims of one message: all, or those of a part."""
     return padded // int(dim_parts(padded))
 
 
 def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """A cache as [rows, heads, dim], a row being one slot's stride; pages lie ROWS_PER_PAGE apart.
+    """Descriptor of a cache as [rows, heads, dim]; a row is one slot's stride, and pages are ROWS_PER_PAGE rows apart.
 
-    dim: of each key or value, in slots of `padded` numbers.  Of PAIRED heads as half as many of twice the dims.
+    dim: dims of each key or value, loaded into slots of `padded` dims.  PAIRED: half as many heads of twice the dims.
     """
     if pipe.PACKED:
         return (_packed_box if pipe.SHARES else _core_box)(kv, dim, padded, shape, pipe)
@@ -68,9 +68,9 @@ def cache_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tensor
 
 
 def _packed_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """An x-packed cache as [pages, heads, runs, page's slots x run], a run being what lies side by side of a key.
+    """Descriptor of an x-packed cache as [pages, heads, runs, page_size x run]; a run is a key's neighbouring elements.
 
-    Whole pages that are one piece of memory are boxes of long rows.
+    Whole pages that are contiguous are loaded as boxes of long rows.
     """
     run = kv.RUN.value
     runs, row, box = dim // run, shape.PAGE * run, [padded // run, pipe.BOX * run]
@@ -88,9 +88,9 @@ def _packed_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tens
 
 
 def _core_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """An x-packed cache as [pages, heads, groups of keys, runs, group x run]: a product reads what such boxes leave.
+    """Descriptor of an x-packed cache as [pages, heads, groups of keys, runs, group x run], for right operands.
 
-    Of keys the last two axes are matrices of 8 x 16 bytes, of values rows of 32 bytes, one for each dim.
+    Last two axes: core matrices of 8 keys x 16 bytes; for values, a row of 32 bytes for each dim.
     """
     run = kv.RUN.value
     group = KEYS_PER_CORE_MATRIX if run > 1 else VALUES_PER_CORE_ROW
@@ -102,7 +102,7 @@ def _core_box(kv: KV, dim: int, padded: int, shape: Shape, pipe: Pipe) -> Tensor
 
 
 def new_box(kv: KV | None, dim: int, padded: int, shape: Shape, pipe: Pipe) -> TensorDescriptor | None:
-    """Keys or values outside the cache, a token's to a row, in boxes of the same form; None: there are none."""
+    """Descriptor of new keys or values [tokens, heads, dim], in boxes as those of the cache; None: there are none."""
     if kv is None:
         return None
     sizes = [kv.ptr.shape[0], _heads(shape, pipe), dim]
@@ -110,7 +110,7 @@ def new_box(kv: KV | None, dim: int, padded: int, shape: Shape, pipe: Pipe) -> T
 
 
 def rows_box(rows: Rows, shape: Shape, pipe: Pipe) -> TensorDescriptor:
-    """Queries: a consumer's tokens x the heads of a group, as many of its rows as these fill."""
+    """Descriptor of queries: a box has a consumer's tokens x the heads of a group, in the first rows of a slot."""
     most = pipe.COLUMNS if pipe.BESIDE else pipe.ROWS
     box = _box(rows, [*rows.ptr.shape], [rows.stride_token, rows.stride_head, 1], (most, 1, _box_dims(shape.DIM)))
     tokens = shape.BLOCK_Q // pipe.CONSUMERS

@@ -1,10 +1,10 @@
-"""A warpgroup between loaders and consumers that makes of fp8 tiles what the tensor cores take.
+"""The converter warpgroup between loaders and consumers, which makes operands of fp8 tiles.
 
-WIDEN: keys and values as float16, which holds every fp8 number, for 16-bit queries.  WIDEN_VALUES: values alone, where
-queries are sums of two fp8 numbers.  TRANSPOSE: values with the keys along the rows, for the products of fp8 numbers
-read both operands along the dimension that they sum over.
+WIDEN: keys and values become float16, which holds every fp8 number, for 16-bit queries.
+WIDEN_VALUES: values become float16; queries are sums of two fp8 numbers.
+TRANSPOSE: fp8 values are transposed, because fp8 products read both operands along the dimension that they sum over.
 
-A value that no row may see becomes zero here: 0 * NaN is NaN.
+Values that no row may see become zero here, for 0 * NaN is NaN.
 """
 
 import triton
@@ -24,13 +24,16 @@ TRANSPOSE = gl.constexpr(operands.TRANSPOSE)
 
 @triton.constexpr_function
 def widened_together(P):
-    """That are widened together, as many as registers are there for."""
+    """Rows that are widened together, as many as registers allow."""
     return 64 if P.CONVERT_REGISTERS > 56 else 32
 
 
 @gluon.jit
 def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, DIM: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """fp8 words [TILE, DIM / 4] as float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end)."""
+    """Widen fp8 words [TILE, DIM / 4] to float16 pairs [TILE, DIM / 2]; EDGE: zeros for keys outside [lo, end).
+
+    first: position of the tile's first key.
+    """
     LAYOUT: gl.constexpr = rows_layout(2, DIM, 4)
     ROWS: gl.constexpr = widened_together(P)
     for i in gl.static_range(S.TILE // ROWS):
@@ -45,10 +48,10 @@ def widen(raw, ready, first, lo, end, EDGE: gl.constexpr, DIM: gl.constexpr, S: 
 
 @gluon.jit
 def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
-    """fp8 words of four dims [TILE, DIM / 4] as words of four keys [DIM, TILE / 4]; EDGE as for widen.
+    """Transpose fp8 words of four dims [TILE, DIM / 4] to words of four keys [DIM, TILE / 4]; EDGE as in `widen`.
 
-    Dim 4 q + j becomes row j * DIM / 4 + q, so that neighbouring threads store to different banks, and keys change
-    places within 16 so that a thread's scores are its part of an operand: `fp8.py` is the other side of this.
+    Dim 4 q + j becomes row j * DIM / 4 + q, so that neighbouring threads store to different banks.  Keys are permuted
+    within 16, so that a thread's scores are its part of a left operand.  `consuming/fp8.py` relies on both.
     """
     Q: gl.constexpr = S.VALUE_PADDED // 4
     LAYOUT: gl.constexpr = transposing_layout(S.TILE, Q)
@@ -56,7 +59,7 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
     if EDGE:
         key = first + gl.arange(0, S.TILE, layout=gl.SliceLayout(1, LAYOUT))
         x = gl.where(gl.expand_dims((key >= lo) & (key < end), 1), x, 0)
-    # key = 16 g + 8 h + 2 t + b, and byte 4 t + 2 h + b of the 16 that stay together
+    # key 16 g + 8 h + 2 t + b becomes byte 4 t + 2 h + b of group g
     x = x.reshape([S.TILE // 16, 2, 4, 2, Q]).permute((0, 2, 4, 1, 3))
     even, odd = gl.split(x)
     lower_even, upper_even = gl.split(even)
@@ -68,7 +71,7 @@ def transpose(raw, ready, first, lo, end, EDGE: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """The next tile of one ring into the next slot of the other."""
+    """Convert the next raw tile into the next ready slot; VALUES: values, otherwise keys."""
     TURNED: gl.constexpr = P.CONVERT == TRANSPOSE
     DIM: gl.constexpr = S.VALUE_PADDED if VALUES else S.DIM
     wait_full(raw, raw_turn)
@@ -97,10 +100,10 @@ def convert_tile(raw, raw_turn, ready, turn, tile, lo, end, VALUES: gl.constexpr
 
 @gluon.jit
 def convert_tiles(raw, raw_turns, ready, turns, begin, end, lo, end_key, S: gl.constexpr, P: gl.constexpr):
-    """(raw turns, turns) after tiles [begin, end), the last one first; what consumers take as it came passes by."""
+    """Convert tiles [begin, end), the last one first; return (raw turns, turns).  WIDEN alone converts keys."""
     raw_key, raw_value, key, value = raw_turns.key, raw_turns.value, turns.key, turns.value
     if P.CONVERT == TRANSPOSE:  # noqa: SIM102 (one is decided at compile time)
-        if begin < end:  # values of no tile, which `fp8.attend_fp8` begins with: whatever lies in the slot
+        if begin < end:  # `fp8.attend_fp8` begins with values of no tile: any slot will do
             wait_empty(ready.value, value)
             mbarrier.arrive(ready.value.full.index(value.stage), count=1)
             value = advance(value, P.VALUE_STAGES)

@@ -1,7 +1,7 @@
-"""A warpgroup between loaders and consumers of fp8 latents: each slot becomes one of float16, once for all readers.
+"""The converter warpgroup of fp8 latents: widens each slot to float16, once for all readers.
 
-Keys are multiplied twice, and by two consumers: whoever widened them on their way into registers would do so as often.
-bfloat16 holds every fp8 number, too, but wants twice the conversions, so queries of bfloat16 are normalized instead.
+Latents are multiplied twice, and by two consumers; consumers that widened them in registers would do so each time.
+Widening to bfloat16 would take twice the conversions, so bfloat16 queries are normalized to float16 instead.
 """
 
 import triton
@@ -12,18 +12,18 @@ from ..layouts import rows_layout
 from ..shim import fence_async_shared, gl, gluon, mbarrier
 from .ring import advance, release, wait_empty, wait_full, words_of
 
-MAX_WORDS_WIDENED_TOGETHER = gl.constexpr(16)  # by a thread, which then has twice as many to store
+MAX_WORDS_WIDENED_TOGETHER = gl.constexpr(16)  # fp8 words of a thread, which become twice as many words
 
 
 @triton.constexpr_function
 def rows_widened_together(tile, words):
-    """Of so many words each."""
+    """Rows of `words` fp8 words each that are widened together."""
     return min(tile, 128 * MAX_WORDS_WIDENED_TOGETHER.value // words)
 
 
 @gluon.jit
 def widen_slot(raw, raw_turn, ready, turn, DIMS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """The next slot of one ring into the next of the other; what no row may see, too: consumers clear it."""
+    """Widen the next raw slot into the next ready slot, with keys that no row may see; consumers clear those."""
     LAYOUT: gl.constexpr = rows_layout(2, DIMS, 4)
     ROWS: gl.constexpr = rows_widened_together(S.TILE, DIMS // 4)
     wait_full(raw, raw_turn)
@@ -42,7 +42,7 @@ def widen_slot(raw, raw_turn, ready, turn, DIMS: gl.constexpr, S: gl.constexpr, 
 
 @gluon.jit
 def widen_tiles(raw, raw_turns, ready, turns, count, S: gl.constexpr, P: gl.constexpr):
-    """(raw turns, turns) after so many tiles: each slot of keys, then what they have behind their values."""
+    """Widen `count` tiles, each the slots of values and then the rest; return (raw turns, turns)."""
     SLOTS: gl.constexpr = slots_of_tile(P)
     RESTS: gl.constexpr = raw_slots_of_rest(P)
     raw_key, raw_rest, key, rest = raw_turns.key, raw_turns.value, turns.key, turns.value

@@ -1,4 +1,4 @@
-"""Queries of keys that hold their values, in two parts: against the dims that are the values, and against the rest."""
+"""Queries against latents, in parts: for the key dims that are values, and for the dims behind them (the rest)."""
 
 import triton
 
@@ -12,7 +12,7 @@ from ..shim import fence_async_shared, gl, gluon, thread_barrier
 
 @gluon.jit
 def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for the second part of each consumer's queries."""
+    """Allocate [CONSUMERS, COLUMNS, REST] for the part of the queries against the rest."""
     SHAPE: gl.constexpr = [P.COLUMNS, S.REST]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
     return gl.allocate_shared_memory(dtype, [P.CONSUMERS, P.COLUMNS, S.REST], layout)
@@ -20,7 +20,7 @@ def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @triton.constexpr_function
 def rows_brought(P):
-    """Rows that a consumer brings: its own, or half of those that two have."""
+    """Rows that one consumer loads: its own columns, or half of the rows that two consumers share."""
     return P.COLUMNS if P.COLUMNS > 0 else P.ROWS // 2
 
 
@@ -29,9 +29,9 @@ def load_part(
     query, block, mods, NUMBER: gl.constexpr, BEGIN: gl.constexpr, END: gl.constexpr, PADDED: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Dims BEGIN ... END - 1, PADDED at most, of the rows that a consumer brings, in the compute type.
+    """Load dims [BEGIN, END), at most PADDED, of a consumer's `rows_brought`: [rows, PADDED].
 
-    What is to be normalized is of float32.
+    The type is the compute type, or float32 if rows are to be normalized.
     """
     dtype: gl.constexpr = gl.float32 if S.NORMALIZED else S.COMPUTE
     READ: gl.constexpr = rows_layout(8, PADDED, P.ROWS // 16)
@@ -45,9 +45,9 @@ def load_part(
 
 @gluon.jit
 def normalize_parts(parts, S: gl.constexpr):
-    """(parts in the compute type, powers of two [R] that their rows are to be multiplied by), as `normalize`.
+    """(parts in the compute type, powers of two [R] by which scores of their rows are multiplied), as `normalize`.
 
-    Of parts of another width other threads have a row.
+    Rows of parts of different widths lie in different threads.
     """
     ROWS: gl.constexpr = gl.SliceLayout(1, parts[0].type.layout)
     largest = gl.max(gl.abs(parts[0]), axis=1)
@@ -64,7 +64,7 @@ def normalize_parts(parts, S: gl.constexpr):
 
 @gluon.jit
 def queries_of(queries, number, P: gl.constexpr):
-    """Queries [N, D] against the dims of one slot of a tile, by their number."""
+    """Queries [N, D] against the dims of one slot of a tile; number: of the slot, over all consumers."""
     slot = queries.slots.index(number)
     return slot.reshape([slot.shape[0] * slot.shape[1], slot.shape[2]]).slice(0, P.COLUMNS, dim=0)
 
@@ -74,11 +74,11 @@ def take_parts(
     query, queries, rest, block, scale, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Bring all parts into shared memory, through registers; returns the scale of their scores, as `take_queries`."""
+    """Load all parts into shared memory through registers; return the scale of their scores, as `take_queries`."""
     PARTS: gl.constexpr = slots_of_tile(P)
     DIMS: gl.constexpr = S.DIM // PARTS
-    thread_barrier()  # nobody may still multiply by the last ones
-    parts = ()  # all on their way before the first is stored
+    thread_barrier()  # products with the queries before must be done
+    parts = ()  # all loads begin before the first store
     for j in gl.static_range(PARTS):
         x = load_part(query, block, mods, NUMBER, j * DIMS, S.VALUE_DIM, DIMS, S, P)
         parts = parts + (x,)  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Queries of two consumers of the same rows, against latents, and where all lies that their products read."""
+"""Queries of two consumers that share rows, against latents, and the addresses of their products' operands."""
 
 from ..args import Queries, Ring
 from ..asm.barriers import TAG, find_tags
@@ -11,7 +11,7 @@ from .ring import bytes_of_slot
 
 @gluon.jit
 def make_rest_of_rows(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Room for queries against what keys have behind their values."""
+    """Allocate [1, ROWS, REST] for queries against the key dims behind the values."""
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([P.ROWS, S.REST], dtype)
     return gl.allocate_shared_memory(dtype, [1, P.ROWS, S.REST], layout)
 
@@ -21,14 +21,14 @@ def take_rows(
     query, queries, rest, numbers, block, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Bring a consumer's half of the rows into shared memory, through registers; all are there for both.
+    """Load a consumer's half of the rows into shared memory through registers; afterwards both consumers have all rows.
 
-    Returns what the scores of each row are to be multiplied by, 1 if rows are not normalized.  On their way to the
-    other consumer these are among the numbers of the second, which writes others there when the first has written.
+    Returns the factor of each row's scores, [ROWS] float32, or 1.0 if rows are not normalized.  Factors pass between
+    the consumers in the second consumer's numbers, which are free until the first consumer has written.
     """
     ROWS: gl.constexpr = P.ROWS // 2
     slot = queries.slots.index(0).reshape([P.ROWS, S.DIM])
-    meet_other()  # nobody may still multiply by the last ones
+    meet_other()  # products with the queries before must be done
     parts = (load_part(query, block, mods, NUMBER, 0, S.VALUE_DIM, S.DIM, S, P),)
     if S.REST > 0:
         y = load_part(query, block, mods, NUMBER, S.VALUE_DIM, S.HEAD_DIM, S.REST, S, P)
@@ -52,7 +52,7 @@ def take_rows(
 
 @gluon.jit
 def _tagged(slots, KIND: gl.constexpr, P: gl.constexpr):
-    """Where the first words of a matrix are, or slots of matrices, for a tag of each warp."""
+    """Write a tag for each warp into the first words of a matrix, or of slots of matrices; return these words."""
     WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     words = reinterpret(slots.index(0), gl.int64, [bytes_of_slot(slots) // 8], WORDS).slice(0, 32, dim=0)
     words.store(gl.full([32], TAG + 1 + KIND, gl.int64, gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])))
@@ -61,9 +61,9 @@ def _tagged(slots, KIND: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def find_addresses(keys, rests, queries, rest, S: gl.constexpr, P: gl.constexpr):
-    """(keys, rests, queries, rest's address) that know where they lie, all that products of rows read.
+    """(keys, rests, queries, address of rest): records with the addresses that products of rows need.
 
-    As `ring.address_of`: programs that follow on the multiprocessor must not find the tags.
+    The tags are erased, as in `ring.address_of`: later programs on the multiprocessor must not find them.
     """
     THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
     nothing = gl.full([32], 0, gl.int64, THREADS)
@@ -74,7 +74,7 @@ def find_addresses(keys, rests, queries, rest, S: gl.constexpr, P: gl.constexpr)
     else:
         at, q_at = find_tags(gl.to_tensor(TAG + 1), 2, 1024)
         rests_at, rest_at = at, q_at  # never used
-    thread_barrier()  # all have found them
+    thread_barrier()  # all warps have found the tags
     first.store(nothing)
     second.store(nothing)
     if S.REST > 0:

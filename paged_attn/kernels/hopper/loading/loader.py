@@ -1,4 +1,4 @@
-"""Warps that bring pages of keys or values, and queries, into shared memory through the copy engine."""
+"""Loader warps: load pages of keys or values into shared memory through the copy engine (TMA)."""
 
 from ...common.blocking import gap_before, in_cache, page_at
 from ..args import slots_of_tile
@@ -6,15 +6,15 @@ from ..shim import gl, gluon, load_box, mbarrier
 from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
 
-NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside any tensor: the copy engine writes zeros
+NOWHERE = gl.constexpr(0x7FFFFF00)  # a row outside every tensor, for which the copy engine writes zeros
 
 
 @gluon.jit
 def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.constexpr):
-    """Have the copy engine read its descriptors while the schedule is made.
+    """Have the copy engine read its descriptors while the schedule is made, by loading empty boxes.
 
-    Boxes from outside the caches fill the first consumer's queries with zeros and complete its barrier: of values only
-    where they are as wide as keys, for which there is room.
+    Boxes from outside the caches write zeros over the first consumer's queries, and complete its barrier.  A box of
+    values fits there only if values are as wide as keys.
     """
     if P.PREFETCH:
         nothing = queries.slots.index(0).slice(0, P.BOX, dim=0)
@@ -29,9 +29,9 @@ def fetch_descriptors(key_box, value_box, queries, S: gl.constexpr, P: gl.conste
 
 @gluon.jit
 def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """First cache rows, or pages of an x-packed cache, of the boxes of one loader's part of a tile.
+    """First cache rows of the boxes of one loader's part of a tile; x-packed: their pages.
 
-    Pages without a live key are not followed.
+    first, end: keys [first, end) may be seen.  Boxes of pages without such a key come from NOWHERE.
     """
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     rows = ()
@@ -48,7 +48,7 @@ def page_rows(table, starts, tile, first, end, PART: gl.constexpr, S: gl.constex
 
 @gluon.jit
 def new_rows(block, tile, PART: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """The same of keys outside the cache, which are rows of their own tensor."""
+    """First rows of the boxes of one loader's part of a tile of new keys, in the tensor of new keys."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     context_len = block.seq_len - block.query_len
     first = tile * S.TILE - gap_before(tile, context_len, S) + PART * PART_KEYS
@@ -65,7 +65,7 @@ def send_part(
     box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):  # fmt: skip
-    """Send for one loader's part of the next slot's tile, from a dim on."""
+    """Start the loads of one loader's part of a tile into the next slot; FROM: first dim."""
     PART_KEYS: gl.constexpr = S.TILE // P.LOADERS
     DIM_PARTS: gl.constexpr = ring.slots.shape[0] // STAGES
     AXES: gl.constexpr = len(box.block_shape)
@@ -97,7 +97,7 @@ def fill_slots(
     box, ring, turn, rows, tile, kv_head, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
     FROM: gl.constexpr,
 ):  # fmt: skip
-    """`send_part` of all slots that a tile takes of a ring."""
+    """`send_part` for every slot that a tile takes; return the turn behind them."""
     send_part(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
     turn = advance(turn, STAGES)
     if P.HALVES and FROM == 0:
@@ -124,7 +124,10 @@ def load_tile(
     P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):
-    """One loader's part of a tile into the next slot, from the cache or from beside it."""
+    """Load one loader's part of a tile into the next slot, from the cache or from the new keys; return the turn.
+
+    first_key: first key that some row sees, inclusive.
+    """
     if S.APART:
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
@@ -144,7 +147,7 @@ def load_both(
     key_box, value_box, new_key_box, new_value_box, keys, values, turn, table, batch, block, kv_head, tile,
     first_key, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """A tile of keys and the same of values into the next slots of rings of as many, by one warp."""
+    """Load a tile of keys and the tile of values into the next slots of two rings of equal depth, by one warp."""
     if S.APART:
         load_tile(key_box, new_key_box, keys, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
         return load_tile(
@@ -162,7 +165,7 @@ def load_in_turn(
     key_box, value_box, new_key_box, new_value_box, ring, turn, table, batch, block, kv_head, tile, first_key,
     STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """A tile of keys and the same of values into the next two slots of one ring."""
+    """Load a tile of keys and the tile of values into the next two slots of one ring."""
     if S.APART:
         turn = load_tile(
             key_box, new_key_box, ring, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
@@ -197,7 +200,7 @@ def load_tiles(
     P: gl.constexpr,
     FROM: gl.constexpr = 0,
 ):
-    """Tiles [begin, end) of a block's keys into the ring, the last one first."""
+    """Load tiles [begin, end) of a block into the ring, the last tile first; return the turn."""
     for i in range(end - begin):
         turn = load_tile(
             box, new_box, ring, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P, FROM

@@ -1,7 +1,7 @@
-"""Tiles of an x-packed cache: boxes of 16 bytes x neighbouring keys, and of dims x neighbouring keys, one by one.
+"""Tiles of an x-packed cache: boxes of keys [16 bytes of dims, neighbouring keys], of values [dims, neighbouring keys].
 
-As left operands of products they pass through registers, for a thread's numbers lie side by side in either.  As right
-ones they are multiplied where they lie, if boxes of keys are of 8 of them, and those of values rows of 32 bytes.
+Left operands of products pass through registers; a thread's elements are neighbours in memory, too.  Right operands
+are multiplied in shared memory, if a box has core matrices of 8 keys, or rows of 32 bytes of values.
 """
 
 import triton
@@ -17,33 +17,33 @@ from ..layouts import (
 from ..shim import fence_async_shared, gl, gluon, reinterpret, thread_barrier
 from .ring import as_words
 
-# A slot as what lies in it, in order.
+# Layouts of a slot's elements in the order of memory.
 IN_ORDER_3, IN_ORDER_4 = (gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [*range(n)][::-1])) for n in (3, 4))
 
 
 @gluon.jit
 def make_boxes(box, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Slots of a ring, each the boxes of a tile."""
+    """Allocate the slots of a ring [STAGES, boxes of a tile, 1, ...]."""
     BOX: gl.constexpr = box.block_shape
     return gl.allocate_shared_memory(box.dtype, [STAGES, S.TILE // P.BOX, 1, BOX[2], BOX[3]], box.layout)
 
 
 @triton.constexpr_function
 def places_of_slot(shape, box):
-    """Places along a box's last axis from slot to slot; boxes of whole pages begin at none but the first."""
+    """Elements along a box's last axis from one key to the next; boxes of whole pages begin with the first key."""
     return max(1, shape[3] // box)
 
 
 @gluon.jit
 def boxes_of(slot, box, S: gl.constexpr, P: gl.constexpr):
-    """A slot of [TILE, 1, DIM] as boxes of a tile."""
+    """A slot [TILE, 1, DIM], seen as the boxes of a tile."""
     SHAPE: gl.constexpr = box.block_shape
     return reinterpret(slot, slot.dtype, [S.TILE // P.BOX, 1, SHAPE[2], SHAPE[3], SHAPE[4]], box.layout)
 
 
 @gluon.jit
 def value_tile(ring, turn, S: gl.constexpr):
-    """The slot's values, rows of 16 for each dim, as a matrix [TILE, DIM] that a product can be told of."""
+    """The slot's values, rows of 16 keys for each dim, as a right operand [TILE, DIM] of wgmma."""
     slot = ring.slots.index(turn.stage)
     boxes = reinterpret(slot, slot.dtype, [S.TILE // 16, S.VALUE_PADDED, 16], gl.NVMMASharedLayout(32, 16, 3))
     return boxes.permute((1, 0, 2)).reshape([S.VALUE_PADDED, S.TILE]).permute((1, 0))
@@ -51,7 +51,7 @@ def value_tile(ring, turn, S: gl.constexpr):
 
 @gluon.jit
 def zero_values_outside(values, turn, first, first_key, end_key, S: gl.constexpr, P: gl.constexpr):
-    """Zero values of a tile, from position first on, outside [first_key, end_key), in words of two."""
+    """Zero a tile's 16-bit values outside positions [first_key, end_key); first: position of the tile's first key."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [16, 2], [P.ROWS // 16, 1], [1, 0])
     words = as_words(values.slots.index(turn.stage), S.TILE // 16 * S.VALUE_PADDED, 32)
     row = gl.arange(0, S.TILE // 16 * S.VALUE_PADDED, layout=gl.SliceLayout(1, LAYOUT))
@@ -64,7 +64,7 @@ def zero_values_outside(values, turn, first, first_key, end_key, S: gl.constexpr
 
 @gluon.jit
 def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
-    """A tile's keys of 16 bits as a left operand [TILE, DIM]."""
+    """A tile's 16-bit keys as a left operand [TILE, DIM] in registers."""
     places = reinterpret(
         ring.slots.index(turn.stage), ring.slots.dtype, [S.TILE // P.BOX, S.DIM // 8, P.BOX, 8], IN_ORDER_4
     )
@@ -74,7 +74,7 @@ def packed_keys(ring, turn, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A tile's fp8 keys as words [TILE, DIM / 4] of four dims."""
+    """A tile's fp8 keys as int32 words [TILE, DIM / 4] of four dims."""
     places = reinterpret(ring.slots.index(turn.stage), gl.int32, [S.TILE // P.BOX, S.DIM // 16, P.BOX, 4], IN_ORDER_4)
     x = places.load(packed_key_words_layout(S.TILE, S.DIM, P.BOX)).permute((0, 2, 1, 3))
     return gl.convert_layout(x.reshape([S.TILE, S.DIM // 4]), LAYOUT, assert_trivial=True)
@@ -82,7 +82,7 @@ def packed_key_words(ring, turn, LAYOUT: gl.constexpr, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """Zero a tile's values outside [lo, end) where they lie: in registers every tile would take its words apart."""
+    """Zero a tile's values outside the keys [lo, end) in shared memory; in registers every tile would pay for that."""
     first = tile * S.TILE
     if (first < lo) | (first + S.TILE > end):
         dtype: gl.constexpr = gl.int8 if P.FP8 > 0 else gl.int16
@@ -99,7 +99,7 @@ def clear_outside(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def packed_values(ring, turn, tile, lo, end, S: gl.constexpr, P: gl.constexpr):
-    """A tile's values as a left operand [DIM, TILE], in float16 if they are fp8, zero outside [lo, end)."""
+    """A tile's values as a left operand [DIM, TILE], zero outside the keys [lo, end); fp8 values become float16."""
     clear_outside(ring, turn, tile, lo, end, S, P)
     slot = ring.slots.index(turn.stage)
     if P.FP8 > 0:

@@ -1,4 +1,4 @@
-"""Queries on their way into shared memory: a box by a loader, or through the consumer's registers."""
+"""Loading of queries into shared memory: as a box by a loader warp, or through the consumer's registers."""
 
 import triton
 
@@ -16,27 +16,27 @@ from .ring import address_of, as_words, wait_released
 
 @triton.constexpr_function
 def take_turns(P):
-    """Whether each block's queries have a slot of their own in turn, full and empty, and not one for each consumer."""
+    """Whether blocks take query slots in turn, with full and empty barriers; otherwise each consumer has a slot."""
     return P.QUERY_BOX and (P.ROWS >= 128 or P.BESIDE)
 
 
 @triton.constexpr_function
 def most_rows(P):
-    """Of a consumer's queries."""
+    """The most query rows of a consumer."""
     return P.COLUMNS if P.BESIDE else P.ROWS
 
 
 @gluon.jit
 def turn_of(done, P: gl.constexpr):
-    """Where they are, after so many blocks."""
+    """Turn (slot and phase) of a block's queries; done: blocks before it."""
     SLOTS: gl.constexpr = P.QUERY_SLOTS
     return Turn(done % SLOTS, done // SLOTS & 1)
 
 
 @gluon.jit
 def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
-    """Room for the rows of queries of each consumer, all or few."""
-    # few rows, but enough for a box of keys where one comes first (loader.fetch_descriptors)
+    """Allocate slots and barriers for the query rows of each consumer, ROWS or COLUMNS."""
+    # at least BOX rows where an empty box of keys comes first (loader.fetch_descriptors)
     FEW: gl.constexpr = P.BOX if P.PREFETCH and P.COLUMNS < P.BOX else P.COLUMNS
     ROWS: gl.constexpr = FEW if P.SHARES and P.COLUMNS > 0 and FEW < 64 else P.ROWS
     PARTS: gl.constexpr = slots_of_tile(P) if P.HALVES else dim_parts(S.DIM)
@@ -48,7 +48,7 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
         P.QUERY_SLOTS if IN_TURN else 1 if has_latent_rows(S, P) else P.CONSUMERS * query_parts(P)
     )
     slots = gl.allocate_shared_memory(dtype, [SLOTS, SHAPE[0], SHAPE[1], SHAPE[2]], layout)
-    # what is never used is the slots: a record with a None cannot be returned
+    # unused fields hold the slots, for a record with a None cannot be returned
     full, empty, full_at, empty_at = slots, slots, 0, 0
     if IN_TURN:
         full, full_at = gate(gates, QUERIES, P)
@@ -66,10 +66,10 @@ def make_queries(dtype: gl.constexpr, gates, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Zero what boxes do not fill, with all else: nobody reads these rows, but no numbers would be weighed twice."""
+    """Zero all query slots, for boxes do not fill all rows; NaN in an unused row would have tiles weighed twice."""
     BYTES: gl.constexpr = slots.shape[3] * slots.dtype.primitive_bitwidth // 8
     ROWS: gl.constexpr = most_rows(P)
-    WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # those of blocks do it
+    WARPS: gl.constexpr = 8 if P.BESIDE else P.ROWS // 16  # beside blocks, the blocks' warps
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 4], [128 // (BYTES // 4), BYTES // 16], [WARPS, 1], [1, 0])
     for i in gl.static_range(SLOTS):
         as_words(slots.index(i), ROWS, BYTES).store(gl.full([ROWS, BYTES // 4], 0, gl.int32, LAYOUT))
@@ -77,9 +77,9 @@ def _clear(slots, SLOTS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def bring_queries(query, num_tokens, S: gl.constexpr, P: gl.constexpr):
-    """Have the L2 fetch the queries while the schedule is made, where each warp of all programs has a token at most.
+    """Have the L2 fetch all queries while the schedule is made, if there is at most one token for each warp.
 
-    Of more than that the first blocks are some, and which is not known yet.
+    With more tokens, the programs' first blocks have some of them, and which ones is not known yet.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     programs = gl.num_programs(0)
@@ -106,7 +106,7 @@ def _load_rows(box, queries, slot, token, item, S: gl.constexpr, P: gl.constexpr
 
 @gluon.jit
 def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.constexpr):
-    """The queries of a block, after so many others, once no consumer needs those that they replace."""
+    """Load the queries of a block once no consumer needs the queries that they replace; done: blocks before it."""
     token = item.block.first_token + item.block.first
     if take_turns(P):
         at = turn_of(done, P)
@@ -121,7 +121,10 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Until a consumer's rows are here, after those of so many blocks.  there: of slots in turn."""
+    """Wait for a consumer's query rows; done: blocks before this one.
+
+    there: whether to wait, None: always; only if blocks take slots in turn.
+    """
     if take_turns(P):
         at = turn_of(done, P)
         await_at(queries.full_at + at.stage * 8, at.phase, there)
@@ -132,14 +135,14 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 
 @gluon.jit
 def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr, there=None):
-    """No more keys will be multiplied by them; there: if that is so."""
+    """Release a block's queries after their last product; there: whether to release, None: always."""
     if take_turns(P):
         arrive_at(queries.empty_at + turn_of(done, P).stage * 8, there)
 
 
 @gluon.jit
 def rows_in(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """A consumer's queries."""
+    """Return a consumer's QueryRows of a block; done: blocks before it."""
     BESIDE: gl.constexpr = dim_parts(S.DIM)
     PARTS: gl.constexpr = query_parts(P) * BESIDE
     first = turn_of(done, P).stage if take_turns(P) else NUMBER * PARTS
@@ -154,10 +157,11 @@ def rows_in(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexp
 
 @gluon.jit
 def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
-    """Normalized bfloat16 rows, divided by 2^7, so that the largest is below 2^8, as sums of two e4m3 numbers.
+    """Store normalized bfloat16 rows x [ROWS, DIM], divided by 2^7, as sums of two e4m3 numbers.
 
-    Four bits each are bfloat16's eight; within 2^-9 of a row's largest nothing is lost, nowhere more than 2^-17 of it.
-    The smaller ones are multiplied first: of a sum so far, and what is added to it, the tensor cores keep 14 bits.
+    After the division the largest is below 2^8.  Two numbers of four bits make bfloat16's eight: elements down to 2^-9
+    of a row's largest lose nothing, and no element loses more than 2^-17 of the largest.  `lower` gets the small terms,
+    which are multiplied first, because the tensor cores keep 14 bits of a sum.
     """
     x = (x.to(gl.float32) * (1 / 128)).reshape([P.ROWS, S.DIM // 4, 2, 2])
     even, odd = gl.split(x)
@@ -170,8 +174,8 @@ def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def scatter(x, ROWS: gl.constexpr, S: gl.constexpr):
-    """Queries [R, DIM] with their dims where those of `columns.widened_keys` are."""
-    x = x.reshape([ROWS, S.DIM // 64, 4, 4, 2, 2])  # a thread's 16 dims: four words of two pairs
+    """Queries [R, DIM] with their dims in the order of `columns.widened_keys`."""
+    x = x.reshape([ROWS, S.DIM // 64, 4, 4, 2, 2])  # a thread's 16 dims are four words of two pairs
     return x.permute((0, 1, 3, 4, 2, 5)).reshape([ROWS, S.DIM])
 
 
@@ -180,9 +184,10 @@ def take_queries(
     query, queries, block, scale, done, mods, NUMBER: gl.constexpr, ROWS: gl.constexpr, S: gl.constexpr,
     P: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Until a consumer's rows are in shared memory; returns the scale of their scores, of each row if rows differ.
+    """Have a consumer's query rows in shared memory; return the scale of their scores, [R] if rows differ.
 
-    Strides that make no box go through the consumer's registers, and few rows, and queries that change type.
+    Without QUERY_BOX queries pass through the consumer's registers: few rows, queries that change type, and strides
+    that fit no box.
     """
     if P.QUERY_BOX:
         wait_queries(queries, done, NUMBER, S, P)
@@ -192,7 +197,7 @@ def take_queries(
         row = gl.arange(0, ROWS, layout=gl.SliceLayout(1, READ))
         rows = row_tile(block, row, mods, ROWS // S.GROUP, S)
         dim = gl.arange(0, S.DIM, layout=gl.SliceLayout(0, READ))
-        thread_barrier()  # nobody may still multiply by the last ones
+        thread_barrier()  # products with the queries before must be done
         loaded = load_query(query, rows, dim, 1, S)
         x = loaded.parts[0]
         if P.SHARES and P.FP8 > 0:

@@ -1,4 +1,4 @@
-"""Rings of shared memory slots: loaders fill them in turn, consumers empty them in the same turn."""
+"""Rings of slots in shared memory, which loaders fill and consumers empty in the same order."""
 
 import math
 
@@ -14,21 +14,21 @@ WARPGROUP = gl.constexpr(128)  # threads
 
 @triton.constexpr_function
 def threads_of(rows):
-    """Of a consumer of so many rows."""
+    """Threads of a consumer of `rows` rows."""
     return 2 * rows
 
 
 @gluon.jit
 def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
-    """So many pairs of barriers (full, empty), complete after so many arrivals each.
+    """Make NUMBER pairs of mbarriers (full, empty), whose phases complete after FILLERS and READERS arrivals.
 
-    Make none that nobody uses to the end, or invalidate it there: to Triton its memory would be free, but the
-    multiprocessor keeps barriers apart and writes them back at any time.
+    Use every barrier until the program ends, or invalidate it after its last use.  Triton reuses its memory, but the
+    multiprocessor caches barriers and may write them back at any time.
     """
     layout: gl.constexpr = mbarrier.MBarrierLayout()
     full = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
     empty = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], layout)
-    for i in gl.static_range(NUMBER):  # in turn: between two of one allocation Triton has all threads wait
+    for i in gl.static_range(NUMBER):  # alternating, for Triton has all threads wait between two of one allocation
         mbarrier.init(full.index(i), count=FILLERS)
         mbarrier.init(empty.index(i), count=READERS)
     return full, empty
@@ -36,7 +36,7 @@ def make_barriers(NUMBER: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.const
 
 @gluon.jit
 def make_meeting(THREADS: gl.constexpr):
-    """A barrier of all threads of two consumers."""
+    """Make an mbarrier at which all THREADS threads of two consumers meet."""
     both = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
     mbarrier.init(both.index(0), count=THREADS)
     return both
@@ -44,20 +44,20 @@ def make_meeting(THREADS: gl.constexpr):
 
 @gluon.jit
 def meet_consumers(both, PHASE: gl.constexpr):
-    """Until both consumers are here; they meet twice, by phases 0 and 1, so that the next time begins with 0 again."""
+    """Wait until both consumers are here.  They always meet twice, with PHASE 0 and then 1."""
     release(both.index(0))
     mbarrier.wait(both.index(0), PHASE)
 
 
 @triton.constexpr_function
 def bytes_of_slot(slots):
-    """Of one of these slots, whatever its axes."""
+    """Bytes of one slot."""
     return math.prod(slots.shape[1:]) * slots.dtype.primitive_bitwidth // 8
 
 
 @gluon.jit
 def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, STAGES: gl.constexpr):
-    """Tiles in the layout that a box arrives in."""
+    """Allocate STAGES tiles [ROWS, COLUMNS] in the layout in which boxes arrive, with dims in parts where needed."""
     PARTS: gl.constexpr = dim_parts(COLUMNS)
     SHAPE: gl.constexpr = [ROWS, 1, COLUMNS // PARTS]
     layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, dtype)
@@ -66,9 +66,10 @@ def make_slots(dtype: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr, S
 
 @gluon.jit
 def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
-    """Where slots of a kind lie in shared memory: each warp leaves a tag in the first one, and finds it.
+    """Shared-memory address of slots of a kind: each warp writes a tag into the first slot, and finds it.
 
-    A program that gets no work writes nothing over it, and the next one on its multiprocessor must not find it.
+    The tag is erased, because the next program on the multiprocessor must not find it; a program without work would
+    leave it.
     """
     WORDS: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     THREADS: gl.constexpr = gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])
@@ -77,7 +78,7 @@ def address_of(slots, KIND: gl.constexpr, P: gl.constexpr):
     words = words.slice(0, 32, dim=0)
     words.store(gl.full([32], OWN_TAG, gl.int64, THREADS))
     at = find_tag(gl.to_tensor(OWN_TAG), 1024)
-    thread_barrier()  # all have found it
+    thread_barrier()  # all warps have found the tag
     words.store(gl.full([32], 0, gl.int64, THREADS))
     return at
 
@@ -91,13 +92,13 @@ def make_ring(
     FILLERS: gl.constexpr,
     READERS: gl.constexpr,
 ):
-    """An empty ring of tiles: so many arrivals fill and empty a slot."""
+    """Make an empty ring of tiles [ROWS, COLUMNS]; FILLERS arrivals fill a slot, READERS arrivals empty it."""
     return ring_of(make_slots(dtype, ROWS, COLUMNS, STAGES), STAGES, FILLERS, READERS)
 
 
 @gluon.jit
 def ring_of(slots, STAGES: gl.constexpr, FILLERS: gl.constexpr, READERS: gl.constexpr):
-    """An empty ring of these slots."""
+    """Make an empty ring of given slots."""
     full, empty = make_barriers(STAGES, FILLERS, READERS)
     return Ring(slots, full, empty, 0, 0, 0)
 
@@ -113,7 +114,7 @@ def make_read_ring(
     KIND: gl.constexpr,
     P: gl.constexpr,
 ):
-    """One that consumers empty."""
+    """Make an empty ring that consumers read, with barriers of the gates if warps wait by themselves."""
     if is_gated(P):
         gl.static_assert(STAGES <= DEPTH)
         full, full_at = gate(gates, KIND, P)
@@ -122,13 +123,13 @@ def make_read_ring(
         at = address_of(slots, KIND, P) if P.PACKED and KIND == KEYS else 0
         return Ring(slots, full, empty, full_at, empty_at, at)
     else:
-        gl.static_assert(not P.PACKED)  # whose keys have to have an address
+        gl.static_assert(not P.PACKED)  # x-packed keys need an address
         return make_ring(dtype, ROWS, COLUMNS, STAGES, FILLERS, P.CONSUMERS * threads_of(P.ROWS))
 
 
 @gluon.jit
 def advance(turn, STAGES: gl.constexpr):
-    """The next slot; the parity changes with every round."""
+    """Return the turn of the next slot; the phase changes with every round."""
     stage = turn.stage + 1
     wrapped = stage == STAGES
     return Turn(gl.where(wrapped, 0, stage), gl.where(wrapped, turn.phase ^ 1, turn.phase))
@@ -136,7 +137,7 @@ def advance(turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def wait_full(ring, turn, there=None):
-    """Until the slot's tile has arrived; there: if one is to come, where that is not certain."""
+    """Wait until the slot's tile has arrived; there: whether a tile comes at all, None: yes."""
     if there is None:
         mbarrier.wait(ring.full.index(turn.stage), turn.phase)
     else:
@@ -145,7 +146,7 @@ def wait_full(ring, turn, there=None):
 
 @gluon.jit
 def wait_tile(ring, turn, P: gl.constexpr, there=None):
-    """`wait_full` of consumers."""
+    """`wait_full` for consumers."""
     if is_gated(P):
         await_at(ring.full_at + turn.stage * 8, turn.phase, there)
     else:
@@ -154,7 +155,7 @@ def wait_tile(ring, turn, P: gl.constexpr, there=None):
 
 @gluon.jit
 def release_tile(ring, turn, P: gl.constexpr):
-    """`release` of the turn's slot by a consumer."""
+    """`release` of a slot by a consumer."""
     if is_gated(P):
         arrive_at(ring.empty_at + turn.stage * 8)
     else:
@@ -163,13 +164,13 @@ def release_tile(ring, turn, P: gl.constexpr):
 
 @gluon.jit
 def wait_empty(ring, turn):
-    """Until every consumer has released the slot; the first round waits for nothing."""
+    """Wait until every consumer has released the slot; the first round does not wait."""
     mbarrier.wait(ring.empty.index(turn.stage), turn.phase ^ 1)
 
 
 @gluon.jit
 def wait_released(ring, turn, STAGES: gl.constexpr):
-    """Until every consumer has released the slot before, and so all that were filled; before the first, at once."""
+    """Wait until every consumer has released the previous slot, and so all filled slots; returns at once at first."""
     first = turn.stage == 0
     stage = gl.where(first, STAGES - 1, turn.stage - 1)
     mbarrier.wait(ring.empty.index(stage), gl.where(first, turn.phase ^ 1, turn.phase))
@@ -177,16 +178,16 @@ def wait_released(ring, turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def release(barrier):
-    """Arrive, every thread for itself: mbarrier.arrive would put a barrier of the whole warpgroup before it.
+    """Arrive with every thread by itself; mbarrier.arrive would have the whole warpgroup meet first.
 
-    It orders nothing: what a thread has read of the slot must have been used before, as by a product that is done.
+    The arrival orders no reads: a thread must have used its reads of the slot before, as by a completed product.
     """
     async_copy.mbarrier_arrive(barrier, increment_count=False)
 
 
 @gluon.jit
 def tile_in(ring, turn, DIM: gl.constexpr, S: gl.constexpr, PART: gl.constexpr = 0):
-    """The slot as a matrix [N, D], or of dims in parts one of these [N, 64]."""
+    """The slot as a matrix [TILE, DIM]; with dims in parts, part PART of it, [TILE, 64]."""
     PARTS: gl.constexpr = dim_parts(DIM)
     if PARTS == 1:
         return ring.slots.index(turn.stage).reshape([S.TILE, DIM])
@@ -196,13 +197,13 @@ def tile_in(ring, turn, DIM: gl.constexpr, S: gl.constexpr, PART: gl.constexpr =
 
 @gluon.jit
 def words_of(ring, turn, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
-    """The slot as a matrix of words."""
+    """The slot as a matrix of words, [ROWS, BYTES / word]."""
     return as_words(ring.slots.index(turn.stage), ROWS, BYTES, dtype)
 
 
 @gluon.jit
 def as_words(slot, ROWS: gl.constexpr, BYTES: gl.constexpr, dtype: gl.constexpr = gl.int32):
-    """Shared memory as a matrix of words: the copy engine's swizzle moves 16 bytes, whatever they hold."""
+    """Shared memory as a matrix of words, [ROWS, BYTES / word]; TMA's swizzle moves units of 16 bytes of any type."""
     SWIZZLE: gl.constexpr = BYTES if BYTES < 128 else 128
     BITS: gl.constexpr = dtype.primitive_bitwidth
     layout: gl.constexpr = gl.NVMMASharedLayout(SWIZZLE, BITS, 2)

@@ -1,5 +1,5 @@
-"""Which item of work comes next, how consumers and loaders are told, and who joins the pieces of a block.
+"""The tile scheduler: the next work item, its letters to consumers and loaders, and the joining of a block's pieces.
 
-It imports loading and what lies below it, never the consumers, who are told.
-A new way to share work out is a file beside walk.py and items.py.
+The folder imports loading and the modules below it, never consuming.
+To add a way of dividing work, add a file beside walk.py and items.py.
 """

@@ -1,4 +1,4 @@
-"""Who joins the pieces of a block that is cut: whoever keeps the last of them, or of a group of them."""
+"""Joining of a cut block without a merge launch: the program that stores the last state of a block, or group, joins."""
 
 from ...common.merge import cuts_of
 from ..shim import gl, gluon, thread_barrier
@@ -8,7 +8,7 @@ from .join import Pieces, join_states
 
 @gluon.jit
 def told_in(scratch, slots, S: gl.constexpr):
-    """Where programs tell of the pieces that they keep in so many slots: counters, or what a merge reads."""
+    """Address of the counters of states kept in scratch or, with a merge launch, of the cuts that it reads."""
     if S.MERGE > 0:
         return scratch.counters + COUNTERS_PER_LAUNCH
     else:
@@ -17,7 +17,7 @@ def told_in(scratch, slots, S: gl.constexpr):
 
 @gluon.jit
 def is_last(counter, holders):
-    """Count somebody who has kept states; whether all holders have now."""
+    """Count a program that has stored its states; return whether all `holders` have stored theirs now."""
     thread_barrier()  # every thread's rows are written before one of them tells
     last = gl.atomic_add(counter, 1, sem="acq_rel") == holders - 1
     if last:
@@ -27,7 +27,7 @@ def is_last(counter, holders):
 
 @gluon.jit
 def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
-    """Of a consumer's rows of a block."""
+    """Address of the counter of a consumer's rows of a block."""
     return results.told + item.counter * P.CONSUMERS + NUMBER
 
 
@@ -35,12 +35,12 @@ def counter_of(results, item, NUMBER: gl.constexpr, P: gl.constexpr):
 def join_if_last(
     out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """Count a program that has kept its pieces of a block; where all are there now, join and store them."""
+    """Count a program that has stored its states of a block; the last program joins all and stores the results."""
     if S.LIVE < P.ROWS:
         count = gl.minimum(count, S.LIVE)
     if P.GROUPED == 0:
         join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
-    elif P.BRIEF:  # with offsets that the compiler knows few pieces are joined sooner
+    elif P.BRIEF:  # with offsets known at compile time, few pieces are joined sooner
         if item.pieces <= P.GROUPED:
             join_block(out, results, item, token, count, ROWS, NUMBER, S, P)
         else:
@@ -53,7 +53,7 @@ def join_if_last(
 def join_block(
     out, results, item, token, count, ROWS: gl.constexpr, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
 ):
-    """`join_if_last` of all pieces at once."""
+    """`join_if_last`, joining all pieces at once."""
     if is_last(counter_of(results, item, NUMBER, P), item.holders):
         pieces = Pieces(item.first_row + NUMBER * P.ROWS, P.SKIP, P.STRIDE, item.pieces)
         join_states(out, results, item.block, pieces, token, count, True, ROWS, S, P)
@@ -61,26 +61,26 @@ def join_block(
 
 @gluon.jit
 def group_size(pieces, P: gl.constexpr):
-    """How many pieces are joined before all: about as many as there are groups then; all, where they are few."""
+    """Pieces of a group, about as many as there are groups; all pieces if there are at most P.GROUPED."""
     size = gl.where(pieces > 128, 16, gl.where(pieces > 32, 8, 4))
     return gl.where(pieces > P.GROUPED, size, pieces)
 
 
 @gluon.jit
 def join_groups(out, results, item, token, count, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """`join_if_last`, of many pieces in groups: each by the last of its own, and all groups by the last of these.
+    """`join_if_last` in groups: a group's last program joins the group, and the last of these programs all groups.
 
-    One program would take too long.  A group's state takes the place of its first piece, whose slot has a counter.
+    One program alone would take too long.  A group's state replaces that of its first piece, whose slot has a counter.
     """
     gl.static_assert(P.SHARES and P.CONSUMERS == 1 and S.PIECE is None and P.STRIDE == 2 * P.SKIP)
     size = group_size(item.pieces, P)
     groups = gl.cdiv(item.pieces, size)
-    first = (item.row - item.first_row + P.SKIP) // P.STRIDE // size * size  # piece of this one's group
-    row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)  # a block's second is nearer to its first
+    first = (item.row - item.first_row + P.SKIP) // P.STRIDE // size * size  # the group's first piece
+    row = item.first_row + first * P.STRIDE - gl.where(first > 0, P.SKIP, 0)  # the second state is SKIP rows on
     pieces = Pieces(row, gl.where(first > 0, P.STRIDE, P.SKIP), P.STRIDE, gl.minimum(item.pieces - first, size))
-    # those of slots lie behind those of blocks
+    # counters of groups lie behind those of blocks
     counter = results.told + gl.where(groups > 1, gl.num_programs(0) + row // S.ROWS, item.counter)
-    left = gl.minimum(groups, 2)  # times that this program may find itself the last
+    left = gl.minimum(groups, 2)  # joins that this program may have to do
     while left > 0:
         if is_last(counter, pieces.count):
             join_states(out, results, item.block, pieces, token, count, left == 1, ROWS, S, P)

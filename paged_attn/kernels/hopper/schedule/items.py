@@ -1,10 +1,10 @@
-"""Which item comes next: pieces of blocks of queries, taken from counters by whoever is free.
+"""The next item of a persistent program: a piece of a block of queries, taken from a counter.
 
-Where blocks are too few for all programs, each has an even share of a line of them instead, and walks along it.
+If blocks are too few for all programs, each program has an even share of a line of blocks instead.
 
-Blocks of one sequence follow each other, the last (which sees the most keys) first, the KV heads of a block side by
-side: their keys lie in the same pages, and stay in L2 while the sequence lasts.  Of many KV heads, all of whose keys
-would not stay there, a few come with all of their blocks before the next ones do (Pipe.HEADS_ABREAST).
+Blocks of one sequence follow each other, the last block, which sees the most keys, first.  KV heads of a block lie side
+by side: their keys lie in the same pages, and stay in L2 while the sequence lasts.  If the keys of all KV heads exceed
+the L2, all blocks of a few heads come before those of the next heads (Pipe.HEADS_ABREAST).
 """
 
 from typing import Any, NamedTuple
@@ -24,26 +24,26 @@ SEQS_PER_LOOK = gl.constexpr(32)  # sequences that the scheduling warp looks at 
 
 
 class Cursor(NamedTuple):
-    """How far one program has read a list of sequences; items only grow, so it never goes back."""
+    """Position up to which a program has read a list of sequences; numbers of items only grow, so do positions."""
 
     seq: Any
     blocks: Any  # before seq
-    units: Any  # pieces of blocks before seq, and blocks before it that are not cut
-    slots: Any  # pieces of blocks before seq that are cut
+    units: Any  # pieces of cut blocks, and whole blocks, before seq
+    slots: Any  # pieces of cut blocks before seq
 
 
 class Taken(NamedTuple):
-    """A program's places in both lists."""
+    """A program's positions in both lists."""
 
-    many: Any  # the number of its item, or of the one after its last; in an even share, where on the line it begins
-    few: Any  # in an even share, the end of it
+    many: Any  # number of its item in the first list; in an even share, the item's first tile on the line
+    few: Any  # number of its item in the second list; in an even share, its end, exclusive
     many_cursor: Any
     few_cursor: Any
 
 
 @gluon.jit
 def bring_lengths(batch, P: gl.constexpr):
-    """Have the L2 fetch the lengths of a sequence with each thread, while barriers are made."""
+    """Have the L2 fetch lengths of sequences, one for each thread, while barriers are made."""
     thread = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
     there = thread < batch.num_seqs
     bring_line((batch.seq_lens + thread).to(gl.int64), there)
@@ -58,7 +58,7 @@ def _add(a, b):
 
 @gluon.jit
 def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
-    """Blocks of sequences that stay uncut, where there are so many before these."""
+    """Blocks of a sequence that stay whole; before: blocks before the sequence."""
     if S.SPLIT and not P.MIXED:
         return gl.minimum(gl.maximum(lists.uncut - before, 0), blocks)
     else:
@@ -67,7 +67,7 @@ def _uncut(blocks, before, lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(cursor, a cursor at the sequence that holds a unit) of a list; that sequence is num_seqs after the last unit."""
+    """(advanced cursor, cursor at the sequence that holds `unit`) of a list; seq is num_seqs behind the last unit."""
     found = Cursor(batch.num_seqs, 0, 0, 0)
     searching = cursor.seq < batch.num_seqs
     while searching:
@@ -99,8 +99,8 @@ def find(batch, cursor, unit, lists, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def unit_and_head(index, found, blocks, S: gl.constexpr, P: gl.constexpr):
-    """(unit, KV head) of item `index`, where a few heads of a sequence come before the next."""
-    gl.static_assert(not S.SPLIT)  # otherwise a sequence has more units than blocks
+    """(unit, KV head) of item `index`, if all blocks of HEADS_ABREAST heads come before the next heads."""
+    gl.static_assert(not S.SPLIT)  # a sequence must have as many units as blocks
     within = index - found.units * S.KV_HEADS
     items = blocks * P.HEADS_ABREAST
     head = within // items * P.HEADS_ABREAST + within % P.HEADS_ABREAST
@@ -109,13 +109,16 @@ def unit_and_head(index, found, blocks, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, P: gl.constexpr):
-    """(block of a sequence, KV head, tiles [from, to) of it, pieces, first slot, this one's) of item `index`."""
+    """(block of the sequence, KV head, first tile, end tile, pieces, block's first slot, item's slot) of item `index`.
+
+    Tiles are counted from the sequence's first tile; the end is exclusive.
+    """
     if P.HEADS_ABREAST > 0:
         unit, kv_head = unit_and_head(index, found, blocks, S, P)
     else:
         unit = index // S.KV_HEADS
     uncut = _uncut(blocks, found.blocks, lists, S, P)
-    behind = unit - found.units - uncut  # below 0 in an uncut block, whose slot nobody reads
+    behind = unit - found.units - uncut  # below 0 in a whole block, which has no slot
     pieces = gl.where(behind < 0, 1, count_pieces(tiles, lists.size, S))
     number = behind // pieces
     piece = behind % pieces
@@ -127,10 +130,10 @@ def piece_of(found, blocks, tiles, index, slots_before, lists, S: gl.constexpr, 
 
 @gluon.jit
 def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
-    """The same of what lies at a place on the line, up to the end of the block or of the program's share.
+    """`piece_of` for tile `at` of the line, up to the end of the block or of the program's share (`end`, exclusive).
 
-    On the line each block is `tiles` long for each KV head.  From one piece to the next the share's number grows by 1,
-    or that of the block and head: so their sum numbers all pieces, those of a block in order.
+    On the line each block is `tiles` long for each KV head.  From piece to piece, either the share's number or the
+    block's number on the line grows by 1, so their sum is a slot number, and a block's slots are in order.
     """
     within = at - found.units * S.KV_HEADS
     line, tile = within // tiles, within % tiles
@@ -145,9 +148,9 @@ def part_of_share(found, tiles, at, end, lists, S: gl.constexpr):
 
 @gluon.jit
 def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(cursor, item, index of what comes next in an even share) of a number; kv_head is -1 after the last.
+    """(cursor, item `index`, next index of an even share); the item's kv_head is -1 behind the last item.
 
-    end: of the even share.  slots_before: those of other lists.
+    end: of the even share, exclusive.  slots_before: slots of the other list.
     """
     cursor, found = find(batch, cursor, index // S.KV_HEADS, lists, mods, S, P)
     following = index
@@ -182,12 +185,12 @@ def item_of(batch, cursor, index, end, slots_before, lists, mods, S: gl.constexp
     return cursor, item, following
 
 
-# ---- two lists, worked through at the same rate ----------------------------------------------------
+# ---- two lists, taken from at the same rate ---------------------------------------------------------
 
 
 @gluon.jit
 def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
-    """(a program's places in both lists, whether it begins with the first)."""
+    """(Taken of a program at its begin, whether its first item is of the first list)."""
     program = gl.program_id(0)
     many = first_of_many(program, lists)
     from_many = first_of_many(program + 1, lists) > many
@@ -201,7 +204,7 @@ def begin_lists(lists, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def ask(counters, taken, lists, P: gl.constexpr):
-    """(whether the next item is of the first list, what its counter said): of whichever list is behind."""
+    """(whether the next item is of the first list, the counter's answer); takes from the list that is behind."""
     if not P.MIXED:
         return taken.many >= 0, gl.atomic_add(counters, 1, mask=lists.sharers == 0, sem="relaxed")
     behind = taken.many.to(gl.float32) * lists.few <= taken.few.to(gl.float32) * lists.many
@@ -211,7 +214,7 @@ def ask(counters, taken, lists, P: gl.constexpr):
 
 @gluon.jit
 def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
-    """(places, whether the next item is of the first list) by an answer; at the end of one list, of the other."""
+    """(Taken, whether the next item is of the first list) after a counter's answer; at a list's end, the other's item."""
     if not P.MIXED:
         many = gl.where(lists.sharers > 0, taken.many, answer + next_many)
         return Taken(many, taken.few, taken.many_cursor, taken.few_cursor), from_many
@@ -229,7 +232,7 @@ def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr
 
 @gluon.jit
 def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.constexpr):
-    """(places, the item at a program's place in one list); in an even share the place is behind it then."""
+    """(Taken, the item at a program's position in one list); in an even share the position moves behind the item."""
     many, many_cursor, few_cursor = taken.many, taken.many_cursor, taken.few_cursor
     if P.MIXED:
         if from_many:
@@ -248,7 +251,7 @@ def item_from(batch, taken, from_many, lists, mods, S: gl.constexpr, P: gl.const
 
 @gluon.jit
 def leave_lists(counters):
-    """The last program leaves the counters as it found them."""
+    """The last program sets the counters to 0 for the next launch."""
     if gl.atomic_add(counters + 2, 1, sem="relaxed") == gl.num_programs(0) - 1:
         gl.store(counters, 0)
         gl.store(counters + 1, 0)

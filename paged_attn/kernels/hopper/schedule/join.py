@@ -1,4 +1,4 @@
-"""Pieces of a block that is cut: their states are kept in scratch, and joined by who is told to: see `arrival.py`."""
+"""States of the pieces of a cut block: store them in scratch, and join them; `arrival.py` decides who joins."""
 
 from typing import Any, NamedTuple
 
@@ -16,32 +16,31 @@ from ..shim import gl, gluon, thread_barrier
 
 @gluon.jit
 def keep(results, item, piece, rows, state, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """The state of one piece, of several of an item number `piece`, in scratch."""
+    """Store the state of a piece in scratch; piece: its number within the item."""
     LAYOUT: gl.constexpr = state.acc.type.layout
     BEGIN: gl.constexpr = NUMBER * rows_of_consumer(P)
     first_row = item.row + piece * P.SKIP + BEGIN
     row = gl.arange(0, state.max.shape[0], layout=gl.SliceLayout(1, LAYOUT))
     dim = gl.arange(0, S.VALUE_PADDED, layout=gl.SliceLayout(0, LAYOUT))
     valid = rows.valid
-    if S.LIVE < P.ROWS:  # more queries than the host was told of have no room
+    if S.LIVE < P.ROWS:  # queries beyond the host's bound have no scratch
         valid &= row < S.LIVE - BEGIN
-    store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # all, for `join_at_once`
+    store_partial(results.partial, first_row + row, valid, dim, state, S, P.BRIEF)  # `join_at_once` reads all rows
 
 
 @gluon.jit
 def load_state(parts, row, values, valid, inside, ahead, DIM: gl.constexpr):
-    """(maxima, sums, accumulators) of the state so many rows further on."""
+    """(maxima, sums, accumulators) of the state `ahead` rows further on."""
     row_max = gl.load(parts.max + row + ahead, valid, float("-inf"))
     return row_max, gl.load(parts.sum + row + ahead, valid, 0.0), gl.load(values + ahead * DIM, inside, 0.0)
 
 
 @gluon.jit
 def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.constexpr):
-    """`merge.join` with one maximum for all states that are loaded together, and one address: a third of the code.
+    """`merge.join` with one maximum and one address for all states that are loaded together: a third of the code.
 
-    Small decodes wait for machine code at their end, too.  Accumulators are weighed by 0 where nothing was seen, so all
-    have to be kept.  Rows are heads of one token, which see the same keys: none that saw nothing holds a product of 0
-    with what is no number.
+    Small decodes wait for machine code at their end, too.  Accumulators of states that saw nothing get the weight 0, so
+    they must have been stored.  They hold no 0 * NaN: rows are heads of one token, and see the same keys.
     """
     inside = gl.expand_dims(valid, 1) & gl.expand_dims(dim < S.VALUE_PADDED, 0)
     values = parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0)
@@ -50,7 +49,7 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
     for first in range(0, pieces.count, CHUNK):
         there = first < pieces.count
         loaded = (load_state(parts, at, values, valid & there, inside & there, 0, S.VALUE_PADDED),)
-        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second may be nearer than others
+        before = gl.where(first == 0, pieces.skip - pieces.stride, 0)  # the second state may be nearer than others
         at += before
         values += before * S.VALUE_PADDED
         for i in gl.static_range(1, CHUNK):
@@ -75,17 +74,18 @@ def join_at_once(parts, at, valid, dim, pieces, CHUNK: gl.constexpr, S: gl.const
 class Pieces(NamedTuple):
     """States in scratch that are to be joined, in order."""
 
-    row: Any  # the first one's first
-    skip: Any  # from there to the second, in rows
-    stride: Any  # and from there on
-    count: Any
+    row: Any  # first row of the first state
+    skip: Any  # rows from the first state to the second
+    stride: Any  # rows between later states
+    count: Any  # states
 
 
 @gluon.jit
 def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
-    """Join pieces of `count` rows, at most ROWS, from a token on: to results, or if not whole in place of the first.
+    """Join pieces of `count` rows, at most ROWS, of a block that begins with `token`.
 
-    What takes time is to wait for memory: a thread asks for many elements at once, of some rows and pieces.
+    whole: store results; otherwise the joined state replaces the first.  Waiting for memory takes most of the time, so
+    a thread loads many elements at once, of several rows and pieces.
     """
     WARPS: gl.constexpr = P.ROWS // 16
     LIVE: gl.constexpr = S.LIVE if S.LIVE < ROWS else ROWS
@@ -114,7 +114,10 @@ def join_states(out, results, block, pieces, token, count, whole, ROWS: gl.const
 
 @gluon.jit
 def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
-    """Some dims of a joined state in place of the first piece; last: of all dims, until which its maxima are read."""
+    """Store some dims of a joined state over the first state; last: these are the last dims.
+
+    Maxima and sums are stored with the last dims, because they are read before.
+    """
     gl.store(
         parts.acc + gl.expand_dims(at * S.VALUE_PADDED, 1) + gl.expand_dims(dim, 0), state.acc, gl.expand_dims(valid, 1)
     )
@@ -125,32 +128,38 @@ def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
 
 @triton.constexpr_function
 def joins_in_place(S, P):
-    """Whether the last program adds the other pieces to its own where that lies, and stores all rows at once.
+    """Whether the last program joins the other pieces with its own in registers, and stores all rows at once.
 
-    Half as long for two pieces, one of which is here; for many the other way asks for more of them at a time, which
-    counts for even shares.  Wider rows would spill, two lists have the other way for columns anyway, fp8 products
-    have dims elsewhere, and pieces of a fixed size, of which a program has several, are folded.
+    Two pieces take half the time of `join_states`, for one is in registers already.  False for
+    - even shares, whose blocks may have many pieces: `join_states` loads more at a time;
+    - rows of more than 128 dims, which would spill;
+    - two lists, whose columns need `join_states` anyway;
+    - fp8 products, whose dims lie in another order;
+    - pieces of a fixed size, which a program folds.
     """
     return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.VALUE_PADDED <= 128
 
 
 @gluon.jit
 def in_fours(acc, ROWS: gl.constexpr, DIM: gl.constexpr):
-    """A product's rows so that a thread has four neighbours in memory, and a warp whole lines: [DIM / 16, ROWS, 16]."""
+    """Results [ROWS, DIM] as [DIM / 16, ROWS, 16], an order of memory in which a thread has four neighbours.
+
+    A warp stores whole lines.
+    """
     x = acc.reshape([ROWS, DIM // 16, 2, 4, 2]).permute((1, 0, 3, 2, 4)).reshape([DIM // 16, ROWS, 16])
     return gl.convert_layout(x, fours_layout(DIM, ROWS), assert_trivial=True)
 
 
 @gluon.jit
 def from_fours(x, LAYOUT: gl.constexpr, ROWS: gl.constexpr, DIM: gl.constexpr):
-    """What was `in_fours`, [ROWS, DIM]."""
+    """Inverse of `in_fours`: results [ROWS, DIM]."""
     x = x.reshape([DIM // 16, ROWS, 4, 2, 2]).permute((1, 0, 3, 2, 4)).reshape([ROWS, DIM])
     return gl.convert_layout(x, LAYOUT, assert_trivial=True)
 
 
 @gluon.jit
 def places_in_fours(x, row, valid, ROWS: gl.constexpr):
-    """Offsets [DIM / 16, ROWS, 16] in scratch of what is `in_fours`, as x is; [1, ROWS, 1]: which are of valid rows."""
+    """(offsets [DIM / 16, ROWS, 16] in scratch of elements in the order of `in_fours`, valid rows [1, ROWS, 1])."""
     LAYOUT: gl.constexpr = x.type.layout
     IN_ROW: gl.constexpr = gl.SliceLayout(2, LAYOUT)
     row = gl.convert_layout(row, gl.SliceLayout(0, IN_ROW), assert_trivial=True)
@@ -164,7 +173,7 @@ def places_in_fours(x, row, valid, ROWS: gl.constexpr):
 
 @gluon.jit
 def keep_in_fours(parts, first_row, row, valid, state, S: gl.constexpr, P: gl.constexpr):
-    """A state of P.ROWS rows in scratch, from a row on."""
+    """Store a state of P.ROWS rows in scratch from `first_row` on, with dims in the order of `in_fours`."""
     x = in_fours(state.acc, P.ROWS, S.VALUE_PADDED)
     at, live = places_in_fours(x, row, valid, P.ROWS)
     gl.store(parts.acc + first_row * S.VALUE_PADDED + at, x, live)
@@ -174,7 +183,7 @@ def keep_in_fours(parts, first_row, row, valid, state, S: gl.constexpr, P: gl.co
 
 @gluon.jit
 def join_in_place(parts, item, first_row, row, valid, state, S: gl.constexpr, P: gl.constexpr):
-    """The states of all pieces of a block in their order, this one's from registers and the others from scratch."""
+    """Join the states of all pieces of a block in order: this piece's from registers, the others from scratch."""
     LAYOUT: gl.constexpr = state.acc.type.layout
     own = in_fours(state.acc, P.ROWS, S.VALUE_PADDED)
     at, live = places_in_fours(own, row, valid, P.ROWS)

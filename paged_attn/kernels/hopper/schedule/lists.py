@@ -1,8 +1,8 @@
-"""How many items there are: of sequences of many queries and of few, pieces of a size that all lengths decide.
+"""Lists of items: their number, for long and for short queries, and the size of a piece.
 
-Sequences of many queries keep the tensor cores busy and those of few the memory, so the two are lists of their own, and
-the device works through both at the same rate.  Where blocks are too few for all programs, each has an even share of a
-line of them instead.
+Long queries keep the tensor cores busy, and short queries keep memory busy.  So each kind may have a list of its own,
+and programs work through both lists at the same rate.  Blocks that are too few for all programs form one line instead,
+of which each program has an even share.
 """
 
 from typing import Any, NamedTuple
@@ -20,23 +20,23 @@ PIECES_PER_PROGRAM = gl.constexpr(pieces.PIECES_PER_PROGRAM)
 
 
 class Lists(NamedTuple):
-    """The items of sequences of many and of few queries, and how large a piece is."""
+    """Number of items of both lists, and sizes of pieces."""
 
-    many: Any  # items; where batches are not mixed all are here, uncounted, and the number is past any
-    few: Any
+    many: Any  # items of the first list; with one list not counted, and larger than any number of items
+    few: Any  # items of the second list
     slots: Any  # states that the first list may use
-    size: Any  # tiles of a piece, about
-    few_size: Any  # tiles of a piece of few queries, about; it may be small, since their states are
-    uncut: Any  # blocks of a KV head before those that may be cut into such pieces; 0 of two lists
-    sharers: Any  # programs that have an even share of all tiles each, and nobody asks a counter; 0: all do
-    total: Any  # tiles, where there are sharers
+    size: Any  # tiles of a piece, approximately
+    few_size: Any  # tiles of a piece of few rows, approximately; smaller, since states of few rows are small
+    uncut: Any  # blocks of a KV head that stay whole, before those that are cut; 0 with two lists
+    sharers: Any  # programs with an even share of all tiles, which use no counter; 0: programs use the counter
+    total: Any  # tiles of all KV heads, with sharers
 
 
 @gluon.jit
 def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
-    """The sequences of more than 64 rows, or the others; their pages are found by the batch itself.
+    """Batch of the sequences with more than 64 rows (MANY), or of the others; never used to find pages.
 
-    Triton 3.6 returns no record with a None, which the starts of rows of a page table may be.
+    Page starts are a placeholder, because Triton 3.6 returns no record with a None.
     """
     FEW: gl.constexpr = 64 // S.GROUP
     shortest = gl.maximum(batch.shortest, FEW + 1) if MANY else batch.shortest
@@ -58,7 +58,7 @@ def part_of(batch, MANY: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def count_pieces(tiles, size, S: gl.constexpr):
-    """Pieces of a block, of about `size` tiles each: a short rest would cost a merge, too."""
+    """Pieces of a block, of about `size` tiles each, rounded: a short last piece would cost a join, too."""
     if S.SPLIT:
         return gl.maximum((2 * tiles + size) // (2 * size), 1)
     else:
@@ -67,7 +67,7 @@ def count_pieces(tiles, size, S: gl.constexpr):
 
 @gluon.jit
 def count_items(batch, lane, size, mods, S: gl.constexpr):
-    """(items, states of cut blocks) of all sequences that a batch serves."""
+    """(items, states of cut blocks) of all sequences and KV heads of a batch."""
     items = 0
     slots = 0
     for first in range(0, batch.num_seqs, S.SCAN):
@@ -81,7 +81,10 @@ def count_items(batch, lane, size, mods, S: gl.constexpr):
 
 @gluon.jit
 def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
-    """All items; of few queries a piece has about so many tiles that every program gets a few, or batch.least."""
+    """Count the items of all sequences; lane: [SCAN] numbers of sequences that are read together.
+
+    A piece of few rows has so many tiles that every program gets a few pieces, and at least batch.least.
+    """
     size, few_size = 1 << 30, 1 << 30
     none = batch.num_seqs * 0
     uncut, sharers, all_tiles = none, none, none
@@ -101,10 +104,10 @@ def make_lists(batch, lane, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def known_same(lists):
-    """The lists that one warp made, as ptxas knows them to be the same in all of its lanes.
+    """Return the lists that one warp made, with values that ptxas knows to be equal in all lanes.
 
-    Otherwise what depends on them could diverge, and with it, as ptxas sees it, the code of all partitions: no uniform
-    registers, and each box sent in a loop.
+    Otherwise ptxas sees branches on them as divergent, and with them the code of all partitions.  Code would then use
+    no uniform registers, and send each box in a loop.
     """
     return Lists(
         same(lists.many), same(lists.few), same(lists.slots), same(lists.size), same(lists.few_size),
@@ -114,7 +117,7 @@ def known_same(lists):
 
 @gluon.jit
 def of_few(lists):
-    """The lists as the items of few queries are cut."""
+    """The lists with the size of pieces of few rows."""
     return Lists(
         lists.many, lists.few, lists.slots, lists.few_size, lists.few_size, lists.uncut, lists.sharers, lists.total
     )
@@ -122,26 +125,26 @@ def of_few(lists):
 
 @triton.constexpr_function
 def may_share(S, P):
-    """Whether programs may have even shares of all tiles."""
+    """Whether programs may get even shares of all tiles, at run time."""
     return S.SPLIT and not P.MIXED
 
 
 @gluon.jit
 def share_begin(number, lists):
-    """The first tile of an even share, on the line."""
+    """First tile of even share `number`, on the line."""
     return number * lists.total // lists.sharers
 
 
 @gluon.jit
 def share_with(tile, lists):
-    """The number of the share that holds a tile."""
+    """Number of the even share that holds a tile of the line."""
     return ((tile + 1) * lists.sharers - 1) // lists.total
 
 
 @gluon.jit
 def first_of_many(program, lists):
-    """How many of the programs before this one begin with the first list, so that both lists begin in proportion.
+    """Programs before `program` that begin with the first list; both lists begin in proportion to their items.
 
-    In whole numbers: from one program to the next it grows by 1 at most, or an item would have nobody.
+    Whole numbers are exact: the result grows by at most 1 from program to program, so every item has a program.
     """
     return program - gl.cdiv(program * lists.few, gl.maximum(lists.many + lists.few, 1))

@@ -1,4 +1,4 @@
-"""How items of work reach loaders and consumers: two letters in shared memory, written in turn by one warp."""
+"""Broadcast of the tile scheduler: one warp writes items into two letters in shared memory, in turn."""
 
 from ...common.records import Block
 from ..args import Item, Mail, is_shared
@@ -7,12 +7,12 @@ from ..loading.gates import MAIL, gate
 from ..loading.ring import make_barriers
 from ..shim import gl, gluon, mbarrier
 
-FIELDS = gl.constexpr(16)  # the next power of two
+FIELDS = gl.constexpr(16)  # of a letter: 13, rounded up to a power of two
 
 
 @gluon.jit
 def make_mail(gates, P: gl.constexpr):
-    """Empty letters, which all partitions but the one that writes them read."""
+    """Make two empty letters, which every partition reads except the writing warp's."""
     letters = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     if is_shared(P) or P.BESIDE:
         full, full_at = gate(gates, MAIL, P)
@@ -25,7 +25,7 @@ def make_mail(gates, P: gl.constexpr):
 
 @gluon.jit
 def no_item(like):
-    """What is handed out behind the last item."""
+    """The item behind the last one: its kv_head is -1."""
     return Item(Block(0, 0, 0, 0, 0, like * 0 - 1), 0, 0, 1, 1, 1, 0, 0, 0)
 
 
@@ -43,7 +43,7 @@ def _get(mail, at, FIELD: gl.constexpr, WARPS: gl.constexpr):
 
 @gluon.jit
 def publish(mail, number, item):
-    """Write letter `number` once everybody has read the one before the last."""
+    """Write item `number` into a letter, once all partitions have read item `number` - 2 there."""
     at = number & 1
     mbarrier.wait(mail.empty.index(at), ((number >> 1) & 1) ^ 1)
     _put(mail, at, 0, item.block.seq)
@@ -64,7 +64,7 @@ def publish(mail, number, item):
 
 @gluon.jit
 def read(mail, number, WARPS: gl.constexpr, BY_WARP: gl.constexpr = False):
-    """Letter `number`, once it is written.  BY_WARP: as of several warpgroups each warp reads it by itself."""
+    """Wait for item `number`, and return it.  Each warp reads it by itself if BY_WARP, or with 8 warps or more."""
     at = number & 1
     if WARPS >= 8 or BY_WARP:
         await_at(mail.full_at + at * 8, (number >> 1) & 1)

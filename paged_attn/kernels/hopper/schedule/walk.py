@@ -1,6 +1,6 @@
-"""Along the line of units: which piece of which block lies where in a share, and whose share a program has.
+"""Walk along the line of units: the piece of a block at each place of a share, and the share of a program.
 
-Where windows are by head, `common/head_programs.py` tells whose by the warps of a consumer or by one that loads.
+Where windows differ by head, `common/head_programs.py` finds the share, by the warps of a consumer or by a loader warp.
 """
 
 from typing import Any, NamedTuple
@@ -17,21 +17,21 @@ from .items import bring_lengths
 
 
 class Walk(NamedTuple):
-    """Where on the line of units of a KV head a loader or consumer is."""
+    """Position of a loader or consumer on the line of units of a KV head."""
 
     unit: Any
     seq: Any
     before: Any  # units before seq
     kv_head: Any
-    ahead: Any = None  # programs of KV heads before it, where Shape.BY_HEAD
+    ahead: Any = None  # programs of the KV heads before kv_head, with Shape.BY_HEAD
 
 
 @gluon.jit
 def item_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
-    """(item, units of it) at a unit of a sequence whose blocks have so many tiles each.
+    """(item, its units) at a unit of a sequence whose blocks have `tiles` tiles each.
 
-    blocks: of the sequence, where they may be so many that shares have several: then a block that sees many keys is
-    followed by one that sees few, so that all shares have about as much to do.
+    blocks: of the sequence, given if shares may have several blocks.  Then blocks with many and with few keys
+    alternate, so that all shares have about equally much work.
     """
     if S.PIECE is None:
         return piece_at(batch, share, walk, tiles, mods, S, blocks)
@@ -41,7 +41,7 @@ def item_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
 
 @gluon.jit
 def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
-    """What a share has of a block is one piece."""
+    """`item_at` without fixed pieces: the share's part of a block is one piece."""
     tile = walk.unit - walk.before
     number = 0
     if batch.query_starts is not None:  # sequences may have several blocks
@@ -58,7 +58,7 @@ def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
     first_share = share_of(walk.unit - tile, share)
     pieces = share_of(walk.unit - tile + tiles - 1, share) - first_share + 1
     counter = place_of(first_share, walk.kv_head, walk.ahead, S)
-    # every share has two slots: 0 for a piece that began in an earlier share, 1 for one that goes on in the next
+    # every share has two slots: 0 for a piece that continues a block, 1 for a piece that begins one
     first_row = slot_of(first_share, 2, 1, walk.kv_head, walk.ahead, S) * S.ROWS
     row = slot_of(share.index, 2, gl.where(tile == 0, 1, 0), walk.kv_head, walk.ahead, S) * S.ROWS
     item = Item(block, begin, end, gl.where(tile == 0, 1, 0), pieces, pieces, first_row, row, counter)
@@ -67,7 +67,10 @@ def piece_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
 
 @gluon.jit
 def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
-    """Pieces that begin in a share are its own, maybe none; `pieces` is 1 where it has all of the block."""
+    """`item_at` with pieces of a fixed size: a share has the pieces that begin in it, maybe none.
+
+    The item's `pieces` is 1 if the share has the whole block.
+    """
     PIECE: gl.constexpr = S.PIECE // S.TILE
     block = block_of(batch, walk.seq, (walk.unit - walk.before) // tiles, walk.kv_head, S)
     tile = (walk.unit - walk.before) % tiles
@@ -76,7 +79,7 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
     first_piece, past_pieces = pieces_of(from_tile, 0, tiles, S)
     begin, end = pieces_of(from_tile, tile, count, S)
     room = batch.slots // gl.num_programs(0)
-    pieces = gl.minimum(past_pieces - first_piece, room)  # keys beyond the bound that the host gave have no room
+    pieces = gl.minimum(past_pieces - first_piece, room)  # keys beyond the host's bound have no scratch
     end = gl.minimum(end, first_piece + pieces)
     begin = gl.minimum(begin, end)
     whole = end - begin == pieces
@@ -95,10 +98,10 @@ def fixed_pieces_at(batch, share, walk, tiles, mods, S: gl.constexpr):
 
 @gluon.jit
 def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
-    """In how many shares some of a block's pieces begin, the second of them at a unit.
+    """Number of shares in which pieces of a block begin; second: the unit at which the second piece begins.
 
-    Within the block something begins in every share of PIECE units or more.  In a smaller one it is one piece at most,
-    but for the first, where the block may begin shortly before its second piece.
+    With shares of PIECE units or more, a piece begins in every share of the block.  In smaller shares at most one piece
+    begins, except in the first share, where the block may begin shortly before its second piece.
     """
     if pieces == 1:
         holders = pieces
@@ -109,12 +112,12 @@ def holders_of(share, first_share, second, pieces, PIECE: gl.constexpr):
     return holders
 
 
-MAX_UNITS_OF_A_WARP = gl.constexpr(128)  # heads times sequences at a time: few of each thread, and little machine code
+MAX_UNITS_OF_A_WARP = gl.constexpr(128)  # heads x sequences at a time: few for each thread, and little machine code
 
 
 @gluon.jit
 def bring_heads(batch, mods, S: gl.constexpr, P: gl.constexpr):
-    """Have the L2 fetch what `share_of_heads` asks for, while barriers are made."""
+    """Have the L2 fetch the lengths and windows that `share_of_heads` reads, while barriers are made."""
     bring_lengths(batch, P)
     head = gl.arange(0, 2 * P.ROWS, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0]))
     stride = 2 if mods.head_windows_stride is None else mods.head_windows_stride
@@ -123,7 +126,7 @@ def bring_heads(batch, mods, S: gl.constexpr, P: gl.constexpr):
 
 @gluon.jit
 def share_of_heads(batch, mods, WARPS: gl.constexpr, S: gl.constexpr):
-    """`share_by_work` in each warp alike."""
+    """`share_by_work`, computed by each warp by itself."""
     HEADS: gl.constexpr = heads_at_once(S.KV_HEADS)
     SEQS: gl.constexpr = seqs_at_once(HEADS, S.SCAN, MAX_UNITS_OF_A_WARP)
     LAYOUT: gl.constexpr = heads_layout(HEADS, SEQS, WARPS)
