@@ -1,12 +1,12 @@
-"""Attention on the device: what all dialects share, the dialects, and what the host does for all of these alike.
+"""Attention kernels: code that all dialects share, the dialects, and the host's arguments for all of them.
 
-It imports records and launching; of the dialects the portable one alone, for the interpreter must see it decorated.
-A new dialect is a folder here and a name in planning/dialects.py; what two dialects do goes to common/.
+The package imports records, launching and, of the dialects, the portable one, which the interpreter needs decorated.
+A new dialect is a folder here and a name in planning/dialects.py; code of two dialects goes to common/.
 """
 
 from ..launching.backend import decorating
 
-with decorating():  # all of them, whichever is asked for first
+with decorating():  # all kernels at once, whichever is imported first
     from .common import copying, merge, numerics, output, records, schedule, scores, softmax
     from .portable import attention_kernel, cache_tiles, cache_write
 

@@ -1,4 +1,4 @@
-"""The launch that copies a call's keys into whole pages, and the call as the launches behind it have it."""
+"""The launch that copies a call's keys into whole pages, and the call that later launches see."""
 
 from typing import NamedTuple
 
@@ -13,19 +13,19 @@ from .common.copying import copy_pages_kernel
 from .common.records import KV, NO_BOUND_TO_THE_LEFT, KeyValues, Modifiers
 
 WARPS = 4
-BYTES_AT_ONCE = 16 << 10  # of keys, and of values as many: eight times 16 bytes of each thread, in registers
-# Where bounds are far above lengths most programs find nothing: 8 a multiprocessor at a time, in a microsecond or two.
-# Fewer than the largest copies have tiles, for a program may have several.
+BYTES_AT_ONCE = 16 << 10  # of keys, and as many of values: eight times 16 bytes in the registers of each thread
+# If bounds are far above lengths, most programs find nothing to copy: 8 on a multiprocessor at a time, which takes a
+# microsecond or two.  Large copies have more tiles than programs; a program may then copy several.
 MAX_PROGRAMS = 8192
 
 
 class Tiles(NamedTuple):
-    """What a program copies at a time, and which programs there are."""
+    """Tile of a program, and the number of programs."""
 
     keys: int
     heads: int
-    groups: int  # of heads, of all sequences
-    parts: int  # of each group's tiles
+    groups: int  # of heads, over all sequences
+    parts: int  # of the tiles of each group
 
     @property
     def programs(self) -> int:
@@ -33,7 +33,7 @@ class Tiles(NamedTuple):
 
 
 def tiles_of_copies(copies: Copies) -> Tiles:
-    """As many keys of as many heads as a program has registers for."""
+    """Return tiles of as many keys and heads as registers allow."""
     rows = BYTES_AT_ONCE // (max(_padded(copies.head_dim), _padded(copies.value_dim)) * copies.dtype.itemsize)
     heads = min(next_power_of_2(copies.kv_heads), rows)
     keys = min(rows // heads, PAGE)
@@ -42,7 +42,7 @@ def tiles_of_copies(copies: Copies) -> Tiles:
 
 
 def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
-    """The launch, and the call over its results."""
+    """Return the copying launch, and the call over the copied pages."""
     assert copies.bytes < 1 << 31  # places in a sequence's pages are counted in 32 bits
     tensors, tiles = copies.tensors(), tiles_of_copies(copies)
     keys, values, table = own(tensors)
@@ -60,19 +60,19 @@ def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
 
 
 def _known(kv: KV) -> KV:
-    """The same with strides that the compiler knows: products of 64 bits are most of what a copy computes."""
+    """Return a cache with compile-time strides, because 64-bit products are most of a copy's arithmetic."""
     page, slot, head = (constexpr(x) for x in (kv.stride_page, kv.stride_slot, kv.stride_head))
     return kv._replace(stride_page=page, stride_slot=slot, stride_head=head)
 
 
 def _padded(dims: int) -> int:
-    """Dims as blocks have them, whose sizes are powers of two."""
+    """Dims of a Triton block: rounded up to a power of two, at least 16."""
     return max(16, next_power_of_2(dims))
 
 
 def _bound(mods: Modifiers) -> Modifiers:
-    """What says which keys come before all that some query of a sequence sees; their pages may be gone."""
+    """Return the modifiers that bound keys to the left; pages of keys before the bound may be gone."""
     if mods.left is None:
         return Modifiers()
-    assert mods.prefix_lens is None  # between a prefix and a window pages may be gone, too
+    assert mods.prefix_lens is None  # pages between a prefix and a window may be gone, too
     return Modifiers(**{name: value for name, value in mods._asdict().items() if name not in NO_BOUND_TO_THE_LEFT})

@@ -1,4 +1,4 @@
-"""Arguments that launches of all dialects have in common, and those of the merges."""
+"""Arguments that launches of all dialects share, and arguments of merge launches."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from .common.shape import Heads
 
 
 def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
-    """What joins the pieces that another step leaves."""
+    """Return the merge launch that joins the pieces which another step leaves."""
     shape, merge, need = launch.shape, launch.merge, cutting.need
     assert need is not None
     args = (
@@ -31,14 +31,14 @@ def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
 
 
 def merge_grid(launch: Launch) -> tuple[int]:
-    """Programs of the launch that joins blocks."""
+    """Grid of the merge launch."""
     shape, merge = launch.shape, launch.merge
     groups = cdiv(launch.block_tokens * shape.GROUP, merge.rows) * (shape.VALUE_PADDED // merge.dims)
     return (merge.blocks * groups * shape.KV_HEADS,)
 
 
 def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
-    """The ragged batch as a launch sees it: the fields of `common.records.Batch` that the host knows, one by one."""
+    """Return the fields of `common.records.Batch` for a launch, one by one."""
     return (
         call.query_starts,
         call.seq_lens,
@@ -66,10 +66,13 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
 
 
 def _rows_per_merge(live: int, dim: int) -> int:
-    """One where few rows are live: programs side by side finish first.  At most what eight states leave room for."""
+    """Rows of a program of `merge_states`: an eighth of the heads, and no more than registers hold of eight states.
+
+    Few heads get one row for each program, because many programs finish sooner.
+    """
     return min(next_power_of_2(cdiv(live, 8)), max(1, 1024 // dim))
 
 
 def _warps(rows: int, dim: int) -> int:
-    """Four elements of a state per thread."""
+    """Warps of a merge program: four elements of a state for each thread, at most 8 warps."""
     return max(1, min(8, rows * dim // 128))

@@ -1,14 +1,13 @@
-"""Blocks of a sequence's queries, tiles of its keys, and its pages: what a number of one of these means.
+"""Numbering of a sequence's query blocks, key tiles and pages.
 
-Tiles are counted from position 0.  Where new keys are APART a sequence's tiles are two runs: of the cache, and of the
-call's own keys.  The cache ends somewhere in the last tile of the first run, and new keys begin with the next: what is
-left of that tile is the gap.
+Tiles are counted from position 0.  With Shape.APART a sequence's tiles are two runs: of the cache, and of the call's
+own keys.  The cache ends in the last tile of the first run, and new keys begin with the next tile.  The unused slots
+between them are the gap.
 
-A sequence has cdiv(query_len, BLOCK_Q) blocks; a launch serves those of sequences whose queries are neither too few nor
-too many for it.
+A sequence has cdiv(query_len, BLOCK_Q) blocks.  A launch serves the sequences with shortest..longest query tokens,
+inclusive.
 
-Page ids of a sequence lie in a row of a dense table, or from its start on in a ragged one's.  What the ids mean, pages
-of a cache, is its loaders' business.
+Page ids of a sequence lie in a row of a dense page table, or from its start on in a ragged page table.
 """
 
 import triton
@@ -20,20 +19,20 @@ from .records import Block
 
 @triton.jit
 def in_cache(tile, context_len, S: tl.constexpr):
-    """Whether a tile is of the first run."""
+    """Whether a tile is of the first run, with cached keys."""
     return tile * S.TILE < context_len
 
 
 @triton.jit
 def gap(context_len, S: tl.constexpr):
-    """Slots between the last key of the cache and the first new one; fewer keys than queries are a negative context."""
+    """Slots between the last cached key and the first new key; context_len is negative with fewer keys than queries."""
     cached = tl.maximum(context_len, 0)
     return tl.cdiv(cached, S.TILE) * S.TILE - cached
 
 
 @triton.jit
 def tile_of(pos, context_len, S: tl.constexpr):
-    """The tile that holds a position."""
+    """Number of the tile that holds a position."""
     if S.APART:
         pos += tl.where(pos >= context_len, gap(context_len, S), 0)
     return pos // S.TILE
@@ -41,7 +40,7 @@ def tile_of(pos, context_len, S: tl.constexpr):
 
 @triton.jit
 def tiles_before(end, context_len, S: tl.constexpr):
-    """Tiles of the positions before `end`."""
+    """Number of tiles with positions below `end`."""
     if S.APART:
         end += tl.where(end > context_len, gap(context_len, S), 0)
     return tl.cdiv(end, S.TILE)
@@ -49,7 +48,7 @@ def tiles_before(end, context_len, S: tl.constexpr):
 
 @triton.jit
 def gap_before(tile, context_len, S: tl.constexpr):
-    """Slots of earlier tiles that hold no key: slot i of this one is position tile * TILE + i, less these."""
+    """Slots of earlier tiles without a key: slot i of this tile is position tile * TILE + i - gap_before."""
     if S.APART:
         return tl.where(in_cache(tile, context_len, S), 0, gap(context_len, S))
     else:
@@ -58,7 +57,7 @@ def gap_before(tile, context_len, S: tl.constexpr):
 
 @triton.jit
 def end_in(tile, end, context_len, S: tl.constexpr):
-    """`end`, or the cache's where a tile's keys end with it."""
+    """`end`, limited to the cache's end in tiles with cached keys; exclusive."""
     if S.APART:
         return tl.where(in_cache(tile, context_len, S), tl.minimum(end, context_len), end)
     else:
@@ -67,7 +66,7 @@ def end_in(tile, end, context_len, S: tl.constexpr):
 
 @triton.jit
 def block_of(batch, seq, index, kv_head, S: tl.constexpr):
-    """Block number index of a sequence; query_len is 0 where there is none or it belongs to another launch."""
+    """Return block `index` of a sequence; query_len is 0 if there is no such block, or another launch serves it."""
     if batch.query_starts is None:
         return Block(seq, seq, 1, load_int(batch.seq_lens + seq), 0, kv_head)
     else:
@@ -75,7 +74,7 @@ def block_of(batch, seq, index, kv_head, S: tl.constexpr):
         query_len = load_int(batch.query_starts + seq + 1) - first_token
         num_blocks = tl.cdiv(query_len, S.BLOCK_Q)
         served = (query_len >= batch.shortest) & (query_len <= batch.longest) & (index < num_blocks)
-        # the last block of a causal sequence sees the most keys: it goes first
+        # the last block of a causal sequence sees the most keys, and comes first
         first = (num_blocks - 1 - index) * S.BLOCK_Q
         query_len = tl.where(served, query_len, 0)
         return Block(seq, first_token, query_len, load_int(batch.seq_lens + seq), first, kv_head)
@@ -97,7 +96,7 @@ def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def find_block(batch, block, kv_head, S: tl.constexpr):
-    """The block that a number means when every sequence counts."""
+    """Return the block with a number, counted over all sequences."""
     if S.ONE_BLOCK:
         return block_of(batch, block, 0, kv_head, S)
     else:
@@ -108,7 +107,7 @@ def find_block(batch, block, kv_head, S: tl.constexpr):
 
 @triton.jit
 def pages_of(batch, seq):
-    """Where a sequence's page ids begin."""
+    """Address of a sequence's first page id."""
     if batch.page_starts is None:
         return batch.page_table + tl.cast(seq, tl.int64) * batch.page_table_stride
     else:
@@ -118,7 +117,7 @@ def pages_of(batch, seq):
 
 @triton.jit
 def page_at(pages, column, page_starts):
-    """Where the id of a sequence's page of this number lies, or ids of some pages."""
+    """Address of the id of a sequence's page number `column`, one or [N]."""
     if page_starts is None:
         return pages + column
     else:

@@ -15,13 +15,13 @@ from .records import RowTile, Span
 
 @triton.jit
 def chunk_of(pos, mods):
-    """The number of the chunk that holds a position; before key 0, where queries of too few keys stand, below 0."""
+    """Number of the chunk that holds a position; negative below position 0, where queries without keys lie."""
     return tl.where(pos < 0, pos + 1 - mods.chunk, pos) // mods.chunk
 
 
 @triton.jit
 def first_key_of(pos, left, mods):
-    """The first key that a query at pos sees, where `left` bounds what is before it."""
+    """First key, inclusive, that a query at `pos` sees if `left` and the chunk bound keys to the left."""
     first = pos - left
     if mods.chunk is not None:
         first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)
@@ -30,7 +30,7 @@ def first_key_of(pos, left, mods):
 
 @triton.jit
 def span_around(slot, seq, inside, mods):
-    """[begin, end) of the spans of a sequence that hold a slot; the slot alone where none does."""
+    """[begin, end) of the union of a sequence's spans that hold `slot`; [slot, slot + 1) if none does."""
     begin, end = slot, slot + 1
     for i in range(mods.spans_count):
         at = mods.spans + tl.cast(seq, tl.int64) * mods.spans_stride + i * mods.spans_step
@@ -43,7 +43,7 @@ def span_around(slot, seq, inside, mods):
 
 @triton.jit
 def before_window(first, begin, mods):
-    """`first`, or where a span begins if that is before, and the window does not clip it."""
+    """First key, inclusive, of a window that begins at `first` and a span that begins at `begin`, unless clipped."""
     if mods.CLIP_SPANS is None:
         first = tl.maximum(tl.minimum(first, begin), 0)
     return first
@@ -51,7 +51,7 @@ def before_window(first, begin, mods):
 
 @triton.jit
 def behind_query(end, past, slot, seq_len, right, mods):
-    """`end`, or where a span does if that is behind, as far as the window does not clip it, to the right by `right`."""
+    """End, exclusive, of keys up to `end` and a span up to `past`, which the window may clip to `right` keys."""
     if mods.spans_right is not None:
         past = tl.minimum(past, slot + right + 1)
     if mods.CLIP_SPANS is not None:
@@ -61,7 +61,7 @@ def behind_query(end, past, slot, seq_len, right, mods):
 
 @triton.jit
 def right_of(seq, mods):
-    """How many slots behind its own a query of a sequence sees, where there is a bound."""
+    """Slots after its own that a query of a sequence sees, if `right` or `causal` is given."""
     if mods.causal is None:
         return mods.right
     else:
@@ -70,9 +70,9 @@ def right_of(seq, mods):
 
 @triton.jit
 def end_within(end, pos, mods):
-    """`end`, but no later than what ends the keys of a query at pos whatever `right` says: that of its chunk.
+    """`end`, exclusive, limited to the end of the chunk of a query at `pos`.
 
-    Where positions are no slots this bounds no slots, and `shows_position` is asked of the call's own keys.
+    Positions that are no slots bound no slots; then `shows_position` masks the call's own keys.
     """
     if mods.chunk is not None and mods.query_positions is None:
         end = tl.minimum(end, (chunk_of(pos, mods) + 1) * mods.chunk)
@@ -81,9 +81,9 @@ def end_within(end, pos, mods):
 
 @triton.jit
 def shows_position(pos, row_pos, left, mods):
-    """Whether queries at row_pos [R] see keys at pos [N], as far as the bounds of `first_key_of` and `end_within` say.
+    """Whether queries at row_pos [R] see own keys at pos [N], by `left` and the chunk: [R, N].
 
-    Of call's own keys, whose slots do not tell it; comes with `left`.
+    Only for own keys with positions that are no slots; comes with `left`.
     """
     seen = pos[None, :] >= (row_pos - left)[:, None]
     if mods.chunk is not None:
@@ -93,7 +93,7 @@ def shows_position(pos, row_pos, left, mods):
 
 @triton.jit
 def prefix_of(seq, inside, seq_len, mods):
-    """Keys of a sequence, of one or of [N], that all of its queries see: 0 or more, so bounds can be moved by them."""
+    """Length of the prefix that all queries of a sequence see, at least 0 and at most seq_len; one sequence or [N]."""
     return tl.maximum(tl.minimum(load_clamped(mods.prefix_lens + seq, inside), seq_len), 0)
 
 
@@ -101,8 +101,8 @@ def prefix_of(seq, inside, seq_len, mods):
 def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
     """Rows [R] of up to TOKENS tokens from block.first on: token-major, the group's heads side by side.
 
-    Those that are not valid see nothing or, if not BLIND, what rows behind the last would: Hopper's blocks weigh a row
-    that has seen nothing in its first tile twice in the next.
+    BLIND: invalid rows see nothing; otherwise they see what later tokens would.  Hopper's blocks are not BLIND, because
+    a row that saw nothing in the first tile has the next tile weighed twice.
     """
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
@@ -122,7 +122,7 @@ def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.
             right = tl.minimum(right, side_of_rows(right, block.kv_head, row % S.GROUP, RIGHT, mods, S))
         last_key = tl.minimum(slot + right, last_key)
     last_key = end_within(last_key + 1, pos, mods) - 1
-    span_begin, span_end, prefix = slot, slot, context_len  # of nothing: Triton 3.6 returns no record with a None
+    span_begin, span_end, prefix = slot, slot, context_len  # placeholders: Triton 3.6 returns no record with a None
     if mods.spans is not None:
         span_begin, span_end = span_around(slot, block.seq, None, mods)
         first_key = before_window(first_key, span_begin, mods)
@@ -145,7 +145,7 @@ def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.
 
 @triton.jit
 def first_seen(rows, mods):
-    """The first key that each row sees [R]."""
+    """First key, inclusive, that each row sees: [R]."""
     if mods.prefix_lens is None:
         return rows.first_key
     else:
@@ -154,10 +154,10 @@ def first_seen(rows, mods):
 
 @triton.jit
 def visible_range(block, mods, TOKENS: tl.constexpr, S: tl.constexpr = None):
-    """Which keys up to TOKENS queries from block.first on see, bounded by the sequence.
+    """Span of the keys that up to TOKENS queries from block.first on see, within the sequence.
 
-    A position of its own is at least context_len and at most its slot: what some row may see begins by the former, what
-    every row sees by the latter.
+    A query's own position is at least context_len, and at most its slot.  So context_len decides where keys that some
+    row may see begin, and the slot where keys that every row sees begin.
     """
     context_len = block.seq_len - block.query_len
     first_pos = context_len + block.first
@@ -193,7 +193,7 @@ def visible_range(block, mods, TOKENS: tl.constexpr, S: tl.constexpr = None):
         begin, end = span_around(last_pos, block.seq, None, mods)
         full_lo = before_window(full_lo, begin, mods)
         hi = behind_query(hi, end, last_pos, block.seq_len, most_right, mods)
-    prefix, resume = lo, lo  # of nothing, as in `row_tile`
+    prefix, resume = lo, lo  # placeholders, as in `row_tile`
     if mods.prefix_lens is not None:
         prefix = prefix_of(block.seq, None, block.seq_len, mods)
         hi = tl.maximum(hi, prefix)

@@ -1,4 +1,4 @@
-"""Keys and values of small pages into whole ones, through the page table, as they are."""
+"""The kernel that copies keys and values of small pages into whole pages, unchanged."""
 
 import triton
 import triton.language as tl
@@ -11,13 +11,13 @@ from .records import Batch, Block
 
 @triton.jit
 def addresses_of_heads(ptr, row, head, PADDED: tl.constexpr):
-    """[N, H, D] of some slots [N], which begin at row, and some heads [H] of each."""
+    """Addresses [N, H, PADDED] of slots [N], which begin at offsets `row`, and heads [H], which begin at `head`."""
     return ptr + (row[:, None, None] + head[None, :, None]) + tl.arange(0, PADDED)[None, None, :]
 
 
 @triton.jit
 def load_heads(kv, page, slot, kv_head, inside, DIMS: tl.constexpr, PADDED: tl.constexpr):
-    """Keys, or values, of some slots [N] and KV heads [H] of a cache: [N, H, D], zeros where not inside [N, H]."""
+    """Load keys or values [N, H, PADDED] of slots [N] and KV heads [H] of a cache; zeros where not inside [N, H]."""
     row = page * kv.stride_page + slot * kv.stride_slot
     mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
     return tl.load(addresses_of_heads(kv.ptr, row, kv_head.to(tl.int64) * kv.stride_head, PADDED), mask=mask, other=0)
@@ -25,7 +25,7 @@ def load_heads(kv, page, slot, kv_head, inside, DIMS: tl.constexpr, PADDED: tl.c
 
 @triton.jit
 def store_heads(x, kv, first_page, pos, kv_head, inside, DIMS: tl.constexpr, PADDED: tl.constexpr):
-    """[N, H, D] into the pages of a sequence, of less than 2^31 numbers from the first one on."""
+    """Store x [N, H, PADDED] into a sequence's pages at positions pos [N]; its pages have less than 2^31 elements."""
     ptr = kv.ptr + first_page * kv.stride_page
     mask = inside[:, :, None] & (tl.arange(0, PADDED) < DIMS)[None, None, :]
     tl.store(addresses_of_heads(ptr, pos * kv.stride_slot, kv_head * kv.stride_head, PADDED), x, mask=mask)
@@ -38,9 +38,9 @@ def copy_pages_kernel(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One of some parts of a sequence's keys, KEYS at a time, x HEADS of its KV heads.
+    """Copy one of `parts` parts of a sequence's keys, KEYS at a time, x HEADS of its KV heads.
 
-    From the page with the first key on that somebody may see; what lies before that key in it becomes zeros.
+    Pages from the first visible key on are copied; keys before it become zeros.
     NEW: the call's own keys lie elsewhere.  DEPENDENT: as in `cache_write.write_kv_kernel`.
     """
     if DEPENDENT:
@@ -66,7 +66,7 @@ def copy_pages_kernel(
         slot = (pos % FROM_PAGE).to(tl.int64)
         there = tl.broadcast_to((kv_head < KV_HEADS)[None, :], (KEYS, HEADS))
         asked = live[:, None] & there
-        # both are under way before either is stored: a compiler does not know that copies are apart from the cache
+        # both loads come before the stores, for the compiler does not know that copies and cache do not overlap
         keys = load_heads(cache.key, page, slot, kv_head, asked, HEAD_DIM, DIM)
         values = load_heads(cache.value, page, slot, kv_head, asked, VALUE_DIM, VALUE_PADDED)
         store_heads(keys, copies.key, first_page, pos, kv_head, there, HEAD_DIM, DIM)

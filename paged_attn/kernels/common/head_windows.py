@@ -1,6 +1,6 @@
-"""Windows of heads: how far each query head sees to its left and right, and the least and most of a KV head's.
+"""Windows by query head: the keys that a head sees to its left and right, and the extremes over a KV head's group.
 
-Where a call has them, `left` and `right` of its modifiers say that there are bounds, and these say which.
+In a call with head_windows, the modifiers `left` and `right` only say that bounds exist; head_windows has the bounds.
 """
 
 import triton
@@ -9,13 +9,13 @@ import triton.language as tl
 from .numerics import load_int
 
 LEFT, RIGHT = tl.constexpr(0), tl.constexpr(1)
-# Farther than any key, and a position plus it still fits 32 bits; as attend.py has it.
+# Farther than any key; a position plus this number still fits 32 bits, as in attend.py.
 FAR_KEYS = tl.constexpr(1 << 30)
 
 
 @triton.jit
 def load_side(head, SIDE: tl.constexpr, mods):
-    """What the call says of query heads, one or [N], of a side: keys without a sign, of which -1 are the most."""
+    """Keys that query heads, one or [N], see to a side, as uint32; -1 (all keys) becomes the largest number."""
     if mods.head_windows_stride is None:
         at = mods.head_windows + (2 * head + SIDE)
     else:
@@ -25,13 +25,13 @@ def load_side(head, SIDE: tl.constexpr, mods):
 
 @triton.jit
 def bounded(keys):
-    """Keys that positions can be moved by."""
+    """Number of keys, at most FAR_KEYS, as int32."""
     return tl.minimum(keys, FAR_KEYS).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def side_of_rows(number, kv_head, member, SIDE: tl.constexpr, mods, S: tl.constexpr):
-    """Keys that rows see to a side: `number` of all heads alike, or each row's by its head."""
+    """Keys that rows see to a side: `number` for all heads, or [R] by each row's head."""
     if mods.head_windows is None:
         return number
     else:
@@ -40,7 +40,7 @@ def side_of_rows(number, kv_head, member, SIDE: tl.constexpr, mods, S: tl.conste
 
 @triton.jit
 def side_of_block(number, kv_head, SIDE: tl.constexpr, mods, S: tl.constexpr):
-    """(least, most) that a head of a KV head sees to a side; kv_head None: of a head that may be any."""
+    """(fewest, most) keys that the heads of a KV head see to a side; kv_head None: bounds for any head."""
     if mods.head_windows is None:
         return number, number
     elif kv_head is None:

@@ -1,4 +1,4 @@
-"""Merging partial results: the pieces of one launch, or states that somebody else made."""
+"""Merging of states: the pieces of one launch, or results and log-sum-exps of a user."""
 
 import triton
 import triton.language as tl
@@ -10,15 +10,15 @@ from .records import Batch, Partial, RowTile, State
 from .schedule import place_of, slot_of, slots_between
 from .softmax import base_of, finish, merge
 
-MAX_FLOAT32 = tl.constexpr(3.4028234663852886e38)  # of float32
-STATES_PER_LOAD = tl.constexpr(8)  # states that are loaded at a time, where a thread holds few elements of each
+MAX_FLOAT32 = tl.constexpr(3.4028234663852886e38)  # the largest float32
+STATES_PER_LOAD = tl.constexpr(8)  # states loaded at a time; a thread holds few elements of each
 
 
 @triton.jit
 def join(parts, at, valid, dim, skip, stride, num_parts, CHUNK: tl.constexpr, HEAD_DIM: tl.constexpr):
-    """num_parts states of rows [R] as one, in order: the first at `at`, the others from at + skip on, stride apart.
+    """Join num_parts states of rows [R] in order: the first lies at `at`, the others from at + skip on, stride apart.
 
-    CHUNK of them are loaded at a time, so that their loads overlap.
+    CHUNK states are loaded at a time, so that their loads overlap.
     """
     inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
     zero = at * 0.0
@@ -41,7 +41,7 @@ def join(parts, at, valid, dim, skip, stride, num_parts, CHUNK: tl.constexpr, HE
 
 @triton.jit
 def partial_of(scratch, rows):
-    """The states of so many rows, in the room that the host gave: maxima, sums, accumulators."""
+    """Partial of `rows` rows in scratch: maxima, sums, accumulators."""
     return Partial(scratch.states + 2 * rows, scratch.states, scratch.states + rows)
 
 
@@ -50,14 +50,14 @@ def join_rows(
     out, lse, partial, share, slots, pieces, token, tokens, kv_head, ahead, first, scales, S: tl.constexpr,
     ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Rows first ... first + ROWS - 1 of the block that begins in a share and is cut, from its pieces."""
+    """Join and store rows [first, first + ROWS) of a cut block; share: in which the block begins."""
     row = first + tl.arange(0, ROWS)
     valid = row < tokens * S.GROUP
     SLOT: tl.constexpr = slots_between(S.KV_HEADS, ahead is None) * S.LIVE
     at = slot_of(share, slots, 0, kv_head, ahead, S) * S.LIVE + row
     dim = tl.arange(0, S.VALUE_PADDED)
     if S.PIECE is None:
-        # slot 1 of the share where the block begins, slot 0 of those after it
+        # slot 1 of the share in which the block begins, slot 0 of later shares
         state = join(partial, at + SLOT, valid, dim, SLOT, 2 * SLOT, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
     else:
         state = join(partial, at, valid, dim, SLOT, SLOT, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
@@ -69,8 +69,8 @@ def join_rows(
 def join_if_last(
     out, lse, partial, counters, share, holders, pieces, token, tokens, kv_head, ahead, slots, scales, S: tl.constexpr
 ):  # fmt: skip
-    """Count a share that has stored its pieces of a block; the last of the holders joins all, in their order."""
-    tl.debug_barrier()  # the count is one thread's: it must not overtake what the others have stored
+    """Count a share that has stored its pieces of a block; the last of the holders joins all pieces in order."""
+    tl.debug_barrier()  # one thread counts, after the stores of all threads
     counter = counters + place_of(share, kv_head, ahead, S)
     before = tl.atomic_add(counter, 1, sem="acq_rel")
     if before == holders - 1:
@@ -83,13 +83,13 @@ def join_if_last(
 
 @triton.jit
 def cuts_of(scratch, rows, S: tl.constexpr):
-    """Where it is said how blocks are cut: behind so many states."""
+    """Address of the cuts of blocks, int32 [blocks, KV_HEADS, 2], behind the states of `rows` rows."""
     return (scratch.states + rows * (S.VALUE_PADDED + 2)).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit
 def cut_of(cuts, block, S: tl.constexpr):
-    """Where it is said of a block."""
+    """Address of the cut of a block."""
     number = block.seq
     if not S.ONE_BLOCK:  # as blocking.find_block counts them
         number += block.first_token // S.BLOCK_Q + tl.cdiv(block.query_len - block.first, S.BLOCK_Q) - 1
@@ -98,7 +98,7 @@ def cut_of(cuts, block, S: tl.constexpr):
 
 @triton.jit
 def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
-    """Say of how many pieces a block is, 1: whole, and where the first one's state lies."""
+    """Store the number of pieces of a block (1: whole), and the row of its first state."""
     cut = cut_of(cuts, block, S)
     tl.store(cut, pieces)
     tl.store(cut + 1, first_row)
@@ -106,7 +106,7 @@ def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
 
 @triton.jit
 def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
-    """(maxima, sums, accumulators) of rows [R] of a piece, so many rows beyond those at `at`."""
+    """(maxima, sums, accumulators) of rows [R] of a piece, BEYOND rows behind `at`."""
     row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
     row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
     acc = partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :] + BEYOND * S.VALUE_PADDED
@@ -118,9 +118,9 @@ def join_lanes(
     partial, row, valid, dim, pieces, SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr,
     LANES: tl.constexpr, S: tl.constexpr,
 ):  # fmt: skip
-    """The states of rows [LANES * ROWS] as those of ROWS: every LANES-th piece by threads of its own, then these.
+    """Join the states of ROWS rows: each of LANES groups of threads joins every LANES-th piece, then groups are joined.
 
-    With one maximum for all that are loaded together, and one address: code has to be fetched first.
+    row: [LANES * ROWS].  States that are loaded together have one maximum and one address, for less code to fetch.
     """
     lane = tl.arange(0, LANES * ROWS) // ROWS
     zero = lane * 0.0
@@ -141,7 +141,7 @@ def join_lanes(
         acc, row_sum = state.acc * decay[:, None], state.sum * decay
         for i in tl.static_range(STATES_PER_LOAD):
             weight = tl.exp2(loaded[i][0] - base)
-            # one that saw nothing may hold anything
+            # the accumulator of a state that saw nothing is arbitrary
             acc += tl.where((weight > 0)[:, None], loaded[i][2], 0.0) * weight[:, None]
             row_sum += loaded[i][1] * weight
         state = State(acc, top, row_sum)
@@ -161,9 +161,9 @@ def merge_blocks_kernel(
     SKIP: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, DIMS: tl.constexpr, LANES: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Join the pieces of some rows of a block, of one KV head, if it is cut.  most: rows of the largest block.
+    """The merge launch: join the pieces of ROWS rows of a block x one KV head, if the block is cut, and store results.
 
-    DIMS: of these rows; other programs have the others.
+    most: rows of the largest block.  DIMS: dims of this program; other programs have the other dims.
     """
     PARTS: tl.constexpr = S.VALUE_PADDED // DIMS
     program = tl.program_id(0)
@@ -175,7 +175,7 @@ def merge_blocks_kernel(
     block = find_block(batch, program // (S.KV_HEADS * groups), program % S.KV_HEADS, S)
     live = tl.minimum(block.query_len - block.first, S.BLOCK_Q) * S.GROUP
     if DEPENDENT:
-        tl.extra.cuda.gdc_wait()  # for states; lengths were there when the launch ahead began
+        tl.extra.cuda.gdc_wait()  # for the states; lengths were written before the previous launch began
     if (block.query_len > 0) & (first < live):
         cut = cut_of(cuts_of(scratch, states, S), block, S)
         pieces, first_row = tl.load(cut), tl.load(cut + 1)  # one wait for both
@@ -188,7 +188,7 @@ def merge_blocks_kernel(
             at = first_row + row
             if S.PIECE is None:
                 state = join_lanes(partial, at, row < live, dim, pieces, SKIP, STRIDE, ROWS, LANES, S)
-            else:  # in their order, as one program would
+            else:  # in order, as one program would
                 state = join(partial, at, row < live, dim, SKIP, STRIDE, pieces, STATES_PER_LOAD, S.VALUE_PADDED)
             row = first + tl.arange(0, ROWS)
             token = tl.cast(block.first_token + block.first, tl.int64)
@@ -197,15 +197,15 @@ def merge_blocks_kernel(
 
 @triton.jit
 def exp_below(x):
-    """e^x of x <= 0, as far as it is not 0."""
+    """e^x for x <= 0."""
     return tl.exp2(tl.maximum(x, -1000.0, propagate_nan=tl.PropagateNan.ALL) * LOG2E)
 
 
 @triton.jit
 def join_results(outs, lses, at, valid, dim, stride, num_parts, HEAD_DIM: tl.constexpr):
-    """(accumulator, maximum, sum) of num_parts results of rows [R] by their log-sum-exps, natural ones.
+    """(accumulator, maximum, sum) of num_parts results of rows [R], by their natural log-sum-exps.
 
-    These differ by little where they are large: they are subtracted first, and brought to base 2 then.
+    Large log-sum-exps may differ by little, so they are subtracted before they are converted to base 2.
     """
     inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
     zero = at * 0.0

@@ -1,4 +1,4 @@
-"""Number formats and the dot: the only place that knows what hardware or interpreter cannot do by itself."""
+"""Number formats and the dot product, with replacements for what the hardware or the interpreter lacks."""
 
 import triton
 import triton.language as tl
@@ -9,7 +9,7 @@ INTERPRET = tl.constexpr(_INTERPRET)
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 
-# PTX for two int16 pairs of fp8 at once: $0 = the float16 of both lower bytes, $1 = of both upper ones.
+# PTX for two int16 pairs of fp8 at once: $0 has the float16 of both lower bytes, $1 of both upper bytes.
 E4M3_PAIRS = tl.constexpr(
     """{
     .reg .b32 bytes;
@@ -25,7 +25,7 @@ E5M2_PAIRS = tl.constexpr("prmt.b32 $0, $2, 0, 0x2404; prmt.b32 $1, $2, 0, 0x341
 
 @triton.jit
 def load_int(ptr, mask=None):
-    """Numbers of the batch, int32 whatever the tensor holds: registers and schedules count in 32 bits."""
+    """Load lengths or ids of the batch, int32 or int64, as int32."""
     if mask is None:
         return tl.load(ptr).to(tl.int32)
     else:
@@ -34,7 +34,7 @@ def load_int(ptr, mask=None):
 
 @triton.jit
 def load_clamped(ptr, mask=None):
-    """`load_int` of numbers of any size: the ends of 32 bits stand for those beyond."""
+    """`load_int` of numbers of any size, clamped to the range of int32."""
     if mask is None:
         x = tl.load(ptr)
     else:
@@ -53,13 +53,13 @@ def dot(a, b, acc, S: tl.constexpr):
 
 @triton.jit
 def rounded_product(x, factor):
-    """x * factor, rounded before anything is added to it, which a compiler would leave out."""
+    """x * factor, rounded to float32 even if an addition follows, which the compiler would fuse otherwise."""
     return tl.fma(x, factor, 0.0)
 
 
 @triton.jit
 def products(q, k, S: tl.constexpr):
-    """Scores [R, N] of queries [R, D] and keys [D, N], both in parts."""
+    """Scores [R, N], float32, of queries [R, D] and keys [D, N], both in parts."""
     scores = tl.full([S.ROWS, S.TILE], 0.0, tl.float32)
     for i in tl.static_range(len(q)):
         scores = dot(q[i], k[i], scores, S)
@@ -68,13 +68,13 @@ def products(q, k, S: tl.constexpr):
 
 @triton.jit
 def _upper_byte(bits, FP8: tl.constexpr):
-    """The fp8 numbers in the upper bytes of 16 bits, as float16; the lower bytes may hold anything."""
+    """Convert the fp8 numbers in the upper bytes of 16-bit words to float16; lower bytes are arbitrary."""
     if FP8 == 2:
         return (bits & 0xFF00).to(tl.float16, bitcast=True)
     else:
-        # sign and 7 bits in float16's fields: 2^8 too small, the difference of the exponent biases
+        # sign and 7 bits in float16's fields are 2^8 too small, by the difference of the exponent biases
         half = ((bits & 0x8000) | ((bits & 0x7F00) >> 1)).to(tl.float16, bitcast=True) * 256.0
-        # 480, NaN's place, becomes NaN by its exponent's only zero; no smaller number carries so far
+        # NaN's code, otherwise 480, becomes NaN by setting the only 0 of its exponent; smaller codes carry less far
         carry = (((bits & 0x7F00) + 0x0100) >> 2) & 0x2000
         return (half.to(tl.uint16, bitcast=True) | carry).to(tl.float16, bitcast=True)
 
@@ -94,7 +94,7 @@ def decode(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
 
 @triton.jit
 def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """(lower, upper) fp8 numbers of int16 pairs, as dtype; exact."""
+    """(lower, upper) fp8 numbers of int16 pairs, as dtype, exactly."""
     if NATIVE_FP8:
         ASM: tl.constexpr = E4M3_PAIRS if FP8 == 3 else E5M2_PAIRS
         lower, upper = tl.inline_asm_elementwise(
@@ -108,7 +108,7 @@ def decode_pairs(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.const
 
 @triton.jit
 def unpack(x, kv, S: tl.constexpr):
-    """Stored elements of keys or values as a tuple of parts in the compute type."""
+    """Decode stored elements of keys or values to a tuple of parts in the compute type."""
     if kv.PARTS == 2:
         return decode_pairs(x, kv.FP8, S.COMPUTE, S.NATIVE_FP8)
     else:
@@ -117,13 +117,13 @@ def unpack(x, kv, S: tl.constexpr):
 
 @triton.jit
 def opaque(x):
-    """float16 numbers as they are, but the compiler cannot see where they come from."""
+    """Return float16 x unchanged, hiding its origin from the compiler."""
     return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=tl.float16, is_pure=False, pack=2)
 
 
 @triton.jit
 def in_parts(x, PARTS: tl.constexpr):
-    """[R, D] as a tuple of PARTS [R, D / PARTS]: neighbouring dims in different parts."""
+    """x [R, D] as a tuple of PARTS parts [R, D / PARTS]; neighbouring dims lie in different parts."""
     if PARTS == 2:
         return tl.split(tl.reshape(x, [x.shape[0], x.shape[1] // 2, 2]))
     else:
@@ -132,7 +132,7 @@ def in_parts(x, PARTS: tl.constexpr):
 
 @triton.jit
 def together(parts):
-    """A tuple of parts as [R, D] again."""
+    """Inverse of `in_parts`: [R, D]."""
     if len(parts) == 2:
         return tl.reshape(tl.join(parts[0], parts[1]), [parts[0].shape[0], parts[0].shape[1] * 2])
     else:
@@ -141,7 +141,7 @@ def together(parts):
 
 @triton.jit
 def scaled(parts, factor):
-    """Every part times one factor for all, or [R, 1] for the rows."""
+    """Every part times a factor, a scalar or [R, 1]."""
     done = ()
     for i in tl.static_range(len(parts)):
         done = done + (parts[i] * factor,)
@@ -150,7 +150,7 @@ def scaled(parts, factor):
 
 @triton.jit
 def normalize_by(x, largest):
-    """`normalize` of some dims of rows [R, D], by the largest magnitudes [R] of all their dims."""
+    """`normalize` for some dims of rows [R, D]; largest [R]: largest magnitudes over all dims."""
     # biased exponents; 15..254 keep both powers normal numbers
     exponent = tl.minimum(tl.maximum(largest.to(tl.uint32, bitcast=True) >> 23, 15), 254)
     up = ((268 - exponent) << 23).to(tl.float32, bitcast=True)
@@ -160,19 +160,19 @@ def normalize_by(x, largest):
 
 @triton.jit
 def normalize(x):
-    """float32 rows [R, D] as (rows of largest magnitude in [2^14, 2^15), powers of two [R]) whose product they are.
+    """Factor float32 rows [R, D] into (rows whose largest magnitude is in [2^14, 2^15), powers of two [R]).
 
-    So float16, which has bfloat16's precision but not its range, loses nothing of a row within 2^-28 of its largest.
+    float16 has bfloat16's precision but not its range.  It then holds all elements down to 2^-28 of a row's largest.
     """
     return normalize_by(x, tl.max(tl.abs(x), 1))
 
 
 @triton.jit
 def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
-    """float32 to the bits of an 8-bit float, to nearest even, clamped to +-MAX; NaN stays NaN."""
+    """Convert float32 to the bits of an 8-bit float, to nearest even, clamped to +-MAX; NaN stays NaN."""
     DROP: tl.constexpr = 23 - MANTISSA
     SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
-    # adding this leaves float32 no bits below one unit of the subnormals: the addition does the rounding
+    # adding ROUNDER rounds, because float32 then has no bits below one unit of the subnormals
     ROUNDER: tl.constexpr = 2.0 ** (23 + 1 - BIAS - MANTISSA)
     bits = x.to(tl.uint32, bitcast=True)
     sign = (bits >> 24) & 0x80
@@ -186,13 +186,13 @@ def _to_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, MAX: tl.constexpr):
 
 @triton.jit
 def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
-    """float32 values as stored elements, to nearest even; fp8 formats saturate."""
+    """Convert float32 values to stored elements, to nearest even; fp8 formats saturate."""
     if FP8 == 3:
         return _to_fp8(x, 3, 7, 448.0)
     elif FP8 == 2:
         return _to_fp8(x, 2, 15, 57344.0)
     elif INTERPRET and dtype == tl.bfloat16:
-        # the interpreter truncates
+        # round here, because the interpreter truncates
         bits = x.to(tl.uint32, bitcast=True)
         bits = tl.where(x == x, bits + 0x7FFF + ((bits >> 16) & 1), bits)
         return (bits >> 16).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -202,26 +202,26 @@ def encode(x, FP8: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def quotient(x, by):
-    """float32 values over one number, as near as float32 has it wherever fp8 can hold it.
+    """float32 x / by, correctly rounded for results in the range of fp8; by: one number.
 
-    `/` is off by two units on a GPU, and then rounds up what lies below a tie of fp8; a division to nearest for each
-    element is a fifth of a kernel's machine code.  Here the number's inverse is rounded to nearest, and what its
-    product leaves of x, which one fused operation finds exactly, corrects the product.
+    On a GPU `/` may be off by two units, and a result just below a tie of fp8 would round up.  A correctly rounded
+    division for each element takes a fifth of a kernel's machine code.  So x is multiplied by a correctly rounded
+    inverse, and the exact rest, from a fused operation, corrects the product.
     """
-    if INTERPRET:  # its fused operation rounds twice
+    if INTERPRET:  # the interpreter's fused operation rounds twice
         return tl.div_rn(x, by)
     else:
         inverse = tl.div_rn(1.0, by)
         about = x * inverse
         nearer = tl.fma(tl.fma(-about, by, x), inverse, about)
-        return tl.where(tl.abs(about) < 65536.0, nearer, about)  # what is infinite would leave NaN
+        return tl.where(tl.abs(about) < 65536.0, nearer, about)  # the correction of infinity would be NaN
 
 
 @triton.jit
 def scale_of(number, ptr, stride, kv_head, stride_seq=None, block=None):
-    """A scale as the host gave it: a number, or one in memory for each KV head or for all.
+    """Return a scale: a number, times a number in memory (ptr) for the KV head, or for all with stride 0.
 
-    stride_seq: from sequence to sequence, where each has its own; nothing is read for a sequence without keys.
+    stride_seq: from sequence to sequence, None: all have the same.  Nothing is read for a sequence without keys.
     """
     if ptr is None:
         return number

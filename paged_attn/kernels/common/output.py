@@ -1,4 +1,4 @@
-"""Rows in and out: queries, results, log-sum-exp, the states of pieces."""
+"""Loads and stores of rows: queries, results, log-sum-exps, states of pieces."""
 
 import triton
 import triton.language as tl
@@ -7,18 +7,18 @@ from .numerics import LOG2E, decode, encode, in_parts, normalize, opaque, quotie
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 
-MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # times a stride of rows that are not WIDE (layout.FAR_HEADS) fits 32 bits
+MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # times the stride of rows that are not WIDE, it fits 32 bits (FAR_HEADS)
 
 
 @triton.jit
 def addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
-    """Addresses [R, D] in Rows, and which of them exist."""
+    """(addresses [R, D] in a Rows tensor, mask of those that exist)."""
     return places(rows, dim, tensor.ptr, tensor.stride_token, tensor.stride_head, tensor.WIDE, HEAD_DIM, S)
 
 
 @triton.jit
 def places(rows, dim, ptr, stride_token, stride_head, WIDE: tl.constexpr, HEAD_DIM: tl.constexpr, S: tl.constexpr):
-    """Addresses [R, D] and which of them exist: of PAIRED heads a row has one half of the dims."""
+    """(addresses [R, D], mask of those that exist); with PAIRED heads a row has one half of the dims."""
     head = rows.kv_head * S.GROUP
     if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or WIDE is not None:
         head = tl.cast(head, tl.int64)
@@ -36,7 +36,7 @@ def places(rows, dim, ptr, stride_token, stride_head, WIDE: tl.constexpr, HEAD_D
 
 @triton.jit
 def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
-    """Queries in the compute type, in as many parts as the keys."""
+    """Load queries [R, D] in the compute type, in as many parts as the keys; returns a Query."""
     ptr, inside = addresses(rows, dim, query, S.HEAD_DIM, S)
     x = tl.load(ptr, mask=inside, other=0)
     if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
@@ -45,20 +45,20 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
     else:
         x = decode(x, query.FP8, S.COMPUTE, S.NATIVE_FP8)
         if query.FP8 > 0 and PARTS == 2 and S.NATIVE_FP8:
-            # from queries that were bytes it would conclude that keys are, and read them byte by byte, too
+            # otherwise the compiler would derive a layout of bytes for the keys, too, and read them byte by byte
             x = opaque(x)
         return Query(in_parts(x, PARTS), tl.where(rows.valid, 1.0, 1.0))
 
 
 @triton.jit
 def rows_from(token, kv_head, row, valid, S: tl.constexpr):
-    """Just enough of a RowTile to store rows [R], counted from a token on; token is int64."""
+    """A RowTile with the fields that storing rows [R] needs; row: counted from `token` on, which is int64."""
     return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row, valid, 0, 0, 0, 0, 0, 0, 0)
 
 
 @triton.jit
 def quantize(x, scales, tensor):
-    """Results as elements of the output; an fp8 one holds x / out_scale."""
+    """Convert float32 results to elements of the output; an fp8 output holds x / out_scale."""
     if tensor.FP8 > 0:
         x = quotient(x, scale_of(scales.out, scales.out_ptr, scales.out_stride, 0))
     return encode(x, tensor.FP8, tensor.ptr.dtype.element_ty)
@@ -66,7 +66,7 @@ def quantize(x, scales, tensor):
 
 @triton.jit
 def store_lse(lse, rows, state, S: tl.constexpr):
-    """Log-sum-exp of finished rows."""
+    """Store the log-sum-exps of finished rows."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     at = rows.token * HEADS + rows.kv_head * S.GROUP + rows.index * HEADS + rows.member
     tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)
@@ -74,15 +74,15 @@ def store_lse(lse, rows, state, S: tl.constexpr):
 
 @triton.jit
 def times_logistic(x, power):
-    """x / (1 + 2^power); x where that is 0."""
+    """x / (1 + 2^power); x where x is 0."""
     return tl.where(x == 0, x, x / (1 + tl.exp2(power)))
 
 
 @triton.jit
 def gated(x, rows, dim, scales, S: tl.constexpr, TIMES_LOGISTIC: tl.constexpr = times_logistic):
-    """Results [R, D] times the logistic function of their gate; 0, as of rows that saw nothing, whatever that holds."""
+    """Results [R, D] times the logistic function of their gate; a result of 0 stays 0, even if the gate is NaN."""
     if scales.gate_ptr is not None:
-        WIDE: tl.constexpr = True  # its strides may be of any size
+        WIDE: tl.constexpr = True  # strides of the gate may have any size
         ptr, inside = places(
             rows, dim, scales.gate_ptr, scales.gate_stride_token, scales.gate_stride_head, WIDE, S.VALUE_DIM, S
         )
@@ -93,7 +93,7 @@ def gated(x, rows, dim, scales, S: tl.constexpr, TIMES_LOGISTIC: tl.constexpr = 
 
 @triton.jit
 def store_results(out, rows, dim, x, scales, S: tl.constexpr):
-    """Results [R, D] of finished rows."""
+    """Store results [R, D] of finished rows."""
     ptr, inside = addresses(rows, dim, out, S.VALUE_DIM, S)
     tl.store(ptr, quantize(x, scales, out), mask=inside)
 
@@ -102,7 +102,7 @@ def store_results(out, rows, dim, x, scales, S: tl.constexpr):
 def store_rows(
     out, lse, rows, dim, state, scales, S: tl.constexpr, TIMES_LOGISTIC: tl.constexpr = times_logistic
 ):  # fmt: skip
-    """Finished rows."""
+    """Finish the rows of a state, and store results and, if asked for, log-sum-exps."""
     x = gated(finish(state.acc, state.sum[:, None]), rows, dim, scales, S, TIMES_LOGISTIC)
     store_results(out, rows, dim, x, scales, S)
     if lse is not None:
@@ -111,10 +111,10 @@ def store_rows(
 
 @triton.jit
 def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.constexpr = False):
-    """The state of one piece of a block at rows at [R]; where nothing was seen acc is left alone, unless ALL."""
+    """Store the state of one piece at scratch rows at [R]; the acc of rows that saw nothing only if ALL."""
     seen = valid
     if not ALL:
-        seen &= state.sum != 0  # also where it is not a number
+        seen &= state.sum != 0  # True for NaN
     tl.store(partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :], state.acc, mask=seen[:, None])
     tl.store(partial.max + at, state.max, mask=valid)
     tl.store(partial.sum + at, state.sum, mask=valid)
@@ -122,13 +122,13 @@ def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.const
 
 @triton.jit
 def tokens_of(batch):
-    """Query tokens of all sequences; what a call has beyond them is padding."""
+    """Query tokens of all sequences; further rows of the call are padding."""
     return tl.load(batch.query_starts + batch.num_seqs).to(tl.int32)
 
 
 @triton.jit
 def clear_padding(out, lse, batch, live, dim, S: tl.constexpr):
-    """Rows past the last sequence's, of `live` tokens: output 0, log-sum-exp -inf; all programs share them."""
+    """Write output 0 and log-sum-exp -inf to tokens from `live` on, behind the last sequence; programs divide them."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
         token = tl.cast(row // HEADS, tl.int64)

@@ -1,8 +1,13 @@
-"""Into how many pieces the keys of blocks are cut: into none, unless all programs would be done earlier.
+"""Sizes of the pieces into which the keys of blocks are cut; blocks stay whole unless cuts end the launch sooner.
 
-Cut are all blocks, or those that are left of whole rounds of programs: of 24 blocks of 8 KV heads, for 132 programs,
-the last 8.  Each lane of a warp tries one way.  Or they are laid end to end, and every program has an even share of
-that line: of 12 blocks of 8 KV heads 8/11 of a block each.  Plain Triton, for the interpreter's sake.
+Three ways are compared, and each lane of a warp tries one size of pieces:
+
+- All blocks are cut.
+- Blocks behind whole rounds of programs are cut.  With 132 programs, these are the last 8 of 24 blocks of 8 KV heads.
+- Blocks are laid end to end, and every program has an even share of the line.  With 132 programs, 12 blocks of 8 KV
+  heads are shares of 8/11 of a block.
+
+Plain Triton, so that the interpreter can run it.
 """
 
 from typing import Any, NamedTuple
@@ -12,35 +17,35 @@ import triton.language as tl
 
 from .schedule import QUOTIENT_TOLERANCE, work
 
-# Keys whose tiles would take as long as what a piece costs beside its own: its state is written, read and joined.
+# Keys whose tiles take as long as writing, reading and joining the state of one piece.
 KEYS_WORTH_A_CUT = tl.constexpr(640)
-# Pieces of the longest block; more where blocks are so few that even these leave programs idle.
+# Pieces of the longest block that are tried first; more only if even these leave programs idle.
 MAX_PIECES = tl.constexpr(8)
-# Keys whose tiles would take as long as joining one piece beyond MAX_PIECES, for one program joins all of a block.
+# Keys whose tiles take as long as joining one piece beyond MAX_PIECES; one program joins all pieces of a block.
 KEYS_WORTH_A_JOIN = tl.constexpr(64)
-# Numbers of these that are tried: for an item for a quarter of the programs, for half of them, one each, two each.
+# Larger numbers of pieces that are tried: items for a quarter of the programs, for half, one for each, two for each.
 NUM_DOUBLINGS = tl.constexpr(4)
-MAX_NUMBERS_TRIED = tl.constexpr(16)  # numbers of pieces, with room; twice, the second time behind whole rounds
-INFINITE_TIME = tl.constexpr(3e38)  # tiles, of a way that is not tried
-CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # times KEYS_WORTH_A_CUT: what the pieces of an even share cost
-PIECES_PER_PROGRAM = 4  # states of cut blocks for which a program has room
-# Keys of a sequence for each of its queries from which on its blocks are about equally long.
+MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes for numbers of pieces; as many lanes again cut behind whole rounds
+INFINITE_TIME = tl.constexpr(3e38)  # tiles; time of a way that is not tried
+CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # time of the pieces of an even share, in KEYS_WORTH_A_CUT
+PIECES_PER_PROGRAM = 4  # states of cut blocks in scratch, for each program
+# Keys of a sequence for each of its queries, from which on its blocks are about equally long.
 MIN_KEYS_PER_QUERY = tl.constexpr(8)
 
 
 class PieceSizes(NamedTuple):
-    """How the blocks of a batch are cut."""
+    """Cuts of the blocks of a batch."""
 
-    size: Any  # tiles of a piece, about; as many as the longest block has: none is cut
-    least: Any  # that a piece may have, with no more of these for a program than there is room for
-    uncut: Any  # blocks of a KV head, from the first on, that stay uncut
-    sharers: Any  # programs that have even shares of all tiles instead; 0: nobody has
+    size: Any  # tiles of a piece, approximately; tiles of the longest block if none is cut
+    least: Any  # fewest tiles of a piece, so that scratch has room for all states
+    uncut: Any  # blocks of a KV head, from the first on, that stay whole
+    sharers: Any  # programs with even shares of all tiles instead; 0: there are none
     total: Any  # tiles of all KV heads
 
 
 @triton.jit
 def survey(batch, lane, mods, S: tl.constexpr):
-    """(tiles, blocks of all sequences, of one KV head; the most tiles of a block, the most blocks of a sequence)."""
+    """(tiles, blocks, most tiles of a block, most blocks of a sequence), over all sequences, for one KV head."""
     total = 0
     blocks = 0
     most = 1
@@ -57,9 +62,9 @@ def survey(batch, lane, mods, S: tl.constexpr):
 
 @triton.jit
 def time_of(size, items, total, cut, programs):
-    """Tiles that a program sees pass while all work through items of up to `size`, each at the cost of `cut` more.
+    """Time in tiles of `items` items of up to `size` tiles, each of which takes `cut` tiles more, on all programs.
 
-    No more than rounds of the largest, and no more than an even share and one item.
+    At most the rounds of largest items, and at most an even share and one item.
     """
     rounds = tl.ceil(items / programs - QUOTIENT_TOLERANCE) * (size + cut)
     return tl.minimum(rounds, total / programs * (1 + cut / tl.maximum(size, 1.0)) + size + cut)
@@ -67,33 +72,37 @@ def time_of(size, items, total, cut, programs):
 
 @triton.jit
 def pieces_tried(number, filling):
-    """Pieces of the longest block: 1 to MAX_PIECES, then as many as there have to be for an item a program, about."""
+    """Pieces of the longest block in trial `number`: 1 to MAX_PIECES, then by NUM_DOUBLINGS around one item a program.
+
+    filling: pieces of the longest block that give each program about one item.
+    """
     doubled = (filling * (1 << tl.maximum(number - MAX_PIECES, 0)) * 0.25 + QUOTIENT_TOLERANCE).to(tl.int32)
     return tl.where(number < MAX_PIECES, number + 1, tl.maximum(doubled, 1))
 
 
 @triton.jit
 def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
-    """How many programs could have even shares; 0 where blocks are not for that, or are enough for all programs.
+    """Programs that could have even shares; 0 if blocks do not suit, or are enough for all programs.
 
-    Where memory decides, the KV heads of a block had better be read side by side than evenly by all.  Blocks of one
-    sequence read the same keys, and find them in L2 where they do it at the same time: so where sequences have several,
-    each block of all KV heads gets as many programs.  Then all must be equally long.
+    Blocks of one sequence read the same keys, and find them in L2 if they do so at the same time.  So if sequences have
+    several blocks, each block gets equally many programs, and all blocks must be equally long.  Sequences with few keys
+    for each query do not suit.
     """
     each = (num_programs.to(tl.float32) / tl.maximum(blocks, 1) + QUOTIENT_TOLERANCE).to(tl.int32)
     number = tl.where(several == 1, num_programs, each * blocks)
     fits = (several == 1) | (tiles == blocks * most)
     fits &= several * S.BLOCK_Q * MIN_KEYS_PER_QUERY <= most * S.TILE
     fits &= blocks * S.KV_HEADS < num_programs
-    fits &= tiles * 1.0 * S.KV_HEADS * num_programs < 2147483648.0  # as schedule.even_share multiplies
+    fits &= tiles * 1.0 * S.KV_HEADS * num_programs < 2147483648.0  # `lists.share_begin` multiplies in 32 bits
     return tl.where(fits, number, 0)
 
 
 @triton.jit
 def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.constexpr, ALIKE: tl.constexpr = False):
-    """PieceSizes, of up to PIECES for a program.  lane [SCAN] counts from 0.  ALIKE: by one rule, first ones or last.
+    """Return PieceSizes with at most PIECES pieces for a program.  lane: [SCAN], 0 ... SCAN - 1.
 
-    The blocks that are left behind whole rounds are taken to be as long as the others.
+    ALIKE: cut all blocks by one rule.  Otherwise blocks behind whole rounds, taken to be as long as the others, may be
+    cut alone, or programs may get even shares.
     """
     tiles, blocks, most, several = survey(batch, lane, mods, S)
     sharers = sharers_of(tiles, blocks, most, several, num_programs, S)
@@ -113,7 +122,7 @@ def piece_size(batch, lane, num_programs, mods, PIECES: tl.constexpr, S: tl.cons
     number = lane % MAX_NUMBERS_TRIED
     pieces = pieces_tried(number, programs * most / tl.maximum(total, 1.0))
     size = tl.maximum(tl.cdiv(most.to(tl.int32), pieces).to(tl.float32), least)
-    each = (most / size + (0.5 + QUOTIENT_TOLERANCE)).to(tl.int32).to(tl.float32)  # of the longest
+    each = (most / size + (0.5 + QUOTIENT_TOLERANCE)).to(tl.int32).to(tl.float32)  # pieces of the longest block
     items = tl.maximum(count, total * share / most * each)
     time = time_before + time_of(size, items, total * share, cut, programs)
     time += join * tl.maximum(most / size - MAX_PIECES, 0.0)

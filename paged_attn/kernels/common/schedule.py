@@ -1,12 +1,13 @@
-"""Which program does what: even shares of all tiles that a batch's blocks see.
+"""The static tile scheduler: even shares of all tiles that a batch's blocks see.
 
-Work is counted in tiles.  A sequence has cdiv(query_len, BLOCK_Q) blocks, each as many tiles as the whole sequence's
-queries see; laid end to end, sequence by sequence, they are one line of units.  With Shape.WHOLE, where all are about
-as long, each gets the same room, and shares begin with blocks or cut all alike.
+Work is counted in units of one tile.  A sequence has cdiv(query_len, BLOCK_Q) blocks, and each block has as many units
+as the sequence's queries together see tiles.  Blocks laid end to end, sequence by sequence, are the line of units.
+With Shape.WHOLE, if blocks are about equally long, each block gets equally many units, and shares begin with blocks or
+with equal parts of blocks.
 
-All KV heads have the same line and as many programs, unless heads have windows of their own: then each has a line of
-what its heads see and, where Shape.BY_HEAD, programs by that (`head_programs.py`).  kv_head None means a line of all
-keys, for whoever has items of several KV heads.
+KV heads have equal lines and equally many programs, unless windows differ by head.  Then each KV head has a line of the
+tiles that its heads see and, with Shape.BY_HEAD, programs in proportion (`head_programs.py`).
+kv_head None: a line of the tiles that any head may see, for items of several KV heads.
 """
 
 import triton
@@ -18,20 +19,20 @@ from .head_windows import LEFT, side_of_block
 from .numerics import load_int
 from .records import Share
 
-# Tiles by which shares that begin with blocks may be larger than even ones: shares of one block each, and others.
+# Tiles by which shares that begin with blocks may exceed even shares, if a share is one block, and otherwise.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
-# Eighths of an even share by which they may be larger where a sequence has several blocks: shares of these that begin
-# alike read its keys in step, and all but the first find them in L2.
+# Eighths of an even share by which they may exceed it if a sequence has several blocks.  Shares that begin at equal
+# places of these blocks read the keys in step, and all but the first find the keys in L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
-QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # a quotient that is a whole number may be found a little off
+QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # computed quotients of whole numbers may be off by so much
 
 
 @triton.jit
 def unflatten(S: tl.constexpr):
     """(block or share, KV head) of this program.
 
-    The heads of a token lie in one page, so where memory decides they run side by side; where arithmetic decides, the
-    blocks of one head do, since they share its keys.
+    If memory decides, neighbouring programs have the heads of one block, whose keys lie in the same pages.  If
+    arithmetic decides, neighbouring programs have the blocks of one head, with equal keys.
     """
     pid = tl.program_id(0)
     if S.ONE_BLOCK or S.SPLIT:
@@ -43,7 +44,7 @@ def unflatten(S: tl.constexpr):
 
 @triton.jit
 def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
-    """(blocks, tiles of each) of one or [N] sequences; no blocks where not inside or where another launch serves."""
+    """(blocks, tiles of each) of one or [N] sequences; 0 blocks if not `inside`, or if another launch serves them."""
     seq_len = load_int(batch.seq_lens + seq, inside)
     if batch.query_starts is None:
         query_len = tl.where(inside, 1, 0)
@@ -59,20 +60,20 @@ def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
     else:
         tiles -= first_tile(seq, inside, context_len, mods, S, kv_head)
     blocks = tl.cdiv(query_len, S.BLOCK_Q)
-    # a sequence that sees nothing still has its zeros to write
+    # a sequence that sees nothing still has to write zeros
     return tl.where(served, blocks, 0), tl.maximum(tiles, 1)
 
 
 @triton.jit
 def room_of(batch, share, seq, mods, S: tl.constexpr, kv_head=None):
-    """(blocks of a sequence, units that each has on the line)."""
+    """(blocks of a sequence, units of each block on the line)."""
     blocks, tiles = work(batch, seq, True, mods, S, kv_head)
     return blocks, tl.maximum(tiles, share.tiles)
 
 
 @triton.jit
 def first_tile(seq, inside, context_len, mods, S: tl.constexpr, kv_head=None):
-    """The first tile that a sequence's queries, which begin at position context_len, may see; of one or of [N]."""
+    """First tile, inclusive, that queries from position context_len on may see; of one sequence or [N]."""
     if mods.left is None:
         return 0
     else:
@@ -84,15 +85,16 @@ def first_tile(seq, inside, context_len, mods, S: tl.constexpr, kv_head=None):
         return tile_of(first, context_len, S)
 
 
-# A prefix that stays visible behind a window leaves a gap, of keys that nobody sees: a sequence's line has the tiles of
-# the prefix and then, whatever lies between, those from the window of its first query on.
+# A prefix that stays visible outside a window leaves a gap of keys that no query sees.  A sequence's line has the tiles
+# of the prefix, and then the tiles from the window of its first query on.
 
 
 @triton.jit
 def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv_head=None):
-    """(tiles of the prefix, with which a sequence's line begins, the tile with which it goes on).
+    """(tiles of the prefix, with which a sequence's line begins, the tile with which the line goes on).
 
-    Pieces of a fixed size are told by their place: their line has the gap's tiles, too, which find nothing to do.
+    The line of fixed pieces has the gap's tiles, too, because a piece's number follows from its place; these tiles do
+    no work.
     """
     prefix = prefix_of(seq, inside, seq_len, mods)
     resume = first_tile(seq, inside, context_len, mods, S, kv_head)
@@ -105,7 +107,7 @@ def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv
 
 @triton.jit
 def place_on_line(unit, block, mods, S: tl.constexpr):
-    """The tile that a unit of a block's line is, where there may be a gap."""
+    """Tile of a unit of a block's line, if there may be a gap."""
     context_len = block.seq_len - block.query_len
     head, resume = line_around_gap(block.seq, None, block.seq_len, context_len, mods, S, block.kv_head)
     return unit + tl.where(unit < head, 0, resume - head)
@@ -113,14 +115,14 @@ def place_on_line(unit, block, mods, S: tl.constexpr):
 
 @triton.jit
 def units_of(batch, seq, mods, S: tl.constexpr, kv_head=None):
-    """Units of each of some sequences [N], 0 past the last."""
+    """Units of each of some sequences [N], 0 behind the last."""
     blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S, kv_head)
     return blocks * tiles
 
 
 @triton.jit
 def total_work(batch, lane, mods, S: tl.constexpr, kv_head=None):
-    """Units of the whole batch; lane [SCAN] counts from 0."""
+    """Units of the whole batch; lane: [SCAN], 0 ... SCAN - 1."""
     total = 0
     for first in range(0, batch.num_seqs, S.SCAN):
         total += tl.sum(units_of(batch, first + lane, mods, S, kv_head), 0)
@@ -129,7 +131,7 @@ def total_work(batch, lane, mods, S: tl.constexpr, kv_head=None):
 
 @triton.jit
 def passed_by(ends, unit):
-    """(sequences that end before a unit, units of theirs)."""
+    """(number of sequences that end at or before a unit, their units)."""
     return tl.sum((ends <= unit).to(tl.int32), 0), tl.max(tl.where(ends <= unit, ends, 0), 0)
 
 
@@ -150,9 +152,9 @@ def find_work(batch, unit, lane, mods, S: tl.constexpr, kv_head=None):
 
 @triton.jit
 def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr, kv_head=None):
-    """(a share, the sequence that holds its first unit, units before that sequence).
+    """(Share `index`, the sequence that holds its first unit, units before that sequence).
 
-    first: work of the first SCAN sequences, read ahead where these are all.
+    first: `work` of the first SCAN sequences, used with ONE_SCAN.
     """
     if S.ONE_SCAN:
         blocks, tiles = first
@@ -171,7 +173,7 @@ def find_share(batch, first, index, num_shares, lane, mods, S: tl.constexpr, kv_
 
 @triton.jit
 def whole_share(batch, blocks, tiles, index, num_shares):
-    """A share that begins with a block, or with an equal part of one, if these are not much larger than even ones."""
+    """A share that begins with a block or an equal part of one; an even share if such shares would be much larger."""
     total = tl.sum(blocks * tiles, 0)
     size, room = whole_size(blocks, tiles, total, num_shares, batch.least)
     if size > 0:
@@ -184,15 +186,15 @@ def whole_share(batch, blocks, tiles, index, num_shares):
 
 @triton.jit
 def whole_size(blocks, tiles, total, num_shares, least):
-    """(size of shares that begin with blocks, room for each block), in tiles; 0 where even ones are that much smaller.
+    """(size of shares that begin with blocks, units of each block), in tiles; size 0: even shares are much smaller.
 
-    A share has so many blocks, or an equal part of one.  To join pieces, and to begin a second block, takes as long as
-    some tiles, and even shares of blocks of one length have more of both.
+    A share has several whole blocks, or an equal part of one block.  Joining pieces, and beginning a second block, take
+    as long as some tiles, and even shares have more of both.
     """
     count = tl.sum(blocks, 0)
     longest = tl.max(tl.where(blocks > 0, tiles, 0), 0)
     even = tl.maximum(tl.cdiv(total, num_shares), least)
-    parts = num_shares // tl.maximum(count, 1)  # of each block
+    parts = num_shares // tl.maximum(count, 1)  # shares for each block
     if parts > 1:
         size = tl.maximum(tl.cdiv(longest, parts), least)
         room = tl.cdiv(longest, size) * size
@@ -207,7 +209,7 @@ def whole_size(blocks, tiles, total, num_shares, least):
 
 @triton.jit
 def even_share(batch, share, num_shares, total):
-    """Of total units so many as all others, none fewer than batch.least; the first `extra` shares have one more."""
+    """An even share of `total` units, at least batch.least; the first `extra` shares have one unit more."""
     size = total // num_shares
     extra = total - size * num_shares
     if size < batch.least:
@@ -220,19 +222,19 @@ def even_share(batch, share, num_shares, total):
 
 @triton.jit
 def share_of(unit, share):
-    """The number of the share that holds a unit."""
+    """Number of the share that holds a unit."""
     larger = unit < share.extra * (share.size + 1)
-    # one division, which is 350 bytes of machine code
+    # one division only, for it takes 350 bytes of machine code
     return (unit - tl.where(larger, 0, share.extra)) // (share.size + tl.where(larger, 1, 0))
 
 
-# Shares of KV heads that are cut alike lie side by side in scratch.  Where Shape.BY_HEAD `ahead` is how many programs
-# those before a KV head have, and its shares follow each other.
+# Shares of KV heads that are cut alike lie side by side in scratch.  With Shape.BY_HEAD, `ahead` is the number of
+# programs of the KV heads before this one, whose shares follow each other.
 
 
 @triton.jit
 def place_of(share, kv_head, ahead, S: tl.constexpr):
-    """The number of a KV head's share among those of all."""
+    """Number of a KV head's share among the shares of all KV heads."""
     if ahead is None:
         return share * S.KV_HEADS + kv_head
     else:
@@ -241,7 +243,7 @@ def place_of(share, kv_head, ahead, S: tl.constexpr):
 
 @triton.jit
 def slot_of(share, slots, slot, kv_head, ahead, S: tl.constexpr):
-    """The number of a slot of a KV head's share, of which each has so many, among those of all."""
+    """Number of slot `slot` of a KV head's share among all slots; slots: of each share."""
     if ahead is None:
         return (slots * share + slot) * S.KV_HEADS + kv_head
     else:
@@ -250,7 +252,7 @@ def slot_of(share, slots, slot, kv_head, ahead, S: tl.constexpr):
 
 @triton.constexpr_function
 def slots_between(kv_heads, alike):
-    """From a slot of a KV head's share to its next; alike: KV heads are cut alike."""
+    """Distance of neighbouring slots of a KV head's share; alike: KV heads are cut alike."""
     return kv_heads if alike else 1
 
 

@@ -1,4 +1,4 @@
-"""A user's function in the kernels: what a plan knows of it, how it is called there, and how it is compiled alone."""
+"""A user's score_mod: its key in a plan, its form in kernels, and its trial compilation."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ POINTERS = {
 
 
 class ScoreMod(NamedTuple):
-    """What a plan depends on: the function, and the types of its arguments as Triton names them."""
+    """The function, and Triton's names of its arguments' types: all that a plan depends on."""
 
     function: Any
     types: tuple[str, ...]
 
 
 def score_mod_of(function: Any, args: Sequence[Any] | None) -> ScoreMod | None:
-    """None where there is no function."""
+    """Return the ScoreMod of a function and its arguments; None without a function."""
     return None if function is None else ScoreMod(function, tuple([type_of(x) for x in args or ()]))
 
 
@@ -51,12 +51,12 @@ def type_of(arg: Any) -> str:
 
 
 def of_this_dialect(asked: ScoreMod | None) -> Any:
-    """The function as kernels call it here, interpreted or compiled, whichever it was made for."""
+    """Return the function as kernels call it: interpreted if Triton is interpreted here, otherwise compiled."""
     return None if asked is None else interpreted(asked.function) if INTERPRET else compiled(asked.function)
 
 
 class Inlined(JITFunction):
-    """A function that is a field of a kernel's Shape, whose text is part of what Triton finds the kernel by on disk."""
+    """A function in a kernel's Shape; its repr has the hash of its text, and so enters Triton's key of the kernel."""
 
     def __repr__(self) -> str:
         return f"Inlined({self.__name__} {self.cache_key})"
@@ -75,9 +75,9 @@ def interpreted(function: Any) -> Any:
 
 
 def compile_trial(asked: ScoreMod, try_kernel: Any, source: Any = ASTSource) -> Any:
-    """try_kernel(scores, args, score_mod) with the function for sm_90; None where Triton is interpreted.
+    """Compile try_kernel(scores, args, score_mod) with the function for sm_90; None if Triton is interpreted.
 
-    source: how the dialect of try_kernel is read.
+    source: Triton's class for kernels of try_kernel's dialect.
     """
     if isinstance(triton.language.standard.sum, InterpretedFunction):
         return None

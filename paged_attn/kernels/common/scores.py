@@ -1,6 +1,7 @@
-"""What happens to a score between <q, k> and the softmax: scale, modifiers in their fixed order, mask.
+"""Scores between q @ k^T and the softmax: scale, modifiers in their fixed order, masks.
 
-Both dialects use these: key [N] counts the keys of a tile from 0, in whatever layout the scores have.
+All dialects use these functions.  key [N]: numbers of keys within a tile, from 0, in any layout.  tile: position of the
+tile's first key.
 """
 
 import triton
@@ -13,10 +14,10 @@ from .numerics import LOG2E
 
 @triton.jit
 def softcap(scores, cap, FAR: tl.constexpr):
-    """cap * tanh(scores / cap); from 2^64 on the exponential changes nothing.
+    """cap * tanh(scores / cap); exponents beyond 64 change nothing, and are clamped.
 
-    What exponentials leave is off by some 2^-23 of the cap, however small a score is.  FAR: of a cap for which that is
-    too much, scores well below it are capped by tanh's series, off by 2^-23 of themselves.
+    Exponentials are off by about 2^-23 of the cap, however small a score is.  FAR: the cap is too large for that, and
+    scores well below the cap take tanh's series, which is off by 2^-23 of the score.
     """
     if FAR:
         x = scores * (1.0 / cap)
@@ -34,9 +35,9 @@ def softcap(scores, cap, FAR: tl.constexpr):
 
 @triton.jit
 def scale_by_token(scale, scales, rows, PARTS: tl.constexpr = 1):
-    """The scale of scores, one for all or [R], times that of each row's token [R], if there is one.
+    """The scale of scores, a scalar or [R], times the scale of each row's token [R], if given.
 
-    PARTS: how many of the rows' KV heads are one of the cache.
+    PARTS: KV heads of the kernel for each KV head of the cache.
     """
     if scales.token_ptr is None:
         return scale
@@ -48,7 +49,7 @@ def scale_by_token(scale, scales, rows, PARTS: tl.constexpr = 1):
 
 @triton.jit
 def load_slopes(rows, mods, S: tl.constexpr):
-    """ALiBi's slope of every row [R]."""
+    """ALiBi slope of every row, [R]."""
     slopes = mods.alibi_slopes
     if mods.alibi_stride_seq is not None:
         slopes += tl.cast(rows.seq, tl.int64) * mods.alibi_stride_seq
@@ -57,7 +58,7 @@ def load_slopes(rows, mods, S: tl.constexpr):
 
 @triton.jit
 def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores plus the query-query bias, where a tile may hold the call's own keys."""
+    """Scores plus the query-query bias, if a tile may hold the call's own keys."""
     if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
             scores = _add_entries(scores, rows, tile + key, mods)
@@ -66,7 +67,7 @@ def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def hides_between(mods, S: tl.constexpr):
-    """Whether `modify` or `cut_own` may hide keys between a row's bounds: a tile between these may show it nothing."""
+    """Whether `modify` or `cut_own` may hide keys between a row's bounds, so that a row may see nothing of a tile."""
     return (
         mods.qq_bias is not None
         or mods.qq_mask is not None
@@ -77,7 +78,7 @@ def hides_between(mods, S: tl.constexpr):
 
 @triton.jit
 def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Minus infinity where a query's bits hide keys of the call: a word of each row for 32 of these."""
+    """Scores with minus infinity where a query's bits (qq_mask) hide own keys; a word of each row covers 32 keys."""
     if mods.qq_mask is not None:
         first = tile - rows.context_len
         if (first + S.TILE > 0) & (first < 32 * mods.qq_words):
@@ -92,7 +93,7 @@ def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def _add_entries(scores, rows, slot, mods):
-    """Scores of the call's own keys plus their entry in the bias matrix, 0 outside of it."""
+    """Scores of the call's own keys plus their entries in the bias matrix; 0 outside the matrix."""
     row = rows.slot - rows.context_len
     column = slot - rows.context_len
     inside = (rows.valid & (row < mods.qq_bias_size))[:, None]
@@ -106,7 +107,7 @@ def _add_entries(scores, rows, slot, mods):
 
 @triton.jit
 def position_of(slot, rows, mods):
-    """Positions of the keys in slots [N]: of the call's own those of its queries, of others the slots."""
+    """Positions of the keys in slots [N]: own keys have the positions of their queries, cached keys their slots."""
     index = slot - rows.context_len
     own = (index >= 0) & (index < rows.query_len)
     pos = tl.load(mods.query_positions + rows.first_token + index, mask=own, other=0)
@@ -115,7 +116,7 @@ def position_of(slot, rows, mods):
 
 @triton.jit
 def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
-    """Scores with ALiBi by slots of keys as they are by positions, where a tile may hold the call's own keys."""
+    """Correct ALiBi, computed with slots of keys, to positions of own keys, if a tile may hold some."""
     if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
         if tile + S.TILE > rows.context_len:
             pos = position_of(tile + key, rows, mods)
@@ -130,7 +131,7 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Minus infinity where bits, or a window by positions, hide keys of the call, which their slots do not tell."""
+    """Scores with minus infinity where bits, or a window of positions, hide own keys; slots cannot tell these."""
     scores = cut_by_mask(scores, rows, key, tile, mods, S)
     CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
     if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
@@ -156,16 +157,16 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def call_score_mod(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = False):
-    """Scores [R, N] as the user's function has them; FULL: all keys of the tile are keys of the sequence.
+    """Scores [R, N] from the user's function; FULL: all keys of the tile are keys of the sequence.
 
-    It is asked of positions in the sequence only, so what it loads by them is there, whatever else a tile holds.
+    Positions are clamped to the sequence, so loads of the function by position stay in bounds.
     """
     if S.SCORE_MOD is not None:
         last = rows.context_len + rows.query_len - 1
         key_pos = tile + key
         if mods.query_positions is not None:
-            # A branch here would become one with that of the bias, and what the function loads by these positions would
-            # then depend on the scores, which Triton's pipeliner refuses up to 3.8.
+            # No branch here: Triton would join it with that of the bias.  Loads of the function by these positions
+            # would then depend on the scores, and Triton's pipeliner refuses such loads up to 3.8.
             key_pos = tl.maximum(position_of(key_pos, rows, mods), 0)
         if not FULL or mods.query_positions is not None:
             key_pos = tl.minimum(key_pos, last)
@@ -178,7 +179,7 @@ def call_score_mod(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.cons
 
 @triton.jit
 def modify(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = False):
-    """Scaled scores [R, N] of the keys from tile on with softcap, ALiBi, query-query bias and the user's function."""
+    """Scaled scores [R, N] of a tile with softcap, ALiBi, query-query bias and the user's function, in this order."""
     if mods.softcap is not None:
         scores = softcap(scores, mods.softcap, S.FAR_CAP)
     if mods.alibi_slopes is not None:
@@ -194,8 +195,8 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = 
 
 @triton.jit
 def mask(scores, rows, key, tile, end, mods):
-    """Minus infinity where a row must not look: outside its window, at or past end."""
-    # bounds move, not keys: constants need no registers
+    """Scores with minus infinity where a row must not see a key: outside its window, or at positions >= end."""
+    # bounds are moved instead of keys, which are constants and need no registers
     visible = key[None, :] <= (tl.minimum(rows.last_key, end - 1) - tile)[:, None]
     if mods.left is not None:
         visible &= key[None, :] >= (rows.first_key - tile)[:, None]

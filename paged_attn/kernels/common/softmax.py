@@ -1,4 +1,4 @@
-"""Attention over a set of keys as a state (acc, max, sum), base 2: start, update with a tile, merge two, finish."""
+"""The online softmax as a State (acc, max, sum), base 2: start, update with a tile, merge two states, finish."""
 
 import triton
 import triton.language as tl
@@ -6,13 +6,13 @@ import triton.language as tl
 from .numerics import LN2, LOG2E, dot, rounded_product, scaled
 from .records import State
 
-# Of maxima, for a difference of infinities would be NaN.  Of a sink of infinity it is the sum that is infinite.
+# Limit of maxima, because a difference of infinities is NaN.  A sink of infinity has an infinite sum instead.
 MAX_MAXIMUM = tl.constexpr(2.0**127)
 
 
 @triton.jit
 def start(sinks, rows, first, S: tl.constexpr):
-    """(max, sum) before any key; where `first`, of all rows or [R], the sink: a key of score sinks[head], value 0."""
+    """(max, sum), each [R], before any key, with the sink (score sinks[head], value 0) where `first`, scalar or [R]."""
     row_sum = rows.slot * 0.0
     row_max = row_sum + float("-inf")
     if sinks is not None:
@@ -23,7 +23,7 @@ def start(sinks, rows, first, S: tl.constexpr):
 
 @triton.jit
 def seen(score):
-    """(max, sum) of one key of this score, or of keys of this log-sum-exp; -inf: of none."""
+    """(max, sum) of one key with this score, or of keys with this log-sum-exp; -inf: no key."""
     row_max = score * LOG2E
     row_sum = tl.where(row_max > float("-inf"), tl.where(row_max > MAX_MAXIMUM, float("inf"), 1.0), 0.0)
     return tl.where(row_max > MAX_MAXIMUM, MAX_MAXIMUM, row_max), row_sum  # NaN stays
@@ -31,17 +31,20 @@ def seen(score):
 
 @triton.jit
 def base_of(row_max):
-    """What exponents are taken relative to: -inf - -inf is NaN, so rows that have seen nothing use 0."""
+    """Number that is subtracted from exponents: the maximum, or 0 for rows that saw nothing (-inf - -inf is NaN)."""
     return tl.where(row_max > float("-inf"), row_max, 0.0)
 
 
 @triton.jit
 def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
-    """Fold scores [R, N] (times unit [R]: base 2) and values into the state (Milakov & Gimelshein 2018)."""
+    """Fold scores [R, N] and values into the state (Milakov & Gimelshein 2018).
+
+    unit [R]: factor that brings scores to base 2.  ALL_SEE: every row sees a key of the tile.
+    """
     row_max = tl.maximum(state.max, tl.max(scores, 1) * unit)
     base = row_max if ALL_SEE else base_of(row_max)
     if S.NORMALIZED:
-        # scores of any magnitude: beside a maximum of 2^30 that was rounded, an exact product may be far away
+        # normalized queries: an unrounded product may differ much from a rounded maximum as large as 2^30
         p = tl.exp2(rounded_product(scores, unit[:, None]) - base[:, None])
     else:
         p = tl.exp2(tl.fma(scores, unit[:, None], -base[:, None]))
@@ -55,7 +58,7 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
 
 @triton.jit
 def merge(state, acc, row_max, row_sum):
-    """Join with another state of the same rows; one that saw nothing may hold anything in acc."""
+    """Join with another state of the same rows; the acc of a state that saw nothing is arbitrary."""
     both = tl.maximum(state.max, row_max)
     base = base_of(both)
     decay = tl.exp2(state.max - base)
@@ -66,12 +69,12 @@ def merge(state, acc, row_max, row_sum):
 
 @triton.jit
 def finish(acc, row_sum):
-    """The output; zero where nothing was seen."""
-    # one division for a row: one for each element was a tenth of a Hopper kernel's machine code
+    """acc [R, D] / row_sum [R, 1]; zero for rows that saw nothing."""
+    # one division for each row; one for each element was a tenth of a Hopper kernel's machine code
     return acc * (1.0 / tl.where(row_sum != 0, row_sum, 1.0))
 
 
 @triton.jit
 def log_sum_exp(row_max, row_sum):
-    """Natural logarithm of the softmax's denominator; -inf where nothing was seen."""
+    """Natural logarithm of the softmax's denominator, [R]; -inf for rows that saw nothing."""
     return tl.where(row_sum != 0, (row_max + tl.log2(tl.where(row_sum != 0, row_sum, 1.0))) * LN2, float("-inf"))

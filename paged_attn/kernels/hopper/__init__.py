@@ -1,5 +1,5 @@
 """Gluon kernels for Hopper (sm_90), with explicit loaders, rings and consumers.
 
 Modules import downwards only: dialect, the kernels, consuming, schedule, loading, planning, asm, args, shim.
-To add a kernel, add a file here and a plan in planning/.  Without Gluon only the host's part is imported.
+A new kernel is a file here and a plan in planning/.  Without Gluon only the host's part is imported.
 """

@@ -1,5 +1,5 @@
-"""Portable Triton: every GPU, and the interpreter; what covers every call comes last in the list of dialects.
+"""Portable Triton kernels for every GPU and the interpreter; this dialect covers every call, and is the last one.
 
-It imports kernels.common, the files of kernels/ and records; Hopper's kernels may use its plans, never it theirs.
-A new way to find keys goes to cache_tiles.py, a tile shape that was measured to tuning.py.
+The folder imports kernels.common, the files of kernels/ and records.  Hopper's kernels may use plans of this folder,
+never the reverse.  A new way to find keys goes to cache_tiles.py, and a measured tile shape to tuning.py.
 """

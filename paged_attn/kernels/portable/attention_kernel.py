@@ -26,12 +26,15 @@ from ..common.softmax import merge, start
 from .latent_parts import load_queries
 from .tiles import attend_keys
 
-MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads times sequences whose work is counted at a time
+MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads x sequences whose work is counted at a time
 
 
 @triton.jit
 def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
-    """The state of a block's rows over its keys in [begin, end), begin on a tile; first: sinks count here."""
+    """Return the state of a block's rows over its keys at positions [begin, end); begin is a multiple of TILE.
+
+    first: sinks count here.  q: Query in the parts of the keys.  cache, new: KeyValues; new None: no new keys.
+    """
     span = visible_range(block, mods, S.BLOCK_Q, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
     end = tl.minimum(end, span.hi)
@@ -51,7 +54,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
     pages = pages_of(batch, block.seq)
     source = Source(pages, 0, first_key, cache_end, cache_scale, batch.page_starts, prefix)
     state = attend_keys(state, q, rows, cache, boxes, source, begin, span, mods, S)
-    # nothing else is in acc yet: a sink has value 0, and new values are not scaled
+    # acc has cached values alone: a sink has the value 0, and new values, which are not scaled, follow
     value_scale = scale_of(scales.value, scales.value_ptr, scales.value_stride, head, scales.value_stride_seq, block)
     state = State(scaled(state.acc, value_scale), state.max, state.sum)
     if new is not None:
@@ -62,7 +65,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
 
 @triton.jit
 def keep(partial, share, slots, slot, ahead, rows, state, S: tl.constexpr):
-    """The state of one piece, in a slot of a share's."""
+    """Store the state of one piece in a slot of a share."""
     row = tl.arange(0, S.ROWS)
     at = slot_of(share, slots, slot, rows.kv_head, ahead, S) * S.LIVE + row
     store_partial(partial, at, rows.valid & (row < S.LIVE), tl.arange(0, S.VALUE_PADDED), state, S)
@@ -73,14 +76,14 @@ def attend_pieces(
     block, rows, q, begin, end, cut, share, slot, ahead, cache, boxes, new, batch, mods, scales, partial,
     S: tl.constexpr,
 ):  # fmt: skip
-    """The states of pieces begin ... end - 1 folded in order; where cut, each is also kept, from a share's slot on.
+    """Fold the states of pieces [begin, end) in order; cut: also store each state, from a slot of a share on.
 
-    What a row gets depends on its position alone: also a piece that another row of the block sees changes nothing.
+    A row's result depends on its position alone; pieces that only other rows of the block see change nothing.
     """
     row_max, row_sum = start(None, rows, False, S)
     state = State(tl.full([S.ROWS, S.VALUE_PADDED], 0.0, tl.float32), row_max, row_sum)
     for piece in range(begin, end):
-        # the piece of the row's own first key has its sink, wherever the block begins
+        # a row's sink counts in the piece of the row's own first key
         first = first_seen(rows, mods) // S.PIECE == piece
         keys = piece * S.PIECE
         part = attend_block(
@@ -103,7 +106,7 @@ def share_of_heads(batch, mods, S: tl.constexpr):
 
 @triton.jit
 def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
-    """All blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
+    """Compute all blocks, and pieces of blocks, in this program's share of the work, for one KV head."""
     index, kv_head = unflatten(S)
     lane = tl.arange(0, S.SCAN)
     row = tl.arange(0, S.ROWS)
@@ -147,7 +150,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             else:
                 whole_begin, whole_end = pieces_of(first, 0, tiles, S)
                 begin, end = pieces_of(first, tile, count, S)
-                # keys beyond the bound that the host gave have no room
+                # keys beyond the host's bound have no scratch
                 pieces = tl.minimum(whole_end - whole_begin, batch.slots)
                 end = tl.minimum(end, whole_begin + pieces)
                 whole = end - begin == pieces
@@ -176,7 +179,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
                 elif S.MERGE > 0:
                     last = tl.maximum((whole_begin + pieces - 1) * (S.PIECE // S.TILE) - first, 0)
                     holders = share_of(unit - tile + last, share) - from_share + 1
-                    # a share behind the one where the last piece begins has none of the block
+                    # shares behind the one in which the last piece begins hold no piece of the block
                     if (holders > 1) & (index < from_share + holders):
                         join_if_last(
                             out, lse, partial, scratch.counters, from_share, holders, pieces, token, tokens, kv_head,
@@ -193,7 +196,10 @@ def attention_kernel(
     page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots, page_starts, mods, scales,
     S: tl.constexpr,
 ):  # fmt: skip
-    """One block of query tokens, or one share of the batch's work, x one KV head."""
+    """Attention of one block of query tokens, or of one share of the batch's work, x one KV head.
+
+    shortest, longest: query tokens of the sequences that this launch serves, inclusive.
+    """
     batch = Batch(
         query_starts, seq_lens, page_table, page_table_stride, num_seqs, num_tokens, shortest, longest, least, slots,
         page_starts,
@@ -220,7 +226,7 @@ def attention_kernel(
             else:
                 span = visible_range(block, mods, S.BLOCK_Q, S)
                 begin = span.lo // S.PIECE
-                # a block that sees nothing may have sinks
+                # at least one piece, for the sinks
                 end = tl.maximum(tl.cdiv(span.hi, S.PIECE), begin + 1)
                 state = attend_pieces(
                     block, rows, q, begin, end, False, 0, 0, None, cache, boxes, new, batch, mods, scales, None, S

@@ -1,4 +1,4 @@
-"""Keys and values in memory: page ids, addresses, loads that never let a dead slot into a result."""
+"""Keys and values in memory: page ids, addresses, and loads that keep slots without a key out of results."""
 
 import triton
 import triton.language as tl
@@ -8,7 +8,7 @@ from ..common.blocking import page_at
 
 @triton.jit
 def chunks(tile, S: tl.constexpr):
-    """First positions [N // CHUNK] of the tile's chunks: each lies in one page."""
+    """First positions [N // CHUNK] of a tile's chunks, each of which lies in one page; a scalar for one chunk."""
     if S.CHUNK == S.TILE:
         return tile
     else:
@@ -17,7 +17,7 @@ def chunks(tile, S: tl.constexpr):
 
 @triton.jit
 def lives(pos, source):
-    """Whether keys at positions [N] are there, and visible to somebody."""
+    """Whether keys at positions [N] exist, and some row sees them."""
     live = pos >= source.first
     if source.prefix is not None:
         live |= pos < source.prefix
@@ -26,18 +26,19 @@ def lives(pos, source):
 
 @triton.jit
 def load_ids(source, tile, S: tl.constexpr):
-    """Page ids of the tile's chunks, int32 until locate.
+    """Load the page ids of a tile's chunks, int32 [N // CHUNK].
 
-    Loading them one tile ahead keeps the loads of keys and values direct, so that the pipeliner gives them every stage.
+    Ids are loaded one tile ahead.  Loads of keys and values then depend on no load, and the pipeliner gives them every
+    stage.
     """
     if source.pages is None:
         return 0
     else:
         column = chunks(tile, S) // S.PAGE
-        # ids outside may be anything: page 0 stands in for them, and load_kv drops what it reads there
+        # ids of other pages may be anything: page 0 replaces them, and load_kv drops what is read there
         inside = column >= source.first // S.PAGE
         if source.prefix is not None:
-            inside &= source.first < source.end  # else nobody sees more than the prefix, of whatever page first lies in
+            inside &= source.first < source.end  # otherwise only the prefix is visible
             inside |= column * S.PAGE < source.prefix
         inside &= column * S.PAGE < source.end
         return tl.load(page_at(source.pages, column, source.page_starts), mask=inside, other=0).to(tl.int32)
@@ -45,7 +46,7 @@ def load_ids(source, tile, S: tl.constexpr):
 
 @triton.jit
 def per_key(x, S: tl.constexpr):
-    """One value per chunk [N // CHUNK] to one per key [N]."""
+    """Repeat one value for each chunk [N // CHUNK] as one for each key [N]."""
     if S.CHUNK == S.TILE:
         return x + tl.full([S.TILE], 0, tl.int32)
     else:
@@ -54,7 +55,7 @@ def per_key(x, S: tl.constexpr):
 
 @triton.jit
 def locate(source, ids, tile, S: tl.constexpr):
-    """(page, slot) of the tile's positions, int64 [N]."""
+    """(page, slot), each int64 [N], of a tile's positions; tile: its first position, ids: of `load_ids`."""
     CHUNK: tl.constexpr = S.CHUNK
     key = tl.arange(0, S.TILE)
     if source.pages is None:
@@ -71,7 +72,7 @@ def locate(source, ids, tile, S: tl.constexpr):
 
 @triton.jit
 def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
-    """Rows [N, D] of one page through the copy engine, which computes the addresses and writes shared memory itself."""
+    """Load rows [N, D] of one page by a TMA box, which computes addresses and writes shared memory by itself."""
     return box.load([page, slot, kv_head, 0]).reshape([S.TILE, DIM])
 
 
@@ -79,9 +80,9 @@ def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
 def load_kv(
     kv, page, slot, kv_head, live, WIDTH: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr, BEGIN: tl.constexpr = 0
 ):  # fmt: skip
-    """Rows [N, PADDED / PARTS] of stored elements, of WIDTH dims from BEGIN on.
+    """Load rows [N, PADDED / PARTS] of stored elements: dims [BEGIN, BEGIN + WIDTH).
 
-    Rows that are not live (None: all are) are zeros.
+    live [N]: the other rows are zeros; None: all rows are live.
     """
     HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
     DIM: tl.constexpr = PADDED // kv.PARTS
@@ -92,19 +93,19 @@ def load_kv(
         head = tl.multiple_of(head, 2 * kv.ALIGN)  # bytes
         row = tl.multiple_of(row, kv.ALIGN)
     if kv.RUN == 1:
-        # wide loads go along the slots here, but the compiler cannot see through locate's reshape
+        # wide loads go along the slots; hints tell the compiler what the reshape in `locate` hides
         WIDE: tl.constexpr = min(kv.ALIGN, S.CHUNK)
         row = tl.max_contiguous(tl.multiple_of(row, WIDE), WIDE)
-    if BEGIN > 0:  # of keys that lie in one run
+    if BEGIN > 0:  # only for keys of one run
         head += BEGIN // kv.PARTS
     ptr = head + row[:, None] + (dim // kv.RUN * kv.stride_run + dim % kv.RUN)[None, :]
     if kv.RUN == 1 or live is None:
-        # along the slots a mask would cut wide loads into single elements: garbage is loaded, and dropped below
+        # a mask would cut wide loads along the slots into single elements, so garbage is loaded, and dropped below
         x = tl.load(ptr) if DIM == HEAD_DIM else tl.load(ptr, mask=(dim < HEAD_DIM)[None, :], other=0)
     elif DIM == HEAD_DIM:
         x = tl.load(ptr, mask=live[:, None], other=0)
     else:
         x = tl.load(ptr, mask=live[:, None] & (dim < HEAD_DIM)[None, :], other=0)
     if kv.RUN == 1 and live is not None:
-        x = tl.where(live[:, None], x, 0)  # no bits: zero in every format
+        x = tl.where(live[:, None], x, 0)  # the bits of zero in every format
     return x

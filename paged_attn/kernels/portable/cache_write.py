@@ -1,4 +1,4 @@
-"""New keys and values into the cache."""
+"""The kernel that writes new keys and values into the cache."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ def store_heads(
     kv, rows, token, kv_head, page, slot, number, ptr, stride,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Some heads [H, D] of one token into its slot, scaled and encoded as the cache wants them."""
+    """Store some heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
     head = kv_head.to(tl.int64) if KV_HEADS > MAX_HEADS_OF_NARROW_ROWS or rows.WIDE is not None else kv_head
@@ -32,9 +32,10 @@ def write_kv_kernel(
     PAGE: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr, VALUE_PADDED: tl.constexpr, BLOCK_HEADS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One token x some of its heads; a negative slot skips the token, a part of the cache that is None is left alone.
+    """Write one token x BLOCK_HEADS of its KV heads.
 
-    DEPENDENT: launched before the launch ahead of it has ended, and it lets the next one be launched before it ends.
+    A negative slot skips the token.  A cache key or value of None is not written.
+    DEPENDENT: a dependent launch, which begins before the previous launch ends, and lets the next one do the same.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()

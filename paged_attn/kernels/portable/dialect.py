@@ -1,4 +1,4 @@
-"""The portable kernels, in Triton: every call on every device, and the interpreter."""
+"""The dialect of the portable Triton kernels: every call on every device, and the interpreter."""
 
 from ...launching.backend import Device
 from ...launching.launch import Step
@@ -15,34 +15,34 @@ TITLE = "portable"
 
 
 def why_not_on(device: Device) -> str | None:
-    """They run everywhere."""
+    """Return None: the portable kernels run on every device."""
     return None
 
 
 def uncovered(problem: Problem) -> list[str]:
-    """They take everything."""
+    """Return nothing: the portable kernels take every call."""
     return []
 
 
 def read() -> None:
-    """They are imported with this module."""
+    """Do nothing: this module has imported the kernels."""
 
 
 def copies(problem: Problem) -> None:
-    """They read pages of any size."""
+    """Return None: the portable kernels read pages of any size."""
     return
 
 
 def step(launch: Launch, call: Call) -> Step:
-    """A launch with its arguments."""
+    """Return the step of a launch: kernel, grid and arguments."""
     return attention(launch, call)
 
 
 def multiplies_fp8(launch: Launch) -> bool:
-    """Products are of 16 bits and more."""
+    """Return False: operands of products have 16 bits or more."""
     return False
 
 
 def compiled(launch: Launch) -> tuple[object, ...]:
-    """What tells the compiled kernel from that of another launch."""
+    """Return the key of a launch's compiled kernel."""
     return (launch.shape, launch.config, launch.shortest, launch.longest, launch.least)

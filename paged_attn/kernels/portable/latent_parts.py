@@ -1,7 +1,7 @@
-"""Keys that hold their values: a tile is read once, and its first dims are multiplied twice.
+"""Latents (values within keys): a tile is read once, and its first dims are multiplied twice.
 
-A key of 576 dims would be 1024 when rounded up.  It is read in two parts of powers of two: the VALUE_DIM dims that are
-also the value, and those behind them.
+A key of 576 dims would be rounded up to 1024.  So a key is read in two parts, rounded to powers of two: the VALUE_DIM
+dims that are also the value, and the dims behind them (the rest).
 """
 
 import triton
@@ -24,7 +24,7 @@ def turned(parts):
 
 @triton.jit
 def load_latent(kv, page, slot, kv_head, live, S: tl.constexpr):
-    """(keys in parts [D, N], values in parts [N, D]); rows that are not live (None: all are) have zeros for values."""
+    """(keys in parts [D, N], values in parts [N, D]); live [N]: keys whose values are not zeroed, None: all."""
     v = unpack(load_kv(kv, page, slot, kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv, S)
     k = turned(v)
     if S.REST > 0:
@@ -35,14 +35,14 @@ def load_latent(kv, page, slot, kv_head, live, S: tl.constexpr):
 
 @triton.jit
 def _rows(query, rows, BEGIN: tl.constexpr, END: tl.constexpr, PADDED: tl.constexpr, S: tl.constexpr):
-    """Dims BEGIN ... END - 1 of the queries."""
+    """Load dims [BEGIN, END) of the queries: [R, PADDED], zeros beyond END."""
     ptr, inside = addresses(rows, BEGIN + tl.arange(0, PADDED), query, END, S)
     return tl.load(ptr, mask=inside, other=0)
 
 
 @triton.jit
 def load_queries(query, rows, PARTS: tl.constexpr, S: tl.constexpr):
-    """Queries in as many parts as the keys."""
+    """Load queries in as many parts as the keys; latents: the parts of the rest, then those of the values' dims."""
     if S.REST is None or S.REST == 0:
         return load_query(query, rows, tl.arange(0, S.DIM), PARTS, S)
     else:
@@ -52,7 +52,7 @@ def load_queries(query, rows, PARTS: tl.constexpr, S: tl.constexpr):
         if x.dtype == tl.bfloat16 and tl.bfloat16 != S.COMPUTE:
             x, of_first = normalize(decode(x, query.FP8, tl.float32, S.NATIVE_FP8))
             rest, of_rest = normalize(decode(rest, query.FP8, tl.float32, S.NATIVE_FP8))
-            # powers of two, of which the larger one is that of the whole row
+            # powers of two; the larger one is that of the whole row
             unit = tl.maximum(of_first, of_rest)
             x = (x * (of_first / unit)[:, None]).to(S.COMPUTE)
             rest = (rest * (of_rest / unit)[:, None]).to(S.COMPUTE)

@@ -10,9 +10,9 @@ from .attention_kernel import attention_kernel
 
 
 def attention(launch: Launch, call: Call) -> Step:
-    """One launch of this dialect."""
+    """Return the step of one launch, with all arguments of the kernel."""
     shape, config = launch.shape, launch.config
-    # where results must not depend on the kernel, its compiler may not choose which products to round
+    # batch-invariant results must not depend on the compiler's choice of fused products
     options = {"num_warps": config.warps, "enable_fp_fusion": shape.PIECE is None}
     if config.registers is not None:
         options["maxnreg"] = config.registers
@@ -20,7 +20,7 @@ def attention(launch: Launch, call: Call) -> Step:
     new = call.new
     if shape.REST is not None:
         cache = layout.of_known_steps(cache)
-    if config.head_blocks > 1:  # of one KV head, wherever kernels take it to be
+    if config.head_blocks > 1:  # the kernel sees several KV heads, and the cache has one
         cache, new = layout.of_one_head(cache), new and layout.of_one_head(new)
     need = need_of(launch) if shape.SPLIT else None
     room = None if need is None else ROOM
@@ -33,7 +33,7 @@ def attention(launch: Launch, call: Call) -> Step:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch for cut blocks: its size depends on the device, not on the batch."""
+    """Scratch of cut blocks, whose size depends on the device and not on the batch."""
     shape = launch.shape
     states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.VALUE_PADDED + 2)
     if launch.merge is None:

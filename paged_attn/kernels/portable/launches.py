@@ -1,4 +1,4 @@
-"""Launches of the portable kernels, from shapes, dtypes and the device only."""
+"""Launches of the portable kernels, from shapes, dtypes, bounds and the device."""
 
 import math
 from typing import Annotated
@@ -31,16 +31,16 @@ MAX_ROWS_OF_ONE_BLOCK: Annotated[
     int,
     Threshold(
         "rows of a sequence and KV head",
-        "a block of a whole sequence's queries reads the keys once, at the memory's speed",
+        "a block with all queries of a sequence reads the keys once, at the memory's speed",
         "b16 x 8192 of one token 133 us, of 8 tokens (32 rows) 159",
     ),
 ] = 64
-PIECES_AT_ONCE = 8  # that a step of joining loads, of some rows
+PIECES_AT_ONCE = 8  # pieces of some rows, loaded by one step of joining
 MIN_JOIN_STEPS_WORTH_A_LAUNCH: Annotated[
     int,
     Threshold(
         "steps of joining",
-        "each waits for memory once, about 0.7 us; a launch of its own costs 3 to 5",
+        "each step waits for memory once, about 0.7 us; a merge launch takes 3 to 5",
         "joined by the last piece: b1 x 512 13.9 -> 10.5 us, b1 x 8192 21.3 -> 18",
     ),
 ] = 6
@@ -48,43 +48,43 @@ MAX_SEQS_OF_EQUAL_HEADS: Annotated[
     int,
     Threshold(
         "sequences, by powers of two",
-        "with windows by head: to find out what heads see takes 2.5 us, and half of the multiprocessors read nearly as "
-        "fast as all",
+        "with windows by head, counting the keys that heads see takes 2.5 us, and half of the multiprocessors read "
+        "nearly as fast as all",
         "every other KV head of window 1024, 1 x 8192 14.9 -> 17.8 us, 4 x 8192 29.3 -> 32.5; of eight one full head, "
         "64 x 8192 261 -> 129",
     ),
 ] = 4
 # Elements of a state that a program of the merge joins: four for each thread of 8 warps.
 ELEMENTS_PER_MERGE_PROGRAM = 1024
-MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64  # dims of a row that are one program's, and beyond that
+MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64  # up to 256 dims one program joins a row; wider rows: 64 each
 
 
 def one_block(p: Problem, shortest: int, longest: int) -> tuple[Launch, ...]:
-    """A block for each sequence, of a decode's rows."""
+    """One block for each sequence, with the rows of a decode's block; shortest, longest: query tokens, inclusive."""
     return (_few(p, _few_config(p), shortest, longest),)
 
 
 def one_block_of_all_rows(p: Problem, shortest: int) -> tuple[Launch, ...]:
-    """A block for each sequence, of as many rows as the longest query has."""
+    """One block for each sequence, with as many rows as the longest query has."""
     config, group = _few_config(p), p.heads // p.kv_heads
     rows = max(config.rows, next_power_of_2(p.max_seqlen_q * group))
     return (_few(p, config._replace(rows=rows), shortest, UNBOUNDED),)
 
 
 def blocks(p: Problem, shortest: int) -> tuple[Launch, ...]:
-    """As many blocks for each sequence as its queries fill."""
+    """Blocks for all query tokens of each sequence."""
     return (_many(p, shortest),)
 
 
 def blocks_and_few(p: Problem) -> tuple[Launch, ...]:
-    """Blocks of long queries, and a block for each other sequence."""
+    """Two launches: blocks of long queries, and one block for each other sequence."""
     config = _few_config(p)
     tokens = _few_tokens(p, config)
     return (_many(p, tokens + 1), _few(p, config, 0, tokens))
 
 
 def rows_fit_one_block(p: Problem) -> bool:
-    """Whether a block may have all rows of a sequence; float32 operands leave registers for as many as a decode's."""
+    """Whether one block can have all rows of a sequence; with float32, no more rows than a decode's block."""
     config = _few_config(p)
     widens = not p.batch_invariant and (p.compute.itemsize == 2 or p.device.arch == "interpreter")
     most = MAX_ROWS_OF_ONE_BLOCK if widens else config.rows
@@ -94,40 +94,43 @@ def rows_fit_one_block(p: Problem) -> bool:
 
 
 def few_apart(p: Problem, shortest: int) -> Launch:
-    """Sequences of few queries, of the kernel of this dialect, beside others in a launch of another."""
+    """The portable launch of sequences with few queries, beside another dialect's launch of the others."""
     config = _few_config(p)
     return _few(p, config, shortest, _few_tokens(p, config))
 
 
 def drafts_apart(p: Problem, longest: int) -> Launch:
-    """Sequences of two queries to so many, beside a launch of another dialect; a block has one of their queries."""
+    """The portable launch of sequences with 2..longest query tokens, inclusive, beside another dialect's launch.
+
+    A block has one query token.
+    """
     return _many(p, 2, longest)
 
 
 def _few_config(p: Problem) -> Config:
-    """Tiles of sequences of few queries."""
+    """Config of sequences with few queries."""
     return invariant_config(p)._replace(enough=math.inf) if p.batch_invariant else decode_config(p)
 
 
 def _few_tokens(p: Problem, config: Config) -> int:
-    """Up to which sequences have few: a decode's tile of them by default, for all may leave states in scratch."""
+    """Query tokens, inclusive, up to which a sequence has few: at most 16 rows, for every block may leave states."""
     return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
 
 
 def _few(p: Problem, config: Config, shortest: int, longest: int) -> Launch:
-    """One block per sequence."""
+    """A launch of one block for each sequence."""
     return _launch(p, config, p.seqs, True, shortest, longest)
 
 
 def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
-    """As many blocks per sequence as its queries fill."""
+    """A launch of blocks for all query tokens of each sequence."""
     config = invariant_config(p) if p.batch_invariant else prefill_config(p)
     block_q = max(1, config.rows * p.kv_heads // p.heads)
     return _launch(p, config, p.tokens // block_q + p.seqs, False, shortest, longest)
 
 
 def _holds_tiles_ahead(p: Problem, rows: int) -> bool:
-    """Whether Triton's pipeliner takes a loop with the user's function in it: beside wgmma it does not take all."""
+    """Whether Triton can pipeline a loop with the user's score_mod; with wgmma it cannot if loads depend on scores."""
     return p.score_mod is None or p.device.arch != "sm90" or rows < 64 or not loads_by_score(p.score_mod)
 
 
@@ -162,14 +165,14 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         CHUNK=math.gcd(config.tile, p.page_size),
         STAGES=config.stages if _holds_tiles_ahead(p, rows) else 1,
         COMPUTE=_TRITON_DTYPES[p.compute],
-        # three tensor-core products of split operands come within rounding of float32's own
+        # three tensor-core products of split operands are as exact as float32 products, up to rounding
         PRECISION="tf32x3" if p.device.capability >= 80 else "ieee",
         ONE_BLOCK=one_block,
         SPLIT=shares > 0,
         PIECE=config.piece,
         MERGE=_merge_rows(p, config, shares, slots if config.piece else shares // max(1, blocks) + 2, tokens * group),
         SCAN=128 if p.seqs <= 128 else 1024,
-        ONE_SCAN=False,  # what it keeps of all lengths spills registers
+        ONE_SCAN=False,  # keeping all lengths would spill registers
         PEEL=config.peel and (p.packed or p.window_left < 0) and not p.gap,
         SCALE_FIRST=p.rescaled,
         CLEAR=p.ragged and p.only is None and longest == UNBOUNDED,
@@ -199,13 +202,14 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
 
 
 def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stride: int) -> Merge:
-    """How blocks of up to so many tokens, of which each share may have a piece, are joined by programs side by side.
+    """Return the merge launch of blocks of up to `tokens` tokens, of which each of `shares` shares may have a piece.
 
-    Where rows are too few for these, pieces are, but not those of a fixed size, whose states are folded in their order.
-    Of wide rows each has some dims, for a program that had all of them would have few pieces at a time.
+    Programs divide the rows.  If rows are too few, lanes of a program divide the pieces, too, but not pieces of a fixed
+    size, which are folded in order.  Programs divide the dims of wide rows, too; one program with all dims could load
+    few pieces at a time.  skip, stride: rows of scratch between states, as in `merge.join`.
     """
     blocks = p.seqs if shape.ONE_BLOCK else p.tokens // shape.BLOCK_Q + p.seqs
-    # this and more by powers of two, as in Hopper's `cost.seqs_tried`
+    # numbers are rounded up to powers of two, as in Hopper's `cost.seqs_tried`
     live = next_power_of_2(tokens * shape.GROUP)
     dims = shape.VALUE_PADDED if shape.VALUE_PADDED <= MAX_DIMS_PER_MERGE_PROGRAM else DIMS_OF_WIDE_ROWS
     at_once = max(1, ELEMENTS_PER_MERGE_PROGRAM // dims)
@@ -221,17 +225,17 @@ def merge_of(p: Problem, shape: Shape, tokens: int, shares: int, skip: int, stri
 
 
 def cut_by_head(p: Problem) -> bool:
-    """Whether KV heads have shares by what their heads see, if there are shares."""
+    """Whether KV heads get numbers of shares in proportion to the keys that their heads see, if there are shares."""
     return p.head_windows and p.seqs > MAX_SEQS_OF_EQUAL_HEADS
 
 
 def kv_heads_cut_alike(p: Problem) -> int:
-    """Whose states lie side by side (`schedule.slot_of`)."""
+    """KV heads that are cut alike, whose states lie side by side (`schedule.slot_of`)."""
     return 1 if cut_by_head(p) else p.kv_heads
 
 
 def _shares(p: Problem, config: Config, blocks: int, tiles: int) -> int:
-    """Shares that fill the device evenly, whatever the lengths are; 0 where a program per block does."""
+    """Shares of a KV head that fill the device evenly, whatever the lengths; 0: one program for each block."""
     programs = blocks * p.kv_heads
     if tiles <= config.least or programs >= config.enough * p.device.multiprocessors:
         return 0
@@ -242,28 +246,28 @@ def _shares(p: Problem, config: Config, blocks: int, tiles: int) -> int:
 
 
 def _least_tiles(config: Config, tiles: int) -> int:
-    """Least tiles of a share, for blocks of up to so many tiles."""
+    """The fewest tiles of a share, for blocks of up to `tiles` tiles."""
     return max(1, min(config.least, tiles // config.pieces)) if config.pieces else config.least
 
 
 def most_pieces(p: Problem, piece: int, query_len: int) -> int:
-    """Pieces that the keys of so many queries of a sequence can touch."""
+    """The most pieces of `piece` keys that `query_len` queries of a sequence can see."""
     most = max(1, cdiv(p.max_seqlen_k, piece))
     return most if p.window_left < 0 or p.prefix or p.spans else min(most, cdiv(query_len + p.window_left, piece) + 1)
 
 
 def affordable(shares: int, blocks: int, share_bytes: int) -> int:
-    """Fewer shares if their scratch would be too large, or 0 where a program per block fills the device as well."""
+    """Limit shares to MAX_SCRATCH_BYTES; 0 if no more shares than blocks are left."""
     most = MAX_SCRATCH_BYTES // share_bytes
     return shares if shares <= most else most if most > blocks else 0
 
 
 def _merge_rows(p: Problem, config: Config, shares: int, pieces: int, live: int) -> int:
-    """Rows that the last piece's program joins at a time; 0 where it would take so long that others should help."""
-    elements = 1024 if config.registers is None else 512  # of a state, times the pieces at once: registers
+    """Rows that the program of a block's last piece joins at a time; 0: a merge launch joins sooner."""
+    elements = 1024 if config.registers is None else 512  # of a state, for each piece at once, as registers allow
     at_once = min(config.rows, max(1, elements // next_power_of_2(p.value_width)))
     steps = cdiv(live, at_once) * cdiv(pieces, PIECES_AT_ONCE)
-    large = config.piece is not None and p.value_width > 128  # 64 rows of such heads leave no registers
+    large = config.piece is not None and p.value_width > 128  # 64 rows of more than 128 dims leave no registers
     if shares == 0 or config.rows > MAX_ROWS_OF_ONE_BLOCK or steps > MIN_JOIN_STEPS_WORTH_A_LAUNCH or large:
         return 0
     return at_once

@@ -1,4 +1,4 @@
-"""The table of regimes of the portable kernels: what a call is, and which launches it gets for that."""
+"""The table of regimes of the portable kernels: conditions on a call, and the launches that it gets."""
 
 from ...records.plan import Launch
 from ...records.problem import Problem
@@ -8,13 +8,13 @@ from .tuning import head_blocks
 
 
 def regime(p: Problem) -> tuple[str, str]:
-    """Name and reason of the row that has a call."""
+    """Return name and reason of a call's regime."""
     row = row_of(REGIMES, _in_blocks_of_heads(p))
     return row.name, row.reason
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
-    """Of the row that has the call."""
+    """Return the launches of a call's regime."""
     heads = head_blocks(p)
     p = _in_blocks_of_heads(p)
     found = row_of(REGIMES, p).launches(p)
@@ -22,7 +22,7 @@ def launches(p: Problem) -> tuple[Launch, ...]:
 
 
 def _in_blocks_of_heads(p: Problem) -> Problem:
-    """As if each block of a group's heads had a KV head for itself."""
+    """Return the problem with a KV head for each block of a group's heads."""
     return p._replace(kv_heads=p.kv_heads * head_blocks(p))
 
 
@@ -31,23 +31,23 @@ REGIMES = (
         "decodes",
         "one token a sequence",
         "16 rows x 64 or 32 keys, 4 warps; even shares of all keys, or a program a block where these fill the device",
-        "a decode waits for memory alone, so small tiles and several programs a multiprocessor",
+        "a decode waits for memory alone, so tiles are small, and a multiprocessor has several programs",
         "decode b64 x 4096 247 us, b256 984 (SDPA cuDNN, contiguous, 248, 968)",
         lambda p: p.only == "decode" or not p.ragged,
         lambda p: one_block(p, 1, 1),
     ),
     Regime(
         "one block a sequence",
-        "up to 64 rows of any sequence, of float32 and `batch_invariant` as many as a decode's block has",
-        "as many rows, up to 8 warps",
-        "a block has all rows of a sequence, so its keys are read once, at the memory's speed",
+        "up to 64 rows of every sequence; float32 and `batch_invariant`: no more than a decode's block",
+        "rows of the longest query, up to 8 warps",
+        "a block has all rows of a sequence, so keys are read once, at the memory's speed",
         "b16 x 8192 of 8 tokens 159 us, of one 133",
         rows_fit_one_block,
         lambda p: one_block_of_all_rows(p, 0 if p.only is None else 2),
     ),
     Regime(
         "blocks",
-        "as many tokens each, or sequences of several only",
+        "all sequences have equally many tokens, or only prefills are asked for",
         "128 rows x 64 or 128 keys, 8 warps; keys are cut where blocks leave multiprocessors idle",
         "products decide, so tiles are as large as registers allow",
         "prefill b4 x 4096 391 -> 435 TFLOP/s by 128 x 128 and 8 warps, page 128 403 -> 471",
@@ -57,8 +57,8 @@ REGIMES = (
     Regime(
         "blocks and few queries",
         "others",
-        "the two in a launch each: up to 16 rows a sequence in blocks of a decode's",
-        "few rows would leave rows of blocks empty, so they have a launch of their own",
+        "two launches: sequences of up to 16 rows as decodes, the others as blocks",
+        "in blocks of 128 rows, sequences of few rows would leave most rows empty",
         "1 x 2048 + 63 decodes at 4096 380 us, by Hopper's kernels 315 then",
         lambda p: True,
         blocks_and_few,

@@ -1,7 +1,7 @@
-"""Whether tiles may be in flight beside a user's function: not where what it loads depends on the score.
+"""Whether a loop with a user's score_mod can be pipelined: not if a load of the function depends on the score.
 
-Triton's pipeliner moves such a load, and with it the product that the score is of, to an earlier stage of the loop.  Up
-to Triton 3.8 it then fails, for wgmma has no predicate for the first rounds.
+Triton's pipeliner moves that load, and with it the product that makes the score, to an earlier stage of the loop.  Up
+to Triton 3.8 the pipeliner then fails, because wgmma has no predicate for the first rounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..common.score_mod import ScoreMod, compile_trial
 
 @triton.jit
 def try_kernel(scores, args, score_mod: tl.constexpr):
-    """The function on a block of scores, the first thing that is loaded."""
+    """Apply a score_mod to a float32 block [16, 16] of scores, the kernel's first load."""
     row, key = tl.arange(0, 16), tl.arange(0, 16)
     place = row[:, None] * 16 + key[None, :]
     x = tl.load(scores + place)
@@ -27,16 +27,16 @@ def try_kernel(scores, args, score_mod: tl.constexpr):
 
 @functools.lru_cache(maxsize=256)
 def loads_by_score(asked: ScoreMod) -> bool:
-    """Whether the function reads memory at places that depend on the score; of interpreted ones it does not matter."""
+    """Whether the function loads from addresses that depend on the score; False if Triton is interpreted."""
     kernel = compile_trial(asked, try_kernel)
     if kernel is None:
         return False
-    ttir = kernel.asm.get("ttir")  # which TRITON_STORE_BINARY_ONLY leaves out
+    ttir = kernel.asm.get("ttir")  # absent with TRITON_STORE_BINARY_ONLY
     return ttir is None or address_depends_on_first_load(ttir)
 
 
 def address_depends_on_first_load(ttir: str) -> bool:
-    """Whether a load's operands come from the result of the first one; a branch or a loop on it counts as a load."""
+    """Whether operands of a load, branch or loop derive from the result of the first load."""
     derived: set[str] = set()
     for line in ttir.splitlines():
         names, _, operation = line.partition(" = ") if re.match(r"\s*%", line) else ("", "", line)

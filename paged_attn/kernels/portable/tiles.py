@@ -1,4 +1,4 @@
-"""What a program does with one tile of keys, and with the tiles of one source."""
+"""The mainloop: one tile of keys, and all tiles of one source (the cache, or the new keys)."""
 
 import triton
 import triton.language as tl
@@ -21,9 +21,9 @@ def may_hide(tile, source, span, S: tl.constexpr):
 
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
-    """Fold the keys of one tile into the state; FULL: every row sees all of them."""
+    """Fold the keys of one tile into the state; tile: position of its first key; FULL: every row sees all its keys."""
     page, slot = locate(source, ids, tile, S)
-    # live keys are those that are there, None: all.  0 * NaN is NaN, so no weight of zero removes a value of another.
+    # Values of other keys become zeros, because 0 * NaN is NaN; live None: all keys are live.
     if S.REST is not None:
         live = None if FULL else lives(tile + tl.arange(0, S.TILE), source)
         k, v = load_latent(kv.key, page, slot, rows.kv_head, live, S)
@@ -49,14 +49,14 @@ def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constex
         elif may_hide(tile, source, span, S):
             scores = mask(scores, rows, key, tile, source.end, mods)
     scores = cut_own(scores, rows, key, tile, mods, S)
-    # all keys of a full tile count for every row, unless one of these hides some
+    # every row sees all keys of a full tile, unless a modifier hides some
     HIDES: tl.constexpr = hides_between(mods, S)
     return update(state, scores, unit, v, S, FULL and not HIDES)
 
 
 @triton.jit
 def attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S: tl.constexpr, FULL: tl.constexpr):
-    """Fold the tiles of [begin, end) into the state, page ids one tile ahead of the keys."""
+    """Fold the tiles of positions [begin, end) into the state, with page ids loaded one tile ahead."""
     ids = load_ids(source, begin, S)
     for tile in tl.range(begin, end, S.TILE, num_stages=S.STAGES):
         ahead = load_ids(source, tile + S.TILE, S)
@@ -67,10 +67,10 @@ def attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S: t
 
 @triton.jit
 def attend_around_gap(state, q, rows, kv, boxes, source, begin, end, span, mods, S: tl.constexpr):
-    """`attend_tiles` of the tiles of a prefix, and of those from the window on."""
+    """`attend_tiles` for the tiles of a prefix, and the tiles from the window on."""
     head = begin + tl.cdiv(tl.maximum(source.prefix - begin, 0), S.TILE) * S.TILE
     skipped = tl.maximum(begin + tl.maximum(source.first - begin, 0) // S.TILE * S.TILE - head, 0)
-    if source.first >= source.end:  # of the window there is nothing
+    if source.first >= source.end:  # the window has no keys here
         end = tl.maximum(tl.minimum(source.prefix, end), begin)
         skipped = skipped * 0
     ids = load_ids(source, begin + tl.where(begin < head, 0, skipped), S)

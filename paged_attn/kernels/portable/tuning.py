@@ -1,4 +1,4 @@
-"""Measured choices per architecture, and the rule for what was not measured."""
+"""Measured tile shapes for each architecture, and a rule for those that were not measured."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ KEYS_PER_PIECE: Annotated[
     int,
     Threshold(
         "keys of a piece where results must not depend on the batch",
-        "few enough that one sequence of 32768 keys has work for every multiprocessor, so many that merging 131072 "
-        "keys is a twentieth of reading them",
+        "one sequence of 32768 keys has enough pieces for every multiprocessor, and merging the pieces of 131072 keys "
+        "takes a twentieth of the time of reading them",
         "decode b1 x 32768 1.30x of the default mode, b64 1.07x",
     ),
 ] = 1024
@@ -24,7 +24,7 @@ PIECES_OF_SHORT_BLOCKS: Annotated[
     int,
     Threshold(
         "pieces of a block of few tiles",
-        "a tile takes a program about 1 us, joining a block 4 us however many pieces it has, up to 8 or 16",
+        "a tile takes a program about 1 us; joining a block of up to 8 or 16 pieces takes 4 us",
         "portable b1 x 512: 8 pieces 11.2 us, 4 pieces 12.0, 2 pieces 13.9, uncut 13.4; b1 x 2048: 8 pieces 14.9, "
         "16 pieces 14.6, 32 pieces 17.2",
     ),
@@ -33,15 +33,15 @@ MAX_KEYS_OF_WHOLE_BLOCKS: Annotated[
     int,
     Threshold(
         "keys",
-        "a program reads so few keys in the time that cutting and joining them takes",
+        "cutting and joining takes as long as a program needs to read so few keys",
         "portable 8 x 512: cut 15.8 us, uncut 14.1; 16 x 512 19.4, 15.8; 64 x 512 45.1, 41.9; but 4 x 512 13.4, 13.7",
     ),
 ] = 512
-# Bytes of scratch for pieces that a launch may ask for.
+# Bytes of scratch for pieces, at most, in a launch.
 MAX_SCRATCH_BYTES = 1 << 28
 
-# Dims of a head beyond which a state takes twice the registers that those of 256 do: it is shared out among twice the
-# threads, and blocks have fewer rows.
+# Dims of a head beyond which a state is divided among twice the threads, and blocks have fewer rows.  A state of 512
+# dims takes twice the registers of one of 256.
 WIDE = 256
 WIDE_ROWS, FEW_WIDE_ROWS = 64, 32
 
@@ -76,9 +76,10 @@ def decode_config(p: Problem) -> Config:
 
 
 def latent_config(p: Problem, rows: int) -> Config:
-    """Queries are read from shared memory for each tile, by every warp of few rows: so warps are few, too.
+    """Config of wide latents with blocks of `rows` rows.
 
-    64 rows are those of a warp group's product, of which a tile of 64 keys is the narrowest that is worth it.
+    Every warp reads the queries from shared memory for each tile, so few rows get few warps.
+    64 rows fill the product of a warpgroup, which is worth it from tiles of 64 keys on.
     """
     if p.compute == torch.float32:
         return Config(rows=rows, tile=32, stages=2, warps=8, peel=False, resident=1)
@@ -114,7 +115,7 @@ def prefill_config(p: Problem) -> Config:
 
 
 def of_rows(p: Problem, config: Config, rows: int) -> Config:
-    """The same for blocks of so many rows: more than 64, which a group of as many heads has, need eight warps."""
+    """Return the config for blocks of `rows` rows; more than 64 rows, as large groups have, need eight warps."""
     if p.latent and p.widest > WIDE and p.device.arch != "interpreter" and not (config.peel or config.piece):
         return latent_config(p, rows)
     if rows > config.rows:
@@ -125,7 +126,7 @@ def of_rows(p: Problem, config: Config, rows: int) -> Config:
 
 
 def pair_config(p: Problem, config: Config) -> Config:
-    """The same where fp8 can be read in pairs and few rows let memory decide: half the bytes, twice the programs."""
+    """Return the config with fp8 read in pairs, if rows are few; half the bytes allow twice the programs."""
     if not p.pairable or config.rows >= 64 or (p.latent and (p.value_width % 2 or p.value_width <= 16)):
         return config
     config = config._replace(pairs=True)
@@ -141,15 +142,15 @@ def pair_config(p: Problem, config: Config) -> Config:
 
 
 def split_config(p: Problem, config: Config) -> Config:
-    """The same where keys are cut: both ways to end a block must fit the registers."""
+    """Return the config for cut keys: code for whole blocks and for pieces must fit the registers."""
     tile = config.tile if config.pairs else min(config.tile, 64)
     return config._replace(tile=tile, peel=p.packed, boxes=False)
 
 
 def invariant_config(p: Problem) -> Config:
-    """One for any number of queries: decodes and prefills use the same instructions, and add in the same order.
+    """Config of batch-invariant calls: decodes and prefills use the same instructions, and add in the same order.
 
-    64 rows are the fewest that a warp group's product takes on sm90, and a decode has time for them.
+    On sm90 the product of a warpgroup has at least 64 rows, and a decode has time for them.
     """
     config = Config(rows=64, tile=64, stages=3, warps=4, peel=False, resident=2, enough=2, piece=KEYS_PER_PIECE)
     if p.device.arch == "interpreter":
@@ -160,22 +161,22 @@ def invariant_config(p: Problem) -> Config:
         config = config._replace(tile=32)
     if p.widest > 128:
         config = config._replace(warps=8)
-    if p.widest > WIDE:  # registers hold two states, of a piece and of those before it
+    if p.widest > WIDE:  # registers hold two states: of a piece, and of all pieces before it
         config = config._replace(rows=min(config.rows, FEW_WIDE_ROWS))
     return config._replace(least=KEYS_PER_PIECE // config.tile)
 
 
 def padded_dims(p: Problem) -> tuple[int, int, int | None]:
-    """(dims of keys, of values, and of keys behind those that are their values; None: values lie elsewhere)."""
+    """(padded key dims, padded value dims, padded key dims behind the values; None: not latents)."""
     value_dim = max(16, next_power_of_2(p.value_width))
     if not p.latent:
         return max(16, next_power_of_2(p.head_dim)), value_dim, None
     rest = p.head_dim - p.value_width
-    return value_dim, value_dim, max(32, next_power_of_2(rest)) if rest else 0  # of pairs half are enough for a dot
+    return value_dim, value_dim, max(32, next_power_of_2(rest)) if rest else 0  # a dot needs 16, and pairs have half
 
 
 def head_blocks(p: Problem) -> int:
-    """Parts of the heads on a latent cache's KV head, of up to 64: registers hold no more rows of 512 dims."""
+    """Number of parts of the heads on a latent cache's KV head, each of up to `most_rows` heads; 1: not cut."""
     group = p.heads // p.kv_heads
     if p.kv_heads > 1 or group <= most_rows(p) or p.widest <= WIDE or not p.latent:
         return 1
@@ -183,10 +184,10 @@ def head_blocks(p: Problem) -> int:
 
 
 def most_rows(p: Problem) -> int:
-    """Of wide heads.
+    """Most rows of a block of wide heads: 64, as registers allow.
 
-    Two states of an invariant call leave registers for half as many, and so do latent keys that are decoded, or that
-    no product reads from shared memory.  Keys that are decoded by hand leave them for a quarter.
+    32 for batch-invariant calls, which hold two states, and for latent keys that are decoded, or that products do not
+    read from shared memory.  16 for float32 latents, before sm_80, and for latents decoded without instructions.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):
@@ -196,23 +197,23 @@ def most_rows(p: Problem) -> int:
 
 
 def fit(p: Problem, config: Config) -> Config:
-    """Fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
+    """Return the config with fewer stages, then smaller tiles, until keys, values and queries fit shared memory."""
     dim, value_dim, rest = padded_dims(p)
     row_bytes = (dim + (rest or 0)) * p.compute.itemsize
     stored_dims = dim + value_dim if rest is None else dim + rest
     stored_bytes = stored_dims * (p.cache.itemsize if config.pairs else p.compute.itemsize)
     limit = SHARED_MEMORY.get(p.device.arch, 65536)
-    # Hopper's and Blackwell's matrix units read from shared memory: a stage more, and the queries
+    # Hopper's and Blackwell's tensor cores read shared memory: one more stage is there, and the queries
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
-    # float32 values of many dims that are turned leave none of a stage's tiles in registers
+    # transposed float32 values of many dims leave no tile of a stage in registers
     turned = p.packed and p.compute == torch.float32 and p.widest >= WIDE
     all_stages = from_shared or turned
 
     def need(c: Config) -> int:
         buffers = c.stages if all_stages else c.stages - 1
-        # float32 operands of tensor cores pass through shared memory once more, split in two
+        # float32 operands of tensor cores pass through shared memory again, split in two
         extra = c.tile + c.rows if p.compute == torch.float32 else 0
-        # weights, and x-packed values that are turned, pass through shared memory, which of other heads has room
+        # weights, and transposed x-packed values, pass through shared memory; narrower heads leave room for them
         passing = (c.rows + value_dim * (p.packed and not from_shared)) * c.tile * p.compute.itemsize
         return stored_bytes * c.tile * buffers + row_bytes * (c.rows + extra) + passing * (p.widest > WIDE or turned)
 

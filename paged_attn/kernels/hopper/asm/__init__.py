@@ -1,5 +1,5 @@
 """Inline assembly, with a module for each purpose; a module's docstring shows one text that its f-strings make.
 
 Modules of this folder import the shim and each other only.
-To add an instruction, add a function to the module of its purpose, and a test in tests/kernels/hopper.
+A new instruction is a function in the module of its purpose, and a test in tests/kernels/hopper.
 """

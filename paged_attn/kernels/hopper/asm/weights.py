@@ -55,9 +55,8 @@ def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
 def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int) -> tuple[str, str]:
     """(PTX, constraints) of `weigh_again` for `pairs` pairs of a thread, which belong to its two rows in turn.
 
-    parts: number of results operands, of `pairs` registers each.
-    any_size: scores may be so large that products have to be rounded first.
-    terms: of the polynomial that has capped the scores; 0 if none has.
+    parts: number of results operands, of `pairs` registers each.  terms: of the polynomial that has capped the scores,
+    0 if none has.  any_size: scores may be so large that products have to be rounded first.
     """
 
     def operands(number: int) -> list[str]:

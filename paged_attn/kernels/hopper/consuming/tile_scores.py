@@ -1,4 +1,4 @@
-"""Work of a consumer on one tile: products, modifiers, masks and weights of scores (`judge`), release (`leave`)."""
+"""Work on one tile: start products, modify, mask and weigh scores (`judge`), release the slot (`leave`)."""
 
 from ...common.blocking import end_in, gap_before
 from ...common.numerics import LOG2E, scale_of

@@ -20,7 +20,7 @@ def make_rest(dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
 
 @triton.constexpr_function
 def rows_brought(P):
-    """Rows that one consumer loads: its own columns, or half of the rows that two consumers share."""
+    """Rows that a consumer loads: all of its columns, or half of the rows of two consumers."""
     return P.COLUMNS if P.COLUMNS > 0 else P.ROWS // 2
 
 

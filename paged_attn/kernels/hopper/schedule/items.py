@@ -214,7 +214,7 @@ def ask(counters, taken, lists, P: gl.constexpr):
 
 @gluon.jit
 def settle(counters, taken, from_many, answer, next_many, lists, P: gl.constexpr):
-    """(Taken, whether the next item is of the first list) after a counter's answer; at a list's end, the other's item."""
+    """(Taken, whether the next item is of the first list) after an answer; an ended list yields to the other."""
     if not P.MIXED:
         many = gl.where(lists.sharers > 0, taken.many, answer + next_many)
         return Taken(many, taken.few, taken.many_cursor, taken.few_cursor), from_many
