@@ -17,8 +17,8 @@ from .consuming.epilogue import dims_from
 from .consuming.fold import make_bank
 from .consuming.fp8 import make_ones
 from .layouts import lanes_layout
-from .loading.convert import NONE, TRANSPOSE, WIDEN
-from .loading.gates import KEYS, VALUES, make_gates, start_with
+from .loading.convert import NONE, TRANSPOSE
+from .loading.gates import KEYS, VALUES, WIDEN, make_gates, start_with
 from .loading.queries import bring_queries, make_queries
 from .loading.ring import WARPGROUP, make_read_ring, make_ring
 from .schedule.arrival import told_in

@@ -15,10 +15,10 @@ from ..asm.widening import widen_bytes
 from ..layouts import rows_layout, transposing_layout
 from ..planning import operands
 from ..shim import fence_async_shared, gl, gluon, mbarrier
+from .gates import WIDEN
 from .ring import advance, release, wait_empty, wait_full, words_of
 
 NONE = gl.constexpr(operands.NONE)
-WIDEN = gl.constexpr(operands.WIDEN)
 TRANSPOSE = gl.constexpr(operands.TRANSPOSE)
 
 

@@ -8,12 +8,14 @@ import triton
 
 from ..args import Gates, is_gated
 from ..asm.barriers import TAG, find_tag, init_at
+from ..planning import operands
 from ..shim import gl, gluon, mbarrier, reinterpret, thread_barrier
 
 # Kinds of barriers, rows of the array: full barriers; the row behind has the empty barriers.
 KEYS, VALUES, QUERIES, MAIL = gl.constexpr(0), gl.constexpr(2), gl.constexpr(4), gl.constexpr(6)
 KINDS = gl.constexpr(8)  # rows for blocks; few rows beside blocks have KINDS more rows
 DEPTH = gl.constexpr(8)  # slots of a ring, at most
+WIDEN = gl.constexpr(operands.WIDEN)  # the one conversion of keys: a converter fills the ring that consumers read
 
 
 @triton.constexpr_function
@@ -23,7 +25,7 @@ def arrivals_of(P):
     Each consumer warp arrives once.
     """
     readers, convert = P.CONSUMERS * P.ROWS // 16, int(P.CONVERT != 0)
-    keys = 1 if P.CONVERT == 1 else P.LOADERS
+    keys = 1 if WIDEN.value == P.CONVERT else P.LOADERS
     values = 1 if convert else P.LOADERS
     queries = (1, readers) if P.QUERY_BOX else (0, 0)
     mail = (1, readers + 2 * P.LOADERS - 1 + convert)
