@@ -8,11 +8,11 @@ from ..kernels.common.records import KeyValues, Modifiers, PageStarts, Rows, Sca
 from ..launching.launch import COUNTERS, STATES
 from .layout import is_fp8
 
-ROOM = Scratch(STATES, COUNTERS)  # which a launch has of its stream
+ROOM = Scratch(STATES, COUNTERS)  # holes, which scratch of the stream fills at each launch
 
 
 class Call(NamedTuple):
-    """One slot for each tensor; in kept calls an Argument stands for it."""
+    """The tensors of a call; in kept calls a Hole of `launching.template` stands for each."""
 
     out: Rows
     lse: torch.Tensor | None
