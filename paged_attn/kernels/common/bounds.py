@@ -1,8 +1,8 @@
 """Bounds of the keys that rows see: causal, windows, chunks, spans and prefixes, of one row and of a block's.
 
-A row sees the keys between two bounds, and neither moves back from a token to the next: those of a block are those of
-its first token and its last, by the heads that see least and most.  What a mask cuts out between the bounds is in
-scores.py.
+A row sees the keys between two bounds, and neither bound moves back from one token to the next.  So the first and the
+last token of a block, with the heads that see fewest and most keys, have the bounds of the block.  Masks between the
+bounds are in scores.py.
 """
 
 import triton

@@ -6,8 +6,8 @@ With Shape.WHOLE, if blocks are about equally long, each block gets equally many
 with equal parts of blocks.
 
 KV heads have equal lines and equally many programs, unless windows differ by head.  Then each KV head has a line of the
-tiles that its heads see and, with Shape.BY_HEAD, programs in proportion (`head_programs.py`).
-kv_head None: a line of the tiles that any head may see, for items of several KV heads.
+tiles that its heads see and, with Shape.BY_HEAD, programs in proportion (`head_programs.py`).  Items of several KV
+heads use the line of the tiles that any head may see (kv_head None).
 """
 
 import triton

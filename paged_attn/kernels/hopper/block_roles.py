@@ -26,7 +26,7 @@ def load_items(
     box, new_box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
     S: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """One loader warp: load part PART of every item's tiles; FIRST: the queries, too."""
+    """One loader warp: load part PART of every item's tiles and, if FIRST, the queries."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     turn = Turn(0, 0)
     number, done = 0, 0

@@ -33,7 +33,7 @@ MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads x sequences whose work is coun
 def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """Return the state of a block's rows over its keys at positions [begin, end); begin is a multiple of TILE.
 
-    first: sinks count here.  q: Query in the parts of the keys.  cache, new: KeyValues; new None: no new keys.
+    first: sinks count here.  q is a Query in the parts of the keys.  cache and new are KeyValues, new may be None.
     """
     span = visible_range(block, mods, S.BLOCK_Q, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)

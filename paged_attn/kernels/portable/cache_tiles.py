@@ -55,7 +55,7 @@ def per_key(x, S: tl.constexpr):
 
 @triton.jit
 def locate(source, ids, tile, S: tl.constexpr):
-    """(page, slot), each int64 [N], of a tile's positions; tile: its first position, ids: of `load_ids`."""
+    """(page, slot), each int64 [N], of the positions from `tile` on, by the ids that `load_ids` has loaded."""
     CHUNK: tl.constexpr = S.CHUNK
     key = tl.arange(0, S.TILE)
     if source.pages is None:
@@ -82,7 +82,7 @@ def load_kv(
 ):  # fmt: skip
     """Load rows [N, PADDED / PARTS] of stored elements: dims [BEGIN, BEGIN + WIDTH).
 
-    live [N]: the other rows are zeros; None: all rows are live.
+    Rows that are not live [N] are zeros; live None is all rows.
     """
     HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
     DIM: tl.constexpr = PADDED // kv.PARTS

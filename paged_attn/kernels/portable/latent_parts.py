@@ -24,7 +24,7 @@ def turned(parts):
 
 @triton.jit
 def load_latent(kv, page, slot, kv_head, live, S: tl.constexpr):
-    """(keys in parts [D, N], values in parts [N, D]); live [N]: keys whose values are not zeroed, None: all."""
+    """(keys in parts [D, N], values in parts [N, D]); values of keys that are not live [N], if given, are zeros."""
     v = unpack(load_kv(kv, page, slot, kv_head, live, S.VALUE_DIM, S.VALUE_PADDED, S), kv, S)
     k = turned(v)
     if S.REST > 0:

@@ -21,7 +21,7 @@ def may_hide(tile, source, span, S: tl.constexpr):
 
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
-    """Fold the keys of one tile into the state; tile: position of its first key; FULL: every row sees all its keys."""
+    """Fold the keys from position `tile` on, one tile, into the state; FULL: every row sees all of them."""
     page, slot = locate(source, ids, tile, S)
     # Values of other keys become zeros, because 0 * NaN is NaN; live None: all keys are live.
     if S.REST is not None:

@@ -79,7 +79,8 @@ def latent_config(p: Problem, rows: int) -> Config:
     """Config of wide latents with blocks of `rows` rows.
 
     Every warp reads the queries from shared memory for each tile, so few rows get few warps.
-    64 rows fill the product of a warpgroup, which is worth it from tiles of 64 keys on.
+
+    A warpgroup's product has 64 rows, and is worth it from tiles of 64 keys on.
     """
     if p.compute == torch.float32:
         return Config(rows=rows, tile=32, stages=2, warps=8, peel=False, resident=1)
@@ -186,8 +187,10 @@ def head_blocks(p: Problem) -> int:
 def most_rows(p: Problem) -> int:
     """Most rows of a block of wide heads: 64, as registers allow.
 
-    32 for batch-invariant calls, which hold two states, and for latent keys that are decoded, or that products do not
-    read from shared memory.  16 for float32 latents, before sm_80, and for latents decoded without instructions.
+    32 rows for batch-invariant calls, which hold two states.  32 rows for latents that are decoded, or that products do
+    not read from shared memory.
+
+    16 rows for latents of float32, before sm_80, or of fp8 that is decoded without an instruction.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):

@@ -102,7 +102,7 @@ def init_at(address, arrivals):
 def await_at(address, phase, there=None):
     """mbarrier.wait by each thread alone; between two of Triton's waits, all threads of a partition meet.
 
-    there: whether to wait; None: always.
+    there: whether to wait, by default always.
     """
     if there is None:
         gl.inline_asm_elementwise(_AWAIT, "=r,r,r,~{memory}", [address, phase], dtype=gl.int32, is_pure=False, pack=1)
@@ -116,7 +116,7 @@ def arrive_at(address, there=None):
     """mbarrier.arrive by one lane for its warp.
 
     Products that read the slot must be done.  If lanes have read it, pass the address through `after_warp`.
-    there: whether to arrive; None: always.
+    there: whether to arrive, by default always.
     """
     if there is None:
         gl.inline_asm_elementwise(_ARRIVE, "=r,r,~{memory}", [address], dtype=gl.int32, is_pure=False, pack=1)

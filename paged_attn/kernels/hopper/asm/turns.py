@@ -80,7 +80,7 @@ def wait_written(NUMBER: gl.constexpr):
 
 @gluon.jit
 def tell_read(NUMBER: gl.constexpr):
-    """Tell consumer NUMBER, the other one, that what `wait_written` announced is read and may be overwritten."""
+    """Tell consumer NUMBER, the other one, that data awaited by `wait_written` is read and may be overwritten."""
     _alike("arrive", 14 + NUMBER)
 
 

@@ -55,8 +55,8 @@ def _scaled(to: str, score: str, unit: str, shift: str, rounded: str) -> str:
 def _weigh_again(dtype: str, pairs: int, parts: int, any_size: bool, terms: int) -> tuple[str, str]:
     """(PTX, constraints) of `weigh_again` for `pairs` pairs of a thread, which belong to its two rows in turn.
 
-    parts: number of results operands, of `pairs` registers each.  terms: of the polynomial that has capped the scores,
-    0 if none has.  any_size: scores may be so large that products have to be rounded first.
+    The product has `parts` operands of `pairs` registers each.  A polynomial of `terms` terms has capped the scores, or
+    none if 0.  any_size: scores may be so large that products have to be rounded first.
     """
 
     def operands(number: int) -> list[str]:
@@ -171,9 +171,10 @@ def weigh_again(
     first sum, maximum and decay of each row count.  A warp without such a row leaves early.
     results: parts of a product that may still run.  The rare branch waits for the product and multiplies it by the
     decays.  A branch of its own, behind a wait, would cost every tile one more vote and jump.
-    cap: () or (a, least maximum, largest score), if words come from a polynomial of TERMS terms for tanh(x * a).
-    Special functions weigh a row again if a score may exceed the largest score.  They do so, too, if the row's maximum
-    is below the least maximum, for scores capped too low would count then.
+
+    cap: () or, if words come from a polynomial of TERMS terms for tanh(x * a), (a, least maximum, largest score).
+    Special functions weigh a row again if a score may exceed the largest score.  Rows with a maximum below the least
+    maximum are weighed again, too, for scores capped too low would count.
     """
     PAIRS: gl.constexpr = 2 * words.shape[1]
     ASM: gl.constexpr = _again(dtype, PAIRS, len(results), ANY_SIZE, TERMS, DIGEST_OF_WEIGHTS)

@@ -55,9 +55,11 @@ def is_turned(S, P):
 def make_weights(queries, dtype: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Allocate shared memory for the weights of a tile, a right operand [N, TILE].
 
-    Two warpgroups (`is_shared`) need none: their weights lie in the query slots, behind the few rows (`weights_room`).
-    `is_early` needs two: the next keys are loaded between a product and its end, with Triton's barrier before the load.
-    One warp's next weights must not overwrite weights that another warp's product still reads.
+    Two warpgroups (`is_shared`) need none, because their weights lie in the query slots, behind the few rows
+    (`weights_room`).
+
+    With `is_early` there are two.  The next keys are loaded between a product and its end, and Triton's barrier comes
+    before that load.  One warp's next weights must not overwrite weights that another warp's product still reads.
     """
     SHAPE: gl.constexpr = [P.COLUMNS, S.TILE]
     if is_early(S, P):

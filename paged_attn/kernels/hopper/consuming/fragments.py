@@ -79,7 +79,7 @@ def larger(x, y):
 
 @gluon.jit
 def thread_maxima(scores, ROWS: gl.constexpr, NAN: gl.constexpr):
-    """[R, 4]: the largest score of each row in each thread, of scores `by_thread`; NAN: NaN if the thread has a NaN."""
+    """[R, 4]: the largest score of each row in each thread, of scores `by_thread`; with NAN, NaN counts as largest."""
     if NAN:
         top = gl.reduce(gl.reduce(scores, 1, larger), 2, larger)
     else:

@@ -81,10 +81,11 @@ def exp2_below(scores, factor, base, S: gl.constexpr):
 def weigh(scores, row_max, unit, shift, S: gl.constexpr, P: gl.constexpr):
     """(weights, decay, maximum, sums) of scores [R, N], base 2; weights are 2^(scores * unit + shift - maximum).
 
-    weights: [R, N] of 16 bits; fp8 products: words of four, int32 [R, N / 4].
-    decay, maximum: float32 [R, 4], equal in a row's four threads; decay is the factor of earlier results and sums.
-    sums: float32 [R, 4], each thread's own part; 0 for coarse weights.
-    shift: None is 0.
+    weights are [R, N] of 16 bits or, for fp8 products, words of four, int32 [R, N / 4].
+
+    decay and maximum are float32 [R, 4], equal in a row's four threads.  decay is the factor of earlier results.
+
+    sums are float32 [R, 4], each thread's own part, or 0 for coarse weights.  A shift of None is 0.
     """
     BY_ROW: gl.constexpr = S.BY_ROW and not S.SCALE_FIRST
     x = by_thread(scores)
@@ -144,7 +145,8 @@ def weigh_at_once(
     Weights use the maximum so far.  They are made again only where a thread's sum shows that the maximum is far too
     small.  acc, to which a product may still add, is multiplied by decay.
     RELATIVE: scores are exponents already, less the base of the maximum.
-    cap_factor: a polynomial caps the scores: exponents are unit * tanh(score * cap_factor).
+
+    cap_factor, if given: a polynomial caps the scores, and exponents are unit * tanh(score * cap_factor).
     """
     dtype: gl.constexpr = S.COMPUTE
     even, odd = gl.split(by_thread(scores))

@@ -216,8 +216,8 @@ def judge(
     """(weights, decay, maxima, sums, acc) of a tile's scores [R, N], after modifiers and masks; see `weigh`.
 
     slopes: of the rows, if mods have any.
-    AT_ONCE: weigh by the maxima so far; not for a first tile, whose rows mostly have no maximum.  acc is multiplied by
-    decay then; otherwise the caller has to do that.
+    AT_ONCE: weigh by the maxima so far, and multiply acc by decay.  A first tile, whose rows mostly have no maximum,
+    comes without AT_ONCE, and the caller has to multiply acc.
     """
     # RELATIVE: ALiBi's bias includes the maximum, so weights are plain powers: an operation less for each score.
     # Not with a sink: a sink may be the first maximum, and so far below all scores that differences lose their bits.

@@ -123,7 +123,7 @@ def load_queries(box, queries, done, keys, turn, item, S: gl.constexpr, P: gl.co
 def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr, there=None):
     """Wait for a consumer's query rows; done: blocks before this one.
 
-    there: whether to wait, None: always; only if blocks take slots in turn.
+    there: whether to wait, by default always; given only if blocks take slots in turn.
     """
     if take_turns(P):
         at = turn_of(done, P)
@@ -135,7 +135,7 @@ def wait_queries(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.con
 
 @gluon.jit
 def leave_queries(queries, done, S: gl.constexpr, P: gl.constexpr, there=None):
-    """Release a block's queries after their last product; there: whether to release, None: always."""
+    """Release a block's queries after their last product; there: whether to release, by default always."""
     if take_turns(P):
         arrive_at(queries.empty_at + turn_of(done, P).stage * 8, there)
 
@@ -159,8 +159,8 @@ def rows_in(queries, done, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexp
 def store_in_two(lower, upper, x, S: gl.constexpr, P: gl.constexpr):
     """Store normalized bfloat16 rows x [ROWS, DIM], divided by 2^7, as sums of two e4m3 numbers.
 
-    After the division the largest is below 2^8.  Two numbers of four bits make bfloat16's eight: elements down to 2^-9
-    of a row's largest lose nothing, and no element loses more than 2^-17 of the largest.  `lower` gets the small terms,
+    After the division the largest is below 2^8.  Two numbers of four bits make bfloat16's eight.  Elements down to 2^-9
+    of a row's largest lose nothing.  No element loses more than 2^-17 of the largest.  `lower` gets the small terms,
     which are multiplied first, because the tensor cores keep 14 bits of a sum.
     """
     x = (x.to(gl.float32) * (1 / 128)).reshape([P.ROWS, S.DIM // 4, 2, 2])

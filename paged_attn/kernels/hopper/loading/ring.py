@@ -137,7 +137,7 @@ def advance(turn, STAGES: gl.constexpr):
 
 @gluon.jit
 def wait_full(ring, turn, there=None):
-    """Wait until the slot's tile has arrived; there: whether a tile comes at all, None: yes."""
+    """Wait until the slot's tile has arrived; there: whether a tile comes at all, by default True."""
     if there is None:
         mbarrier.wait(ring.full.index(turn.stage), turn.phase)
     else:

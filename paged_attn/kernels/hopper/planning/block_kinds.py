@@ -107,7 +107,7 @@ def blocks_see_as_many_keys(p: Problem) -> bool:
 
 
 def one_block_may_see_most_keys(p: Problem) -> bool:
-    """Whether one block may have so many more keys than the others that it has to be cut, however many blocks exist."""
+    """Whether one block may have far more keys than the others, and has to be cut, however many blocks there are."""
     return not is_even(p) and p.max_seqlen_k > MAX_KEYS_OF_EQUAL_BLOCKS
 
 

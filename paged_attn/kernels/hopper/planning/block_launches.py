@@ -186,7 +186,7 @@ def _sends_products_in_turn(p: Problem, pipe: Pipe, split: bool) -> bool:
 def _weighs_at_once(p: Problem, tile: int) -> bool:
     """Whether registers keep scores until a tile's weights are known to be final.
 
-    Beside a converter only scores of small tiles or heads fit.
+    With a converter, only scores of small tiles or heads fit.
     """
     convert = conversion(p)
     return convert == NONE or (convert != TRANSPOSE and widest_of(p) <= 128 and (tile == 64 or widest_of(p) == 64))

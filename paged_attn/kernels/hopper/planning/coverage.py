@@ -151,10 +151,7 @@ def regime(p: Problem) -> tuple[str, str]:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch of a launch.
-
-    Its size depends on the device, with pieces of a fixed size also on the bounds, and never on the lengths.
-    """
+    """Scratch of a launch, whose size depends on the device and, with pieces of a fixed size, on bounds."""
     shape, pipe = launch.shape, launch.pipe
     slots = launch.slots if shape.SPLIT else 0
     states = slots * shape.LIVE * (shape.VALUE_PADDED + 2) + launch.cuts

@@ -122,8 +122,8 @@ def new_launch(
 ) -> Launch:  # fmt: skip
     """Return a launch of `programs` programs, `resident` on each multiprocessor.
 
-    least: tiles of a piece or share, at least.  shortest, longest: query tokens of its sequences, inclusive.
-    tokens: query tokens of a block that may be live, at most.  slots: states of pieces in scratch.
+    A piece or share has at least `least` tiles.  Sequences have shortest..longest query tokens, inclusive, and blocks
+    at most `tokens` live ones.  Scratch has `slots` states of pieces.
     """
     registers = None if resident == 1 else 128
     config = Config(

@@ -36,8 +36,8 @@ MAX_PIECES_JOINED_BY_8: Annotated[
 def shares_launch(p: Problem, shortest: int, longest: int, beside: bool = False, leads: bool = False) -> Launch:
     """Return the launch of even shares of all tiles, for sequences of shortest..longest query tokens, inclusive.
 
-    beside: few rows beside blocks, see `shares_beside_launch`.  leads: a launch of blocks follows; no merge launch
-    then, because it would begin after the blocks.
+    beside: few rows run beside blocks, see `shares_beside_launch`.  leads: a launch of blocks follows, and there is no
+    merge launch, which would begin after the blocks.
     """
     paired = _reads_two_heads_as_one(p, longest)
     if paired:

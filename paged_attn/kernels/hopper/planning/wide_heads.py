@@ -26,7 +26,7 @@ MAX_TURNED_COLUMNS = 8  # of results beyond 256 dims that are turned around in s
 class WideRings(NamedTuple):
     """Keys of a tile, and slots of both rings; 0 slots of values: keys and values take turns in one ring.
 
-    Latents: the second ring has the key dims behind the values; 0 slots: there are no such dims.
+    With latents, the second ring has the key dims behind the values, if there are any.
     """
 
     tile: int
@@ -70,7 +70,7 @@ def _blocks_of_latents(p: Problem, rows: int) -> int:
 
 
 def rest_of(p: Problem) -> int | None:
-    """Padded key dims behind the values; 0: a key is its value; None: not latents."""
+    """Padded key dims behind a latent's values; 0 if a key is its value, None without latents."""
     if not reads_latents(p):
         return None
     rest = p.head_dim - p.value_width

@@ -24,7 +24,7 @@ SEQS_PER_LOOK = gl.constexpr(32)  # sequences that the scheduling warp looks at 
 
 
 class Cursor(NamedTuple):
-    """Position up to which a program has read a list of sequences; numbers of items only grow, so do positions."""
+    """Position up to which a program has read a list of sequences; numbers of items, and so positions, only grow."""
 
     seq: Any
     blocks: Any  # before seq

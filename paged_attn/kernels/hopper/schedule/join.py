@@ -130,12 +130,13 @@ def replace_first(parts, at, valid, dim, state, last, S: gl.constexpr):
 def joins_in_place(S, P):
     """Whether the last program joins the other pieces with its own in registers, and stores all rows at once.
 
-    Two pieces take half the time of `join_states`, for one is in registers already.  False for
-    - even shares, whose blocks may have many pieces: `join_states` loads more at a time;
-    - rows of more than 128 dims, which would spill;
-    - two lists, whose columns need `join_states` anyway;
-    - fp8 products, whose dims lie in another order;
-    - pieces of a fixed size, which a program folds.
+    Two pieces take half the time of `join_states`, for one is in registers already.  These use `join_states`:
+
+    - Even shares, whose blocks may have many pieces.  `join_states` loads more of them at a time.
+    - Rows of more than 128 dims, which would spill.
+    - Two lists, whose columns need `join_states` anyway.
+    - fp8 products, whose dims lie in another order.
+    - Pieces of a fixed size, which a program folds.
     """
     return not (P.SHARES or P.MIXED or P.FP8_PRODUCTS) and S.PIECE is None and S.VALUE_PADDED <= 128
 
