@@ -235,7 +235,7 @@ def join_results(outs, lses, at, valid, dim, stride, num_parts, HEAD_DIM: tl.con
 
 @triton.jit
 def merge_states_kernel(out, lse, outs, lses, num_parts, part_stride, S: tl.constexpr, ROWS: tl.constexpr):
-    """Join num_parts finished results of some heads of one token."""
+    """Join num_parts finished results of ROWS heads of one token, by their log-sum-exps, and store them."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

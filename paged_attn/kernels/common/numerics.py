@@ -81,7 +81,7 @@ def _upper_byte(bits, FP8: tl.constexpr):
 
 @triton.jit
 def decode(x, FP8: tl.constexpr, dtype: tl.constexpr, NATIVE_FP8: tl.constexpr):
-    """Stored elements as dtype; exact for fp8 into float16, bfloat16 and float32."""
+    """Convert stored elements to dtype; exact for fp8 into float16, bfloat16 and float32."""
     if FP8 == 3 and NATIVE_FP8:
         return x.to(tl.float8e4nv, bitcast=True).to(dtype)
     elif FP8 > 0:

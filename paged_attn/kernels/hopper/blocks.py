@@ -97,7 +97,7 @@ def blocks_kernel(
     queries = make_queries(dtype, gates, S, P)
     rings, raw = make_rings(dtype, queries, gates, key_box.dtype, S, P)
     mail = make_mail(gates, P)
-    fence_async_shared()  # what the barriers start with
+    fence_async_shared()  # makes the initial state of barriers visible
     lane = gl.arange(0, S.SCAN, layout=lanes_layout(S.SCAN, P.ROWS))
     lists = make_lists(batch, lane, mods, S, P)
     results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)

@@ -158,7 +158,7 @@ def mixed_kernel(
     rings, _ = make_rings(dtype, queries, gates, dtype, S, P)
     few_rings = make_few_rings(dtype, gates, F, G)
     mail, few_mail = make_mail(gates, P), make_mail(gates, G)
-    fence_async_shared()  # what the barriers start with
+    fence_async_shared()  # makes the initial state of barriers visible
     few_results = Results(lse, partial_of(scratch, few_slots * F.LIVE), told_in(scratch, few_slots, F), scales)
     few_jobs = Jobs(few_mail, scratch.counters, few_batch, mods)
     states, counters = scratch_behind(scratch, few_slots, F, G)

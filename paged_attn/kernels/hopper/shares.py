@@ -104,7 +104,7 @@ def shares_kernel(
         rings = Rings(keys, values, queries, make_bank(S, P), queries.slots)
     else:
         rings = Rings(keys, values, queries, queries.slots, queries.slots)
-    fence_async_shared()  # what the barriers start with
+    fence_async_shared()  # makes the initial state of barriers visible
     fetch_descriptors(key_box, value_box, queries, S, P)
     if not S.BY_HEAD:
         num_shares, ahead = gl.num_programs(0) // S.KV_HEADS, None

@@ -58,7 +58,7 @@ SHARED_MEMORY = {
 
 
 def decode_config(p: Problem) -> Config:
-    """Few rows: memory decides, so small tiles and several programs per multiprocessor."""
+    """Config of few rows: memory decides, so tiles are small, and a multiprocessor has several programs."""
     if p.device.arch == "interpreter":
         return Config(rows=16, tile=128, stages=1, warps=4, peel=False, resident=1)
     if p.packed:  # values lie along the slots, and only loads without masks are wide and pipelined
@@ -91,7 +91,7 @@ def latent_config(p: Problem, rows: int) -> Config:
 
 
 def prefill_config(p: Problem) -> Config:
-    """Many rows: arithmetic decides, so tiles as large as registers allow."""
+    """Config of many rows: arithmetic decides, so tiles are as large as registers allow."""
     if p.device.arch == "interpreter":
         return Config(rows=128, tile=128, stages=1, warps=4, peel=True, resident=1)
     config = Config(rows=128, tile=64, stages=3, warps=8, peel=True, resident=1, enough=1)

@@ -158,7 +158,7 @@ def attend_in_turn(
         acc = warpgroup_mma_wait(0, deps=(acc,))
         release_tile(keys, before, P)
         before = advance(before, P.KEY_STAGES)
-    meet_other()  # the other has read the last maxima
+    meet_other()  # the other consumer has read the last maxima
     rings.extra.both.index(NUMBER).store(sums)
     meet_other()
     sums += rings.extra.both.index(1 - NUMBER).load(threads_layout(P.ROWS))

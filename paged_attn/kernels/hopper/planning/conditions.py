@@ -171,7 +171,7 @@ def decodes_read_faster_alone(p: Problem) -> bool:
     return cost.seqs_tried(p) * p.kv_heads <= p.device.multiprocessors
 
 
-KEYS_BESIDE_A_WINDOW = 16 + 64  # those that a block of 16 rows sees beyond the window, and a tile that begins before it
+KEYS_BESIDE_A_WINDOW = 16 + 64  # a block of 16 rows sees more than the window, and a tile may begin before it
 MAX_PORTABLE_KEYS: Annotated[
     int,
     Threshold(

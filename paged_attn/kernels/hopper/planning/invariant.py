@@ -70,7 +70,7 @@ def _cut(p: Problem, consumers: int, blocks: int, shortest: int, longest: int) -
 
 
 def _whole(p: Problem, blocks: int, shortest: int, longest: int) -> Launch:
-    """Items from a counter, none of them cut."""
+    """A launch of whole blocks, with items from a counter."""
     pipe = _pipe(p, 2, loaders_of(p, _tile(p), p.modified))._replace(QUERY_BOX=p.query_box)
     return _launch(
         p, pipe, False, min(p.device.multiprocessors, blocks * p.kv_heads), shortest, longest, 2 * ROWS_PER_CONSUMER, 0
@@ -120,7 +120,7 @@ def queries_fit_one_block(p: Problem) -> bool:
 
 
 def launches_of_both(p: Problem, shortest: int) -> tuple[Launch, ...]:
-    """Blocks, and a block for each sequence of few rows."""
+    """Two launches: blocks of long queries, and one block for each sequence of few rows."""
     few = max(1, MAX_ROWS_BESIDE_LONGER // _group(p))
     return (launch_of_blocks(p, few + 1), launch_of_one_block(p, shortest, few))
 

@@ -36,7 +36,7 @@ def tokens_of_portable(p: Problem) -> int:
 
 
 def shares(p: Problem) -> tuple[Launch, ...]:
-    """Even shares of all sequences."""
+    """One launch of even shares for all sequences."""
     return (shares_launch(p, shortest_of(p), UNBOUNDED),)
 
 
@@ -74,7 +74,7 @@ def portable_then_blocks(p: Problem, longest: int) -> tuple[Launch, ...]:
 
 
 def portable_then_blocks_then_drafts(p: Problem) -> tuple[Launch, ...]:
-    """Decodes and, last, drafts by the portable kernel."""
+    """Three launches: decodes by the portable kernel, blocks, and drafts by the portable kernel."""
     longest = drafts_of_parts(p)
     return (*portable_then_blocks(p, longest), drafts_apart(p, longest))
 

@@ -20,7 +20,7 @@ BYTES_OF_BARRIERS = 1 << 10  # and of messages to partitions
 TILE_OF_ROWS = 32  # keys of latents that one of two consumers of rows multiplies while the other one weighs
 BYTES_OF_FLAGS, BYTES_OF_NUMBERS = 512, 2048  # flags of a consumer; numbers that two consumers of rows exchange
 ROWS_OF_NOTHING = 32  # rows of queries over which an empty box may be written (`loader.fetch_descriptors`)
-MAX_TURNED_COLUMNS = 8  # of results beyond 256 dims that are turned around in shared memory (`columns.is_turned`)
+MAX_TURNED_COLUMNS = 8  # whose results beyond 256 dims are transposed in shared memory (`columns.is_turned`)
 
 
 class WideRings(NamedTuple):
