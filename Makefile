@@ -98,10 +98,14 @@ clean:  ## remove the environment, caches and outputs
 # torch first and alone, pinned, for without a pin it is a CUDA build of gigabytes; then pinned as installed with all
 # that it came with, its own Triton above all, so that no later step replaces them.
 $(STAMP): pyproject.toml constraints.txt
-	@echo "making $(VENV) (torch is large: a few minutes)"
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(TORCH)
-	$(VPY) -c 'import triton' 2>/dev/null || $(PIP) triton -c constraints.txt
-	$(VPY) -m pip freeze | grep -E '^(torch|triton|numpy)==' > $(VENV)/pins.txt
-	$(PIP) -c $(VENV)/pins.txt -e '.[dev]'
+	@echo "Making $(VENV), once: about three minutes, and nothing outside of it is touched."
+	@echo "1 of 3: $(TORCH), the largest part.  Without a GPU its CPU build is smaller by gigabytes:"
+	@echo "        make TORCH=\"$(firstword $(TORCH)) --index-url https://download.pytorch.org/whl/cpu\" ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(TORCH)
+	@echo "2 of 3: Triton, where torch did not bring its own"
+	@$(VPY) -c 'import triton' 2>/dev/null || $(PIP) triton -c constraints.txt
+	@$(VPY) -m pip freeze | grep -E '^(torch|triton|numpy)==' > $(VENV)/pins.txt
+	@echo "3 of 3: paged-attn, and what its command, tests and pages need"
+	@$(PIP) -c $(VENV)/pins.txt -e '.[dev]'
 	@touch $@

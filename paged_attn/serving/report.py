@@ -47,7 +47,9 @@ def table(steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceili
     reference = sum(step.outcome.reference_seconds for step in steps)
     rest = total - attention - reference
     rows.add_row("time", f"{total:.1f} s = attention {attention:.2f} + reference {reference:.2f} + the rest {rest:.2f}")
-    if ceilings is not None:
+    if ceilings is None:
+        rows.add_row("", "without a GPU: these times say nothing of the speed on one")
+    else:
         for name, part in (
             ("decode-only steps", [step for step in steps if step.prefill_tokens == 0]),
             ("steps with prefill", [step for step in steps if step.prefill_tokens > 0]),
