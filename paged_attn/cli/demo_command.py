@@ -101,7 +101,7 @@ def demo(as_json: bool, **given: Any) -> None:
 def _check_output(path: Path) -> None:
     """That a picture can be drawn in the end, said before minutes have passed."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise click.ClickException("the picture needs matplotlib: pip install 'paged-attn[cli]'")
+        raise click.ClickException("the picture needs matplotlib: pip install matplotlib")
     folder = next(folder for folder in path.absolute().parents if folder.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise click.UsageError(f"--output is {path}, but {folder} is no folder that can be written to")

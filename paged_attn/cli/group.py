@@ -6,7 +6,7 @@ try:
     import click
     import rich  # noqa: F401
 except ModuleNotFoundError as missing:
-    raise SystemExit(f"the paged-attn command needs {missing.name}: pip install 'paged-attn[cli]'") from None
+    raise SystemExit(f"the paged-attn command needs {missing.name}: pip install click rich matplotlib") from None
 
 from paged_attn import __version__
 from paged_attn.cli.bench_command import bench
