@@ -69,6 +69,18 @@ def test_every_host_has_a_line(index: Path) -> None:
         assert len([row for row in rows if re.search(rf"\((?:docs/hosts/)?{re.escape(host)}\)", row)]) == 1, host
 
 
+def test_files_that_the_drawing_of_a_call_names_are_there() -> None:
+    drawing = (ROOT / "docs" / "images" / "call.svg").read_text(encoding="utf-8")
+    named = set(re.findall(r"(?:\w+/)*\w+\.py|\w+/(?=<)", drawing))
+    folders = {"calls", "checks", "planning", "records", "launching"}
+    assert len(named) > 6
+    assert [
+        x for x in named if not any((root / x).exists() for root in (PACKAGE, *(PACKAGE / y for y in folders)))
+    ] == []
+    kernels = "\n".join(path.read_text(encoding="utf-8") for path in (PACKAGE / "kernels").rglob("*.py"))
+    assert all(f"def {kernel}(" in kernels for kernel in re.findall(r"\w+_kernel", drawing))
+
+
 def test_the_pages_of_design_keep_to_their_length() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8").splitlines()) <= 250
 
@@ -76,8 +88,10 @@ def test_the_pages_of_design_keep_to_their_length() -> None:
 def test_the_page_of_performance_has_the_conditions_of_hopper_in_the_words_of_explain() -> None:
     plan = pytest.importorskip("paged_attn.kernels.hopper.planning.coverage")
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    table = page[page.index("in the words of `explain`") :].partition("\n\n")[0]
-    assert set(re.findall(r"^\| ([^|]+) \|", table, re.M)) - {"---"} == {words for _, words in plan.CONDITIONS}
+    (table,) = (part for part in page.split("\n\n") if part.startswith("| in the words of `explain`"))
+    assert set(re.findall(r"^\| ([^|]+) \|", table.partition("\n")[2], re.M)) - {"---"} == {
+        words for _, words in plan.CONDITIONS
+    }
 
 
 def test_the_rules_of_hopper_name_places_that_there_are() -> None:
