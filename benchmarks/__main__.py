@@ -17,7 +17,7 @@ try:
 except ModuleNotFoundError as missing:
     if missing.name is None or missing.name.split(".")[0] not in ("rich", "matplotlib"):
         raise
-    raise SystemExit(f"the benchmark needs {missing.name}: pip install 'paged-attn[bench]'") from None
+    raise SystemExit(f"the benchmark needs {missing.name}: pip install rich matplotlib") from None
 
 from benchmarks import cliffs, measure, options, runner, traces, warm
 from benchmarks.peers import OURS, PEERS
@@ -133,9 +133,10 @@ def _draw(output: Path, console: Console) -> None:
 
 
 def _headline(folder: Path, output: Path, console: Console) -> None:
-    """The README's table, and its picture, from a folder's JSON."""
-    for line in headline.table(folder):
-        console.print(line, markup=False, soft_wrap=True)
+    """The README's tables, that of the page of performance, and the picture, from a folder's JSON."""
+    for table in (headline.beside_peers, headline.portable_beside_vllm, headline.table):
+        for line in (*table(folder), ""):
+            console.print(line, markup=False, soft_wrap=True)
     title = "Time on an H200, as a multiple of paged-attn's (shorter is faster)"
     plots.bars(headline.factors(folder), title, output / "speed.svg")
     console.print(f"bars: {output / 'speed.svg'}")

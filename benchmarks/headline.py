@@ -1,8 +1,9 @@
-"""The README's speed table and the picture beside it: twelve rows, read from the JSON of committed runs."""
+"""The README's speed tables, the picture beside them and the table of the page of performance, from committed runs."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,10 +70,127 @@ def table(folder: Path) -> list[str]:
     return lines
 
 
+# The README's table: peers of one run, 38 cases.  A paged peer stands there with its best page size.
+PEERS_RUN, PORTABLE_RUN, H100 = "peers-38", "portable-38", "h100-80gb-hbm3"
+PEERS: Mapping[str, Sequence[str]] = {
+    OURS: (OURS,),
+    "FlashAttention-3": ("fa3", "fa3, pages of 128"),
+    "cuDNN, paged": ("cudnn paged",),
+    "SDPA cuDNN, contiguous": ("sdpa cudnn",),
+}
+FLASHINFER = "FlashInfer, another run"
+VLLM = "vllm triton"
+
+
+class PeerRow(NamedTuple):
+    """A case of PEERS_RUN, and (report, case) in which FlashInfer was measured beside an earlier paged-attn."""
+
+    name: str
+    case: str
+    flashinfer: tuple[str, str] | None = None
+
+
+PEER_ROWS = (
+    PeerRow("decode, 1 x 8192", "decode b1 ctx8192 h32/8", ("decode", "decode b1 x 8192")),
+    PeerRow("decode, 16 x 4096", "decode b16 ctx4096 h32/8"),
+    PeerRow("decode, 64 x 4096", "decode b64 ctx4096 h32/8", ("decode", "decode b64 x 4096")),
+    PeerRow("decode, 256 x 1024", "decode b256 ctx1024 h32/8"),
+    PeerRow("decode, 64 of 256 to 32768 keys", "decode b64 ctxvar256-32768 h32/8"),
+    PeerRow("prefill, 8 x 1024", "prefill b8 q1024 h32/8", ("prefill", "prefill b8 x 1024")),
+    PeerRow("prefill, 4 x 4096", "prefill b4 q4096 h32/8", ("prefill", "prefill b4 x 4096")),
+    PeerRow("prefill, 1 x 16384", "prefill b1 q16384 h32/8", ("prefill", "prefill b1 x 16384")),
+    PeerRow("chunk of 2048, 16384 keys", "chunked b1 q2048 ctx16384 h32/8", ("prefill", "chunk of 2048 at 16384")),
+    PeerRow("prefill of 2048 beside 63 decodes at 4096", "mixed 1x2048+63xdec4096 h32/8"),
+    PeerRow("4 x 512 at 8192 beside 124 decodes at 2048", "mixed 4x512@8k+124xdec2048 h32/8"),
+)
+H100_ROWS = (
+    Row("H100: decode, 64 x 4096", "decode", "decode b64 x 4096"),
+    Row("H100: prefill, 4 x 4096", "prefill", "prefill b4 x 4096"),
+)
+
+
+def read(folder: Path, report: str) -> dict[str, Any]:
+    """A committed run."""
+    found: dict[str, Any] = json.loads((folder / f"{report}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def seconds_of(folder: Path, report: str) -> dict[str, dict[str, float]]:
+    """Seconds of each peer, by case."""
+    return {r["case"]: r["seconds"] for r in read(folder, report)["results"]}
+
+
+def best(seconds: Mapping[str, float], names: Sequence[str]) -> float | None:
+    """The least time of these entries, which differ in the page size; None: none of them was in the run."""
+    return min((seconds[x] for x in names if x in seconds), default=None)
+
+
+def flashinfer_factor(folder: Path, row: PeerRow) -> float | None:
+    """FlashInfer's time over paged-attn's, both of one run; None: not measured."""
+    if row.flashinfer is None:
+        return None
+    report, case = row.flashinfer
+    seconds = seconds_of(folder / "flashinfer", report)[case]
+    peer = best(seconds, COLUMNS["FlashInfer"])
+    return None if peer is None else peer / seconds[OURS]
+
+
+def beside_peers(folder: Path) -> list[str]:
+    """The README's table in Markdown: microseconds, and FlashInfer's factors."""
+    lines = [
+        f"| H200, bfloat16, us | {' | '.join(PEERS)} | {FLASHINFER} |",
+        f"|---|{'---:|' * (len(PEERS) + 1)}",
+    ]
+    run = seconds_of(folder, PEERS_RUN)
+    for row in PEER_ROWS:
+        factor = flashinfer_factor(folder, row)
+        lines.append(_line(row.name, run[row.case], "" if factor is None else f"{factor:.2f}x"))
+    for other in H100_ROWS:
+        lines.append(_line(other.name, seconds_of(folder.parent / H100, other.report)[str(other.case)], ""))
+    return lines
+
+
+def _line(name: str, seconds: Mapping[str, float], last: str) -> str:
+    found = [best(seconds, names) for names in PEERS.values()]
+    cells = ["" if x is None else three_digits(x * IN_A_SECOND[MICROSECONDS]) for x in found]
+    return " ".join(f"| {' | '.join([name, *cells, last])} |".split())
+
+
+def portable_beside_vllm(folder: Path) -> list[str]:
+    """The README's table of the portable kernels in Markdown: microseconds, and vLLM's time over paged-attn's."""
+    lines = [
+        "| H200, bfloat16, us | portable kernels | vLLM's Triton kernel | vLLM's time / ours |",
+        "|---|---:|---:|---:|",
+    ]
+    names = {row.case: row.name for row in PEER_ROWS} | {
+        "decode b1 ctx512 h32/8": "decode, 1 x 512",
+        "decode b256 ctx4096 h32/8": "decode, 256 x 4096",
+    }
+    for case, seconds in seconds_of(folder, PORTABLE_RUN).items():
+        ours, theirs = (seconds[x] for x in (OURS, VLLM))
+        cells = [three_digits(x * IN_A_SECOND[MICROSECONDS]) for x in (ours, theirs)]
+        lines.append(f"| {' | '.join([names[case], *cells])} | {theirs / ours:.2f}x |")
+    return lines
+
+
+def mean_factor(folder: Path) -> float:
+    """Geometric mean over PEERS_RUN of the best paged peer, at its best page, over paged-attn at pages of 16."""
+    paged = [name for column, names in PEERS.items() if column != OURS and "contiguous" not in column for name in names]
+    factors = [(best(x, paged) or math.nan) / x[OURS] for x in seconds_of(folder, PEERS_RUN).values()]
+    return math.exp(sum(map(math.log, factors)) / len(factors))
+
+
 def factors(folder: Path) -> list[tuple[str, dict[str, float]]]:
-    """How many times the library's time everyone takes, row by row, where somebody else was in the run."""
-    rows = [(row.name, figures(folder, row)) for row in ROWS]
-    return [(name, {x: found[x] / found[OURS] for x in found}) for name, found in rows if len(found) > 1]
+    """How many times the library's time the paged peers take, row by row of the README's table."""
+    run, found = seconds_of(folder, PEERS_RUN), []
+    for row in PEER_ROWS:
+        times = {column: best(run[row.case], PEERS[column]) for column in (OURS, "FlashAttention-3", "cuDNN, paged")}
+        ours = run[row.case][OURS]
+        here = {column: time / ours for column, time in times.items() if time is not None}
+        if (factor := flashinfer_factor(folder, row)) is not None:
+            here["FlashInfer"] = factor
+        found.append((row.name, here))
+    return found
 
 
 def three_digits(number: float) -> str:

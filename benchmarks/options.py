@@ -42,7 +42,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", type=_file, help="Azure CSV or Mooncake JSON lines for `trace`  [synthetic]")
     parser.add_argument("--output", type=Path, help="folder of the JSON and pictures  [benchmarks/results/<gpu>]")
     parser.add_argument("--redraw", metavar="GPU", help="only draw the pictures of a folder's JSON; needs no GPU")
-    parser.add_argument("--headline", metavar="GPU", help="only print the README's table and draw its bars: no GPU")
+    parser.add_argument("--headline", metavar="GPU", help="only print the README's tables and draw its bars: no GPU")
     parser.add_argument("--json", action="store_true", help="print the suites' JSON, and nothing else, on stdout")
     options = parser.parse_args(words)
     options.suites += ["cliffs"] * (options.cliffs and "cliffs" not in options.suites)

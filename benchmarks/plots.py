@@ -28,7 +28,7 @@ PEER_COLOURS = {
     "flashmla": "#db2777",
 }
 MARKERS = "osD^vPX*<>"
-COLUMN_COLOURS = {"FlashInfer": "#0d9488", "cuDNN, paged": "#2563eb", "SDPA cuDNN, contiguous": "#a1a1aa"}
+COLUMN_COLOURS = {"FlashAttention-3": "#7c3aed", "cuDNN, paged": "#2563eb", "FlashInfer": "#0d9488"}
 LONGEST_BAR = 4.5  # times the library's time: longer bars are broken off, and their number says how long they are
 # Text stays text, and two drawings of the same numbers are the same file.
 AS_TEXT: Any = {"svg.fonttype": "none", "svg.hashsalt": "paged-attn", "font.family": "sans-serif"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .launching.locks import FIRST
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "merge_states",
     "pad_batch",

@@ -27,12 +27,12 @@ class Block(NamedTuple):
     text: str
 
     def compiled(self) -> object:
-        """Its code; lines in errors are those of the page."""
+        """The block's code; lines in errors are those of the page."""
         return compile("\n" * self.line + self.text, str(self.page), "exec")
 
 
 def apply(diff: str, root: Path) -> None:
-    """Change files as a diff says; a hunk is found by its lines, which must be there once, not by their numbers."""
+    """Change files as a diff says; a hunk is found by its words, which must be there once, wherever lines end."""
     for part in re.split(r"^--- ", diff, flags=re.M)[1:]:
         header, *hunks = re.split(r"^@@.*\n", part, flags=re.M)
         before, after = header.splitlines()
@@ -43,12 +43,26 @@ def apply(diff: str, root: Path) -> None:
             continue
         text = path.read_text(encoding="utf-8")
         for hunk in hunks:
-            lines = hunk.splitlines(keepends=True)
-            old = "".join(line[1:] or "\n" for line in lines if line[0] != "+")
-            new = "".join(line[1:] or "\n" for line in lines if line[0] != "-")
-            assert text.count(old) == 1, f"{path.name} has {text.count(old)} times\n{old}"
-            text = text.replace(old, new)
+            text = changed(text, hunk.splitlines(keepends=True), path.name)
         path.write_text(text, encoding="utf-8")
+
+
+def changed(text: str, hunk: list[str], where: str) -> str:
+    """A file's text after one hunk."""
+    old = "".join(line[1:] or "\n" for line in hunk if line[0] != "+")
+    new = "".join(line[1:] or "\n" for line in hunk if line[0] != "-")
+    found = list(anywhere(old).finditer(text))
+    assert len(found) == 1, f"{where} has {len(found)} times\n{old}"
+    begin, end = found[0].span()
+    line = text.rfind("\n", 0, begin) + 1
+    indent = line if not text[line:begin].strip() else begin  # words in the middle of a line stay there
+    return text[:indent] + (new.lstrip("\n") if indent == line else new.lstrip()).rstrip("\n") + text[end:]
+
+
+def anywhere(words: str) -> re.Pattern[str]:
+    """Finds a text by its words and signs, however its lines are broken."""
+    tokens = re.findall(r"\w+|[^\w\s]", words)
+    return re.compile(r"(?<!\w)" * tokens[0].isidentifier() + r"\s*".join(map(re.escape, tokens)))
 
 
 def name(page: Path) -> str:
@@ -76,3 +90,13 @@ def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.M)
     plain = (re.sub(r"[^\w\s-]", "", heading.replace("`", "")).strip().lower() for heading in headings)
     return {re.sub(r"\s", "-", heading) for heading in plain}
+
+
+def plain(page: Path) -> str:
+    """A page's text with a blank wherever there is space: no test depends on how lines are broken."""
+    return " ".join(page.read_text(encoding="utf-8").split())
+
+
+def prose(page: Path) -> str:
+    """A page's sentences, without blocks of code and rows of tables."""
+    return re.sub(r"^```.*?^```$|^\|[^\n]*$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ import paged_attn
 from benchmarks import headline, runner, tables
 from paged_attn import reference
 from paged_attn.cli import main
-from tests import warm
+from tests import tritons, warm
 from tests.cases import TOLERANCES
-from tests.documents import DIFFS, MADE, PAGES, README, ROOT, Block, anchors, apply, blocks, links, name
+from tests.documents import DIFFS, MADE, PAGES, README, ROOT, Block, anchors, apply, blocks, links, name, plain, prose
 
 CODE = [page for page in PAGES if blocks(page, "python")]
 
@@ -85,6 +86,23 @@ def test_diffs_apply_and_do_what_the_program_behind_them_says(block: Block, tmp_
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["    call(a, b, check=c,\n    )\n", "    call(\n        a,\n        b, check=c,\n    )\n"],
+    ids=["long", "short"],
+)
+def test_a_hunk_is_found_wherever_lines_end(text: str, tmp_path: Path) -> None:
+    (tmp_path / "file.py").write_text(text, encoding="utf-8")
+    apply("--- a/file.py\n+++ b/file.py\n@@\n-        b, check=c,\n+        b, new=new, check=c,\n", tmp_path)
+    assert "".join((tmp_path / "file.py").read_text(encoding="utf-8").split()) == "call(a,b,new=new,check=c,)"
+
+
+def test_a_hunk_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file.py").write_text("a, b\na,\nb\n", encoding="utf-8")
+    with pytest.raises(AssertionError, match="has 2 times"):
+        apply("--- a/file.py\n+++ b/file.py\n@@\n a, b\n+c\n", tmp_path)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_what_explain_prints_on_a_page_is_what_it_prints(page: Path) -> None:
     for words, wanted in re.findall(r"\$ paged-attn (explain .*)\n([\s\S]*?)```", page.read_text(encoding="utf-8")):
@@ -102,11 +120,56 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(target), link
 
 
-@pytest.mark.parametrize("page", [README, ROOT / "docs" / "performance.md"], ids=name)
-def test_the_speed_table_is_that_of_the_committed_runs(page: Path) -> None:
-    wanted = headline.table(runner.folder("h200"))
-    assert [line for line in page.read_text(encoding="utf-8").splitlines() if line in wanted] == wanted
+def rows_of(page: Path) -> list[str]:
+    return [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize(
+    ("page", "table"),
+    [
+        (README, headline.beside_peers),
+        (README, headline.portable_beside_vllm),
+        (ROOT / "docs" / "performance.md", headline.table),
+    ],
+    ids=["README, peers", "README, portable", "performance"],
+)
+def test_tables_of_speed_are_those_of_the_committed_runs(page: Path, table: Callable[[Path], list[str]]) -> None:
+    wanted = table(runner.folder("h200"))
+    assert "\n".join(wanted) in "\n".join(rows_of(page))
     assert len(headline.ROWS) <= 12
+
+
+def test_means_in_the_readme_are_those_of_the_cases() -> None:
+    """All cases beside peers are committed; of those beside vLLM nine, and the means over all."""
+    folder, text = runner.folder("h200"), plain(README)
+    assert len(headline.read(folder, headline.PEERS_RUN)["results"]) == 38
+    assert f"takes **{headline.mean_factor(folder):.2f}x** paged-attn's time" in text
+    means = headline.read(folder, headline.PORTABLE_RUN)["geomean"][headline.VLLM]
+    assert f"takes **{means['all']:.1f}x** their time" in text
+    assert f"{means['decode']:.1f}x in decodes, {means['prefill']:.1f}x in prefills" in text
+
+
+def test_losses_in_the_readme_are_all_there_are() -> None:
+    text, behind = plain(README), []
+    for result in headline.read(runner.folder("h200"), headline.PEERS_RUN)["results"]:
+        if result["best_peer"] < 1 or result["case"] == "decode b1 ctx8192 h32/32":  # 1.00x, and 0.2% behind
+            behind.append((result["case"].split()[0], round(100 * (1 - result["best_peer"]))))
+    assert behind == [("decode", 8), ("decode", 9), ("decode", 0), ("decode", 1)]
+    assert "ahead in four decodes: by 8% and 9% in two of these, within 1% in the other two" in text
+
+
+TRITONS = re.compile(r"^\| (2\.\d+)(?:, 2\.\d+)* \| (3\.\d+) \|", re.M)  # a row of torch's versions and their Triton
+
+
+@pytest.mark.parametrize("page", [README, ROOT / "docs" / "start.md"], ids=name)
+def test_versions_on_a_page_are_those_that_the_package_asks_for_and_the_suite_runs(page: Path) -> None:
+    """torch's wheels on PyPI name one Triton each, so the first torch of the first Triton is the floor."""
+    rows = TRITONS.findall(page.read_text(encoding="utf-8"))
+    declared = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'"torch>=([\d.]+)"', declared) == [rows[0][0]]
+    assert re.findall(r'"triton>=([\d.]+)', declared) == [rows[0][1]]
+    pinned = re.findall(r"^triton==(\d+\.\d+)", (ROOT / "constraints.txt").read_text(encoding="utf-8"), re.M)
+    assert [triton for _, triton in rows] == sorted([*pinned, *(x.rpartition(".")[0] for x in tritons.VERSIONS)])
 
 
 def test_the_page_of_all_figures_has_every_case_of_a_committed_run_and_what_it_took() -> None:
@@ -125,6 +188,18 @@ def test_the_picture_beside_it_shows_the_same_runs() -> None:
 
 
 def test_the_readme_is_read_in_minutes() -> None:
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 150
+    """Words of its sentences, not rows of its tables: a feature is a row."""
+    assert len(prose(README).split()) <= 1000
     (program,) = blocks(README, "python")
     assert len([line for line in program.text.splitlines() if line.strip()]) <= 25
+
+
+def test_the_program_of_the_readme_prints_what_stands_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    (program,), (wanted,) = blocks(README, "python"), blocks(README, "text")
+    exec(program.compiled(), {"__name__": "__page__"})
+    assert capsys.readouterr().out == wanted.text
+
+
+def test_a_page_on_extending_is_short_and_the_changelog_too() -> None:
+    for page, lines in ((ROOT / "docs" / "extending.md", 300), (ROOT / "CHANGELOG.md", 80)):
+        assert len(page.read_text(encoding="utf-8").splitlines()) <= lines, page
