@@ -27,8 +27,11 @@ READY := $(if $(HAS_GPU),,$(STAMP))
 BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()), "--dist worksteal")' 2>/dev/null)
 SIMULATE := SIMULATE=1 $(VPY) -m pytest tests -n 2 --dist worksteal
 
+# What tests the public functions, in whatever dialect.
+PUBLIC := $(wildcard tests/test_*.py) tests/calls tests/checks
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough simulate test-gpu test-suites fuzz bench tritons newest hosts test-hosts wheel check docs format clean
+.PHONY: help demo test thorough simulate test-gpu test-suites fuzz bench without-triton tritons newest hosts test-hosts wheel check docs format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -36,8 +39,9 @@ help:  ## this list
 demo: $(READY)  ## serve a traffic mix over a paged cache, every step checked
 	$(RUN) -m paged_attn demo $(ARGS)
 
-test: $(STAMP)  ## the CPU suite: Triton's interpreter, and small batches for Hopper kernels, simulated
+test: $(STAMP)  ## the CPU suite: Triton's interpreter, plain torch, and small batches for Hopper kernels, simulated
 	$(VPY) -m pytest tests -n 2 --dist worksteal $(ARGS)
+	$(if $(ARGS),,PAGED_ATTN_DIALECT=torch $(VPY) -m pytest $(PUBLIC) -n 2 --dist worksteal)
 	$(if $(ARGS),,$(SIMULATE) -m "quick and not thorough")
 
 thorough: $(STAMP)  ## machine code of every kernel, and small batches simulated, of which `make test` does a part
@@ -61,6 +65,10 @@ fuzz: $(READY)  ## random calls of everything against the reference: a minute, o
 
 bench: $(READY)  ## every suite against every peer installed, on this machine's GPU
 	$(RUN) -m benchmarks $(ARGS)
+
+# The environment's packages but Triton, by links: what a Mac or Windows has.
+without-triton: $(STAMP)  ## importing, the command, the demo and a reduced suite without Triton, in plain torch
+	$(VPY) -m tests.without_triton
 
 # Triton alone, in folders that are looked into before the environment's own; torch stays as it is.
 tritons: $(STAMP)  ## a reduced suite under every other known Triton, listed in tests/tritons.py

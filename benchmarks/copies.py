@@ -17,7 +17,7 @@ import torch
 import paged_attn
 from benchmarks import measure
 from benchmarks.inputs import inputs_of
-from paged_attn.calls import attend, call_cache
+from paged_attn.calls import call_cache, launched
 from paged_attn.kernels.hopper.planning import coverage
 from paged_attn.planning import planner
 from tests.cases import Case
@@ -41,8 +41,8 @@ def planned(worth: bool, first: bool = False) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(coverage, "_is_worth_a_copy", lambda p: worth)
         if first:
-            steps = attend.steps_of
-            patch.setattr(attend, "steps_of", lambda made, call: steps(made, call)[:1])
+            steps = launched.steps_of
+            patch.setattr(launched, "steps_of", lambda made, call: steps(made, call)[:1])
         planner.plan.cache_clear()
         call_cache.clear()
         yield

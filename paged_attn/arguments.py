@@ -228,6 +228,19 @@ def table_parts(given: Any) -> tuple[Any, Any]:
     return given, None
 
 
+def scales_tokens(q_scale: Any, q: Any) -> bool:
+    """Whether each token has its own.
+
+    fp8 queries may also be scaled by KV head: theirs are of [tokens, 1] or [tokens, kv_heads], and no row expanded.
+    Where there are as many sequences as tokens, rows are of tokens.
+    """
+    if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
+        return False
+    if q.dtype.itemsize > 1:
+        return True
+    return bool(q_scale.ndim == 2 and q_scale.shape[0] == q.shape[0] > 1 and q_scale.stride(0) != 0)
+
+
 def bound(given: dict[str, Any]) -> tuple[Tensors, Options]:
     """(Tensors, Options) of a call from its keywords, with defaults for missing ones."""
     values = {x.name: x.default for x in ARGUMENTS if x.default is not REQUIRED} | given

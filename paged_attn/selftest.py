@@ -19,8 +19,6 @@ from paged_attn import reference
 from paged_attn.serving.caches import Caches
 from paged_attn.serving.demo import TOLERANCES
 
-from .launching import launch, triton_trial
-
 NO_PAGE = 2**31 - 1
 
 
@@ -139,6 +137,8 @@ INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # without which one 
 
 def try_kernels(arch: str, index: int) -> None:
     """Try all calls on a GPU; print the verdict as JSON."""
+    from .launching import triton_trial
+
     triton_trial._verdicts[arch] = ""  # these calls do not ask
     keep = True
     try:
@@ -152,6 +152,8 @@ def try_kernels(arch: str, index: int) -> None:
 
 def complaints(arch: str, device: torch.device) -> Iterator[str]:
     """What is wrong with results of a few calls, made anew and kept, and with the kernels that these take."""
+    from .launching import launch
+
     compiled: list[Any] = []
     run = launch.run
 

@@ -48,6 +48,7 @@ from tests.comparing import (
     worst_share,
 )
 from tests.formats import E4M3, E5M2, bits, is_fp8, widest
+from tests.torch_ways import IN_TORCH
 
 __all__ = [
     "BAD_PAGE",
@@ -254,7 +255,8 @@ def build(case: Case, device: str = "cpu", filled: bool = True) -> dict[str, Any
         inputs["gate"] = gate_of(case, small, rng)
     if case.score_mod:
         mod = mod_of(case)
-        inputs.update(score_mod=mod.triton, score_mod_args=mod.args(case.heads, device))
+        in_torch = IN_TORCH and case.seed % 8  # others are interpreted, which takes a hundred times as long
+        inputs.update(score_mod=mod.torch if in_torch else mod.triton, score_mod_args=mod.args(case.heads, device))
     out_shape = (case.tokens, case.heads + case.strided, case.value_width)
     inputs["out"] = None if case.own_out else nans(out_shape, case.dtype_of_out, device)[:, : case.heads]
     return inputs

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from tests import durations, selection, simulator  # before the package decides whether it is interpreted
+from tests.torch_ways import IN_TORCH
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
@@ -69,6 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         selection.leave_to_cpus(config, items)
         selection.thin_out(config, items, selection.on_a_gpu)
     elif not simulator.SIMULATES:
+        if IN_TORCH:
+            selection.leave_to_kernels(config, items)
         selection.thin_out(config, items)
     selection.balance(config, items)
 
@@ -94,10 +97,11 @@ def pytest_collection_finish() -> None:
 def quick() -> Iterator[pytest.MonkeyPatch]:
     """What makes the interpreter quick, for the test that it computes the same without."""
     from paged_attn.launching import backend
-    from tests.interpreter import quicken
 
     with pytest.MonkeyPatch.context() as patch:
         if backend.INTERPRET:
+            from tests.interpreter import quicken
+
             quicken(patch)
         yield patch
 
@@ -111,13 +115,16 @@ def device() -> str:
 @pytest.fixture
 def cut() -> Iterator[Callable[..., None]]:
     """cut(segments, tile): from then on every plan of this test is cut so (`portable_plans.cut`)."""
-    from tests import portable_plans
+    if IN_TORCH:
+        from tests import torch_ways as plans
+    else:
+        from tests import portable_plans as plans  # type: ignore[no-redef]
 
     with contextlib.ExitStack() as stack:
 
         def cut(segments: int, tile: int = 32) -> None:
             stack.close()
-            stack.enter_context(portable_plans.cut(segments, tile))
+            stack.enter_context(plans.cut(segments, tile))
 
         yield cut
 
@@ -137,14 +144,20 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         assert all(x.pipe is not None for x in launches.launches), problem
         return launches
 
-    monkeypatch.setattr("paged_attn.calls.attend.plan", checked)
+    monkeypatch.setattr("paged_attn.calls.launched.plan", checked)
     with hopper_plans.anywhere():
         yield
 
 
 @pytest.fixture
 def no_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any kernel launch of the test fails it."""
+    """Any kernel launch of the test fails it, and in plain torch any call that passes the checks."""
+    if IN_TORCH:
+        from paged_attn.planning.dialects import torch_dialect
+
+        for name in ("attention", "write", "merge_states"):
+            monkeypatch.setattr(torch_dialect(), name, lambda *_: pytest.fail("a call was made"))
+        return
     from triton.runtime.jit import KernelInterface
 
     def launched(kernel: Any, grid: Any) -> None:

@@ -1,6 +1,7 @@
 """Random calls of everything against the reference, for some time: `python -m tests.fuzz --seconds 60`.
 
-On the CPU, on a GPU, or with SIMULATE=1 on the simulator of the Hopper kernels.  Each seed is a line of the log; what
+On the CPU, in Triton's interpreter or with PAGED_ATTN_DIALECT=torch in plain torch, on a GPU, or with SIMULATE=1 on the
+simulator of the Hopper kernels.  Each seed is a line of the log; what
 fails is shrunk and printed as a test.  `--seed N --seeds 1` does one of them again.
 """
 
@@ -21,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests import simulator  # before the package decides whether it is interpreted
+from tests.torch_ways import IN_TORCH
 
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # cases may have more queries than keys, which a checked call refuses
 
@@ -52,7 +54,15 @@ def main(given: argparse.Namespace) -> int:
     first = random.SystemRandom().randrange(1 << 30) if given.seed is None else given.seed
     count = min(given.processes or min(os.cpu_count() or 1, 16 if gpu else 1 << 10), given.seeds)
     batches = given.batches or (400 if gpu else 6)
-    where = torch.cuda.get_device_name() if gpu else "simulator" if simulator.SIMULATES else "interpreter"
+    where = (
+        torch.cuda.get_device_name()
+        if gpu
+        else "simulator"
+        if simulator.SIMULATES
+        else "plain torch"
+        if IN_TORCH
+        else "interpreter"
+    )
     print(
         f"{where}: seeds {first} and on, {batches} calls of each, {count} processes, {given.seconds:.0f} s", flush=True
     )

@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 
 from paged_attn.launching import backend
 from paged_attn.planning import planner
-from tests import hopper_plans, portable_plans
+from tests import hopper_plans, portable_plans, torch_ways
 from tests.cases import Case, build, problem_of, run
 from tests.other_calls import run_merge, run_write
-from tests.random_calls import GPU, INTERPRETER, OPTIONS, SIMULATOR, SIZES, batch, configuration
+from tests.random_calls import GPU, INTERPRETER, OPTIONS, SIMULATOR, SIZES, TORCH, batch, configuration
 from tests.simulator import SIMULATES
 from tests.spent import spent
+from tests.torch_ways import IN_TORCH
 
 DEVICE = "cuda" if torch.cuda.is_available() and not SIMULATES else "cpu"
-LIMITS = SIMULATOR if SIMULATES else GPU if DEVICE == "cuda" else INTERPRETER
+LIMITS = SIMULATOR if SIMULATES else GPU if DEVICE == "cuda" else TORCH if IN_TORCH else INTERPRETER
 FUNCTIONS: dict[str, Callable[..., Any]] = {"run": run, "run_write": run_write, "run_merge": run_merge}
 SHRINKING = 60.0  # seconds, at most, for what hypothesis shrinks, and as many for the rest
 # Products up to which the reference takes a host some milliseconds for each sequence, about what launches take where
@@ -46,7 +47,10 @@ HOPPER_WAYS = {
 PORTABLE_WAYS = {
     f"portable_plans.cut{cut}": lambda cut=cut: portable_plans.cut(*cut) for cut in ((1, 16), (3, 16), (2, 32), (7, 16))
 } | {"portable_plans.portable()": portable_plans.portable}
-WAYS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = HOPPER_WAYS | PORTABLE_WAYS
+TORCH_WAYS = {
+    f"torch_ways.cut{cut}": lambda cut=cut: torch_ways.cut(*cut) for cut in ((1, 16), (3, 16), (3, 32), (3, 64))
+}
+WAYS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = HOPPER_WAYS | PORTABLE_WAYS | TORCH_WAYS
 
 
 class Call(NamedTuple):
@@ -160,7 +164,7 @@ def failure(call: Call) -> str | None:
 def _ways(rng: random.Random) -> Iterator[str]:
     """Plans as they are, or those that meet other paths with small batches."""
     if DEVICE == "cpu" and not SIMULATES:
-        yield from rng.choice([[], *([way] for way in PORTABLE_WAYS)])
+        yield from rng.choice([[], *([way] for way in (TORCH_WAYS if IN_TORCH else PORTABLE_WAYS))])
         return
     hopper = SIMULATES or backend.device_of(torch.device(DEVICE, 0)).arch == "sm90"
     if not SIMULATES and (not hopper or rng.random() < 0.25):

@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+import torch
+
 from tests import warm
 
 LIMIT = 3600  # seconds, only so that what hangs ends
@@ -43,8 +45,10 @@ def run(script: str, **environ: str) -> str:
 
 
 def ended(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    """A script that has ended in any way.  The interpreter is left to the package, as users leave it."""
+    """A script that has ended in any way.  Kernels of others are left to Triton, as users leave them."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    if "TRITON_INTERPRET" not in environ and not torch.cuda.is_available():
+        environment.setdefault("PAGED_ATTN_DIALECT", "interpreter")
     environment |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])}
     # Kernels must be in a file, and so must what spawned processes import.
     with tempfile.TemporaryDirectory() as folder:

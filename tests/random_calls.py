@@ -33,6 +33,7 @@ class Limits(NamedTuple):
 GPU = Limits(heads=64, head_dim=256, keys=11.5)
 SIMULATOR = Limits(heads=16, head_dim=256, keys=9.5)
 INTERPRETER = Limits(heads=8, head_dim=64, keys=6)
+TORCH = Limits(heads=16, head_dim=128, keys=7.5)
 
 
 def sometimes(rng: random.Random, share: float) -> bool:

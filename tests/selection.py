@@ -1,6 +1,6 @@
 """Which tests run where, and in which order, from what the tests say of themselves.
 
-- `gpu`, `hopper`, `quick`, `long` are said by tests, `simulated` by files.
+- `gpu`, `hopper`, `quick`, `long`, `kernels` are said by tests, `simulated` by files.
 - `thorough` is said by what takes minutes, and whose like the whole suite has; and is true of most that is simulated.
 - `host`: asks for no device, so it is about plans, texts and compilers: it runs where the kernels are interpreted.
 - `smoke`: the first case of each test that has several, and that a GPU may fail.
@@ -44,6 +44,21 @@ def leave_to_cpus(config: pytest.Config, items: list[pytest.Item]) -> None:
         return
     left = [item for item in items if item.get_closest_marker("host")]
     items[:] = [item for item in items if not item.get_closest_marker("host")]
+    config.hook.pytest_deselected(items=left)
+
+
+# What tests of plans and launches ask for, by fixtures.
+PLANNED = {"parts", "copied", "on_hopper"}
+
+
+def leave_to_kernels(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In plain torch, deselect what looks at plans, launches and processes of kernels."""
+
+    def of_kernels(item: pytest.Item) -> bool:
+        return bool(item.get_closest_marker("kernels") or PLANNED & {*getattr(item, "fixturenames", ())})
+
+    left = [item for item in items if of_kernels(item)]
+    items[:] = [item for item in items if not of_kernels(item)]
     config.hook.pytest_deselected(items=left)
 
 

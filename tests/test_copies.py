@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.calls import attend
+from paged_attn.calls import launched as called
 from paged_attn.kernels import page_copies as launched
 from paged_attn.launching import scratch
 from paged_attn.planning import planner
@@ -116,8 +116,8 @@ def test_lengths_above_the_bounds_are_copied_as_far_as_these(
     copies: list[list[torch.Tensor]], device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results are undefined then, but the pages of the next sequence, or other memory, are not written."""
-    steps = attend.steps_of
-    monkeypatch.setattr(attend, "steps_of", lambda made, call: steps(made, call)[:1])
+    steps = called.steps_of
+    monkeypatch.setattr(called, "steps_of", lambda made, call: steps(made, call)[:1])
     inputs = build(Case("bounds", (40, 40), (100, 100), page_size=4, bounds=True, lse=False), device)
     inputs["page_table"][0] = inputs["page_table"][1, 0]
     for length in (100, 1000):

@@ -13,6 +13,7 @@ import paged_attn
 from paged_attn.kernels.common.score_mod import compiled
 from tests.cases import E4M3, Case, build, run
 from tests.score_mods import MODS, alibi, relative, slopes, softcap, torch_alibi, torch_softcap
+from tests.torch_ways import IN_TORCH
 
 # decodes, chunks behind contexts, an empty sequence, queries that stand before the first key
 LENGTHS = dict(query_lens=(1, 20, 5, 0, 7, 3), seq_lens=(70, 60, 5, 9, 90, 1), heads=4, kv_heads=2)
@@ -95,7 +96,8 @@ def test_it_is_asked_of_positions_in_the_sequence_only(name: str, device: str) -
         least_query, most_query, least_key, most_key, least_head, most_head = seen.tolist()
         last = one["seq_lens"][0] - 1
         assert 0 <= least_query <= most_query <= last
-        assert (least_key, most_key) == (0, last)
+        assert least_key == 0
+        assert most_key == last or (IN_TORCH and name == "trees" and most_key < last)  # no tile is asked beyond depths
         assert (least_head, most_head) == (0, 3)
 
 
@@ -151,11 +153,12 @@ GRADIENT = torch.zeros(4, requires_grad=True)
 TAKES = "score_mod must take (score, query_pos, key_pos, head) and score_mod_args, "
 NUMBER = "score_mod_args[0] must be a tensor, a finite float or an int, got "
 POINTERS = "float16 | bfloat16 | float32 | float64 | bool | uint8 | int8 | int16 | int32 | int64"
+OF_KERNELS = [(torch_alibi, (), TypeError, "score_mod must be a function under @triton.jit, got function")]
 # (function, arguments, error, text)
 REFUSED: list[tuple[Any, Any, type[Exception], str]] = [
+    *(() if IN_TORCH else OF_KERNELS),
     (None, (TENSOR,), ValueError, "score_mod_args must be () without a score_mod"),
-    (torch_alibi, (), TypeError, "score_mod must be a function under @triton.jit, got function"),
-    ("alibi", (), TypeError, "score_mod must be a function under @triton.jit, got str"),
+    ("alibi", (), TypeError, f"score_mod must be a function {'in torch or ' * IN_TORCH}under @triton.jit, got str"),
     (alibi, TENSOR, TypeError, "score_mod_args must be a tuple of tensors, floats and ints, got Tensor"),
     (alibi, (), ValueError, f"{TAKES}4 arguments, got one that takes score, query_pos, key_pos, head, slopes"),
     (plain, (1,), ValueError, f"{TAKES}5 arguments, got one that takes score, query_pos, key_pos, head"),

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..launching.launch import Launches
 from ..launching.locks import left_free
+from .ways import Runs
 
 LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
 ALIGNMENT = 64  # bytes that kernels are compiled for: 16, or 16 elements of x-packed values
@@ -34,10 +34,10 @@ class Latest(NamedTuple):
     """The latest call of a form."""
 
     matches: Callable[..., bool]  # whether these tensors have the facts that its own had
-    launches: Launches
+    launches: Runs
 
 
-_kept: dict[Hashable, Launches] = {}
+_kept: dict[Hashable, Runs] = {}
 _latest: dict[Hashable, Latest] = {}
 _forgetting = left_free()  # what is oldest, no thread may ask while another adds
 
@@ -50,7 +50,7 @@ def form_of(others: Sequence[Any]) -> tuple[Any, ...]:
     return tuple([type(x) if x is None or isinstance(x, torch.Tensor) else (type(x), x) for x in others])
 
 
-def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Launches, Addresses] | None:
+def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Runs, Addresses] | None:
     """The launches of the latest call of this form, if it was one with tensors like these, and their addresses."""
     try:
         latest = _latest.get(form)
@@ -88,7 +88,7 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
         return None
 
 
-def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Launches, Addresses] | None:
+def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Runs, Addresses] | None:
     """The launches of a signature, if they are kept, and its addresses; the next call of the form finds it `again`."""
     launches = None if of is None else _kept.get(of[0])
     if of is None or launches is None:
@@ -97,7 +97,7 @@ def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tupl
     return launches, of[1]
 
 
-def _guard(form: Hashable, tensors: tuple[Any, ...], addresses: Addresses, launches: Launches) -> None:
+def _guard(form: Hashable, tensors: tuple[Any, ...], addresses: Addresses, launches: Runs) -> None:
     """Remember the latest call of a form, if its tensors are different ones and lie as well as kernels can tell."""
     if Guard is None or len({*map(id, tensors)}) < len(tensors) or any(x % ALIGNMENT for x in addresses):
         return
@@ -117,7 +117,7 @@ def _wants_gradient(tensors: tuple[Any, ...]) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def keep(of: Signature | None, launches: Launches) -> None:
+def keep(of: Signature | None, launches: Runs) -> None:
     """Remember launches that went well, and forget the oldest."""
     if of is not None:
         _put(_kept, of[0], launches)

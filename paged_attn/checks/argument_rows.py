@@ -22,6 +22,7 @@ from .overlap import no_overlap, same_elements, writable
 from .page_table import STARTS, admit_page_table
 from .query_scale import check_query_scale
 from .swapped import looks_swapped, warn
+from .user_function import check_score_mod
 
 __all__ = [
     "Axes",
@@ -113,10 +114,11 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     more: dict[str, Tensor] = {}
     score_mod, score_mod_args = options.score_mod, given.score_mod_args
     if score_mod is not None or score_mod_args is not None:
-        with FIRST:
-            from .user_function import check_score_mod  # imports Triton, which `import paged_attn` does not
+        with FIRST:  # importing the package asks for no device
+            from ..launching.backend import device_of
 
-        more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args)
+        in_torch = device_of(q.device).in_torch
+        more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args, in_torch)
     if out is not None:
         door.tensor("out", out, ("tokens", "heads", "value_dim"), QUERY)
         writable("out", out)

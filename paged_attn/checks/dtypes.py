@@ -17,6 +17,9 @@ SAME = {dtype: (dtype,) for dtype in QUERY}
 CACHE_FOR = {dtype: (dtype, *FP8) if dtype in FLOAT else (*HALF, *FP8) for dtype in QUERY}
 BIAS_FOR = {dtype: (torch.float32, dtype) if dtype in HALF else FLOAT32 for dtype in FLOAT} | dict.fromkeys(FP8, FLOAT)
 
+# what a score_mod may be given a pointer to: the keys of kernels/common/score_mod.POINTERS, which Triton's names take
+POINTED = (*FLOAT, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, *INTEGER)
+
 
 def names(dtypes: tuple[torch.dtype, ...]) -> str:
     """float16 | bfloat16."""

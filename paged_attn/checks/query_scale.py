@@ -6,14 +6,13 @@ from typing import Any
 
 from torch import Tensor
 
+from ..arguments import scales_tokens
 from .axes import Door
 from .dtypes import FLOAT32, FP8, names
 
 
 def check_query_scale(door: Door, value: Any, q: Tensor) -> None:
     """Check q_scale: one number, one for each KV head, or by token.  Queries that are not fp8: by token only."""
-    from ..records.call import scales_tokens  # imports Triton, which `import paged_attn` does not
-
     name = "q_scale"
     if not isinstance(value, Tensor):
         door.scale(name, value, "q", q.dtype)

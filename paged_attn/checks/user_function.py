@@ -7,32 +7,38 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from triton.runtime.interpreter import InterpretedFunction
-from triton.runtime.jit import JITFunction
 
-from ..kernels.common.score_mod import POINTERS
 from .axes import Door
+from .dtypes import POINTED
 from .options import INT32_MAX, integer, kind, number
 
 GIVEN = ("score", "query_pos", "key_pos", "head")  # arguments before score_mod_args
 
 
-def check_score_mod(door: Door, function: Any, args: Any) -> dict[str, Tensor]:
-    """Check a user's function and its arguments; returns the tensors among the arguments, by name."""
+def check_score_mod(door: Door, function: Any, args: Any, in_torch: bool) -> dict[str, Tensor]:
+    """Check a user's function and its arguments; returns the tensors among the arguments, by name.
+
+    in_torch: the function may be one in torch, since plain torch makes the call.
+    """
+    from ..launching.backend import under_triton  # looks for a GPU, which `import paged_attn` does not
+
     if function is None and isinstance(args, tuple) and not args:
         return {}
     if function is None:
         raise ValueError("score_mod_args must be () without a score_mod")
-    if not isinstance(function, (JITFunction, InterpretedFunction)) or getattr(function, "is_gluon", bool)():
+    of_triton = under_triton(function)
+    if not of_triton and not in_torch:
         raise TypeError(f"score_mod must be a function under @triton.jit, got {kind(function)}")
+    if not of_triton and not callable(function):
+        raise TypeError(f"score_mod must be a function in torch or under @triton.jit, got {kind(function)}")
     if not isinstance(args, (tuple, list)):
         raise TypeError(f"score_mod_args must be a tuple of tensors, floats and ints, got {kind(args)}")
-    _check_parameters(function.fn, len(args))
+    _check_parameters(function.fn if of_triton else function, len(args))
     tensors = {}
     for i, arg in enumerate(args):
         name = f"score_mod_args[{i}]"
         if isinstance(arg, Tensor):
-            door.place(name, arg, tuple(POINTERS))
+            door.place(name, arg, POINTED)
             if not arg.is_contiguous():
                 raise ValueError(f"{name} must be contiguous, got {list(arg.shape)} strides {list(arg.stride())}")
             tensors[name] = arg

@@ -29,19 +29,23 @@ class Dtype(click.Choice[str]):
 
 
 class DeviceName(click.ParamType):
-    """A device that this machine need not have, by a name of gpus.py."""
+    """A device that this machine need not have, by a name of gpus.py; others are those beside these."""
 
     name = "device"
 
+    def __init__(self, *others: str) -> None:
+        self.others = others
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            gpus.named(value)
+            if value.lower() not in self.others:
+                gpus.named(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
         return value
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
-        names = [*gpus.GPUS, *gpus.ARCHES]
+        names = [*gpus.GPUS, *gpus.ARCHES, *self.others]
         return [CompletionItem(x) for x in names if x.startswith(incomplete)]
 
 
@@ -50,9 +54,10 @@ positive = click.IntRange(1)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, and nothing else, on standard output.")
 
 
-def device(help: str) -> Decorated:
+def device(help: str, *others: str) -> Decorated:
     """--device NAME."""
-    return click.option("--device", type=DeviceName(), metavar="NAME", help=f"{help}  h200, b200, sm90, sm90:132 ...")
+    names = ", ".join(["h200", "b200", "sm90", "sm90:132", *others])
+    return click.option("--device", type=DeviceName(*others), metavar="NAME", help=f"{help}  {names} ...")
 
 
 def option_of(argument: Argument) -> Decorated:

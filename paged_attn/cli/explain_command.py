@@ -20,7 +20,7 @@ from paged_attn.cli.printing import print_json, print_rows
 @click.option("--gate", is_flag=True, help="gate is given.")
 @click.option("--max-queries", type=positive, help="max_seqlen_q.  [the longest]")
 @click.option("--max-keys", type=positive, help="max_seqlen_k, or what the page table holds.  [the longest]")
-@command_options.device("[this GPU, else h200]")
+@command_options.device("[this machine's]", "cpu")
 @command_options.as_json
 def explain(as_json: bool, **given: Any) -> None:
     """What the library does for a call: kernels, tiles, cuts, and the least bytes, operations and time it can cost.
@@ -48,8 +48,8 @@ def _sorted(lines: list[tuple[str, str]]) -> dict[str, Any]:
     found: dict[str, Any] = {"launches": []}
     part: dict[str, Any] = found
     for name, text in lines:
-        if name.startswith("launch"):
-            part = {"launch": text}
+        if name.startswith(("launch", "group")):
+            part = {name.split()[0]: text}
             found["launches"].append(part)
         elif name == "  beside":
             part["beside"] = part = {"warps": text}

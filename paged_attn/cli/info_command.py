@@ -20,10 +20,11 @@ from paged_attn.integrations.probes import PROBES
 from paged_attn.launching import triton_version
 
 VARIABLES = {
-    "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True; in the interpreter, unless 0",
+    "PAGED_ATTN_CHECK": "1: every call is checked on the device, as by check=True; without a GPU, unless 0",
+    "PAGED_ATTN_DIALECT": "torch: every call in plain torch; interpreter: Triton's kernels, interpreted",
     "PAGED_ATTN_HOPPER": "0: no Hopper kernels; 1: them, also under a Triton that is not known",
     "PAGED_ATTN_PREPARE": "0: an engine's kernels are compiled when a call first needs them, not before any",
-    "TRITON_INTERPRET": "1: kernels are interpreted; 0: compiled, also without a GPU",
+    "TRITON_INTERPRET": "1: as PAGED_ATTN_DIALECT=interpreter; 0: kernels are compiled, also without a GPU",
     "TRITON_CACHE_DIR": "where compiled kernels are kept, instead of ~/.triton/cache",
     "CUDA_VISIBLE_DEVICES": "which GPUs this process sees",
 }
@@ -44,8 +45,7 @@ def info(as_json: bool) -> None:
     build = machine.torch_build()
     found = machine.gpu(build)
     packages = {name: _version(name) for name in ("torch", "triton", "numpy")}
-    interpreted = machine.interpreted(found)
-    known = dialects(found, interpreted, packages["triton"])
+    known = dialects(found, packages["triton"])
     hosts = [probe() for probe in PROBES]
     if as_json:
         print_json(
@@ -57,7 +57,7 @@ def info(as_json: bool) -> None:
                 torch_build=build._asdict(),
                 triton_known=packages["triton"] is not None and triton_version.known(packages["triton"]),
                 device=None if found is None else found._asdict(),
-                interpreted=interpreted,
+                interpreted=machine.interpreted(packages["triton"] is not None),
                 dialects=[dialect._asdict() for dialect in known],
                 environment={name: os.environ.get(name) for name in VARIABLES},
                 hosts=[host._asdict() for host in hosts],
@@ -69,22 +69,30 @@ def info(as_json: bool) -> None:
     rows[1] = ("triton", _triton(packages["triton"]))
     rows += [("python", f"{platform.python_version()}, {platform.system()} {platform.machine()}")]
     rows += [("device", _device(found, build))]
-    rows += [(f"{d.name} kernels", f"{'on' if d.on else 'off'}: {d.why}") for d in known]
+    rows += [
+        ("plain torch" if d.name == "torch" else f"{d.name} kernels", f"{'on' if d.on else 'off'}: {d.why}")
+        for d in known
+    ]
     rows += [(name, f"{os.environ.get(name, 'not set')}   ({what})") for name, what in VARIABLES.items()]
     rows += [(host.host, f"{_mark(host.fits)}{host.says}") for host in hosts]
     console(False).print(f"[bold]paged-attn[/] {__version__}")
     print_rows(rows, console(False))
 
 
-def dialects(found: machine.Found | None, interpreted: bool, triton: str | None) -> list[DialectState]:
-    """Each kind of kernels: what `backend` decides at the first call."""
-    if triton is None:
-        return [DialectState(name, False, "Triton is not installed") for name in ("Hopper", "portable")]
-    if interpreted:
+def dialects(found: machine.Found | None, triton: str | None) -> list[DialectState]:
+    """Each kind of kernels, and plain torch: what `backend` decides at the first call."""
+    has_triton = triton is not None
+    plain = machine.in_torch(found, has_triton)
+    torch = DialectState("torch", plain, _why_in_torch(found, has_triton))
+    if plain or triton is None:
+        why = "calls are made in plain torch" if has_triton else "Triton is not installed"
+        return [DialectState("Hopper", False, why), DialectState("portable", False, why), torch]
+    if machine.interpreted(has_triton):
         why = "Triton's interpreter does not know them"
         return [
             DialectState("Hopper", False, why),
             DialectState("portable", True, "interpreted by Triton on the CPU: slow"),
+            torch,
         ]
     arch = "no GPU" if found is None else found.arch
     hopper = _why_no_hopper(found, triton)
@@ -93,7 +101,19 @@ def dialects(found: machine.Found | None, interpreted: bool, triton: str | None)
             "Hopper", hopper is None, hopper or f"compiled for {arch}; calls that they do not take go to portable"
         ),
         DialectState("portable", True, f"compiled by Triton for {arch}"),
+        torch._replace(on=True),
     ]
+
+
+def _why_in_torch(found: machine.Found | None, triton: bool) -> str:
+    """Why plain torch serves calls, or which of them."""
+    if machine.asked() == "torch":
+        return "PAGED_ATTN_DIALECT asks for it"
+    if machine.interpreted(triton):
+        return "the interpreter is asked for"
+    if not triton:
+        return "all calls, since Triton is not installed"
+    return "all calls, at the speed of torch: no GPU is seen" if found is None else "calls whose tensors are on the CPU"
 
 
 def _why_no_hopper(found: machine.Found | None, triton: str) -> str | None:

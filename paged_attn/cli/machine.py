@@ -42,10 +42,21 @@ def gpu(build: Torch) -> Found | None:
     return _asked_of_cuda() if build.cuda else None
 
 
-def interpreted(found: Found | None) -> bool:
-    """What backend.INTERPRET will be: as TRITON_INTERPRET says or, where it says nothing, whether there is no GPU."""
-    asked = os.environ.get("TRITON_INTERPRET")
-    return found is None if asked is None else asked.lower() in ("1", "true", "yes", "on", "y")
+def asked() -> str:
+    """The dialect that PAGED_ATTN_DIALECT asks for, or TRITON_INTERPRET the interpreter; "": none."""
+    said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
+    interpret = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+    return said or ("interpreter" if interpret else "")
+
+
+def interpreted(triton: bool) -> bool:
+    """Whether calls run in Triton's interpreter."""
+    return triton and asked() == "interpreter"
+
+
+def in_torch(found: Found | None, triton: bool) -> bool:
+    """Whether calls run in plain torch: as is asked for, else where there is no GPU, or no Triton for it."""
+    return asked() == "torch" or (not interpreted(triton) and (found is None or not triton))
 
 
 def _asked_of_torch() -> Found | None:

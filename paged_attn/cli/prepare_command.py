@@ -41,7 +41,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     import paged_attn
     from paged_attn.checks.dtypes import CACHE_FOR
     from paged_attn.checks.dtypes import names as names_of
-    from paged_attn.launching.backend import INTERPRET, Device
+    from paged_attn.launching.backend import HAS_TRITON, INTERPRET, Device
     from paged_attn.preparation.score_mod_ref import named_by
 
     dtype = torch_dtype(given.pop("dtype"))
@@ -53,8 +53,10 @@ def prepare(as_json: bool, **given: Any) -> None:
         raise click.UsageError(f"--kv-dtype must be {wanted}, got {names_of((cache,))}")
     layout, name, indices = given.pop("layout"), given.pop("device"), given.pop("page_indices")
     command_options.check_packed(layout, given["head_dim"], cache)
+    if not HAS_TRITON:
+        raise click.UsageError("kernels are compiled by Triton, which is not installed here")
     if name is None and INTERPRET:
-        raise click.UsageError("kernels are interpreted on this machine: name a --device to compile for, such as h200")
+        raise click.UsageError("this machine has no GPU: name a --device to compile for, such as h200")
     try:
         score_mod = named_by(given.pop("score_mod"), given.pop("score_mod_args"))
     except ValueError as error:

@@ -44,18 +44,21 @@ def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> No
 
 
 def here() -> torch.device:
-    """Where the kernels of this process run."""
+    """Where calls of this process run."""
     import torch
 
     from paged_attn.launching.backend import INTERPRET
 
-    return torch.device("cpu" if INTERPRET else "cuda")
+    return torch.device("cpu" if INTERPRET or not torch.cuda.is_available() else "cuda")
 
 
 def name_of(device: torch.device) -> str:
     """What people call it."""
-    if device.type != "cuda":
-        return "the CPU, through Triton's interpreter"
     import torch
+
+    from paged_attn.launching.backend import device_of
+
+    if device.type != "cuda":
+        return "the CPU, " + ("in plain torch" if device_of(device).in_torch else "through Triton's interpreter")
 
     return torch.cuda.get_device_name(device)

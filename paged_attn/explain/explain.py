@@ -2,192 +2,63 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 import torch
 
-from ..kernels.page_copies import WARPS, tiles_of_copies
-from ..kernels.portable.words import some
-from ..launching.scratch import Need
-from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
-from ..planning.planner import in_whole_pages, plan
-from ..records.copies import PAGE, Copies
-from ..records.layout import is_fp8
-from ..records.plan import UNBOUNDED, Launch
-from ..records.problem import Problem
-from .host_schedule import CutSummary, cut
-from .question import Question, bytes_copied, grids, memory, need_of, operations, seconds
+from ..arguments import bound
+from ..calls.limits import scale_and_cap
+from ..launching.backend import ASKED, HAS_TRITON
+from ..planning.dialects import torch_dialect
+from ..preparation.model import Lengths, call_of
+from . import words
+from .question import Question, memory, operations
 
 
 def explain(question: Question) -> Iterator[tuple[str, str]]:
     """(what, text) line by line."""
-    made = plan(question.problem)
-    (problem, _), launches = in_whole_pages(question.problem), made.launches
-    yield "call", _call(question)
-    yield "device", f"{question.device.arch}, {question.device.multiprocessors} multiprocessors"
-    yield "kernels", _dialect(problem, launches)
-    yield "regime", ": ".join(chosen(problem).regime(problem))
-    if made.copies is not None:
-        yield "copies", _copies(made.copies)
-    states = 0
-    for number, launch in enumerate(launches, 1):
-        yield f"launch {number}" if len(launches) > 1 else "launch", _launch(launch)
-        for part in launch.parts:
-            done = cut(part, question.batch)
-            states += 2 * 4 * done.rows * (part.shape.VALUE_PADDED + 2) * part.shape.KV_HEADS
-            if part is not launch:
-                yield "  beside", f"{dialect(part.dialect).warps_of(part)} warps of each program, for {_served(part)}"
-            yield "  tiles", dialect(part.dialect).tiles_of(part)
-            yield "  work", _work(part, done)
-            if part.shape.SPLIT:
-                yield "  pieces", _pieces(part, done)
-        if any(part.shape.SPLIT for part in launch.parts):
-            yield "  scratch", _scratch(need_of(launch))
-    moved = memory(question) | ({"states of pieces, out and in": states} if states else {})
-    moved |= {"copies, out and in": 2 * bytes_copied(question)} if made.copies is not None else {}
-    yield "memory", f"{_bytes(sum(moved.values()))}: " + ", ".join(f"{name} {_bytes(n)}" for name, n in moved.items())
-    parts = [part for launch in launches for part in launch.parts]
-    useful, done_in_tiles = operations(question), sum(_multiplied(x, cut(x, question.batch)) for x in parts)
-    share = useful / done_in_tiles if done_in_tiles else 1
-    yield "operations", f"{_flop(useful)} that count, {share:.0%} of the {_flop(done_in_tiles)} that whole tiles take"
-    yield "at best", _least(question, sum(moved.values()), useful)
+    if question.device.in_torch:
+        yield from _in_torch(question)
+    else:
+        from .launches import explained  # which takes Triton
+
+        yield from explained(question)
 
 
-# ---- lines ---------------------------------------------------------------------------------------
-
-
-def _call(question: Question) -> str:
-    model = question.model
-    counts = Counter(zip(question.query_lens, question.seq_lens))
-    batch = " + ".join(f"{n} x {some(q, 'query', 'queries')} at {k} keys" for (q, k), n in list(counts.items())[:4])
-    batch += f" + {len(counts) - 4} other kinds" if len(counts) > 4 else ""
-    cache = "" if model.cache_dtype == model.dtype else f" over {_name(model.cache_dtype)}"
-    width = "" if model.value_width == model.head_dim else f" and values of {model.value_width}"
-    width = f" whose first {model.value_width} are values" if model.latent else width
-    sizes = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}{width}, {_name(model.dtype)}{cache}"
-    layout = "x-packed" if model.kv_layout == "x" else model.kv_layout
-    bounds = f"max_seqlen_q {question.max_seqlen_q}, max_seqlen_k {question.max_seqlen_k}"
-    return f"{batch}; {sizes}, pages of {model.page_size} ({layout}); {bounds}"
-
-
-def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
-    """Which kernels, and why not those of the dialects that come first."""
-    used = [name for name in DIALECTS if any(launch.dialect == name for launch in launches)]
-    titles = [dialect(name).TITLE for name in used]
-    if len(titles) > 1:
-        many = problem.heads // problem.kv_heads > 64
-        few = "few queries of more than 64 heads on a KV head" if many else "few queries of few keys"
-        return f"{titles[0]}, and the {titles[1]} one for {few}"
-    missed = DIALECTS[: DIALECTS.index(used[0])] if used else ()
-    return "; ".join(titles + [_why_not(dialect(name), problem) for name in missed])
-
-
-def _why_not(missed: Dialect, problem: Problem) -> str:
-    if why := missed.why_not_on(problem.device):
-        return why
-    return f"not {missed.TITLE}, which do not take {' nor '.join(missed.uncovered(problem))}"
-
-
-def _copies(copies: Copies) -> str:
-    """What comes before all launches."""
-    keys = f"up to {copies.pages * PAGE} keys of each sequence"
-    return (
-        f"copy_pages_kernel, {tiles_of_copies(copies).programs} programs of {WARPS} warps: {keys} from pages of "
-        f"{copies.from_page} into pages of {PAGE} of the call's own, {_bytes(copies.bytes)}"
+def _in_torch(question: Question) -> Iterator[tuple[str, str]]:
+    """Groups of sequences, and the way that each is computed."""
+    yield "call", words.call_of(question)
+    yield "device", f"{question.device.arch}, {question.device.multiprocessors} threads"
+    yield "kernels", f"{torch_dialect().TITLE}: {_why(question.device.arch)}"
+    for number, text in enumerate(_ways(question), 1):
+        yield f"group {number}", text
+    moved = memory(question)
+    yield (
+        "memory",
+        f"{words.bytes_of(sum(moved.values()))}: "
+        + ", ".join(f"{name} {words.bytes_of(count)}" for name, count in moved.items()),
     )
+    yield "operations", f"{words.operations_of(operations(question))} that count"
 
 
-def _launch(launch: Launch) -> str:
-    warps = sum(dialect(part.dialect).warps_of(part) for part in launch.parts)
-    then = ", and behind launch 2 " if launch.shape.LEADS else ", then "
-    kernels = then.join(
-        f"{name}, {' x '.join(map(str, grid))} programs" + (f" of {warps} warps" if i == 0 else "")
-        for i, (name, grid) in enumerate(grids(launch).items())
-    )
-    follows = launch.pipe is not None and launch.pipe.FOLLOWS
-    return f"{kernels}, for {_served(launch)}" + "; they begin as programs of launch 1 end" * follows
+def _why(device: str) -> str:
+    if ASKED == "torch":
+        return "PAGED_ATTN_DIALECT asks for it"
+    if not HAS_TRITON:
+        return "Triton is not installed"
+    return f"tensors on {device} meet no kernel of ours, unless PAGED_ATTN_DIALECT is interpreter"
 
 
-def _served(launch: Launch) -> str:
-    return _span(max(1, launch.shortest), launch.longest)
+def _ways(question: Question) -> list[str]:
+    """What the dialect says of a call of these lengths."""
+    model, tokens = question.model, sum(question.query_lens)
+    lengths = Lengths(question.ragged, len(question.seq_lens), tokens, question.max_seqlen_q, question.max_seqlen_k)
+    given, options = bound(call_of(model, lengths))
+    told = {name: torch.zeros_like(x) for name, x in given._asdict().items() if name in READ and x is not None}
+    starts = torch.tensor([0, *question.query_lens]).cumsum(0) if question.ragged else None
+    given = given._replace(**told | {"seq_lens": torch.tensor(question.seq_lens), "cu_seqlens_q": starts})
+    return torch_dialect().ways(given, options, *scale_and_cap(options, model.head_dim))
 
 
-def _work(launch: Launch, done: CutSummary) -> str:
-    heads = f"for each of {dialect(launch.dialect).heads_of(launch)}"
-    blocks = f"{some(done.sequences, 'sequence', 'sequences')}, {some(done.blocks, 'block', 'blocks')}"
-    text = f"{blocks}, {some(done.tiles, 'tile', 'tiles')} that somebody sees {heads}; "
-    span = _count(done.least, done.most)
-    if done.schedule == "shares":
-        return f"{text}even shares: {done.parts} of {span} tiles"
-    if done.schedule == "line":
-        return f"{text}even shares of all heads' tiles: {done.parts} of {span} tiles"
-    if done.schedule == "counter":
-        mixed = launch.pipe is not None and launch.pipe.MIXED
-        counter = "two counters, of many rows and of few" if mixed else "a counter"
-        return f"{text}from {counter}: {done.parts} items of up to {done.most} tiles"
-    return f"{text}a program per block: {span} tiles"
-
-
-def _pieces(launch: Launch, done: CutSummary) -> str:
-    if not done.cut:
-        return "no block is cut"
-    by = "a merge kernel" if launch.merge is not None else "the program of the last piece"
-    return f"{some(done.cut, 'block is', 'blocks are')} cut, into {done.pieces} pieces, joined by {by}"
-
-
-def _scratch(need: Need) -> str:
-    kept = f", {need.counters} counters" if need.counters else ""
-    return f"{_bytes(4 * need.states)} for states{kept}"
-
-
-def _least(question: Question, moved: int, useful: int) -> str:
-    known = seconds(question, moved, useful)
-    if known is None:
-        return f"no ceilings are known for {question.device.arch}"
-    name, ceilings, moving, multiplying = known
-    bound = "memory" if moving >= multiplying else "arithmetic"
-    at = f"{ceilings.bytes_per_s / 1e12:.2f} TB/s, {ceilings.flops_per_s / 1e12:.0f} TFLOP/s"
-    times = f"memory {_time(moving)}, arithmetic {_time(multiplying)}"
-    return f"{_time(max(moving, multiplying))}, bound by {bound}: {times} ({name}: {at})"
-
-
-def _multiplied(launch: Launch, done: CutSummary) -> int:
-    """Operations of the tiles that the blocks visit, dead rows, keys and padded dims with them."""
-    shape = launch.shape
-    dims = shape.DIM + (shape.REST or 0) + shape.VALUE_PADDED
-    return 2 * done.tiles * shape.TILE * shape.ROWS * dims * shape.KV_HEADS
-
-
-def _span(shortest: int, longest: int) -> str:
-    if longest == UNBOUNDED:
-        return "all sequences" if shortest == 1 else f"sequences of {shortest} queries or more"
-    return f"sequences of {_count(shortest, longest)} {'query' if longest == 1 else 'queries'}"
-
-
-def _count(least: int, most: int) -> str:
-    return f"{least}" if least == most else f"{least} to {most}"
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.") if not is_fp8(dtype) else str(dtype).removeprefix("torch.float8_")
-
-
-def _bytes(count: int) -> str:
-    return _scaled(count, ("bytes", "kB", "MB", "GB", "TB"))
-
-
-def _flop(count: int) -> str:
-    return _scaled(count, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
-
-
-def _scaled(count: float, units: tuple[str, ...]) -> str:
-    """Three digits and a unit, in steps of 1000."""
-    step = 0
-    while count >= 999.5 and step < len(units) - 1:
-        count, step = count / 1000, step + 1
-    return f"{count:.3g} {units[step]}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+# what is read on the host besides lengths: as if it hid and showed nothing
+READ = ("causal_seqs", "head_windows", "prefix_lens", "spans", "q_scale", "k_scale", "v_scale")

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ..checks.dtypes import CACHE_FOR, names
-from ..kernels.shared_arguments import merge_grid
 from ..latent import MAX_DIM
 from ..launching import gpus
-from ..launching.backend import INTERPRET, Device, device_of
-from ..launching.scratch import Need
+from ..launching.backend import HAS_TRITON, Device, device_of
 from ..planning.dialects import dialect
-from ..planning.planner import plan
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..preparation.score_mod_ref import named_by
+from ..records.formats import is_fp8
 from ..records.key_bounds import key_bounds_of
-from ..records.layout import is_fp8
-from ..records.plan import Launch
-from ..records.problem import Problem
-from .host_schedule import KnownBatch
 from .work import Ceilings, page_ids, visible_keys, visible_pairs
+
+if TYPE_CHECKING:  # what takes Triton
+    from ..launching.scratch import Need
+    from ..records.plan import Launch
+    from ..records.problem import Problem
+    from .host_schedule import KnownBatch
 
 # What was measured of GPUs of sm90, by the names that CUDA has for them: a stream that is only read, and 8192^3
 # bfloat16 products, 740 to 820 TFLOP/s as their power allows.
@@ -48,6 +48,9 @@ class Question(NamedTuple):
 
     @property
     def batch(self) -> KnownBatch:
+        """Lengths as launches are cut by them."""
+        from .host_schedule import KnownBatch
+
         return KnownBatch(self.query_lens, self.seq_lens, key_bounds_of(self.model, self.model.query_positions))
 
     @property
@@ -102,6 +105,8 @@ def need_of(launch: Launch) -> Need:
 
 def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
     """Kernels in order, with their programs."""
+    from ..kernels.shared_arguments import merge_grid
+
     found: dict[str, tuple[int, ...]] = {dialect(launch.dialect).kernel_of(launch): launch.grid}
     if launch.merge is not None:
         found["merge_blocks_kernel"] = merge_grid(launch)
@@ -112,6 +117,8 @@ def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceiling
     """(whose ceilings, the ceilings for this call's dtype, seconds for memory, seconds for arithmetic), if known."""
     if question.gpu is None:
         return None
+    from ..planning.planner import plan
+
     _, ceilings = CEILINGS[question.gpu]
     problem = question.problem
     rate = TF32 if problem.compute == torch.float32 else 1
@@ -226,17 +233,25 @@ def lengths(text: str, name: str) -> list[int]:
 
 
 def device_named(text: str | None) -> Device:
-    """sm90, sm90:132 or h200; where nothing is named this machine's GPU, else an H200."""
-    if text is None and not INTERPRET:
-        return device_of(torch.device("cuda"))
+    """sm90, sm90:132, h200 or cpu; where nothing is named this machine's own, instead of the interpreter an H200."""
+    if text is not None and text.lower() == "cpu":
+        return Device("cpu", torch.get_num_threads())
+    if text is None:
+        own = device_of(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        if own.arch != "interpreter":
+            return own
+    if not HAS_TRITON:
+        raise ValueError("a GPU is planned for by Triton, which is not installed here")
     return Device(*gpus.named(text or "h200"))
 
 
 def gpu_named(text: str | None) -> str | None:
     """Whose ceilings belong to `device_named`: an H200's to any sm90 of which nothing else is said."""
-    if text is None and not INTERPRET:
+    if text is None and torch.cuda.is_available():
         name = torch.cuda.get_device_name()
         return next((gpu for gpu, (of_cuda, _) in CEILINGS.items() if of_cuda == name), None)
-    if text is None or text.lower().startswith("sm90"):
+    if text is None:
+        return None if device_named(None).in_torch else "h200"
+    if text.lower().startswith("sm90"):
         return "h200"
     return text.lower() if text.lower() in CEILINGS else None

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paged_attn.launching.backend import INTERPRET, Device, device_of
+from paged_attn.launching.backend import INTERPRET, Device, device_of, in_torch
 from paged_attn.preparation import manifest, subprocess
 from paged_attn.preparation.engine_steps import Padded, Served, plain
 from paged_attn.preparation.manifest import Asked
@@ -27,7 +27,7 @@ from paged_attn.preparation.model import Model, distinct
 from paged_attn.preparation.prepare import Summary
 from paged_attn.preparation.processes import CHUNK, ModelBatches, Pool, collect, processors
 from paged_attn.preparation.score_mod_ref import named
-from paged_attn.records.layout import is_fp8
+from paged_attn.records.formats import is_fp8
 
 VARIABLE = "PAGED_ATTN_PREPARE"
 # Hosts round a bound on keys up to it, so that calls of successive steps are of few kinds: what is new is checked and
@@ -151,7 +151,9 @@ def wanted(device: torch.device | Device) -> bool:
         return False
     if isinstance(device, Device):
         return True
-    return not INTERPRET and device.type == "cuda" and torch.version.hip is None
+    if INTERPRET or device.type != "cuda" or torch.version.hip is not None:
+        return False
+    return not in_torch(device)
 
 
 def _prepare(asked: Asked) -> tuple[Summary, bool]:

@@ -96,6 +96,7 @@ class Launches:
     the first time.
     """
 
+    in_torch = False
     __slots__ = ("device", "index", "kept", "latent", "own", "steps", "stream", "value_dim")
 
     def __init__(

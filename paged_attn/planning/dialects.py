@@ -1,6 +1,7 @@
 """The dialects of kernels, best first: each is a module `kernels/<name>/dialect.py` of the same functions.
 
-No other module names one.  A new dialect is a folder under `kernels/` and a name here.
+No other module names one.  A new dialect is a folder under `kernels/` and a name here.  Beside these there is plain
+torch, which makes a call at once from its tensors: nothing here imports Triton before a dialect of it is asked for.
 """
 
 from __future__ import annotations
@@ -8,18 +9,25 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..launching.backend import Device
-from ..launching.launch import Step
 from ..launching.locks import FIRST
-from ..launching.scratch import Need
-from ..records.call import Call
-from ..records.copies import Copies
-from ..records.plan import Launch
-from ..records.problem import Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ..arguments import Options, Tensors
+    from ..launching.launch import Step
+    from ..launching.scratch import Need
+    from ..records.call import Call
+    from ..records.copies import Copies
+    from ..records.plan import Launch
+    from ..records.problem import Problem
 
 DIALECTS = ("hopper", "portable")  # the last one covers every call on every device
+
+TORCH = "torch"  # takes all calls whose device is in plain torch, and plans none
 
 
 class Dialect(Protocol):
@@ -70,11 +78,38 @@ class Dialect(Protocol):
         """What tells its compiled kernel from that of another launch for the same tensors."""
 
 
+class Direct(Protocol):
+    """What the module of plain torch has: the public functions, of calls that were checked."""
+
+    TITLE: str
+
+    def attention(self, given: Tensors, options: Options, scale: float, cap: float | None, lse: Tensor | None) -> None:
+        """Write `given.out`, and log-sum-exps where they are asked for."""
+
+    def ways(self, given: Tensors, options: Options, scale: float, cap: float | None) -> list[str]:
+        """How each group of a call's sequences is computed, in words."""
+
+    def write(
+        self, k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor, k_scale: Any,
+        v_scale: Any, kv_layout: str, part: str | None,
+    ) -> None:  # fmt: skip
+        """Write the keys, the values, or both where `part` is None."""
+
+    def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+        """Write the union of states to out and lse."""
+
+
 @functools.cache
-def dialect(name: str) -> Dialect:
-    """A dialect of `DIALECTS`, imported when it is first asked for."""
+def dialect(name: str) -> Any:
+    """A dialect of `DIALECTS`, or TORCH, imported when it is first asked for."""
     with FIRST:
         return importlib.import_module(f"..kernels.{name}.dialect", __package__)
+
+
+def torch_dialect() -> Direct:
+    """The dialect of plain torch."""
+    direct: Direct = dialect(TORCH)
+    return direct
 
 
 def chosen(problem: Problem) -> Dialect:

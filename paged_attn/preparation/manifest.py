@@ -11,8 +11,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import triton
-
 from ..launching import triton_version
 from ..launching.backend import Device
 from .engine_steps import Padded, Served
@@ -96,6 +94,8 @@ def turn(asked: Asked, wait: bool) -> Iterator[Held | None]:
 
 
 def _cache() -> Path:
+    import triton
+
     return Path(triton.knobs.cache.dir)
 
 

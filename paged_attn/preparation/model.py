@@ -12,11 +12,12 @@ import torch
 
 from ..arguments import BY_ROWS, OF_MODELS, WITHIN, bound
 from ..launching.backend import Device
-from ..planning import planner
 from ..planning.dialects import dialect
-from ..records import layout, problem
-from ..records.problem import Problem
+from ..records.formats import is_fp8
 from .score_mod_ref import Named
+
+if TYPE_CHECKING:
+    from ..records.problem import Problem
 
 
 class _Written(NamedTuple):
@@ -121,6 +122,8 @@ def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[L
 
 def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
     """What tells the kernels of a batch's plan from those of another plan of the same model."""
+    from ..planning import planner  # of kernels, which takes Triton
+
     made = planner.plan.__wrapped__(problem_of(model, batch, device))
     return {
         tuple((x.dialect, *dialect(x.dialect).compiled(x), x.merge and x.merge[1:]) for x in launch.parts)
@@ -137,13 +140,15 @@ def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> 
         max_seqlen_k=batch.max_seqlen_k,
         ragged=batch.ragged,
         # of one token that is fp8 it is one number
-        token_scales=model.token_scales and (batch.tokens > 1 or not layout.is_fp8(model.dtype)),
+        token_scales=model.token_scales and (batch.tokens > 1 or not is_fp8(model.dtype)),
     )
 
 
 @functools.lru_cache(maxsize=64)
 def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
     """What it will be told of an example, whose lengths are nothing."""
+    from ..records import problem
+
     example = call_of(model, Lengths(False, 1, 1, 1, 1)) | options
     return problem.problem_of(*bound(example), device, interpreted=False)
 
@@ -175,7 +180,7 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
     shape = {"number": None, "tensor": (1,), "per_head": (kv_heads,), "per_seq": (batch.seqs, kv_heads)}[model.scales]
     scale = 1.0 if shape is None else torch.empty(shape)
     for name, dtype in dict(q=model.dtype, k=model.cache_dtype, v=model.cache_dtype, out=model.out_dtype).items():
-        if layout.is_fp8(dtype):
+        if is_fp8(dtype):
             call[f"{name}_scale"] = torch.empty(1) if name == "out" and model.scales != "number" else scale
     if model.token_scales:
         call["q_scale"] = torch.empty(batch.tokens, 1)
@@ -233,7 +238,7 @@ def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor | No
 
 def new_dtype(model: Model) -> torch.dtype:
     """Of keys and values outside the cache, which are not fp8."""
-    wide = [x for x in (model.dtype, model.cache_dtype, model.out_dtype) if not layout.is_fp8(x)]
+    wide = [x for x in (model.dtype, model.cache_dtype, model.out_dtype) if not is_fp8(x)]
     return wide[0] if wide else torch.bfloat16
 
 

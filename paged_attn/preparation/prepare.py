@@ -152,6 +152,8 @@ def compile_for(
     if backend.INTERPRET and local:
         return Summary(0, 0, 0.0)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
+    if facts.in_torch:
+        return Summary(0, 0, 0.0)
     started = monotonic()
     work = ModelBatches(model, list(batches))
     with _tracking() as track, Pool(facts, local, processes or processors()) as pool:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import triton
 
 from ..launching import triton_version
 from ..launching.backend import Device
 from ..launching.locks import FIRST
 from ..planning.dialects import DIALECTS, dialect
-from ..records import layout
+from ..records.formats import is_fp8
 from .model import Lengths, Model, call_of, distinct, new_dtype, new_rows
 
 Track = Callable[..., Iterable[Any]]
@@ -129,6 +128,8 @@ _seen: dict[str, Compiled] = {}
 
 def _start(device: Device, local: bool, other_assembler: bool) -> None:
     """Make this process one that compiles."""
+    import triton
+
     from . import offline
 
     if other_assembler:
@@ -148,7 +149,7 @@ def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[
 
     call = call_of(model, batch)
     paged_attention(**call)
-    if not layout.is_fp8(new_dtype(model)):
+    if not is_fp8(new_dtype(model)):
         for name in writes:
             _write(model, call, name)
     found = dict(_seen)

@@ -6,7 +6,6 @@ import torch
 
 from ..kernels.common.records import KeyValues, Modifiers, PageStarts, Rows, Scales, Scratch
 from ..launching.launch import COUNTERS, STATES
-from .layout import is_fp8
 
 ROOM = Scratch(STATES, COUNTERS)  # holes, which scratch of the stream fills at each launch
 
@@ -58,16 +57,3 @@ def _stride_of_seqs(scale: Any) -> int | None:
     if scale.ndim < 2 or scale.shape[0] == 1 or scale.stride(0) == 0:
         return None
     return int(scale.stride(0))
-
-
-def scales_tokens(q_scale: Any, q: Any) -> bool:
-    """Whether each token has its own.
-
-    fp8 queries may also be scaled by KV head: theirs are of [tokens, 1] or [tokens, kv_heads], and no row expanded.
-    Where there are as many sequences as tokens, rows are of tokens.
-    """
-    if q_scale is None or isinstance(q_scale, (int, float)) or q_scale.ndim == 0:
-        return False
-    if not is_fp8(q.dtype):
-        return True
-    return q_scale.ndim == 2 and q_scale.shape[0] == q.shape[0] > 1 and q_scale.stride(0) != 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 Position = TypeVar("Position", int, Tensor)  # a position, or a tensor of them
@@ -43,6 +44,17 @@ class KeyBounds(NamedTuple):
         if self.chunk is not None and not self.positions:
             end = at_most((pos // self.chunk + 1) * self.chunk, end)
         return end
+
+    def shows(self, pos: Tensor, key_pos: Tensor) -> Tensor:
+        """Whether queries at pos see keys at key_pos, which may lie before position 0."""
+        visible = torch.ones((), dtype=torch.bool, device=pos.device)
+        if self.left >= 0:
+            visible = visible & (key_pos >= pos - self.left)
+        if self.right >= 0:
+            visible = visible & (key_pos <= pos + self.right)
+        if self.chunk is not None:
+            visible = visible & (key_pos // self.chunk == pos // self.chunk)
+        return visible
 
 
 CAUSAL = KeyBounds(right=0)

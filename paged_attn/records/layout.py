@@ -8,18 +8,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ..kernels.common.records import KV, KeyValues, PageStarts, Rows
 from ..kernels.common.shape import Shape
+from .formats import MANTISSA
 
 # Strides of tokens and heads from which on offsets inside a block of rows are counted in 64 bits.  Below, 32 are enough
 # for 256 rows, 128 heads (`output.MAX_HEADS_OF_NARROW_ROWS`) and, of tokens, the 16 warps x 132 programs of
 # `queries.bring_queries`.
 FAR_TOKENS, FAR_HEADS = 1 << 19, 1 << 23
-
-MANTISSA = {torch.float8_e4m3fn: 3, torch.float8_e5m2: 2}
-
-
-def is_fp8(dtype: torch.dtype) -> bool:
-    """Whether elements of this type are passed to kernels as bytes."""
-    return dtype in MANTISSA
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, tl.constexpr]:
@@ -110,17 +104,6 @@ def of_known_steps(keys: KeyValues) -> KeyValues:
 def of_one_head(keys: KeyValues) -> KeyValues:
     """Each KV head is the first."""
     return KeyValues(*(kv._replace(stride_head=0) for kv in keys))
-
-
-def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
-    """(slots of a page, KV heads)."""
-    slot, head = (3, 1) if k_cache.ndim == 5 else (1, 2) if kv_layout == "NHD" else (2, 1)
-    return k_cache.shape[slot], k_cache.shape[head]
-
-
-def value_dim_of(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
-    """Dims of values: x-packed they are not innermost."""
-    return v_cache.shape[2 if k_cache.ndim == 5 else 3]
 
 
 def page_starts(page_table: torch.Tensor, starts: torch.Tensor | None) -> PageStarts | None:

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import TINY, Options, Tensors
+from ..arguments import TINY, Options, Tensors, scales_tokens
 from ..kernels.common.score_mod import ScoreMod, score_mod_of
 from ..latent import lies_in
 from ..launching.backend import Device
 from . import layout
-from .call import scales_tokens
+from .formats import is_fp8, page_of, value_dim_of
 from .key_bounds import key_bounds_of
 from .plan import UNBOUNDED
 
@@ -109,8 +109,8 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     """Of a call's tensors nothing is read but shapes, dtypes, strides and addresses: those of an example will do."""
     q, k_cache, v_cache, kv_layout = given.q, given.k_cache, given.v_cache, options.kv_layout
     tokens, heads, head_dim = q.shape
-    page_size, kv_heads = layout.page_of(k_cache, kv_layout)
-    value_dim = layout.value_dim_of(k_cache, v_cache)
+    page_size, kv_heads = page_of(k_cache, kv_layout)
+    value_dim = value_dim_of(k_cache, v_cache)
     scale, new = options.softmax_scale, given.k_new is not None
     # lengths that the host knows: of the queries, and of the keys that the page table and the call's own hold; a row
     # of a ragged one may be all of it
@@ -163,12 +163,12 @@ def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dt
     Keys of bfloat16 may be anywhere in its range; queries alone are brought into float16's, row by row.
     """
     keys = [x.dtype for x in (k_cache, k_new) if x is not None]
-    wide = [dtype for dtype in keys if not layout.is_fp8(dtype)]
+    wide = [dtype for dtype in keys if not is_fp8(dtype)]
     return q.dtype if q.dtype == torch.float32 else wide[0] if wide else torch.float16
 
 
 def _pairable(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_layout: str) -> bool:
     """Whether fp8 keys can be read two dims at a time; new keys would have to lie in the same parts."""
-    if q.dtype == torch.float32 or not layout.is_fp8(k_cache.dtype):
+    if q.dtype == torch.float32 or not is_fp8(k_cache.dtype):
         return False
     return layout.pairable(layout.cache(k_cache, v_cache, kv_layout).key, q.shape[2])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import paged_attn
+from paged_attn.launching.backend import Device
 from tests.bad_input import Change, Inputs, as_bytes, refuses, value
 from tests.cases import BAD_PAGE, Case, build, run
 
@@ -207,9 +208,12 @@ def test_the_environment_decides_where_check_is_none(
         monkeypatch.setenv("PAGED_ATTN_CHECK", word)
     monkeypatch.setattr(checked, "INTERPRET", interpreted)
     monkeypatch.setattr(checked, "ALWAYS", checked.asked())
-    assert checked.enabled(None) is on
-    assert checked.enabled(True) is True
-    assert checked.enabled(False) is False
+    monkeypatch.setattr(checked, "IN_TORCH", checked.ALWAYS or not checked.said())
+    device, cpu = Device("interpreter" if interpreted else "sm90", 2), Device("cpu", 2)
+    assert checked.enabled(None, device) is on
+    assert checked.enabled(None, cpu) is (on or not word), "in plain torch, unless it is said"
+    assert checked.enabled(True, device) is True
+    assert checked.enabled(False, cpu) is False
 
 
 @pytest.mark.parametrize("least", [1, 2])

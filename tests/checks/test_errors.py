@@ -107,11 +107,28 @@ def outside_of_a_clone(folder: Path) -> None:
         bench_command.of_checkout("benchmarks.__main__")
 
 
-def on_a_gpu_machine(folder: Path) -> None:
+def without_triton(call: Callable[[], object]) -> Callable[[Path], object]:
+    """In an environment that has none."""
+
+    def run(folder: Path) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backend, "HAS_TRITON", False)
+            patch.setattr(question, "HAS_TRITON", False)
+            call()
+
+    return run
+
+
+def asked_for(dialect: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "INTERPRET", False)
-        patch.setattr(backend, "_pretended", None)
-        backend.device_of.__wrapped__(torch.device("cpu"))
+        patch.setenv("PAGED_ATTN_DIALECT", dialect)
+        backend._asked()
+
+
+def in_plain_torch(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "device_of", lambda device: backend.Device("cpu", 2))
+        paged_attn.paged_attention(**call_of("plain", "cpu"), score_mod="relu")
 
 
 def in_the_interpreter(folder: Path) -> None:
@@ -170,7 +187,11 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     command("prepare --drafts 3 --device h200"),
     command("prepare --device h200 --layout x-packed --head-dim 20"),
     command("prepare --device h200 --dtype float16 --kv-dtype bfloat16"),
-    on_a_gpu_machine,
+    lambda folder: asked_for("triton"),
+    without_triton(lambda: asked_for("interpreter")),
+    without_triton(lambda: question.device_named("h200")),
+    without_triton(lambda: main(["prepare"], standalone_mode=False)),
+    in_plain_torch,
     in_the_interpreter,
     traced_with_a_score_mod,
     lambda folder: named(lambda score: score, ()),
@@ -234,6 +255,7 @@ def test_every_entry_is_said_somewhere() -> None:
     assert not stale
 
 
+@pytest.mark.kernels  # whose functions must be under @triton.jit
 def test_every_entry_is_produced_by_a_test(tmp_path: Path) -> None:
     texts = [*tabled(), *provoked(tmp_path)]
     alone = [x for x in catalogue() if not any(x.matches(text) for text in texts) and not _elsewhere(x)]

@@ -55,14 +55,47 @@ def test_what_torch_is_built_for_is_what_torch_says() -> None:
 @pytest.mark.host
 @pytest.mark.parametrize("asked", ["0", "1", "true", "on", "yes", "y", "off", "no", "2", ""])
 def test_who_interprets_is_decided_as_triton_decides(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PAGED_ATTN_DIALECT", raising=False)
     monkeypatch.setenv("TRITON_INTERPRET", asked)
-    assert machine.interpreted(None) == machine.interpreted(H200) == triton.knobs.getenv_bool("TRITON_INTERPRET", False)
+    assert machine.interpreted(True) == triton.knobs.getenv_bool("TRITON_INTERPRET", False)
+    assert not machine.interpreted(False)
 
 
-def test_without_a_word_about_it_a_machine_without_a_gpu_interprets(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "dialect, found, has_triton, in_torch",
+    [
+        (None, None, True, True), (None, H200, True, False), (None, H200, False, True), ("torch", H200, True, True),
+        ("interpreter", None, True, False), ("interpreter", None, False, True),
+    ],
+)  # fmt: skip
+def test_plain_torch_serves_where_no_kernel_does(
+    dialect: str | None, found: Any, has_triton: bool, in_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert machine.interpreted(None)
-    assert not machine.interpreted(H200)
+    monkeypatch.delenv("PAGED_ATTN_DIALECT", raising=False)
+    if dialect:
+        monkeypatch.setenv("PAGED_ATTN_DIALECT", dialect)
+    assert machine.in_torch(found, has_triton) == in_torch
+    *kernels, torch = info_command.dialects(found, "3.8.0" if has_triton else None)
+    assert any(x.on for x in kernels) != in_torch
+    assert torch.name == "torch"
+    assert torch.on == (dialect != "interpreter" or not has_triton)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    "environ, told",
+    [
+        ({}, "cpu"), ({"PAGED_ATTN_DIALECT": "torch", "TRITON_INTERPRET": "1"}, "cpu"),
+        ({"PAGED_ATTN_DIALECT": "interpreter", "TRITON_INTERPRET": "0"}, "interpreter"),
+        ({"TRITON_INTERPRET": "1"}, "interpreter"), ({"TRITON_INTERPRET": "0"}, "cpu"),
+    ],
+)  # fmt: skip
+def test_info_tells_what_tensors_on_the_cpu_meet(environ: dict[str, str], told: str) -> None:
+    script = "import torch\nfrom paged_attn.cli import machine\nfrom paged_attn.launching import backend\n"
+    script += "arch = backend.device_of(torch.device('cpu')).arch\n"
+    script += "assert machine.in_torch(None, True) == (arch == 'cpu'), arch\nprint(arch)"
+    assert run(script, **{"PAGED_ATTN_DIALECT": "", **environ}).strip() == told
 
 
 @pytest.mark.host
@@ -71,7 +104,7 @@ def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
     """Under this Triton, which is known or would be tried."""
     script = "import triton\nfrom paged_attn.cli import info_command, machine\n"
     script += "from paged_attn.kernels.hopper import dialect\n"
-    script += "hopper, portable = info_command.dialects(machine.Found('', 'sm90', 132), False, triton.__version__)\n"
+    script += "hopper, portable, _ = info_command.dialects(machine.Found('', 'sm90', 132), triton.__version__)\n"
     script += "assert portable.on and hopper.on == dialect.gluon_available(), dialect.why_no_gluon()\n"
     script += "print(hopper.why)"
     environ = {"PAGED_ATTN_HOPPER": asked} if asked else {}
@@ -84,6 +117,7 @@ def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
         (H200, False, "3.8.0", True, "compiled for sm90"),
         (H200._replace(arch="sm100"), False, "3.8.0", False, "they are for sm90"),
         (None, True, "3.8.0", False, "does not know them"),
+        (None, False, "3.8.0", False, "calls are made in plain torch"),
         (H200, False, "3.5.1", False, "they know Triton 3.6 to 3.9, and this is 3.5.1"),
         (H200, False, None, False, "Triton is not installed"),
     ],
@@ -91,8 +125,10 @@ def test_hopper_kernels_are_on_where_the_library_takes_them(asked: str) -> None:
 def test_the_reason_is_given(
     found: Any, interpreted: bool, triton_version: str, on: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("PAGED_ATTN_HOPPER", raising=False)
-    hopper, _ = info_command.dialects(found, interpreted, triton_version)
+    for name in ("PAGED_ATTN_HOPPER", "PAGED_ATTN_DIALECT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "1" if interpreted else "0")
+    hopper, *_ = info_command.dialects(found, triton_version)
     assert hopper.on == on
     assert why in hopper.why
 
@@ -104,8 +140,10 @@ def test_a_triton_that_is_not_known_is_what_its_trial_found(
     verdict: str | None, on: bool, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PAGED_ATTN_HOPPER", raising=False)
+    for name in ("TRITON_INTERPRET", "PAGED_ATTN_DIALECT"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(triton_trial, "on_disk", lambda arch: verdict)
-    hopper, _ = info_command.dialects(H200, False, "4.2.0")
+    hopper, *_ = info_command.dialects(H200, "4.2.0")
     assert hopper.on == on
     assert why in hopper.why
 

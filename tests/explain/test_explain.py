@@ -140,11 +140,21 @@ def test_ceilings_are_those_of_the_gpu_that_is_named() -> None:
 def test_this_machine_has_its_own_ceilings_if_they_are_known(
     monkeypatch: pytest.MonkeyPatch, name: str, gpu: str | None
 ) -> None:
-    monkeypatch.setattr(question, "INTERPRET", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: name)
     assert gpu == question.gpu_named(None)
     assert question.gpu_named("sm90:114") == "h200"
     assert question.gpu_named("sm80") is None
+
+
+def test_a_cpu_has_plain_torch_and_the_way_of_each_group() -> None:
+    lines = told(device="cpu", queries="1,1,300", keys="900,910,2000", batch=3)
+    assert lines["kernels"].startswith("plain torch: ")
+    assert lines["group 1"] == "2 sequences of 1 query at 900 to 910 keys, flash attention of torch"
+    assert lines["group 2"] == "1 sequence of 300 queries at 2000 keys, flash attention of torch"
+    assert told(device="cpu", softcap=3.0)["group 1"].endswith("blocks over tiles of 512 keys: scores are modified")
+    bounded = told(device="cpu", queries="300", keys="900", window=(50, -1))["group 1"]
+    assert bounded.endswith("a window bounds its queries")
 
 
 def test_other_devices_have_portable_kernels_and_may_have_no_ceilings() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.calls import attend
+from paged_attn.calls import launched
 from paged_attn.explain import question
 from paged_attn.launching.template import arguments_for
 from paged_attn.planning import planner
@@ -42,7 +42,7 @@ def test_kernels_grids_and_scratch_are_those_that_would_be_launched(name: str, t
     planned = planner.plan(asked.problem)
     given, options, axes = call_to(asked)
     with arguments_for((*given.slots, None)) as held:  # no log-sum-exp
-        steps = steps_of(planned, attend._call(held, options, axes))
+        steps = steps_of(planned, launched._call(held, options, axes.head_dim))
     told = [(kernel, launch) for launch in planned.launches for kernel in question.grids(launch).items()]
     if planned.launches[0].shape.LEADS and planned.launches[0].merge:  # joined behind the launch that follows
         told.insert(2, told.pop(1))

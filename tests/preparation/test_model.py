@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.calls import attend
+from paged_attn.calls import launched
 from paged_attn.launching import backend
 from paged_attn.preparation.model import Lengths, Model, call_of, problem_of
 from tests.preparation.models import MODELS
@@ -38,7 +38,7 @@ def test_the_planner_is_told_of_a_model_what_it_is_told_of_its_calls(
     def told(problem: Any) -> Any:
         raise Planned(problem)
 
-    monkeypatch.setattr(attend, "plan", told)
+    monkeypatch.setattr(launched, "plan", told)
     model, device = Model(**MODELS[name]), backend.device_of(torch.device("cpu"))
     with pytest.raises(Planned) as planned:
         paged_attn.paged_attention(**call_of(model, batch))

@@ -3,3 +3,7 @@
 The folder imports launching, and no other folder of the package.
 A new mask or modifier is a function in scores.py or bounds.py, and a field in records.py.
 """
+
+import importlib
+
+importlib.import_module("..decorated", __package__)  # all kernels, which imports those of this package

@@ -3,3 +3,7 @@
 Modules import downwards only: dialect, the kernels, consuming, schedule, loading, planning, asm, args, shim.
 A new kernel is a file here and a plan in planning/.  Without Gluon only the host's part is imported.
 """
+
+import importlib
+
+importlib.import_module("..decorated", __package__)  # kernels that may be interpreted come first

@@ -3,3 +3,7 @@
 The folder imports kernels.common, the files of kernels/ and records.  Hopper's kernels may use plans of this folder,
 never the reverse.  A new way to find keys goes to cache_tiles.py, and a measured tile shape to tuning.py.
 """
+
+import importlib
+
+importlib.import_module("..decorated", __package__)  # all kernels, which imports those of this package

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated
 
-from ....records.layout import MANTISSA
+from ....records.formats import MANTISSA
 from ....records.plan import UNBOUNDED, Launch
 from ....records.problem import Problem
 from ....records.regime import Threshold

@@ -1,0 +1,68 @@
+"""Calls in plain torch: nothing is launched, and a kept call knows only where its tensors go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..arguments import Options, Tensors
+from ..checks.axes import Axes
+from ..launching.backend import Device
+from ..planning.dialects import torch_dialect
+from .limits import scale_and_cap
+
+
+class Place(NamedTuple):
+    """The place of a tensor among those of a call."""
+
+    number: int
+
+
+class Run:
+    """A call that was checked, for the tensors of any call of the same signature; the counterpart of Launches."""
+
+    __slots__ = ("again", "arguments", "function", "in_torch", "kept", "latent", "value_dim")
+
+    def __init__(
+        self, function: Callable[..., object], given: Sequence[Any], value_dim: int | None = None, latent: bool = False
+    ) -> None:
+        self.function, self.value_dim, self.latent = function, value_dim, latent
+        self.arguments: list[Any] = []
+        count = 0
+        for x in given:
+            self.arguments.append(Place(count) if isinstance(x, Tensor) else x)
+            count += isinstance(x, Tensor)
+        self.kept, self.again = None, None  # there is no compiled kernel
+        self.in_torch = True
+
+    def first(self, tensors: Sequence[Tensor]) -> None:
+        """Make the call with these tensors."""
+        self.function(*[tensors[x.number] if type(x) is Place else x for x in self.arguments])
+
+
+def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None, value_dim: int | None) -> Run:
+    """What runs a call of paged_attention."""
+    dialect, numbers = torch_dialect(), scale_and_cap(options, given.q.shape[2])
+
+    def attention(*slots: Any) -> None:
+        dialect.attention(Tensors.of_slots([*slots[:-1]]), options, *numbers, slots[-1])
+
+    same = given.k_cache.data_ptr() == given.v_cache.data_ptr()
+    return Run(attention, (*given.slots, lse), value_dim, same)
+
+
+def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Run:
+    """What runs a call of write_kv, whose tensors and scales are given in the order of its arguments."""
+    dialect = torch_dialect()
+
+    def write(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any, k_scale: Any, v_scale: Any) -> None:
+        dialect.write(k, v, k_cache, v_cache, slots, k_scale, v_scale, kv_layout, part)
+
+    return Run(write, given)
+
+
+def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+    """Join states into out and lse."""
+    torch_dialect().merge_states(out, lse, outs, lses)

@@ -1,0 +1,151 @@
+"""The launches of calls: their tensors and options as the records that kernels of Triton take."""
+
+from typing import Any
+
+from torch import Tensor
+from triton.language import constexpr
+
+from ..arguments import Options, Tensors, scales_tokens
+from ..checks.axes import Axes
+from ..kernels.common.records import KeyValues, Modifiers
+from ..kernels.portable.cache_write import write_kv_kernel
+from ..kernels.shared_arguments import merge_states
+from ..launching.backend import INTERPRET, Device
+from ..launching.launch import Launches, Step
+from ..launching.template import arguments_for
+from ..planning.planner import plan, steps_of
+from ..records import layout
+from ..records.call import Call, scales
+from ..records.key_bounds import key_bounds_of
+from ..records.problem import problem_of
+from ..records.rounding import cdiv, next_power_of_2
+from .limits import FAR, scale_and_cap
+
+TENSORS = {*Tensors._fields}
+# Arguments that modifiers have a field of the same name for: it holds them as they are, unless it is told otherwise.
+IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields, *Options._fields)]
+
+
+def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None, value_dim: int | None) -> Launches:
+    """The launches of a call that has been checked; value_dim: of results, where it is not that of queries."""
+    same = given.k_cache.data_ptr() == given.v_cache.data_ptr()
+    problem = problem_of(given, options, device, INTERPRET)
+    with arguments_for((*given.slots, lse)) as held:
+        call = _call(held, options, given.q.shape[2])
+        return Launches(steps_of(plan(problem), call), given.q.device, value_dim, same)
+
+
+def _new(k_new: Any, v_new: Any) -> KeyValues:
+    """Keys and values outside the cache; values that are not given are the first dims of these keys."""
+    return KeyValues(layout.contiguous(k_new), layout.contiguous(k_new if v_new is None else v_new))
+
+
+def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
+    """Fields of the modifiers."""
+    if spans is None:
+        return {}
+    fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))
+    return fields | (dict(CLIP_SPANS=constexpr(True), spans_right=right) if options.clip_spans else {})
+
+
+def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]:
+    """Fields of the modifiers; a causal query, and one by positions, sees no more slots by any window to its right."""
+    if windows is None:
+        return {}
+    stride = windows.stride(0)
+    to_the_right = None if options.causal or apart else constexpr(True)
+    return dict(head_windows_stride=None if stride == 2 else stride, BY_HEAD_TO_THE_RIGHT=to_the_right)
+
+
+def _alibi(slopes: Any, options: Options) -> dict[str, Any]:
+    """Fields of the modifiers."""
+    if slopes is None:
+        return {}
+    stride = slopes.stride(0) if slopes.ndim == 2 and slopes.shape[0] > 1 else 0  # 0: the same for all
+    return dict(alibi_stride_seq=stride or None, ALIBI_SYMMETRIC=constexpr(True) if options.alibi_symmetric else None)
+
+
+def _call(held: list[Any], options: Options, head_dim: int) -> Call:
+    """The records of a call; a Hole stands for each tensor."""
+    *given, lse = held
+    x = Tensors.of_slots(given)
+    # whoever asks whether there is a bound to the left asks for `left` alone, whatever bounds it
+    left, right = [min(x, FAR) if x >= 0 else None for x in (key_bounds_of(options).reach, options.window_size[1])]
+    if x.head_windows is not None:  # which say where these bounds are
+        left, right = FAR if left is None else left, FAR
+    apart = x.query_positions is not None
+    scale, cap = scale_and_cap(options, head_dim)
+    slots_right = None if apart else right
+    if x.causal_seqs is not None and slots_right is None:
+        slots_right = FAR
+    as_given = {name: getattr(x if name in TENSORS else options, name) for name in IN_MODIFIERS}
+    # a position plus any of them still fits 32 bits
+    as_given |= {name: min(value, FAR) for name, value in as_given.items() if type(value) is int}
+    changed = dict(
+        left=left,
+        # a causal query sees nothing to its right, however wide its window
+        right=0 if options.causal else slots_right,
+        softcap=cap,
+        qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(-2),
+        qq_bias_size=None if x.qq_bias is None else x.qq_bias.shape[-1],
+        position_right=right if apart else None,
+        causal=x.causal_seqs,
+        **_spans(x.spans, options, None if apart else right),
+        score_mod_args=None if options.score_mod is None else x.score_mod_args,
+        qq_bias_stride_seq=None if x.qq_bias is None or x.qq_bias.ndim < 3 else x.qq_bias.stride(0),
+        qq_mask_stride=None if x.qq_mask is None else x.qq_mask.stride(0),
+        **_head_windows(x.head_windows, options, apart),
+        qq_words=None if x.qq_mask is None else x.qq_mask.shape[1],
+        **_alibi(x.alibi_slopes, options),
+    )
+    mods = Modifiers(**as_given | changed)
+    return Call(
+        out=layout.rows(x.out),
+        lse=lse,
+        query=layout.rows(x.q),
+        cache=layout.cache(x.k_cache, x.v_cache, options.kv_layout),
+        new=None if x.k_new is None else _new(x.k_new, x.v_new),
+        query_starts=x.cu_seqlens_q,
+        seq_lens=x.seq_lens,
+        page_table=x.page_table,
+        page_starts=layout.page_starts(x.page_table, x.page_starts),
+        mods=mods,
+        scales=scales(scale, x.q_scale, x.k_scale, x.v_scale, x.out_scale, x.gate, scales_tokens(x.q_scale, x.q)),
+    )
+
+
+# ---- the other functions -------------------------------------------------------------------------
+
+
+def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Launches:
+    """The launch of a call of write_kv, whose tensors and scales are given in the order of its arguments."""
+    with arguments_for(given) as held:
+        return Launches([_step(held, kv_layout, part, axes, device)], given[0].device)
+
+
+def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Step:
+    """A program per token and so many of its heads as make some 2048 elements."""
+    k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
+    dim, value_padded = (max(16, next_power_of_2(x)) for x in (axes.head_dim, axes.value_dim or 1))
+    block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))
+    grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
+    if part == "keys":  # which may have no values beside them
+        new, cache = KeyValues(layout.rows(k), None), KeyValues(layout.keys(k_cache, kv_layout), None)
+    else:
+        new, cache = KeyValues(layout.rows(k), layout.rows(v)), layout.cache(k_cache, v_cache, kv_layout)
+    if part == "values":
+        new, cache = new._replace(key=None), cache._replace(key=None)
+    args = (
+        new.key, new.value, cache, slot_mapping,
+        scales(1.0, key=k_scale, value=v_scale),
+        axes.page_size, axes.kv_heads, axes.head_dim, dim, axes.value_dim, value_padded, block_heads, device.dependent,
+    )  # fmt: skip
+    return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})
+
+
+def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+    """Launch what joins states into out and lse."""
+    tensors = (out, lse, outs, lses)
+    with arguments_for(tensors) as (result, *others):
+        launches = Launches(merge_states(layout.rows(result), *others), outs.device)
+    launches.first(tensors)

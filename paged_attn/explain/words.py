@@ -1,0 +1,57 @@
+"""Words for a call, and for numbers of bytes, operations and seconds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from ..records.formats import is_fp8
+from .question import Question
+
+
+def queries(count: int) -> str:
+    """So many of them."""
+    return f"{count} {'query' if count == 1 else 'queries'}"
+
+
+def call_of(question: Question) -> str:
+    """The batch, and what its calls have in common."""
+    model = question.model
+    counts = Counter(zip(question.query_lens, question.seq_lens))
+    batch = " + ".join(f"{n} x {queries(q)} at {k} keys" for (q, k), n in list(counts.items())[:4])
+    batch += f" + {len(counts) - 4} other kinds" if len(counts) > 4 else ""
+    cache = "" if model.cache_dtype == model.dtype else f" over {_name(model.cache_dtype)}"
+    width = "" if model.value_width == model.head_dim else f" and values of {model.value_width}"
+    width = f" whose first {model.value_width} are values" if model.latent else width
+    sizes = f"{model.heads} heads on {model.kv_heads} of {model.head_dim}{width}, {_name(model.dtype)}{cache}"
+    layout = "x-packed" if model.kv_layout == "x" else model.kv_layout
+    bounds = f"max_seqlen_q {question.max_seqlen_q}, max_seqlen_k {question.max_seqlen_k}"
+    return f"{batch}; {sizes}, pages of {model.page_size} ({layout}); {bounds}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.") if not is_fp8(dtype) else str(dtype).removeprefix("torch.float8_")
+
+
+def bytes_of(count: int) -> str:
+    """In powers of 1000."""
+    return _scaled(count, ("bytes", "kB", "MB", "GB", "TB"))
+
+
+def operations_of(count: int) -> str:
+    """In powers of 1000."""
+    return _scaled(count, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
+
+
+def _scaled(count: float, units: tuple[str, ...]) -> str:
+    """Three digits and a unit, in steps of 1000."""
+    step = 0
+    while count >= 999.5 and step < len(units) - 1:
+        count, step = count / 1000, step + 1
+    return f"{count:.3g} {units[step]}"
+
+
+def time_of(seconds: float) -> str:
+    """In microseconds, or in milliseconds."""
+    return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,25 @@
+"""Kernels of Triton that may be interpreted, all imported at once, whichever is asked for first.
+
+Triton decides as it decorates a function whether it is compiled or interpreted.  Packages of kernels import this module
+first; `kernels/torch` does not, so that plain torch needs no Triton.
+"""
+
+from ..launching.backend import decorating
+
+with decorating():
+    from .common import copying, merge, numerics, output, records, schedule, scores, softmax
+    from .portable import attention_kernel, cache_tiles, cache_write
+
+__all__ = [
+    "attention_kernel",
+    "cache_tiles",
+    "cache_write",
+    "copying",
+    "merge",
+    "numerics",
+    "output",
+    "records",
+    "schedule",
+    "scores",
+    "softmax",
+]

@@ -1,0 +1,132 @@
+"""A call of paged_attention: its sequences in groups, each by the way that serves it, and their rows stored."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import blocks, plain
+from .call import Call, Seq, narrow, sequences, tokens_of
+from .visible import Sight, runs_of, sight_of
+
+TOGETHER = 4096  # keys of a group's sequences, with those that only fill up
+MOST_QUERIES = 128
+ALIKE = 1.25, 32  # a group's longest sequence has at most so many times the keys of its shortest, and so many more
+
+
+def attend(call: Call) -> None:
+    """Write the results of a call, and its log-sum-exps if these are asked for."""
+    with quiet(call.device):
+        _clear_padding(call)
+        sight = sight_of(call.given, call.options)
+        scales = plain.scaled(call, sight)
+        served, others = _parted(sight, scales, sequences(call))
+        for group in groups_of(call, sight, served):
+            found = plain.attend(call, sight, scales, group) if scales is not None else None
+            if found is None:
+                others += group
+            else:
+                _store(call, group, 0, group[0].query_len, *found)
+        for group in groups_of(call, sight, others):
+            for block in blocks.blocks_of(call, group):
+                _store(call, group, block.first, block.end, *blocks.attend(call, sight, group, block))
+
+
+def words(call: Call) -> list[str]:
+    """What is done for each group of sequences, and why not by flash attention."""
+    sight = sight_of(call.given, call.options)
+    scales, why = plain.scaled(call, sight), plain.why_not(call, sight)
+    served, others = _parted(sight, scales, sequences(call))
+    found = [(group, "flash attention of torch") for group in groups_of(call, sight, served)]
+    for group in groups_of(call, sight, others):
+        blocked = f"blocks over tiles of {blocks.tile_of(call)} keys: {why or 'a window bounds its queries'}"
+        found.append((group, blocked))
+    texts = Counter(f"{_count(group)}, {how}" for group, how in found)
+    return [f"{count} groups of {text}" if count > 1 else text for text, count in texts.items()]
+
+
+def _count(group: Sequence[Seq]) -> str:
+    """Lengths of a group."""
+    queries, keys = group[0].query_len, sorted({seq.seq_len for seq in group})
+    of_keys = f"{keys[0]}" if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
+    alike = f"{len(group)} sequences" if len(group) > 1 else "1 sequence"
+    return f"{alike} of {queries} {'query' if queries == 1 else 'queries'} at {of_keys} keys"
+
+
+def _parted(sight: Sight, scales: plain.Scaled | None, found: Iterable[Seq]) -> tuple[list[Seq], list[Seq]]:
+    """Sequences that flash attention serves, and others."""
+    served: list[Seq] = []
+    others: list[Seq] = []
+    for seq in found:
+        is_plain = scales is not None and plain.takes(sight, seq) and _keys(sight, seq) > 0
+        (served if is_plain else others).append(seq)
+    return served, others
+
+
+@contextlib.contextmanager
+def quiet(device: torch.device) -> Iterator[None]:
+    """Neither gradients nor autocast in the operations within."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def groups_of(call: Call, sight: Sight, found: list[Seq]) -> Iterator[list[Seq]]:
+    """Sequences of as many queries and about as many keys, which are computed at once."""
+    if call.options.batch_invariant:
+        yield from ([seq] for seq in found)
+        return
+    counted = sorted((seq.query_len, _keys(sight, seq), seq) for seq in found)
+    group: list[Seq] = []
+    queries = least = 0
+    for query_len, keys, seq in counted:
+        alike = keys <= least * ALIKE[0] + ALIKE[1] and (least > 0) == (keys > 0)
+        small = (len(group) + 1) * keys <= TOGETHER and (len(group) + 1) * query_len <= MOST_QUERIES
+        if group and not (query_len == queries and alike and small):
+            yield sorted(group)
+            group = []
+        if not group:
+            queries, least = query_len, keys
+        group.append(seq)
+    if group:
+        yield sorted(group)
+
+
+def _keys(sight: Sight, seq: Seq) -> int:
+    """How many keys of a sequence are read."""
+    runs = runs_of(sight, seq, 0, seq.query_len)
+    return max(runs.end - runs.first, 0) + runs.prefix
+
+
+def _clear_padding(call: Call) -> None:
+    """Zeros behind the last sequence's rows, unless `only` leaves them as they are."""
+    if call.options.only is not None:
+        return
+    starts = call.given.cu_seqlens_q
+    end = len(call.given.seq_lens) if starts is None else int(starts[-1])
+    if end < len(call.given.q):
+        call.given.out[end:].zero_()
+        if call.lse is not None:
+            call.lse[end:] = float("-inf")
+
+
+def _store(call: Call, group: Sequence[Seq], first: int, end: int, out: Tensor, lse: Tensor) -> None:
+    """Results [B, G, M, T, D] of tokens [first, end) of each sequence, gated, scaled and rounded."""
+    given, tokens = call.given, tokens_of(group, first, end, call.device)
+    rows = out.permute(0, 3, 1, 2, 4).reshape(-1, call.sizes.heads, call.sizes.value_dim)
+    if given.gate is not None:
+        rows = rows.float()
+        rows = torch.where(rows == 0, 0.0, rows * torch.sigmoid(given.gate[tokens].float()))
+    if given.out_scale is not None:
+        rows = rows.float() / given.out_scale
+    stored: Any = narrow(rows, given.out.dtype)
+    if stored.dtype.itemsize == 1:  # torch moves bytes by index, and no fp8
+        given.out.view(torch.uint8)[tokens] = stored.view(torch.uint8)
+    else:
+        given.out[tokens] = stored
+    if call.lse is not None:
+        call.lse[tokens] = lse.permute(0, 3, 1, 2).reshape(-1, call.sizes.heads)

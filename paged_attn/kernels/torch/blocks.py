@@ -1,0 +1,187 @@
+"""Calls of any features: blocks of queries over tiles of keys, with a running state.
+
+Shapes: T queries of each of B sequences, N keys of a tile, G KV heads, M query heads of each, D dims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import cache, scores, state
+from .cache import Source, Span, sources
+from .call import Call, Seq, of_group, per_head
+from .visible import Sight, mask_of, runs_of, seen_by_all
+
+TILE = 512  # keys
+SCORES = 1 << 21  # of a block and a tile, in float32
+# All products of a batch_invariant call have one shape.  Wherever the call begins, a query stands at one row of a
+# block, and a key at one place of a tile.
+INVARIANT_QUERIES, INVARIANT_TILE = 16, 256
+
+
+class Block(NamedTuple):
+    """Queries [first, end) of each sequence in `rows` rows, of which the first `lead` stand before them."""
+
+    first: int
+    end: int
+    lead: int
+    rows: int
+
+
+class Queries(NamedTuple):
+    """The queries of a block, ready for products."""
+
+    block: Block
+    parts: Tensor  # float32 [B, G, M * T, D]
+    tokens: Tensor  # int64 [B, T], in q
+    slots: Tensor  # int64 [B, T]
+    pos: Tensor  # int64 [B, T]
+    scale: Tensor | float  # of scores, [B, G, 1, T, 1] or of all
+
+
+def tile_of(call: Call) -> int:
+    """Keys of a tile."""
+    return INVARIANT_TILE if call.options.batch_invariant else TILE
+
+
+def blocks_of(call: Call, group: Sequence[Seq]) -> Iterator[Block]:
+    """The blocks of a group's queries."""
+    count, context = group[0].query_len, group[0].context_len
+    if call.options.batch_invariant:
+        step = INVARIANT_QUERIES
+        for begin in range(context // step * step - context, count, step):
+            first = max(begin, 0)
+            yield Block(first, min(begin + step, count), first - begin, step)
+        return
+    step = max(1, SCORES // (len(group) * call.sizes.heads * TILE))
+    for first in range(0, count, step):
+        end = min(first + step, count)
+        yield Block(first, end, 0, end - first)
+
+
+def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tuple[Tensor, Tensor]:
+    """(results [B, G, M, T, D], log-sum-exps [B, G, M, T]) of a block, float32."""
+    sizes, infinite = call.sizes, scores.biased(call)
+    queries = _queries(call, sight, group, block)
+    shape = (len(group), sizes.kv_heads, sizes.group, block.rows)
+    acc = queries.parts.new_zeros((*shape[:2], sizes.group * block.rows, sizes.value_dim))
+    found = state.start(acc, _sinks(call, block))
+    rows = slice(block.lead, block.lead + block.end - block.first)
+    for source, spans, key, live in _tiles(call, sight, group, block):
+        keys, values = (x.transpose(1, 2) for x in _in_place(call, source(call, group, spans), key, spans))
+        # contiguous: products of one shape and one layout round alike
+        weights = queries.parts @ keys.contiguous().transpose(2, 3)
+        of_cache = source is cache.cached
+        _scale(call, group, weights.view(*shape, -1), queries.scale, of_cache)
+        view = weights.view(shape[0], sizes.heads, block.rows, -1)
+        key_pos = _positions_of_keys(sight, group, key)
+        view = scores.modify(call, view, group, queries.slots, key, queries.pos, key_pos)
+        if (
+            not all(seen_by_all(sight, seq, block.first, block.end, *x) for seq, x in zip(group, spans))
+            or not live.all()
+        ):
+            mask = mask_of(sight, group, queries.tokens, queries.slots, key, key_pos, queries.pos)
+            mask = mask & live[:, None, None, :]
+            view = view.masked_fill_(~mask, float("-inf"))
+            if sight.windows is not None:  # what no head of a KV head sees may be anything
+                seen = mask[:, :, rows].reshape(shape[0], sizes.kv_heads, -1, key.shape[1]).any(2)
+                values = values.masked_fill(~seen[..., None], 0.0)
+        scale = of_group(per_head(call.given.v_scale, sizes.kv_heads), group) if of_cache else 1.0
+        scale = scale[..., None, None] if isinstance(scale, Tensor) else scale
+        found = state.update(found, view.view_as(weights), values.contiguous(), scale, infinite)
+    out, lse = state.finish(found)
+    return out.view(*shape, -1)[:, :, :, rows], lse.view(shape)[..., rows]
+
+
+def _queries(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Queries:
+    """Rows that stand before or behind a block's queries are copies of these."""
+    sizes, device = call.sizes, call.device
+    starts = torch.tensor([seq.start for seq in group], device=device)[:, None]
+    contexts = torch.tensor([seq.context_len for seq in group], device=device)[:, None]
+    places = torch.arange(block.rows, device=device) + (block.first - block.lead)
+    tokens = starts + places.clamp(block.first, block.end - 1)
+    rows = call.given.q[tokens].float().view(*tokens.shape, sizes.kv_heads, sizes.group, sizes.head_dim)
+    parts = rows.permute(0, 2, 3, 1, 4).reshape(len(group), sizes.kv_heads, -1, sizes.head_dim)
+    slots = contexts + places
+    pos = slots if sight.positions is None else sight.positions[tokens]
+    scale: Tensor | float = call.scale
+    if call.by_token:
+        of_tokens = call.given.q_scale.view(len(call.given.q), -1)[tokens]  # [B, T, G or 1]
+        scale = (of_tokens * call.scale).transpose(1, 2)[:, :, None, :, None]
+    return Queries(block, parts, tokens, slots, pos, scale)
+
+
+def _sinks(call: Call, block: Block) -> Tensor | None:
+    """float32 [G, M * T, 1]."""
+    if call.given.sinks is None:
+        return None
+    by_head = call.given.sinks.float().view(call.sizes.kv_heads, call.sizes.group, 1, 1)
+    return by_head.expand(-1, -1, block.rows, 1).flatten(1, 2)
+
+
+def _tiles(
+    call: Call, sight: Sight, group: Sequence[Seq], block: Block
+) -> Iterator[tuple[Source, list[Span], Tensor, Tensor]]:
+    """Tiles: (the source, positions of each sequence, slots [B, N] of the keys, bool [B, N] whether a slot is read)."""
+    runs = [runs_of(sight, seq, block.first, block.end) for seq in group]
+    for whole in ([Span(0, x.prefix) for x in runs], [Span(x.first, x.end) for x in runs]):
+        for piece in _pieces(call, whole):
+            for source, spans in sources(call, group, piece):
+                first, count = [x.first for x in spans], max(x.end - x.first for x in spans)
+                if call.options.batch_invariant:
+                    first, count = [x.first // INVARIANT_TILE * INVARIANT_TILE for x in spans], INVARIANT_TILE
+                key = torch.tensor(first, device=call.device)[:, None] + torch.arange(count, device=call.device)
+                begin, end = torch.tensor(spans, device=call.device).T[..., None]
+                yield source, spans, key, (key >= begin) & (key < end)
+
+
+def _pieces(call: Call, whole: Sequence[Span]) -> Iterator[list[Span]]:
+    """Tiles of each sequence's run of keys, those of batch_invariant calls at multiples of their size."""
+    if call.options.batch_invariant:
+        (run,), step = whole, INVARIANT_TILE
+        for begin in range(run.first // step * step, run.end, step):
+            yield [Span(max(begin, run.first), min(begin + step, run.end))]
+        return
+    for begin in range(0, max(x.end - x.first for x in whole), TILE):
+        yield [Span(x.first + begin, min(x.first + begin + TILE, x.end)) for x in whole]
+
+
+def _in_place(call: Call, found: tuple[Tensor, Tensor], key: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Keys and values in float32; of a tile of fixed size at their places, beside zeros."""
+    keys, values = (x.float() for x in found)
+    if not call.options.batch_invariant:
+        return keys, values
+    (span,), before = spans, spans[0].first - int(key[0, 0])
+    behind = INVARIANT_TILE - before - (span.end - span.first)
+    keys, values = (torch.nn.functional.pad(x, (0, 0, 0, 0, before, behind)) for x in (keys, values))
+    return keys, values
+
+
+def _scale(call: Call, group: Sequence[Seq], weights: Tensor, scale: Tensor | float, of_cache: bool) -> None:
+    """Products [B, G, M, T, N] times the softmax scale, and those of queries and keys."""
+    given, kv_heads = call.given, call.sizes.kv_heads
+    factors = [scale] if call.by_token else [scale, of_group(per_head(given.q_scale, kv_heads), group)]
+    factors += [of_group(per_head(given.k_scale, kv_heads), group)] if of_cache else []
+    number, tensor = 1.0, None
+    for x in factors:
+        if isinstance(x, float):
+            number *= x
+        else:
+            x = x if x.ndim > 2 else x[..., None, None, None]
+            tensor = x if tensor is None else tensor * x
+    weights.mul_(number if tensor is None else tensor * number)
+
+
+def _positions_of_keys(sight: Sight, group: Sequence[Seq], key: Tensor) -> Tensor:
+    """Positions [B, N] of keys: their slots, but for the call's own where queries have positions."""
+    if sight.positions is None:
+        return key
+    contexts, starts, ends = torch.tensor(
+        [(seq.context_len, seq.start, seq.start + seq.query_len - 1) for seq in group], device=key.device
+    ).T[..., None]
+    token = (starts + key - contexts).maximum(starts).minimum(ends)
+    return torch.where(key < contexts, key, sight.positions[token])

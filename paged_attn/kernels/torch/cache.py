@@ -1,0 +1,206 @@
+"""Keys and values of some positions, gathered from pages of any layout; no other slot reaches a result.
+
+Shapes: B sequences, N positions of each, G KV heads, D dims.  Pages are gathered whole where they lie dense, and their
+dead slots cut off; otherwise slot by slot.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .call import Call, Seq
+
+KEPT = 16 << 20  # bytes of a scratch tensor that stays for the next call: pages of fresh memory cost more than a copy
+_scratch = threading.local()
+
+
+class Layout(NamedTuple):
+    """How a layout is turned into rows of slots."""
+
+    slots: tuple[int, ...]  # the order of axes that makes it [pages, page_size, kv_heads, dims ...]
+    heads: tuple[int, ...]  # and [kv_heads, pages, page_size, dims ...]
+
+
+NHD = Layout((0, 1, 2, 3), (2, 0, 1, 3))
+HND = Layout((0, 2, 1, 3), (1, 0, 2, 3))
+PACKED_KEYS = Layout((0, 3, 1, 2, 4), (1, 0, 3, 2, 4))
+PACKED_VALUES = Layout((0, 3, 1, 2), (1, 0, 3, 2))
+
+
+def layouts_of(k_cache: Tensor, kv_layout: str) -> tuple[Layout, Layout]:
+    """The layouts of keys and of values."""
+    if k_cache.ndim == 5:
+        return PACKED_KEYS, PACKED_VALUES
+    return (HND, HND) if kv_layout == "HND" else (NHD, NHD)
+
+
+class Span(NamedTuple):
+    """Positions [first, end) of one sequence; none where end <= first."""
+
+    first: int
+    end: int
+
+
+def cached(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Keys and values [B, N, G, D] of the cache, in the call's compute type; N is that of the longest span.
+
+    Copies of its last position fill up a shorter span.  An empty span is filled with zeros.
+    """
+    caches = (call.given.k_cache,) if call.latent else (call.given.k_cache, call.given.v_cache)
+    layouts = layouts_of(call.given.k_cache, call.options.kv_layout)
+    found = [_gathered(call, x, at, which, group, spans) for which, (x, at) in enumerate(zip(caches, layouts))]
+    keys, values = found[0], found[-1]
+    return keys, values[..., : call.sizes.value_dim]
+
+
+def own(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Keys and values outside the cache, as `cached` has them; positions are slots of the sequences."""
+    k_new, v_new = call.given.k_new, call.given.v_new
+    values = k_new if v_new is None else v_new
+    shifts = [seq.start - seq.context_len for seq in group]
+    if len(group) == 1:
+        rows: slice | Tensor = slice(spans[0].first + shifts[0], spans[0].end + shifts[0])
+    else:
+        rows = _positions(spans, call.device) + torch.tensor(shifts, device=call.device)[:, None]
+        rows = torch.where(_live(spans, call.device), rows, 0)
+    keys, values = (x[rows].to(call.compute).view(len(group), -1, *x.shape[1:]) for x in (k_new, values))
+    keys, values = (_without_empty(x, spans) for x in (keys, values))
+    return keys, values[..., : call.sizes.value_dim]
+
+
+Source = Callable[[Call, Sequence[Seq], Sequence[Span]], tuple[Tensor, Tensor]]
+
+
+def sources(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> Iterator[tuple[Source, list[Span]]]:
+    """Sources of the keys of these spans, the cache first, each with the part of every span that it holds."""
+    if call.given.k_new is None:
+        yield cached, [*spans]
+        return
+    borders = [max(seq.context_len, 0) for seq in group]
+    before = [Span(x.first, min(x.end, border)) for x, border in zip(spans, borders)]
+    behind = [Span(max(x.first, border), x.end) for x, border in zip(spans, borders)]
+    for source, part in ((cached, before), (own, behind)):
+        if any(x.end > x.first for x in part):
+            yield source, part
+
+
+def pages_of(call: Call, seq: Seq) -> Tensor:
+    """Page ids of one sequence."""
+    table, starts = call.given.page_table, call.given.page_starts
+    row: Tensor = table[seq.number] if starts is None else table[int(starts[seq.number]) : int(starts[seq.number + 1])]
+    return row
+
+
+def _gathered(
+    call: Call, cache: Tensor, layout: Layout, which: int, group: Sequence[Seq], spans: Sequence[Span]
+) -> Tensor:
+    bits = cache.view(torch.uint8) if cache.dtype.itemsize == 1 else cache
+    found = None
+    if len(group) == 1 and spans[0].end > spans[0].first:
+        found = _of_one(call, bits, layout, which, group[0], spans[0])
+    if found is None:
+        found = _slots(call, bits, layout, which, group, spans)
+    found = found.view(cache.dtype) if bits is not cache else found
+    if found.dtype == call.compute:
+        return found
+    return scratch(2 + which, found.numel(), call.compute, call.device).view(found.shape).copy_(found)
+
+
+def _of_one(call: Call, cache: Tensor, layout: Layout, which: int, seq: Seq, span: Span) -> Tensor | None:
+    """Keys of one sequence [1, N, G, D], in place or copied; None if a page is not one piece of memory."""
+    size = call.sizes.page_size
+    first = span.first // size
+    ids = pages_of(call, seq)[first : -(-span.end // size)]
+    begin = int(ids[0])
+    if len(ids) == 1 or (int(ids[-1]) - begin == len(ids) - 1 and bool((ids.diff() == 1).all())):
+        pages = cache[begin : begin + len(ids)]
+    elif _dense(cache):
+        pages = _copied(cache, ids, which)
+    else:
+        return None
+    heads = pages.permute(layout.heads).flatten(3).flatten(1, 2)  # [G, slots, D], a view where that can be
+    heads = heads if heads.stride(2) == 1 else heads.contiguous()
+    begin = span.first - first * size
+    return heads[:, begin : begin + span.end - span.first].transpose(0, 1)[None]
+
+
+def _dense(cache: Tensor) -> bool:
+    """Whether a page is one piece of memory."""
+    size = 1
+    for length, stride in zip(reversed(cache.shape[1:]), reversed(cache.stride()[1:])):
+        if length != 1 and stride != size:
+            return False
+        size *= length
+    return True
+
+
+def _copied(cache: Tensor, ids: Tensor, which: int) -> Tensor:
+    """Pages in a row, in memory of this thread."""
+    count = cache[0].numel()
+    flat = cache.as_strided((cache.shape[0], count), (cache.stride(0), 1))
+    room = scratch(which, len(ids) * count, cache.dtype, cache.device).view(len(ids), count)
+    return torch.index_select(flat, 0, ids, out=room).view(len(ids), *cache.shape[1:])
+
+
+def _slots(
+    call: Call, cache: Tensor, layout: Layout, which: int, group: Sequence[Seq], spans: Sequence[Span]
+) -> Tensor:
+    """Keys of several sequences [B, N, G, D]."""
+    size, position = call.sizes.page_size, _positions(spans, call.device)
+    column, slot = position // size, position % size
+    table, starts = call.given.page_table, call.given.page_starts
+    index = torch.tensor([seq.number for seq in group], device=call.device)
+    if starts is None:
+        page = table[index[:, None], column]
+    else:
+        page = table[starts[index][:, None] + column]
+    page = torch.where(_live(spans, call.device), page, 0).long()
+    rows = cache.permute(layout.slots)
+    if layout is NHD and _dense(cache) and cache.stride(0) == cache[0].numel():
+        flat = cache.view(-1, cache.shape[2] * cache.shape[3])
+        room = scratch(which, page.numel() * flat.shape[1], cache.dtype, cache.device).view(-1, flat.shape[1])
+        torch.index_select(flat, 0, (page * size + slot).flatten(), out=room)
+        found = room.view(*page.shape, *cache.shape[2:])
+    else:
+        found = rows[page, slot]
+    return _without_empty(found.flatten(3), spans)
+
+
+def _positions(spans: Sequence[Span], device: torch.device) -> Tensor:
+    """int64 [B, N]; behind a span its last position, and any from 0 on of an empty one."""
+    count = max(span.end - span.first for span in spans)
+    first = torch.tensor([span.first for span in spans], device=device)[:, None]
+    last = torch.tensor([max(span.end - 1, 0) for span in spans], device=device)[:, None]
+    return (first + torch.arange(count, device=device)).minimum(last)
+
+
+def _live(spans: Sequence[Span], device: torch.device) -> Tensor:
+    """bool [B, 1], whether a span has positions."""
+    return torch.tensor([span.end > span.first for span in spans], device=device)[:, None]
+
+
+def _without_empty(found: Tensor, spans: Sequence[Span]) -> Tensor:
+    """Zeros for sequences that have no position: what was gathered for these may be anything."""
+    empty = [i for i, span in enumerate(spans) if span.end <= span.first]
+    if empty:
+        found = found.clone()
+        found[empty] = 0
+    return found
+
+
+def scratch(which: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory of this thread for so many elements, until the next call of this function with the same number."""
+    if count * dtype.itemsize > KEPT:
+        return torch.empty(count, dtype=dtype, device=device)
+    key = which, dtype, device
+    kept: dict[Any, Tensor] = _scratch.__dict__
+    found = kept.get(key)
+    if found is None or found.numel() < count:
+        with torch.inference_mode(False):  # a tensor of that mode is good for no other
+            found = kept[key] = torch.empty(count, dtype=dtype, device=device)
+    return found[:count]

@@ -1,0 +1,138 @@
+"""One call, as all parts of this dialect see it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...arguments import Options, Tensors, scales_tokens
+from ...latent import lies_in
+
+
+class Sizes(NamedTuple):
+    """Sizes of a call: what its shapes say."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    page_size: int
+
+    @property
+    def group(self) -> int:
+        """Query heads of a KV head."""
+        return self.heads // self.kv_heads
+
+
+class Seq(NamedTuple):
+    """A sequence that has queries in this call, in the host's numbers."""
+
+    number: int  # among those of the call
+    start: int  # its first token in the batch
+    query_len: int
+    seq_len: int
+
+    @property
+    def context_len(self) -> int:
+        """Negative where there are more queries than keys: the first queries stand before key 0."""
+        return self.seq_len - self.query_len
+
+
+class Call(NamedTuple):
+    """The tensors and options of a call, and what this dialect derives from them once."""
+
+    given: Tensors
+    options: Options
+    sizes: Sizes
+    scale: float  # of the softmax
+    cap: float | None  # of the scores
+    lse: Tensor | None
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.given.q.device
+        return device
+
+    @property
+    def latent(self) -> bool:
+        """Whether values are the first dims of keys."""
+        return lies_in(self.given.v_cache, self.given.k_cache) and self.given.v_new is None
+
+    @property
+    def compute(self) -> torch.dtype:
+        """The dtype of products, which holds every query and key exactly; CPUs multiply no float16."""
+        found = {x.dtype for x in (self.given.q, self.given.k_cache, self.given.k_new) if x is not None}
+        return torch.float32 if {torch.float32, torch.float16} & found else torch.bfloat16
+
+    @property
+    def by_token(self) -> bool:
+        """Whether q_scale has a number for each token."""
+        return scales_tokens(self.given.q_scale, self.given.q)
+
+
+def sequences(call: Call) -> Iterator[Seq]:
+    """The sequences whose rows the call computes."""
+    given, only = call.given, call.options.only
+    seq_lens = given.seq_lens.tolist()
+    starts = range(len(seq_lens) + 1) if given.cu_seqlens_q is None else given.cu_seqlens_q.tolist()
+    for number, seq_len in enumerate(seq_lens):
+        query_len = starts[number + 1] - starts[number]
+        if query_len > 0 and (only is None or (only == "decode") == (query_len == 1)):
+            yield Seq(number, starts[number], query_len, seq_len)
+
+
+def tokens_of(group: Sequence[Seq], first: int, end: int, device: torch.device) -> Tensor | slice:
+    """Rows of q of tokens [first, end) of each sequence, [B * (end - first)], or a slice where they are adjacent."""
+    start, count = group[0].start, end - first
+    if len(group) == 1 or (
+        count == group[0].query_len and all(b.start - a.start == count for a, b in itertools.pairwise(group))
+    ):
+        return slice(start + first, start + first + len(group) * count)
+    begins = torch.tensor([seq.start + first for seq in group], device=device)
+    return (begins[:, None] + torch.arange(count, device=device)).flatten()
+
+
+def rows_of(call: Call, x: Tensor, group: Sequence[Seq], first: int, end: int) -> Tensor:
+    """Tokens [first, end) of each sequence as [B, T, kv_heads, group, dims]."""
+    sizes = call.sizes
+    return x[tokens_of(group, first, end, call.device)].view(
+        len(group), end - first, sizes.kv_heads, sizes.group, x.shape[2]
+    )
+
+
+def per_head(scale: Any, kv_heads: int) -> Tensor | float:
+    """A scale of heads: a float if all are the same, else float32 [kv_heads], or [seqs, kv_heads] of each sequence."""
+    if scale is None:
+        return 1.0
+    if not isinstance(scale, Tensor):
+        return float(scale)
+    numbers = scale.flatten().tolist()
+    if len({*numbers}) <= 1:
+        return float(numbers[0]) if numbers else 1.0
+    by_seq = scale.ndim == 2 and scale.shape[0] > 1
+    return scale.expand(-1, kv_heads) if by_seq else scale.flatten().expand(kv_heads)
+
+
+def of_group(scale: Tensor | float, group: Sequence[Seq]) -> Tensor | float:
+    """A scale of heads for the sequences of a group: a float, or [B or 1, kv_heads]."""
+    if not isinstance(scale, Tensor):
+        return scale
+    return scale[None] if scale.ndim == 1 else scale[[seq.number for seq in group]]
+
+
+@functools.cache
+def limit_of(dtype: torch.dtype) -> float:
+    """The largest number of an fp8 type, to which results are clamped; infinity for others."""
+    return torch.finfo(dtype).max if dtype.itemsize == 1 else float("inf")
+
+
+def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Values in the nearest numbers of dtype; fp8 types saturate."""
+    if dtype.itemsize == 1:
+        values = values.clamp(-limit_of(dtype), limit_of(dtype))
+    return values.to(dtype)

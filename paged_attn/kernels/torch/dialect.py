@@ -1,0 +1,40 @@
+"""The dialect of plain torch: tensors of any device, every feature, no kernel of ours."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ...arguments import Options, Tensors
+from .attention import attend, quiet, words
+from .cache import layouts_of
+from .call import Call, Sizes
+from .state import join
+from .write import write
+
+__all__ = ["attention", "merge_states", "ways", "write"]
+
+TITLE = "plain torch"
+
+
+def attention(given: Tensors, options: Options, scale: float, cap: float | None, lse: Tensor | None) -> None:
+    """Do what paged_attention says: write `given.out`, and log-sum-exps where these are asked for."""
+    attend(_call(given, options, scale, cap, lse))
+
+
+def ways(given: Tensors, options: Options, scale: float, cap: float | None) -> list[str]:
+    """How each group of a call's sequences is computed, in words."""
+    return words(_call(given, options, scale, cap, None))
+
+
+def _call(given: Tensors, options: Options, scale: float, cap: float | None, lse: Tensor | None) -> Call:
+    keys, _ = layouts_of(given.k_cache, options.kv_layout)
+    page_size, kv_heads = given.k_cache.permute(keys.slots).shape[1:3]
+    sizes = Sizes(given.q.shape[1], kv_heads, given.q.shape[2], given.out.shape[2], page_size)
+    return Call(given, options, sizes, scale, cap, lse)
+
+
+def merge_states(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+    """Write what merge_states returns to out and lse."""
+    with quiet(outs.device):
+        for result, joined in zip((out, lse), join(outs.float(), lses)):
+            result.copy_(joined)

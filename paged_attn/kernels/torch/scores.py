@@ -1,0 +1,66 @@
+"""What scores meet before the softmax: softcap, ALiBi, query-query bias, a user's function, in this order.
+
+Shapes: scores [B, H, T, N] float32; slots and positions of queries [B, T], of keys [B, N].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .call import Call, Seq
+
+
+def modifies(call: Call) -> bool:
+    """Whether scores meet more than a scale and a mask."""
+    given = call.given
+    return call.cap is not None or given.alibi_slopes is not None or biased(call)
+
+
+def biased(call: Call) -> bool:
+    """Whether scores meet numbers that may be infinite."""
+    return call.given.qq_bias is not None or call.options.score_mod is not None
+
+
+def modify(
+    call: Call, scores: Tensor, group: Sequence[Seq], query: Tensor, key: Tensor, pos: Tensor, key_pos: Tensor
+) -> Tensor:
+    """Scores with all modifiers of the call; may change them in place."""
+    given = call.given
+    if call.cap is not None:
+        scores = scores.div_(call.cap).tanh_().mul_(call.cap)
+    if given.alibi_slopes is not None:
+        distance = (key_pos[:, None, None, :] - pos[:, None, :, None]).float()
+        distance = -distance.abs() if call.options.alibi_symmetric else distance
+        slopes = given.alibi_slopes[[seq.number for seq in group] if given.alibi_slopes.ndim == 2 else None]
+        scores = scores.addcmul_(slopes[:, :, None, None], distance)
+    if given.qq_bias is not None:
+        scores = scores.add_(bias_of(given.qq_bias, group, query, key))
+    if call.options.score_mod is not None:
+        last = torch.tensor([max(seq.seq_len - 1, 0) for seq in group], device=scores.device)[:, None]
+        scores = _call(call, scores, *(x.clamp(min=0).minimum(last) for x in (pos, key_pos)))
+    return scores
+
+
+def bias_of(qq_bias: Tensor, group: Sequence[Seq], query: Tensor, key: Tensor) -> Tensor:
+    """float32 [B, 1, T, N]: a bias for pairs of the call's own tokens, 0 for all others."""
+    context = torch.tensor([seq.context_len for seq in group], device=key.device)[:, None]
+    n = qq_bias.shape[-1]
+    if n == 0:
+        return torch.zeros((1, 1, 1, 1), dtype=torch.float32, device=key.device)
+    row, column = (query - context)[:, :, None], (key - context)[:, None, :]
+    inside = (row >= 0) & (row < n) & (column >= 0) & (column < n)
+    at: tuple[Tensor, ...] = (row.clamp(0, n - 1), column.clamp(0, n - 1))
+    if qq_bias.ndim == 3:
+        at = (torch.tensor([seq.number for seq in group], device=key.device)[:, None, None], *at)
+    return torch.where(inside, qq_bias[at].float(), 0.0)[:, None]
+
+
+def _call(call: Call, scores: Tensor, pos: Tensor, key_pos: Tensor) -> Tensor:
+    """The user's function, of each sequence's scores."""
+    from .score_mod import applied
+
+    function, args = call.options.score_mod, call.given.score_mod_args or ()
+    return torch.stack([applied(function, *x, args) for x in zip(scores, pos, key_pos)])
