@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from paged_attn.calls import attend, call_cache
+from paged_attn.calls import call_cache, launched
 from paged_attn.checks import overlap
 from paged_attn.integrations import flash_attn
 from paged_attn.latent import lies_in
@@ -118,8 +118,8 @@ def test_odd_strides_change_no_plan(stride: int, device: str, monkeypatch: pytes
         asked.append(problem)
         return made(problem)
 
-    made = attend.plan
-    monkeypatch.setattr(attend, "plan", plan_of)
+    made = launched.plan
+    monkeypatch.setattr(launched, "plan", plan_of)
     for case in CASES:
         asked.clear()
         call_cache.clear()

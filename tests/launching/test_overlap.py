@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 import paged_attn
-from paged_attn.calls import attend, call_cache
+from paged_attn.calls import call_cache, launched
 from paged_attn.launching import scratch
 from paged_attn.planning import planner
 from paged_attn.records.plan import Plan
@@ -119,7 +119,7 @@ def test_the_second_launch_of_a_call_ends_no_earlier_than_the_first(monkeypatch:
     _, second = planner.plan(problem_of(inputs)).launches
     assert second.pipe.FOLLOWS
     call_cache.clear()
-    monkeypatch.setattr(attend, "plan", lambda problem: Plan((second,)))
+    monkeypatch.setattr(launched, "plan", lambda problem: Plan((second,)))
     old, new = torch.randn(2, 1 << 20, device=DEVICE)
     x = old.clone()
     for _ in range(3):
