@@ -109,6 +109,7 @@ def test_every_argument_may_have_odd_strides(case: Case, stride: int, device: st
         compare(case, out, lse, inputs)
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("stride", ODD)
 def test_odd_strides_change_no_plan(stride: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hopper's path wants steps of 16 bytes, and counts pages in steps of slots."""
