@@ -2,8 +2,8 @@
 
     python -m benchmarks.cpu [--rounds 15] [--threads N] [--busy] [--output FILE]
 
---busy is for a machine that others use, too: it counts the processor time of one thread, and leaves out whole models and
-the interpreter.
+--busy is for a machine that others use, too: it counts the processor time of one thread, and leaves out models and the
+interpreter.
 
 Calls take turns, and a figure is the median of a call's rounds: other programs of the machine slow all of them down.
 Pages of 16 tokens lie anywhere in the cache.  Calls are unchecked, as in a server.
