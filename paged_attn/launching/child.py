@@ -1,11 +1,11 @@
-"""Processes of Python that this one starts."""
+"""Processes of Python that this process starts."""
 
 import os
 import sys
 
 
 def environment(*without: str) -> dict[str, str]:
-    """That of this process, from which the other one has the same packages, and kernels that are compiled."""
+    """Environment for a child: this process's packages, compiled kernels, and no variable named in `without`."""
     environment = os.environ | {
         "TRITON_INTERPRET": "0",
         "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),

@@ -1,6 +1,6 @@
-"""The CUDA context of a thread, which the driver asks for where code is loaded or a descriptor is encoded.
+"""The CUDA context of a thread.  The driver needs a context to load code or to encode a descriptor.
 
-torch makes none current where a thread stays on the first device, and Triton's launcher makes one only as it launches.
+torch makes no context current for a thread that stays on the first device.  Triton's launcher does so only at launch.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ def _cuda() -> ctypes.CDLL | None:
 
 @functools.cache
 def _primary(index: int) -> ctypes.c_void_p:
-    """The context of a device that CUDA's runtime, and so torch, works in; null if the driver has none."""
+    """The primary context of a device, in which CUDA's runtime and torch work; null if the driver has none."""
     cuda, device, found = _cuda(), ctypes.c_int(), ctypes.c_void_p()
     if cuda is not None and not cuda.cuDeviceGet(ctypes.byref(device), index):
         cuda.cuDevicePrimaryCtxRetain(ctypes.byref(found), device)  # held to the end of the process, as torch does
@@ -28,7 +28,7 @@ def _primary(index: int) -> ctypes.c_void_p:
 
 
 def provide() -> None:
-    """Make the current device's context this thread's, if it has none."""
+    """Make the current device's context this thread's, if the thread has none."""
     cuda, current = _cuda(), ctypes.c_void_p()
     if cuda is None or cuda.cuCtxGetCurrent(ctypes.byref(current)) or current:
         return

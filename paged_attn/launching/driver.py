@@ -1,9 +1,9 @@
 """Kept launches on CUDA: through the driver itself, with parameters that lie in memory from launch to launch.
 
-Triton's launcher reads every argument out of Python objects each time, which takes as long as the driver does.  Of a
-kept launch nothing changes but addresses and the stream: they are written where the driver reads them.
-All that this takes for granted of Triton is looked at, `triton_version.py` knows what differs; where anything is not as
-expected, the kernel is launched through Triton.
+Triton's launcher reads every argument out of Python objects each time, which takes as long as the driver does.  In a
+kept launch only addresses and the stream change; they are written where the driver reads them.
+Every assumption about Triton is checked, and `triton_version.py` knows what differs between versions.  Where anything
+is not as expected, the kernel is launched through Triton.
 """
 
 import ctypes
@@ -19,17 +19,17 @@ from . import context, triton_version
 from .locks import FIRST
 from .template import AtAddress, Descriptors, Hole
 
-FromAddresses = Callable[[Sequence[int]], object]  # from addresses, of which STREAM is the last
+FromAddresses = Callable[[Sequence[int]], object]  # takes addresses; the last one is STREAM
 
-WORD, BOX = 8, 128  # bytes: of an address, of a descriptor of the copy engine
-BOXED = (64 + BOX, 128 + BOX)  # bytes: of an object of Triton's that ends with one, which is aligned to 64 or 128
-KNOWN = 256  # addresses of which a launch keeps a descriptor: the layers of a model have a cache each
-KNOWN_TO_ALL = 1 << 15  # of which all launches together do, some 15 MB
-SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own, the last of a kernel's parameters: these kernels need none
+WORD, BOX = 8, 128  # bytes of an address, bytes of a TMA descriptor
+BOXED = (64 + BOX, 128 + BOX)  # bytes of a Triton object that ends with a descriptor, aligned to 64 or 128 bytes
+KNOWN = 256  # addresses for which a launch keeps a descriptor: each layer of a model has a cache
+KNOWN_TO_ALL = 1 << 15  # descriptors that all launches keep together, some 15 MB
+SCRATCH = (("Q", 0), ("Q", 0))  # Triton's own scratch, a kernel's last two parameters: these kernels need none
 FORMATS = {"i1": "b", "i8": "b", "i16": "h", "i32": "i", "i64": "q", "u1": "B", "u8": "B", "u16": "H", "u32": "I"}
 FORMATS |= {"u64": "Q", "fp32": "f", "fp64": "d"}
-PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a launch that begins when the one before it lets it
-IN_GRAPHS = 12030  # CUDA from which on graphs hold such launches, too; without the attribute they wait as others do
+PROGRAMMATIC_STREAM_SERIALIZATION = 6  # attribute of a dependent launch, which begins when the launch before lets it
+IN_GRAPHS = 12030  # first CUDA whose graphs hold dependent launches; without the attribute a launch waits in full
 
 
 class Attribute(ctypes.Structure):
@@ -39,7 +39,7 @@ class Attribute(ctypes.Structure):
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig; dependent launches have an attribute, clusters and cooperative ones would have others."""
+    """CUlaunchConfig.  Dependent launches have one attribute; clusters and cooperative launches do not come here."""
 
     _fields_ = (
         ("grid", ctypes.c_uint * 3),
@@ -52,12 +52,12 @@ class LaunchConfig(ctypes.Structure):
 
 
 class Places(dict[int, tuple[int, Any]]):
-    """Where the bytes of a descriptor of memory at an address lie, and the object of Triton's that ends with them."""
+    """Address of memory -> where the bytes of its descriptor lie, and the Triton object that ends with these bytes."""
 
     everyones: ClassVar[weakref.WeakSet["Places"]] = weakref.WeakSet()
-    encodings: ClassVar[int] = 0  # since all were forgotten
+    encodings: ClassVar[int] = 0  # descriptors made since all were forgotten
     __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__, __ne__ = object.__eq__, object.__ne__  # one is not another one that knows as much
+    __eq__, __ne__ = object.__eq__, object.__ne__  # by identity, not by contents
 
     def __init__(self, encoded: Callable[[int], Sequence[Any]]) -> None:
         self.encoded = encoded
@@ -80,9 +80,9 @@ class Places(dict[int, tuple[int, Any]]):
 def direct_launch(
     compiled: Any, grid: tuple[int, ...], args: tuple[Any, ...], count: int, otherwise: FromAddresses
 ) -> FromAddresses | None:
-    """A launch of a compiled kernel from so many addresses, or `otherwise` if the driver refuses it.
+    """A launch of a compiled kernel from `count` addresses; it calls `otherwise` if the driver refuses the launch.
 
-    None where Triton's launcher, or what the kernel takes, is not as expected.
+    None if Triton's launcher, or the kernel's parameters, are not as expected.
     """
     run = compiled.run
     if type(run).__name__ != "CudaLauncher" or 0 in grid:
@@ -110,11 +110,11 @@ def direct_launch(
         boxes = [(place, x.slot, Places(x.encoded(encode, i))) for i, (place, x) in enumerate(described)]
         return _direct(_start(), compiled.function, config, parameters, boxes, count, otherwise)
     except (LookupError, OSError, AttributeError, TypeError, ValueError, struct.error):
-        return None  # a type, a launcher, or a driver that is not known here
+        return None  # a type, a launcher, or a driver that this file does not know
 
 
 def _metas(launch: Any) -> Sequence[Any] | None:
-    """What the Python around Triton's C function knows of descriptors; None where it is something else."""
+    """Metadata of descriptors, from the closure around Triton's C launcher; None if the launcher is something else."""
     if isinstance(launch, BuiltinFunctionType):
         return ()
     names = launch.__code__.co_freevars
@@ -126,7 +126,7 @@ def _metas(launch: Any) -> Sequence[Any] | None:
 
 
 def _end_with_a_box() -> bool:
-    """Whether Triton's objects that hold a descriptor are of the size that says where it lies in them."""
+    """Whether Triton's descriptor objects have a known size: the descriptor then is their last BOX bytes."""
     with FIRST:
         from triton.backends.nvidia.driver import PyCUtensorMap
 
@@ -134,7 +134,7 @@ def _end_with_a_box() -> bool:
 
 
 def sizes_in(ptx: str) -> list[int]:
-    """Bytes of what a kernel takes, as its PTX declares it."""
+    """Bytes of each parameter that a kernel's PTX declares."""
     entry = re.search(r"\.entry\s+\w+\s*\(([^)]*)\)", ptx)
     if entry is None:
         return []
@@ -143,13 +143,13 @@ def sizes_in(ptx: str) -> list[int]:
 
 
 def sizes_of(parameters: Sequence[tuple[str, Any]]) -> list[int]:
-    """Bytes of what it is given."""
+    """Bytes of each parameter that a launch gives a kernel."""
     known = {"slot": WORD, "box": BOX}
     return [known[kind] if kind in known else struct.calcsize(kind) for kind, _ in parameters]
 
 
 def _parameters(kinds: tuple[Any, ...], args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
-    """What a kernel takes at run time, in order: ("slot", n), ("box", descriptor) or (format, number)."""
+    """Parameters of a kernel at run time, in order: ("slot", n), ("box", descriptor) or (format, number)."""
     for kind, arg in zip(kinds, args, strict=True):
         if isinstance(kind, tuple):
             yield from _parameters(kind, arg)
@@ -176,11 +176,11 @@ def _direct(
         elif kind != "box":
             struct.pack_into(kind, constants, i * WORD, value)
             places[i] = ctypes.addressof(constants) + i * WORD
-    # converted here, once: a foreign function that knows its argtypes converts at each call
+    # converted here, once: a foreign function with argtypes would convert at each call
     passed = ctypes.addressof(config), function, ctypes.addressof(places), None
     how = tuple([ctypes.c_void_p.from_param(x) for x in passed])
-    spare: list[Any] = [words]  # none while a thread is about to launch; a lock costs four times as much
-    held: list[Any] = [None] * len(parameters)  # descriptors of the latest launch, which another thread may forget
+    spare: list[Any] = [words]  # empty while a thread is about to launch; a lock would cost four times as much
+    held: list[Any] = [None] * len(parameters)  # keeps the latest launch's descriptors: another thread may clear Places
 
     def direct(addresses: Sequence[int], _alive: object = constants) -> None:
         try:
@@ -196,7 +196,7 @@ def _direct(
                 failed = start(*how)
             finally:
                 spare.append(mine)
-        if failed:  # Triton's launcher says what is wrong, if it is not that a thread had no context yet
+        if failed:  # perhaps the thread had no context yet; else Triton's launcher says what is wrong
             context.provide()
             otherwise(addresses)
 

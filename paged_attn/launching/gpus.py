@@ -1,10 +1,10 @@
-"""GPUs by the names that people have for them, for commands that plan or compile without one."""
+"""GPUs by their usual names, for commands that plan or compile without a GPU."""
 
 from typing import NamedTuple
 
 
 class GPU(NamedTuple):
-    """What the planner may know of one: the fields of backend.Device."""
+    """What the planner may know of a GPU: the fields of backend.Device."""
 
     arch: str
     multiprocessors: int
@@ -19,12 +19,12 @@ GPUS = {
     "b200": GPU("sm100", 148),
     "mi300x": GPU("gfx942", 304),
 }
-# Those that an architecture alone stands for.
+# The GPU that an architecture alone stands for.
 ARCHES = {GPUS[name].arch: GPUS[name] for name in ("a100", "l40s", "h200", "b200", "mi300x")}
 
 
 def named(text: str) -> GPU:
-    """h200, sm90, or sm90:132 with its multiprocessors."""
+    """Return the GPU that a text names: h200, sm90, or sm90:132, where 132 is the number of multiprocessors."""
     arch, _, count = text.lower().partition(":")
     if not count and arch in GPUS | ARCHES:
         return (GPUS | ARCHES)[arch]

@@ -1,7 +1,7 @@
-"""What Triton's compile hooks are told of a kernel: its records in a form that JSON has.
+"""A kernel's constants in a form that JSON has, for Triton's compile hooks.
 
-Triton writes a kernel's constants as JSON for `knobs.runtime.jit_cache_hook` and `jit_post_compile_hook`, which engines
-set to hear of late compilations (vLLM does), and fails at the types and functions in a record.
+Triton writes a kernel's constants as JSON for `knobs.runtime.jit_cache_hook` and `jit_post_compile_hook`.  Engines set
+these hooks to hear of late compilations (vLLM does).  Triton fails at types and functions in a record.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from triton.runtime.jit import JITFunction
 
 
 def tell_plainly(kernel: Any) -> None:
-    """From now on hooks are called for the kernel with constants that JSON has; others of Triton's ways stay."""
+    """From now on call hooks for the kernel with constants that JSON has; nothing else of Triton's call changes."""
     if "_call_hook" not in vars(kernel) and hasattr(kernel, "_call_hook"):
         kernel._call_hook = functools.partial(_call, kernel._call_hook)
 

@@ -1,7 +1,7 @@
-"""What tells kernels on disk apart: the same in every process, whichever kernel it asks for first.
+"""Keys of kernels on disk, equal in every process, whichever kernel a process asks for first.
 
-Up to 3.7 Triton's key of a function has the constants of functions that it calls, but only of those whose own keys were
-made before.  So a kernel's are made from the innermost outwards.
+Up to Triton 3.7, a function's key has the constants of the functions that it calls, but only if the keys of these were
+made before.  So keys are made from the innermost function outwards.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ FUNCTIONS: Any = getattr(jit, "JITCallable", jit.JITFunction)
 
 
 def settle(kernel: Any, callers: tuple[Any, ...] = ()) -> None:
-    """Make the keys of all that a kernel calls, and then its own, unless it has one."""
+    """Make the keys of all functions that a kernel calls, and then the kernel's own, unless it has a key already."""
     if not isinstance(kernel, FUNCTIONS) or kernel.hash is not None or any(kernel is x for x in callers):
         return
     for called in _called(kernel.fn):
@@ -23,7 +23,7 @@ def settle(kernel: Any, callers: tuple[Any, ...] = ()) -> None:
 
 
 def _called(function: Any) -> Iterator[Any]:
-    """Functions that the names in one's text stand for: perhaps more of them than it calls, in an order that stays."""
+    """Values that the names in a function's code stand for: all functions that it calls, and more, in a fixed order."""
     names = list(dict.fromkeys(_names(function.__code__)))
     held = dict(zip(function.__code__.co_freevars, [cell.cell_contents for cell in function.__closure__ or ()]))
     known = function.__globals__ | held

@@ -1,7 +1,7 @@
 """How kernels are launched: through Triton's own call once, and through the compiled kernel from then on.
 
-Triton's call looks at every argument to find the kernel compiled for it, 10 us and more.  A call of known signature
-needs none of that: its compiled kernel, its grid and all arguments but addresses are kept.
+Triton's call looks at every argument to find the compiled kernel, which takes 10 us and more.  A call of known
+signature skips this search: its compiled kernel, its grid and all arguments but addresses are kept.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from .template import STREAM, Descriptors, Hole, Placed, caller, fill, filler
 
 STATES, COUNTERS = Hole(-3), Hole(-2)  # scratch, between a call's tensors, memory of its own, and STREAM
 KEEPS = not INTERPRET
-# torch.cuda's own functions first ask whether CUDA is initialised: it is, where a tensor is on the device
+# torch.cuda's own functions first ask whether CUDA is initialised.  A tensor on the device implies that.
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 
 
@@ -32,9 +32,9 @@ class Step(NamedTuple):
     grid: tuple[int, ...]
     args: tuple[Any, ...]
     options: dict[str, Any]
-    need: scratch.Need | None = None  # what STATES and COUNTERS are, of this room from this step on
-    room: int = 0  # which of a stream's: steps that run at the same time have one each
-    own: tuple[torch.Tensor, ...] = ()  # what a call's steps hand over in memory of its own, from its first step on
+    need: scratch.Need | None = None  # sizes of STATES and COUNTERS from this step on; None: the room stays as it is
+    room: int = 0  # number of the stream's room; steps that run at the same time have different rooms
+    own: tuple[torch.Tensor, ...] = ()  # first step only: meta tensors that a call's steps hand to each other
 
 
 def own(likes: Sequence[torch.Tensor]) -> list[Any]:
@@ -43,9 +43,9 @@ def own(likes: Sequence[torch.Tensor]) -> list[Any]:
 
 
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
-    """Every launch that may have to compile goes through here; returns the compiled kernel, if there is one.
+    """Launch a kernel that may not be compiled yet; return the compiled kernel, or None in the interpreter.
 
-    One thread compiles or interprets at a time, and none waits for another's launch.
+    One thread compiles or interprets at a time.  No thread waits for the launch of another thread.
     """
     if isinstance(kernel, InterpretedFunction):
         with interpreting():
@@ -62,14 +62,14 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
 
 
 def load(compiled: Any) -> None:
-    """Load the code of a kernel and make its launcher: Triton would do so as it launches, for two threads at once."""
+    """Load a kernel's code and make its launcher, which Triton would do at launch, perhaps in two threads at once."""
     getattr(compiled, "_init_handles", lambda: None)()
 
 
 def resize(compiled: Any, args: Sequence[Any]) -> None:
-    """Have a kernel's boxes be of the sizes that they ask for, not those of their types, which are powers of two.
+    """Give a kernel's TMA boxes their `sizes`; Triton's types allow powers of two only.
 
-    What a launcher tells the copy engine is in the kernel's metadata; its code only knows where boxes go.
+    The launcher reads box sizes from the kernel's metadata.  The kernel's code only knows where boxes go.
     """
     boxes = [arg for arg in args if isinstance(arg, Descriptors)]
     metas = getattr(compiled.metadata, "tensordesc_meta", None)
@@ -81,19 +81,19 @@ def resize(compiled: Any, args: Sequence[Any]) -> None:
 
 
 class Kept(NamedTuple):
-    """A step whose kernel is compiled: functions of all addresses, of which STREAM is the last."""
+    """A step whose kernel is compiled.  Both functions take all addresses; the last one is STREAM."""
 
     need: scratch.Need | None
     room: int
     launch: Callable[[Sequence[int]], object]
-    observed: Callable[[Sequence[int]], object]  # the same, and Triton's launch hooks fire
+    observed: Callable[[Sequence[int]], object]  # launches likewise, and fires Triton's launch hooks
 
 
 class Launches:
-    """The launches of a call: made once with its tensors, and then with those of any call of the same signature.
+    """The launches of a call: first with the call's own tensors, then with tensors of any call of equal signature.
 
-    `kept` is None where steps are launched through Triton's call: in the interpreter, in untested versions, and before
-    the first time.
+    `kept` is None where steps are launched through Triton's call: in the interpreter, in untested versions of Triton,
+    and before the first launch.
     """
 
     in_torch = False
@@ -104,18 +104,18 @@ class Launches:
     ) -> None:
         self.steps, self.device, self.index = steps, device, device.index
         self.latent = latent  # keys and values of the cache begin at the same address
-        self.value_dim = value_dim  # of results, where it is not that of the queries
+        self.value_dim = value_dim  # dims of results; None: as many as queries have
         self.own = scratch.side_by_side(steps[0].own) if steps and steps[0].own else None
         self.kept: list[Kept] | None = None
-        # the handle of the stream that work is put on now
+        # handle of the current stream of a device
         self.stream: Callable[[int | None], int] = lambda _: 0
         if device.type == "cuda":
             self.stream = triton.runtime.driver.active.get_current_stream
 
     def first(self, tensors: tuple[Any, ...]) -> None:
-        """Launch with these tensors; compiles what has not been compiled."""
+        """Launch with these tensors; compile kernels that are not compiled yet."""
         kept = []
-        rooms: dict[int, scratch.Room] = {}  # held until all are launched: others could have their memory otherwise
+        rooms: dict[int, scratch.Room] = {}  # held until all steps are launched, so that nobody else gets the memory
         common = triton_version.options(KEEPS and backend.device_of(self.device).capability > 0)
         with current(self.device):
             stream = self.stream(self.index)
@@ -155,7 +155,7 @@ class Launches:
 
 
 def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
-    """A launch of a compiled kernel from so many addresses, as JITFunction.run makes it, but for its pre-run hooks."""
+    """A launch of a compiled kernel from `count` addresses, like JITFunction.run without its pre-run hooks."""
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     arguments = filler(step.args)
     grid = (*step.grid, 1, 1)[:3]
@@ -168,5 +168,5 @@ def _kept(step: Step, compiled: CompiledKernel, count: int) -> Kept:
 
     through_triton = caller(run, (*grid, STREAM, function, packed, None, None, None, *step.args))
     direct = driver.direct_launch(compiled, grid, step.args, count, through_triton)
-    # what observes holds the compiled kernel, too: 3.8 unloads one that nobody holds
+    # `observed` also holds the compiled kernel: Triton 3.8 unloads a kernel that nobody holds
     return Kept(step.need, step.room, direct or through_triton, observed)

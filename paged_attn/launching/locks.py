@@ -1,4 +1,4 @@
-"""Locks that survive a fork: in the child the threads that held them are gone."""
+"""Locks that survive a fork: a forked child lacks the threads that held locks in its parent."""
 
 import os
 import threading
@@ -8,20 +8,21 @@ _hook = getattr(os, "register_at_fork", lambda **_: None)  # where there is no f
 
 
 def waited_for() -> AbstractContextManager[bool]:
-    """A lock that a fork waits for, so that the child finds what it guards whole."""
+    """A lock that a fork waits for, so that the child finds guarded data whole."""
     lock = threading.RLock()
     _hook(before=lock.acquire, after_in_parent=lock.release, after_in_child=lock.release)
     return lock
 
 
 def left_free() -> AbstractContextManager[bool]:
-    """A lock of what is whole after each line; a forked child finds it free."""
+    """A lock that a forked child finds free, for data that is whole after each line."""
     lock = threading.Lock()
     _hook(after_in_child=getattr(lock, "_at_fork_reinit", lambda: None))
     return lock
 
 
-# Whoever imports a module of ours or of Triton during a call, compiles a kernel or interprets one holds it: a fork must
-# not come between, and Triton does none of these for two threads at once.
-# Nobody launches with it: a launch may wait for room in the queue, and what makes room may be another thread's first.
+# A thread holds FIRST while it imports a module of this package or of Triton during a call, compiles a kernel or
+# interprets one.  A fork must not come between, and Triton does none of these for two threads at once.
+# No thread launches while it holds FIRST: a launch may wait for a place in the queue, and only another thread's first
+# launch may empty the queue.
 FIRST = waited_for()

@@ -1,8 +1,8 @@
-"""Memory that is kept from call to call, allocated apart from whatever the caller is in the midst of.
+"""Memory that is kept from call to call, allocated outside of any pool or mode that the caller has in use.
 
-Around a call, torch may take memory from a pool that is not ours to keep: one that the user has put in use, or that of
-a graph that torch.compile warms up.  It does so for the calling thread (torch 2.13), or for the current stream (as it
-did); and modes of the calling thread may make other tensors of ours.  So another thread allocates, on another stream.
+Around a call, torch may take memory from a pool that must not be kept: a pool of the user, or the pool of a graph that
+torch.compile warms up.  A pool applies to the calling thread (torch 2.13) or to the current stream (earlier versions).
+Modes of the calling thread may change how tensors are made.  So another thread allocates, on another stream.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def kept(make: Make, device: torch.device) -> tuple[Tensor, ...]:
-    """Tensors of a device, made apart by a function, for use on its current stream from now on."""
+    """Make tensors by a function in another thread and on another stream, for use on the device's current stream."""
     if device.type != "cuda":
         return make()
     user = torch.cuda.current_stream(device)
@@ -28,14 +28,14 @@ def kept(make: Make, device: torch.device) -> tuple[Tensor, ...]:
             tensors = make()
             user.wait_event(ours.record_event())
             for tensor in tensors:
-                tensor.record_stream(user)  # once dropped, it is given to nobody until that stream's work is done
+                tensor.record_stream(user)  # once dropped, its memory is reused only after that stream's work
         return tensors
 
     return _in_a_thread(work)
 
 
 def _other_than(user: torch.cuda.Stream, device: torch.device) -> torch.cuda.Stream:
-    """A stream of ours: torch's are a few that it hands out in turn, so the user's may be the same."""
+    """A stream that differs from the user's: torch hands out a few streams in turn, so a new one may be the same."""
     stream = _streams.get(device) or _streams.setdefault(device, torch.cuda.Stream(device))
     while stream == user:
         stream = torch.cuda.Stream(device)
@@ -43,7 +43,7 @@ def _other_than(user: torch.cuda.Stream, device: torch.device) -> torch.cuda.Str
 
 
 def _in_a_thread(work: Make) -> tuple[Tensor, ...]:
-    """What a function returns or raises in a thread of its own; in this one where Python is about to exit."""
+    """Call a function in a new thread and return or raise its outcome; in this thread if Python is about to exit."""
     future: Future[tuple[Tensor, ...]] = Future()
 
     def run() -> None:

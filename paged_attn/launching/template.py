@@ -1,4 +1,4 @@
-"""Kernel arguments with holes: everything that the next call of the same signature shares, and where its tensors go."""
+"""Kernel arguments with holes: all that calls of one signature share, and a Hole where each tensor goes."""
 
 import contextlib
 import copy
@@ -22,9 +22,9 @@ with contextlib.suppress(ImportError):  # Gluon's are of a class of their own
 
 
 class Hole:
-    """One tensor of a call while records are built: it answers like the tensor, and knows its slot among them.
+    """Stands for one tensor of a call: has the tensor's attributes while records are built, and its slot number.
 
-    What is kept for later calls must not keep memory alive, so it only knows where the tensor is held.
+    Records are kept for later calls and must not keep memory alive, so a Hole knows only the list of tensors.
     """
 
     __slots__ = ("dtype", "held", "slot")
@@ -39,16 +39,16 @@ class Hole:
         return getattr(self.held[self.slot], name)
 
     def view(self, dtype: torch.dtype) -> "Hole":
-        """The same memory as elements of another type."""
+        """A Hole for this memory as elements of another type."""
         return Hole(self.slot, self.held, dtype)
 
     def element_size(self) -> int:
-        """Bytes of an element of this view, which need not be those of the tensor's."""
+        """Bytes of an element of this view; the tensor's elements may have another size."""
         return (self.held[self.slot].dtype if self.dtype is None else self.dtype).itemsize
 
 
 class Placed(Hole):
-    """Memory that a launch is given besides its tensors: it answers like one without any, of the meta device."""
+    """Stands for memory that a launch is given besides a call's tensors; has the attributes of a meta tensor."""
 
     __slots__ = ("like",)
 
@@ -68,12 +68,12 @@ class Placed(Hole):
         return self.like.dtype.itemsize if self.dtype is None else self.dtype.itemsize
 
 
-STREAM = Hole(-1)  # the stream that a launch is put on is the last of its addresses
+STREAM = Hole(-1)  # the stream of a launch: the last of its addresses
 
 
 @contextlib.contextmanager
 def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """A Hole for each tensor, counted among them, and others as they are; they forget the tensors at the end."""
+    """Replace each tensor by a Hole, slots counted over tensors; at the end the Holes forget their tensors."""
     held = [x for x in values if isinstance(x, torch.Tensor)]
     slots = itertools.count()
     try:
@@ -83,10 +83,10 @@ def arguments_for(values: Sequence[Any]) -> Iterator[list[Any]]:
 
 
 def fill(arg: Any, tensors: Sequence[Any]) -> Any:
-    """The same records around these tensors."""
+    """Records with these tensors in place of Holes."""
     if isinstance(arg, Hole):
         tensor = tensors[arg.slot]
-        # a view of wider elements asks even for strides that mean nothing
+        # a view of wider elements checks even strides of axes of one element, so these are settled first
         return tensor if arg.dtype in (None, tensor.dtype) else settled(tensor).view(arg.dtype)
     if isinstance(arg, Descriptors):
         return _with_base(arg, fill(arg.base, tensors))
@@ -102,15 +102,15 @@ Encode = Callable[[Any, int], Sequence[Any]]  # (descriptor, its number among th
 
 
 def caller(function: Callable[..., Any], args: tuple[Any, ...]) -> Callable[..., Any]:
-    """A function of addresses that calls this one with these arguments around them, records as plain tuples.
+    """A function of addresses that calls `function` with these arguments, addresses in place of Holes.
 
-    It is one expression, compiled once for all arguments of the same form: walking records would cost more than the
-    launch.
+    Records become plain tuples.  The function is one expression, compiled once for all arguments of one form, because
+    walking records would cost more than the launch.
     """
     constants: list[Any] = [function]
     expression = f"c0({', '.join([_expression(x, constants) for x in args])})"
     code = _compiled(expression, len(constants))
-    make: Callable[..., Any] = eval(code)  # the names in it are ours: c0, c1 ... and p
+    make: Callable[..., Any] = eval(code)  # its only names are made here: c0, c1 ... and p
     return make(*constants)
 
 
@@ -120,7 +120,7 @@ def filler(args: tuple[Any, ...]) -> Callable[[Sequence[int]], tuple[Any, ...]]:
 
 
 def _expression(arg: Any, constants: list[Any]) -> str:
-    """Python that builds the argument from addresses p; what holds no tensor becomes a constant."""
+    """Python that builds an argument from addresses p; an argument without tensors becomes a constant."""
     if isinstance(arg, Hole):
         return f"p[{arg.slot}]"
     before = len(constants)
@@ -143,14 +143,14 @@ def _compiled(expression: str, constants: int) -> CodeType:
 
 
 def _with_base(descriptor: Any, base: Any) -> Any:
-    """A copy that describes other memory of the same form; what a constructor would check has been checked."""
+    """A copy of a descriptor for other memory of equal form; a constructor would repeat its checks."""
     other = copy.copy(descriptor)
     other.base = base
     return other
 
 
 class _Address:
-    """All that a launcher asks of a descriptor's base."""
+    """Base of a descriptor, as far as a launcher asks for it."""
 
     __slots__ = ("address",)
 
@@ -162,7 +162,7 @@ class _Address:
 
 
 class AtAddress:
-    """A descriptor of memory of the same form at any address."""
+    """Makes a descriptor like one that is given, of memory at any address."""
 
     def __init__(self, descriptor: Any) -> None:
         self.descriptor, self.slot = descriptor, descriptor.base.slot
@@ -171,10 +171,10 @@ class AtAddress:
         return _at(self, address)
 
     def encoded(self, encode: Encode, number: int) -> Callable[[int], Sequence[Any]]:
-        """The same in the launcher's own form."""
+        """A function from addresses to descriptors in the launcher's own form."""
         return lambda address: encode(_with_base(self.descriptor, _Address(address)), number)
 
 
-@functools.lru_cache(maxsize=1 << 12)  # of all launches: the layers of a model have a cache each
+@functools.lru_cache(maxsize=1 << 12)  # for all launches together: each layer of a model has a cache
 def _at(form: AtAddress, address: int) -> Any:
     return _with_base(form.descriptor, _Address(address))

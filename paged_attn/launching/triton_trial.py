@@ -1,7 +1,7 @@
 """Whether this Triton makes right kernels for an architecture: known by its version, or tried once and kept on disk.
 
-A wrong kernel can hang, or leave a process without its GPU, so calls are tried in a process of their own.  That also
-lets a first call that is captured in a CUDA graph ask: nothing is done on its stream, or to its memory.
+A wrong kernel can hang, or leave a process without its GPU, so calls are tried in another process.  A first call during
+capture of a CUDA graph may therefore ask as well: its stream and its memory are not touched.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ import triton
 
 from . import backend, child, triton_version
 
-SECONDS = 600  # that it may take: compiling is most of it
+SECONDS = 600  # limit of a trial; most of its time is compiling
 
-_verdicts: dict[str, str] = {}  # of this process, by architecture: what is wrong, "" if nothing is
+_verdicts: dict[str, str] = {}  # what is wrong, by architecture, as far as this process knows; "": nothing
 
 
 def why_not(arch: str) -> str | None:
-    """What is wrong with the kernels that this Triton makes for an architecture, said in one warning; None if nothing.
+    """What is wrong with the kernels that this Triton makes for an architecture; None if nothing.  Warns once.
 
-    A process that has no GPU of that kind knows what others found there.
+    A process without such a GPU uses the verdict that another process left on disk.
     """
     why = _verdicts.get(arch)
     if why is None:
@@ -45,7 +45,7 @@ def why_not(arch: str) -> str | None:
 
 
 def _device(arch: str) -> int | None:
-    """The first GPU of that architecture."""
+    """Index of the first GPU of this architecture; None if there is none."""
     if backend.INTERPRET or not torch.cuda.is_available() or torch.version.hip:
         return None
     facts = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
@@ -53,7 +53,7 @@ def _device(arch: str) -> int | None:
 
 
 def _file(arch: str) -> Path:
-    """Where the verdict is kept: beside what this Triton compiled."""
+    """File of the verdict, in Triton's cache."""
     ours = sys.modules[__name__.partition(".")[0]].__version__
     name = f"triton {triton.__version__}, paged-attn {ours}, {arch}.json"
     return Path(triton.knobs.cache.dir) / "paged_attn" / name.replace("/", "_")
@@ -67,7 +67,7 @@ def on_disk(arch: str) -> str | None:
 
 
 def _keep(arch: str, why: str) -> None:
-    """A process that is reading meanwhile finds all of it or nothing."""
+    """Write a verdict at once: a process that reads meanwhile finds a whole file or none."""
     file = _file(arch)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _keep(arch: str, why: str) -> None:
 
 
 def _ask(arch: str, index: int) -> str:
-    """The verdict of a process that tries; kept, unless something else may have stopped it."""
+    """Try in another process and return its verdict; keep the verdict unless something else may have stopped it."""
     command = [sys.executable, "-c", f"from paged_attn import selftest; selftest.try_kernels({arch!r}, {index})"]
     try:
         done = subprocess.run(
@@ -105,9 +105,9 @@ ASKED = os.environ.get("PAGED_ATTN_HOPPER")
 
 
 def why_untrusted(arch: str) -> str | None:
-    """Why launches are left to Triton: nobody knows how this one makes kernels for this architecture, or how it fails.
+    """Why launches are left to Triton: its version is not known, and was not tried here or failed.  None: trusted.
 
-    A version that is not known is tried, unless PAGED_ATTN_HOPPER says what to do.
+    An unknown version is tried, unless PAGED_ATTN_HOPPER says what to do.
     """
     if triton_version.known():
         return None

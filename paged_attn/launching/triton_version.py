@@ -1,9 +1,9 @@
-"""Which Triton this is, which releases were read, and what of their launch path differs.
+"""Versions of Triton: the version that runs, known versions, and differences between their launch paths.
 
-Nothing is imported but what a function asks for: the command says versions without torch.  Gluon's names are in
+Functions import what they need, so that the command line can print versions without torch.  Gluon's names are in
 hopper/shim.py.
 
-Read in the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference says the version that brought it.
+Facts come from the sources of 3.6.0, 3.7.1, 3.8.0 and 3.9.0.  Each difference names the version that brought it.
 """
 
 import functools
@@ -17,11 +17,11 @@ from typing import Any
 
 from .locks import FIRST
 
-KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # both dialects and the launch path have been looked at
+KNOWN = ((3, 6), (3, 7), (3, 8), (3, 9))  # versions whose launch path, Triton and Gluon were read
 ASSEMBLER = "TRITON_PTXAS_PATH"
 
-# Whether a product and a sum become one instruction is said with every launch: 3.9 warns where it is left open, and
-# later versions are to leave it out.
+# Every launch says that a product and a sum may become one instruction: 3.9 warns without the option, and later
+# versions will not fuse by default.
 OPTIONS = {"enable_fp_fusion": True}
 
 
@@ -38,13 +38,13 @@ def this() -> str:
 
 
 def known(version: str | None = None) -> bool:
-    """Whether a version, this one where none is named, was read; what is built between releases was not."""
+    """Whether a version is among KNOWN, by default this process's; builds between releases are not."""
     version = version or this()
     return number(version) in KNOWN and "dev" not in version and "git" not in version
 
 
 def older(version: str | None = None) -> bool:
-    """Whether a version, this one where none is named, is older than any that was read."""
+    """Whether a version, by default this process's, is older than all of KNOWN."""
     return number(version or this()) < KNOWN[0]
 
 
@@ -57,9 +57,9 @@ def in_words() -> str:
 def options(cuda: bool) -> dict[str, Any]:
     """Options of every launch.
 
-    On CUDA they name Triton's own library of functions.  torch.compile of some versions puts another one in its place
-    for all kernels of the process that are compiled later, and a kernel's key on disk has a digest of the library: what
-    was prepared would not be found.
+    On CUDA the options name Triton's own libdevice.  torch.compile of some versions replaces libdevice for all kernels
+    that the process compiles later.  A kernel's key on disk has a digest of libdevice, so prepared kernels would not
+    be found.
     """
     spec = importlib.util.find_spec("triton.backends.nvidia") if cuda else None
     if spec is None or not spec.submodule_search_locations:
@@ -69,10 +69,10 @@ def options(cuda: bool) -> dict[str, Any]:
 
 
 def assembler_was_another(capability: int) -> bool:
-    """Whether ASSEMBLER names another version than the one in this process's keys of kernels: that of its first look.
+    """Whether ASSEMBLER now names another ptxas version than the one in this process's kernel keys.
 
-    torch.compile of 2.11 looks, and then names the assembler that torch brings.  A process that begins later would
-    take that one, and this process would not find its kernels.
+    Triton reads the version once, for its keys.  torch.compile of 2.11 does so, and then names the ptxas that torch
+    brings.  A process that begins later would use torch's ptxas, and this process would not find its kernels.
     """
     if ASSEMBLER not in os.environ or not capability:
         return False
@@ -82,19 +82,19 @@ def assembler_was_another(capability: int) -> bool:
 
 
 def encoded(descriptor: Any, meta: Any) -> Any:
-    """What the launcher for CUDA makes of a descriptor: an object that holds it, sizes and strides."""
+    """The CUDA launcher's form of a descriptor: an object that holds the descriptor, then sizes and strides."""
     with FIRST:
         from triton.backends.nvidia.driver import make_tensordesc_arg as make
 
-    # 3.8: also the launch's other arguments, which it does not look at
+    # 3.8 also takes the launch's other arguments, and ignores them
     return make(descriptor, meta, ()) if make.__code__.co_argcount == 3 else make(descriptor, meta)
 
 
 def has_stubs(module: Any) -> bool:
-    """Whether a vendor's driver compiles a launcher in C for every kernel.  3.7: one does for all."""
+    """Whether a vendor's driver compiles a C launcher for every kernel; from 3.7 on one launcher serves all kernels."""
     return hasattr(module, "make_launcher")
 
 
 def builds_launchers() -> bool:
-    """The same of CUDA's."""
+    """Whether CUDA's driver compiles a C launcher for every kernel."""
     return has_stubs(importlib.import_module("triton.backends.nvidia.driver"))
