@@ -1,4 +1,4 @@
-"""A model as a host serves it: what its calls have in common, and what the host knows of its steps beforehand."""
+"""A model inside a host: what its calls have in common, and which steps the host may run."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Any, NamedTuple
 from .model import Lengths, Model, batches_up_to, spread
 from .processes import ModelBatches
 
-PROMPT = 64  # new tokens of a sequence from which on a step counts as one with prompts
+PROMPT = 64  # a step with a sequence of at least so many new tokens counts as a step with prompts
 
 
 class Served(NamedTuple):
-    """Layers of one kind."""
+    """Layers of one kind, in a host that does not pad batches."""
 
     model: Model
     max_seqs: int
     max_tokens: int
     max_seqlen: int
-    bucket: int = 1  # of bounds on keys
-    decode: int = 1  # query tokens of a decode: more, where drafts are verified
-    decodes: bool = False  # there are no other steps
-    ragged: bool = True  # a decode of one token says so by cu_seqlens_q, too
+    bucket: int = 1  # bounds on keys are multiples of it
+    decode: int = 1  # query tokens of a decode: more than 1 where drafts are verified
+    decodes: bool = False  # all steps are decodes
+    ragged: bool = True  # decodes of one token also come with cu_seqlens_q
     writes: tuple[str, ...] = ("both",)
 
     def batches(self, usual: bool = False) -> Iterator[Lengths]:
-        """Those of all steps, or of usual ones: decodes, and prompts beside decodes or alone.
+        """Batches of all steps, or of usual steps only: decodes, and prompts beside decodes or alone.
 
-        Others bring some sequence a few tokens: a short prompt, the rest of one, or what is behind a cached prefix.
+        Unusual steps bring some sequence a few tokens: a short prompt, the rest of a prompt, or the tokens behind a
+        cached prefix.
         """
         for batch in batches_up_to(self.max_seqs, self.max_tokens, self.max_seqlen, self.bucket, self.decode):
-            # where there are decodes alone, they may have fewer tokens, all of them, than one may have
+            # where all steps are decodes, the whole batch may have fewer tokens than a decode may have
             decode = batch.max_seqlen_q == (min(self.decode, batch.tokens) if self.decodes else self.decode)
             if batch.max_seqlen_q == 1 and batch.ragged != self.ragged:
                 continue
@@ -48,17 +49,16 @@ class Padded(NamedTuple):
     max_seqs: int
     max_tokens: int
     max_seqlen: int
-    widths: tuple[int, ...]  # keys that the page tables of decodes hold
+    widths: tuple[int, ...]  # keys for which the page tables of decodes have columns
     bucket: int  # bounds on keys of other batches are multiples of it
-    step: int
-    exact: bool = False  # max_seqs is the number of sequences of all large batches, no bound on it
+    step: int  # tokens of other batches are multiples of it
+    exact: bool = False  # every large batch has exactly max_seqs sequences; False: at most so many
     writes: tuple[str, ...] = ("both",)
 
     def batches(self) -> Iterator[Lengths]:
-        """Decodes, which come with page tables of one width; other batches, which come with cu_seqlens_q.
+        """Decodes for each width of page tables, then other batches, which come with cu_seqlens_q.
 
-        A padded batch has as many sequences as tokens or max_seqs, whatever is less, and bounds its queries by its
-        tokens.
+        A padded batch has min(tokens, max_seqs) sequences, and max_seqlen_q is its number of tokens.
         """
         powers = [1 << power for power in range(self.max_seqs.bit_length())]
         for seqs in sorted({*powers, self.max_seqs} if self.exact else spread(self.max_seqs)):
@@ -72,11 +72,11 @@ class Padded(NamedTuple):
                 yield from (Lengths(True, seqs, tokens, tokens, keys) for keys in sorted(bounds))
 
     def work(self, usual: bool = False) -> ModelBatches:
-        """usual: all steps are."""
+        """usual: without effect, because all steps are usual."""
         return ModelBatches(self.model, list(self.batches()), self.writes)
 
     def covers(self, other: Padded) -> bool:
-        """Whether the kernels of another are all among these."""
+        """Whether all kernels of `other` are among the kernels of these batches."""
         bounds = zip(self[1:4], other[1:4], strict=True)
         alike = (self.model, self.bucket, self.step, self.writes) == (
             other.model, other.bucket, other.step, other.writes
@@ -86,7 +86,7 @@ class Padded(NamedTuple):
 
 
 def plain(**fields: Any) -> Model:
-    """A model of these fields; caches and results are of `dtype`, where they are not told."""
+    """A model of these fields; cache_dtype and out_dtype default to `dtype`."""
     dtype = fields["dtype"]
     if fields.get("value_dim") == fields["head_dim"] and not fields.get("latent"):
         fields["value_dim"] = None

@@ -1,4 +1,4 @@
-"""What was prepared, remembered on disk beside the kernels: to ask costs files' names, where planning takes seconds."""
+"""Names of prepared kernels, kept on disk beside the kernels: a look at files is free, and planning takes seconds."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .processes import read
 
 
 class Asked(NamedTuple):
-    """All that decides which kernels they are; `usual`: those of usual steps only."""
+    """A request for kernels: all that decides which kernels it means.  usual: kernels of usual steps only."""
 
     served: tuple[Served | Padded, ...]
     device: Device
-    local: bool  # the device is this machine's, whose launchers are built, too
+    local: bool  # the device is this machine's, so launchers are built, too
     usual: bool = False
 
     @property
     def names(self) -> list[str]:
-        """One of each kind of layers, the same for the same kernels: of the same Triton, and of these sources."""
+        """A name for each kind of layers; equal names mean equal kernels, of equal Triton and equal sources."""
         read(self.device)
         from triton.runtime.cache import triton_key
 
@@ -44,7 +44,7 @@ class Asked(NamedTuple):
 
 
 def found(asked: Asked) -> int | None:
-    """How many kernels were prepared and are there; None: not all of them are."""
+    """How many kernels were prepared; None if any is not on disk, or if nothing was prepared."""
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
         folders = {folder for name in asked.names for folder in json.loads(_file(name).read_text())["kernels"]}
         if all((_cache() / folder).is_dir() for folder in folders):
@@ -53,7 +53,7 @@ def found(asked: Asked) -> int | None:
 
 
 def keep(asked: Asked, folders: Iterable[str]) -> None:
-    """A process that is reading meanwhile finds all of it or nothing."""
+    """Write the manifest at once: a process that reads meanwhile finds a whole file or none."""
     text = json.dumps({"kernels": sorted(folders)})
     for file in map(_file, asked.names):
         with contextlib.suppress(OSError):
@@ -64,14 +64,14 @@ def keep(asked: Asked, folders: Iterable[str]) -> None:
 
 
 class Held(NamedTuple):
-    """A file that one process at a time holds: `held` may be handed to a child, which then holds it till its end."""
+    """A lock file, held by one process at a time.  A child that gets the descriptor holds the file until it ends."""
 
-    held: int | None  # None: there are no such locks here, and everybody goes on
+    held: int | None  # file descriptor; None: the system has no such locks, and every process goes on
 
 
 @contextlib.contextmanager
 def turn(asked: Asked, wait: bool) -> Iterator[Held | None]:
-    """Of the processes of a host that want the same, one; None: another has it, and this one does not wait."""
+    """Let one process at a time prepare a request; yield None if another process does so and `wait` is false."""
     held = None
     try:
         import fcntl
@@ -84,7 +84,7 @@ def turn(asked: Asked, wait: bool) -> Iterator[Held | None]:
         os.close(held)  # type: ignore[arg-type]
         yield None
         return
-    except (ImportError, OSError):  # a system, or a file system, without
+    except (ImportError, OSError):  # a system, or a file system, without locks
         pass
     try:
         yield Held(held)
@@ -104,7 +104,7 @@ def _file(name: str) -> Path:
 
 
 def _environment() -> Any:
-    """Variables that decide what Triton compiles, and which kernels ours are."""
+    """Environment variables that decide what Triton compiles and which kernels a call takes."""
     with contextlib.suppress(ImportError):
         from triton._C.libtriton import get_cache_invalidating_env_vars
 
@@ -114,7 +114,7 @@ def _environment() -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _sources() -> str:
-    """Of this package."""
+    """Hash of this package's source files."""
     root, told = Path(__file__).parents[1], hashlib.sha256()
     for file in sorted(root.rglob("*.py")):
         told.update(str(file.relative_to(root)).encode() + file.read_bytes())

@@ -45,16 +45,16 @@ class _Written(NamedTuple):
     integers: torch.dtype = torch.int32
     page_indices: torch.dtype | None = None
     score_mod: Named | None = None
-    value_dim: int | None = None  # where it is not head_dim
-    qq_mask: int = 0  # words of a query
-    token_scales: bool = False  # q_scale is one of each token
+    value_dim: int | None = None  # None: head_dim
+    qq_mask: int = 0  # words of each query
+    token_scales: bool = False  # q_scale has a number for each token
     causal_seqs: bool = False
     latent: bool = False  # values are the first dims of keys
     prefix_lens: bool = False
     spans: int = 0
     head_windows: bool = False
     side_by_side: bool = False  # values of a slot lie behind its keys, in one cache
-    page_stride: int = 0  # slots from a page's first to the next page's, where it is not page_size
+    page_stride: int = 0  # slots from a page's first slot to the next page's first slot; 0: page_size
 
     @property
     def value_width(self) -> int:
@@ -62,7 +62,7 @@ class _Written(NamedTuple):
         return self.value_dim or self.head_dim
 
 
-# Other options of a call that a model has: they are passed on, and nothing else.
+# Other options of calls that are fields of a model: passed on to calls, and not read here.
 PASSED = {x.name: x.default for x in OF_MODELS if x.name not in _Written._fields}
 if TYPE_CHECKING:
     Model = _Written
@@ -72,7 +72,7 @@ else:
     )
 
     class Model(_Fields):
-        """What the calls of a model have in common; the fields are those of prepare()."""
+        """What the calls of a model have in common.  Fields are named like arguments of prepare()."""
 
         __slots__ = ()
         value_width = _Written.value_width
@@ -91,14 +91,14 @@ class Lengths(NamedTuple):
 def batches_up_to(
     max_seqs: int, max_tokens: int, max_seqlen: int, bucket: int = 1, decode: int = 1
 ) -> Iterator[Lengths]:
-    """Batches of every kind: decodes, speculation, prefills, and mixtures of them, with few keys and with many.
+    """Batches of every kind: decodes, speculation, prefills and mixtures, with few keys and with many.
 
-    bucket: bounds on keys are multiples of it, but for the last.  decode: query tokens of a decode.
+    bucket: bounds on keys are multiples of it, except for max_seqlen.  decode: query tokens of a decode.
     """
     bounds = sorted({min(-(-keys // bucket) * bucket, max_seqlen) for keys in spread(max_seqlen)})
     for seqs, keys in itertools.product(spread(max_seqs, past=max_seqs), bounds):
         yield Lengths(False, seqs, seqs, 1, keys)
-        # how one sequence's blocks fill rounds of programs counts: from 3 of these to four fifths of 4 are but 7% more
+        # one sequence: plans depend on how its blocks fill the last round of programs; 3 and 3.2 rounds differ by 7%
         fine = spread(max_tokens, steps=16) if seqs == 1 else []
         for longest in {*spread(max_tokens, past=64), max(1, max_tokens // seqs), min(decode, max_tokens), *fine}:
             least, most = longest + seqs - 1, min(seqs * longest, max_tokens)
@@ -109,7 +109,7 @@ def batches_up_to(
 
 
 def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[Lengths]:
-    """As few of the batches as need all kernels that the batches need."""
+    """Leave out each batch whose kernels earlier batches need as well."""
     needed: set[Any] = set()
     chosen = []
     for batch in batches:
@@ -121,7 +121,7 @@ def distinct(model: Model, batches: Iterable[Lengths], device: Device) -> list[L
 
 
 def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
-    """What tells the kernels of a batch's plan from those of another plan of the same model."""
+    """Keys of the kernels in a batch's plan: equal keys mean equal kernels, within one model and device."""
     from ..planning import planner  # of kernels, which takes Triton
 
     made = planner.plan.__wrapped__(problem_of(model, batch, device))
@@ -132,21 +132,21 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
 
 
 def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> Problem:
-    """What the planner will be told of a batch; options: arguments of its calls that a model does not have."""
+    """The planner's Problem for a batch.  options: arguments of calls that are no fields of a model."""
     return _problem_of(model, device, **options)._replace(
         tokens=batch.tokens,
         seqs=batch.seqs,
         max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
         max_seqlen_k=batch.max_seqlen_k,
         ragged=batch.ragged,
-        # of one token that is fp8 it is one number
+        # with one fp8 query token, q_scale is one number
         token_scales=model.token_scales and (batch.tokens > 1 or not is_fp8(model.dtype)),
     )
 
 
 @functools.lru_cache(maxsize=64)
 def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
-    """What it will be told of an example, whose lengths are nothing."""
+    """The planner's Problem for a minimal batch, whose lengths the caller replaces."""
     from ..records import problem
 
     example = call_of(model, Lengths(False, 1, 1, 1, 1)) | options
@@ -154,7 +154,7 @@ def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
 
 
 def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
-    """Arguments of paged_attention for a batch, on the CPU, never filled; the memory is never touched."""
+    """Arguments of paged_attention for a batch: tensors on the CPU whose memory is never written or read."""
     k_cache, v_cache = caches(model, 2 if model.page_stride else 1)
     kv_heads, head_dim = model.kv_heads, model.head_dim
     call: dict[str, Any] = dict(
@@ -188,7 +188,7 @@ def call_of(model: Model, batch: Lengths) -> dict[str, Any]:
 
 
 def _by_rows(model: Model, batch: Lengths) -> dict[str, torch.Tensor]:
-    """Tensors that a field of the model tells of: by True, by a type of scores, or by the size of an axis."""
+    """Tensors that fields of the model ask for: a field is True, a dtype, or the size of an axis."""
     sizes = dict(seqs=batch.seqs, tokens=batch.tokens, heads=model.heads, value_dim=model.value_width) | {"2": 2}
     dtypes = dict(integer=model.integers, bool=torch.bool, float32=torch.float32, int32=torch.int32)
     found = {}
@@ -224,28 +224,28 @@ def caches(model: Model, pages: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _pages(model: Model, pages: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """[pages, *shape], and between two pages whatever else the memory holds."""
+    """Pages [pages, *shape], page_stride slots apart, not filled."""
     like = torch.empty(shape, dtype=model.cache_dtype, device="meta")
     stride = like.numel() // model.page_size * (model.page_stride or model.page_size)
     return torch.empty_strided((pages, *shape), (stride, *like.stride()), dtype=model.cache_dtype)
 
 
 def new_rows(model: Model, tokens: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Keys and values outside the cache, not filled; no values that are the first dims of these keys."""
+    """Keys and values outside the cache, not filled.  Latent values are part of the keys, so they are None."""
     k, v = (torch.empty(tokens, model.kv_heads, n, dtype=new_dtype(model)) for n in (model.head_dim, model.value_width))
     return k, None if model.latent else v
 
 
 def new_dtype(model: Model) -> torch.dtype:
-    """Of keys and values outside the cache, which are not fp8."""
+    """Dtype of keys and values outside the cache: the first of the model's dtypes that is not fp8, or bfloat16."""
     wide = [x for x in (model.dtype, model.cache_dtype, model.out_dtype) if not is_fp8(x)]
     return wide[0] if wide else torch.bfloat16
 
 
 def spread(most: int, past: int = 0, steps: int = 2) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12 ... most: planners decide by powers of two, what lies between, and up to `past` beside them.
+    """Sizes 1, 2, 3, 4, 6, 8, 12 ... most, ascending: powers of two, and sizes at which planners decide otherwise.
 
-    steps: from one power to the next.
+    past: powers up to this one bring their neighbours, power - 1 and power + 1.  steps: from one power to the next.
     """
     powers = [1 << power for power in range(most.bit_length())]
     sizes = {size for power in powers if power <= past for size in (power - 1, power + 1) if size > 0}

@@ -1,4 +1,4 @@
-"""Compiling for a device that this process does not use, or that the machine does not have."""
+"""Compiling for a device that this process does not use, or that this machine lacks."""
 
 import importlib
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from ..launching.keys import settle
 
 
 class CompileOnly:
-    """Stands in for Triton's driver: it knows a target, and has no device."""
+    """Stands in for Triton's driver: has a target, but no device."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -36,7 +36,7 @@ def target_of(device: backend.Device) -> GPUTarget:
 
 
 def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None:
-    """From now on this process compiles what it would launch, for a device like this one, and passes it to `found`."""
+    """From now on, compile each kernel of a launch for this device and pass it to `found` instead of launching."""
     if backend.INTERPRET:
         raise RuntimeError("kernels are interpreted in this process: start it with TRITON_INTERPRET=0")
 
@@ -51,7 +51,7 @@ def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None
 
 
 def build_launcher(kernel: Any) -> None:
-    """The C stub between Python and a compiled kernel, into Triton's cache on disk; needs the driver's library."""
+    """Build the C stub between Python and a compiled kernel, into Triton's cache; needs the driver's library."""
     vendor, name = {"cuda": ("nvidia", "CudaLauncher"), "hip": ("amd", "HIPLauncher")}[kernel.metadata.target.backend]
     module = importlib.import_module(f"triton.backends.{vendor}.driver")
     if triton_version.has_stubs(module):

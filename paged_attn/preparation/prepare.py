@@ -23,8 +23,8 @@ from .score_mod_ref import named
 class Summary(NamedTuple):
     """What prepare() did."""
 
-    kernels: int  # that the model can reach
-    compiled: int  # of them; the others lay in Triton's cache on disk
+    kernels: int  # kernels that the model can reach
+    compiled: int  # kernels compiled now; the other kernels were in Triton's cache on disk
     seconds: float
 
 
@@ -77,49 +77,51 @@ def prepare(
 ) -> Summary:
     """Compile every kernel that calls of this model can reach, in parallel processes, into Triton's cache on disk.
 
-    After it no such call compiles anything, in this process or a later one.  Models whose layers differ, in their
-    window say, are prepared once for each kind.  Tensors are taken to be aligned and contiguous as torch makes them.
+    Afterwards no such call compiles anything, in this process or a later one.  A model whose layers differ, in their
+    window for example, is prepared once for each kind of layers.  Tensors are taken to be aligned and contiguous, as
+    torch makes them.
 
-    Processes are spawned: a script calls it under `if __name__ == "__main__"`.  Shows a progress bar if rich is there.
+    Processes are spawned, so a script calls prepare() under `if __name__ == "__main__"`.  A progress bar is shown if
+    rich is installed.
 
     Args:
         heads, kv_heads, head_dim, page_size, dtype: of queries and caches.
-        value_dim: dims of values and results; head_dim if None.
-        latent: calls pass k_cache[..., :value_dim] for v_cache, and no v_new, and write_kv gets no v.
-        cache_dtype, out_dtype: dtype if None; out_dtype of an fp8 query is that of its results.
+        value_dim: dims of values and results; None: head_dim.
+        latent: calls pass k_cache[..., :value_dim] for v_cache, and no v_new; write_kv gets no v.
+        cache_dtype, out_dtype: dtypes of caches and results; None: `dtype`.
         kv_layout: "NHD", "HND", or "x" for x-packed caches of 16 bytes.
         side_by_side: the caches are k_cache = cache[..., :head_dim] and v_cache = cache[..., head_dim:].
-        page_stride: slots from a page's first to the next page's, where other layers' lie between; 0: page_size.
+        page_stride: slots from a page's first slot to the next page's first slot; other layers' slots may lie between
+            pages.  0: page_size.
         new: calls pass k_new and v_new.
         causal, window_size, clip_spans, chunk, softcap, alibi_symmetric, return_lse, batch_invariant: as in
             paged_attention.
         causal_seqs: calls pass a tensor as causal.
         head_windows: calls pass a tensor as window_size.
         prefix_lens: calls pass prefix_lens.
-        spans: R of the [seqs, R, 2] spans that calls pass; 0: none.
+        spans: R of the [seqs, R, 2] spans that calls pass.  0: none.
         alibi: calls pass alibi_slopes.
-        sinks: dtype of the sinks; None: none.
-        qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries; 0: none.
-        qq_mask: words of each query of a qq_mask; 0: none.
+        sinks: dtype of the sinks.  None: no sinks.
+        qq_bias: n of an [n, n] query-query bias, which has the dtype of the queries.  0: none.
+        qq_mask: words of each query in qq_mask.  0: no qq_mask.
         query_positions: calls pass query_positions.
-        token_scales: calls pass a q_scale of each token.
-        gate: dtype of the gate; None: none.
-        score_mod, score_mod_args: as in paged_attention; the function of a module, which other processes import.  Of
-            tensors only dtypes count.
+        token_scales: calls pass a q_scale with a number for each token.
+        gate: dtype of the gate.  None: no gate.
+        score_mod, score_mod_args: as in paged_attention.  The function must belong to a module, because other
+            processes import it.  Only dtypes of tensors matter.
         scales: of fp8 tensors: "number", "tensor" (one for all heads, [], [1] or expanded) or "per_head" ([kv_heads],
             [1, kv_heads] or expanded from these), "per_seq" ([seqs, kv_heads], contiguous).  Inside torch.compile
             numbers become tensors.
         integers: dtype of page_table, seq_lens, cu_seqlens_q, prefix_lens, spans, query_positions and a tensor
             as window_size, torch.int32 or torch.int64.
-        page_indices: dtype of indices where page_table is (indptr, indices), whose indptr is of `integers`; None: where
-            it is a tensor.
+        page_indices: dtype of indices if page_table is (indptr, indices); indptr has the dtype `integers`.  None:
+            page_table is a tensor.
         max_seqs, max_tokens: the most sequences and query tokens of a step.
         max_seqlen: the most keys of a sequence.
-        device: where calls will run, the current GPU if None; a Device, to compile without one, as for an image.
-        processes: at most so many, as many as there are processors if None.
+        device: where calls will run.  None: the current GPU.  A Device compiles without a GPU, as for an image.
+        processes: the most processes at work.  None: as many as there are processors.
 
-    Returns: how many kernels there are, how many of them were compiled, and seconds.  Nothing, where kernels are
-        interpreted.
+    Returns: number of kernels, number of kernels compiled now, and seconds.  All are 0 where kernels are interpreted.
     """
     if others:
         refuse(prepare, others)
@@ -162,7 +164,7 @@ def compile_for(
 
 
 def _check(model: Model) -> None:
-    """Check sizes, dtypes and options of a model by the rules of a call's."""
+    """Check sizes, dtypes and options of a model by the rules for calls."""
     for name in ("heads", "kv_heads", "head_dim", "page_size"):
         integer(name, getattr(model, name), 1, "an int")
     for name in ("dtype", "cache_dtype", "out_dtype", "integers"):
@@ -179,7 +181,7 @@ def _check(model: Model) -> None:
 
 @contextlib.contextmanager
 def _tracking() -> Iterator[Track]:
-    """track(items, what, total) gives the items and shows how many have been taken, if rich is there to show it."""
+    """Yield track(items, what, total), which gives the items and, if rich is installed, shows how many are taken."""
     try:
         from rich.console import Console
         from rich.progress import Progress

@@ -20,8 +20,8 @@ from ..records.formats import is_fp8
 from .model import Lengths, Model, call_of, distinct, new_dtype, new_rows
 
 Track = Callable[..., Iterable[Any]]
-# How new keys and values come into a cache: by one launch, or by one of each, as in compiled graphs; where values are
-# the first dims of keys, by one of keys, or ("apart") of the dims behind the values beside these.
+# Launches that write new keys and values into a cache: one for both, or one each, as in compiled graphs.  Latent caches
+# are written by one launch for keys, or ("apart") by a launch whose values and remaining dims are two tensors.
 WRITES = ("both", "keys", "values")
 CHUNK = 2048  # batches that a process plans at a time
 
@@ -37,14 +37,14 @@ class ModelBatches(NamedTuple):
 class Compiled(NamedTuple):
     """A kernel on disk."""
 
-    now: bool  # it was not there before
+    now: bool  # compiled now; False: it was on disk before
     folder: str  # within Triton's cache
 
 
 class Pool:
-    """Processes for a device; `local`: it is this machine's, whose launchers are built, too.
+    """Processes that compile for a device.  local: the device is this machine's, so launchers are built, too.
 
-    forked: they begin as this process is, which must have neither threads nor CUDA; else they are spawned.
+    forked: processes are forks of this process, which must have neither threads nor CUDA.  Otherwise they are spawned.
     """
 
     def __init__(self, device: Device, local: bool, processes: int, forked: bool = False) -> None:
@@ -68,11 +68,11 @@ class Pool:
     def begin(self, work: Iterable[ModelBatches], track: Track) -> list[Future[dict[str, Compiled]]]:
         """Start to compile every kernel that the work needs, and return at once."""
         tasks = [(one, batch) for one in work for batch in self._chosen(one, track)]
-        # the kernels of prefills take three times as long as those of decodes: what begins last should be short
+        # kernels of prefills take three times as long as kernels of decodes, and the last tasks should be short
         tasks.sort(key=lambda task: task[1].max_seqlen_q == 1)
         last = {(one.model, name): at for at, (one, _) in enumerate(tasks) for name in one.writes}
         started = []
-        with interpreting("0"):  # which processes that are spawned are told
+        with interpreting("0"):  # for spawned processes
             for at, (one, batch) in enumerate(tasks):
                 writes = tuple([name for name in one.writes if last[one.model, name] == at])
                 started.append(self._pool.submit(compile_call, one.model, batch, writes))
@@ -84,7 +84,7 @@ class Pool:
             process.kill()
 
     def _chosen(self, work: ModelBatches, track: Track) -> list[Lengths]:
-        """As few of the batches as need all kernels; where processes cost nothing to begin, they look for these."""
+        """Batches that together need all kernels.  Forked processes start at once, so they share this work."""
         batches = work.batches
         if self.forked and len(batches) > CHUNK:
             parts = [batches[begin :: len(batches) // CHUNK] for begin in range(len(batches) // CHUNK)]
@@ -104,16 +104,16 @@ def collect(done: Iterable[Future[dict[str, Compiled]]]) -> dict[str, Compiled]:
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """Number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def read(device: Device) -> None:
-    """What comes before a process first looks for a kernel on disk: Triton hashes all of itself, for half a second.
+    """Do once what every process needs before its first look for a kernel on disk.
 
-    The kernels are read, too.
+    Triton hashes all of its own files, which takes half a second.  Then the kernels for the device are imported.
     """
-    with contextlib.suppress(ImportError):  # it has moved from version to version
+    with contextlib.suppress(ImportError):  # triton_key has moved from version to version
         with FIRST:
             from triton.runtime.cache import triton_key
 
@@ -127,7 +127,7 @@ _seen: dict[str, Compiled] = {}
 
 
 def _start(device: Device, local: bool, other_assembler: bool) -> None:
-    """Make this process one that compiles."""
+    """Make this process compile kernels instead of launching them."""
     import triton
 
     from . import offline
@@ -144,7 +144,7 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
 
 
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
-    """Compile what a batch needs, and what writing into the model's cache needs."""
+    """Compile the kernels of a batch, and the kernels of these writes into the model's cache."""
     from .. import paged_attention
 
     call = call_of(model, batch)
@@ -158,7 +158,7 @@ def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[
 
 
 def _write(model: Model, call: dict[str, Any], name: str) -> None:
-    """Compile one of WRITES."""
+    """Compile the kernel of one of WRITES, or of "apart"."""
     from ..calls.write import write
 
     k, v = new_rows(model, 1)
@@ -177,7 +177,7 @@ def _write(model: Model, call: dict[str, Any], name: str) -> None:
 
 @contextlib.contextmanager
 def interpreting(value: str) -> Iterator[None]:
-    """What processes that start meanwhile are told about the interpreter."""
+    """Set TRITON_INTERPRET for processes that start meanwhile."""
     before = os.environ.get("TRITON_INTERPRET")
     os.environ["TRITON_INTERPRET"] = value
     try:

@@ -1,4 +1,4 @@
-"""A user's function by its name, which other processes find it by, and what it is called with by types."""
+"""A reference to a user's score_mod, with which another process imports the function and makes its arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..launching.locks import FIRST
 
 
 class Named(NamedTuple):
-    """A score_mod and, of its arguments, dtypes of tensors and numbers as they are."""
+    """A score_mod's module and name.  args: the dtype for each tensor, and numbers as they are."""
 
     module: str
     name: str
@@ -25,15 +25,15 @@ class Named(NamedTuple):
             return getattr(importlib.import_module(self.module), self.name)
 
     def score_mod_args(self) -> tuple[Any, ...]:
-        """Arguments of these types; what tensors hold is not asked."""
+        """Arguments of these types; contents of tensors do not matter."""
         return tuple([torch.empty(16, dtype=x) if isinstance(x, torch.dtype) else x for x in self.args])
 
 
 def named(function: Any, args: Sequence[Any]) -> Named | None:
-    """Raises ValueError where a module does not have the function under its own name."""
+    """Reference to a function; raises ValueError if its module lacks it under its own name."""
     if function is None:
         return None
-    written = getattr(function, "fn", function)  # of an interpreted one the module is Triton's
+    written = getattr(function, "fn", function)  # an interpreted function's own __module__ is Triton's
     types = tuple([x.dtype if isinstance(x, Tensor) else x for x in args])
     found = Named(written.__module__, written.__name__, types)
     try:
@@ -49,7 +49,7 @@ def named(function: Any, args: Sequence[Any]) -> Named | None:
 
 
 def named_by(text: str | None, args: str) -> Named | None:
-    """package.module:function, and its arguments as float32,int32,0.5,37: dtypes of tensors, and numbers."""
+    """Reference from text: "package.module:function", and arguments as "float32,int32,0.5,37": dtypes and numbers."""
     if text is None:
         return None
     module, _, name = text.partition(":")

@@ -1,6 +1,7 @@
-"""Preparing in a process of its own, beside one that has threads and a GPU, or may not have children: engines' workers.
+"""Preparing in another process, for an engine's worker, which has threads and a GPU, or may not have children.
 
-That process imports torch once, looks for the kernels, and forks for them.  It ends with the one that began it.
+The other process imports torch once, finds out which kernels are needed, and forks to compile them.  It ends when the
+worker ends.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ from .manifest import Asked, Held, keep
 from .prepare import Summary
 from .processes import Pool, processors
 
-SECONDS = 1800  # that others wait for, at most: a hundred times what it takes a host of many processors
+SECONDS = 1800  # the longest wait: a hundred times what a host of many processors needs
 PROGRAM = "from paged_attn.preparation import subprocess; subprocess.main()"
 
 
 def prepare(asked: Asked) -> Summary:
-    """Wait for it; raises RuntimeError with the last that was said, where it fails."""
+    """Prepare in another process and wait; raises RuntimeError with the last line of output if it fails."""
     process = _begin(asked, None)
     late = threading.Timer(SECONDS, os.killpg, (process.pid, signal.SIGKILL))
-    late.daemon = True  # a process that is interrupted while it waits does not stay for it
+    late.daemon = True  # if this process is interrupted while it waits, the timer does not keep it alive
     late.start()
     try:
         said = process.stdout.read().splitlines()
@@ -42,13 +43,13 @@ def prepare(asked: Asked) -> Summary:
 
 
 def prepare_meanwhile(asked: Asked, turn: Held) -> None:
-    """Do not wait: it gives way to whoever else wants a processor, and holds the turn till its end."""
+    """Prepare in another process of low priority without waiting; that process holds the turn until it ends."""
     process = _begin(asked, turn)
     threading.Thread(target=_end, args=(process,), name="paged_attn.prepare", daemon=True).start()
 
 
 def _begin(asked: Asked, turn: Held | None) -> Any:
-    """Nothing is written to its input, which ends when this process does."""
+    """Start the other process.  Its stdin stays empty, and closes when this process ends."""
     held = [] if turn is None or turn.held is None else [turn.held]
     without = [triton_version.ASSEMBLER] if triton_version.assembler_was_another(asked.device.capability) else []
     task = base64.b64encode(pickle.dumps((asked, turn is not None))).decode()
@@ -65,7 +66,7 @@ def _end(process: Any) -> int:
         return int(process.wait())
 
 
-# ---- that process --------------------------------------------------------------------------------
+# ---- the other process ---------------------------------------------------------------------------
 
 
 def main() -> None:
@@ -86,6 +87,6 @@ def main() -> None:
 
 
 def _end_with_parent() -> None:
-    """Whoever began this process has ended when its pipe has: then nobody wants the kernels."""
+    """Kill this process group when stdin closes: the parent has ended, and nobody wants the kernels."""
     os.read(0, 1)
     os.killpg(0, signal.SIGKILL)
