@@ -1,1 +1,1 @@
-"""Adapters for programs that people already run; each imports its host only when asked, and patches nothing."""
+"""Adapters for hosts, programs that already run models.  An adapter imports its host only when asked."""

@@ -1,7 +1,7 @@
-"""Which hosts are installed, and whether the adapters here are for their versions; no host is imported.
+"""Find installed hosts, and whether the adapters here fit their versions, without importing a host.
 
-An adapter is a module of this package; a host without one is told as such.  What a host says when its adapter is put to
-work (`register()`) is the last word: versions are what is known beforehand.
+An adapter is a subpackage of this package.  A probe knows only versions; whether an adapter works is certain once its
+`register()` has run.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ UNKNOWN = "of an unknown version"
 
 
 class Probe(NamedTuple):
-    """What is known of a host."""
+    """What is known about a host."""
 
     host: str
     version: str | None  # None: not installed
-    fits: bool | None  # None: nothing to fit, or nothing that is known
+    fits: bool | None  # None: no adapter, no host, or a version that nobody tried
     says: str
 
 
 def transformers() -> Probe:
-    """Its continuous batching has another form in other versions."""
+    """The adapter fits some versions only, because continuous batching differs between versions."""
     return _within("transformers", "transformers", "transformers", (5, 17), (5, 24))
 
 
@@ -39,7 +39,7 @@ def sglang() -> Probe:
 
 
 def flash_attn() -> Probe:
-    """The adapter stands in for the module: where that is absent, too."""
+    """The adapter stands in for the module, also if no flash_attn is installed."""
     version = _version("flash-attn", "flash_attn")
     if version is None:
         return Probe("flash_attn", None, None, "not installed; integrations.flash_attn.install() stands in for it")
@@ -47,7 +47,7 @@ def flash_attn() -> Probe:
 
 
 def torch_varlen() -> Probe:
-    """torch's list of attention implementations, which its varlen_attn looks into."""
+    """torch's varlen_attn, which looks into torch's list of attention implementations."""
     version = _version("torch", "torch")
     if version is None:
         return Probe("torch varlen_attn", None, None, "not installed")
@@ -60,7 +60,7 @@ PROBES = (transformers, vllm, sglang, flash_attn, torch_varlen)
 
 
 def _within(host: str, package: str, adapter: str, first: tuple[int, int], last: tuple[int, int]) -> Probe:
-    """Of an adapter that is known to fit some versions."""
+    """Probe for an adapter that fits a known range of versions, both ends included."""
     found = _found(host, package, adapter)
     if found.version is None or not found.fits:
         return found
@@ -70,7 +70,7 @@ def _within(host: str, package: str, adapter: str, first: tuple[int, int], last:
 
 
 def _from(host: str, packages: tuple[str, ...], first: tuple[int, ...], last: tuple[int, ...]) -> Probe:
-    """Of an adapter that looks at signatures: of versions behind those that are known it has the last word itself."""
+    """Probe for an adapter that checks the host's signatures, and so decides itself about versions after `last`."""
     versions = [v for v in (_version(package, host) for package in packages) if v is not None]
     if not versions:
         return Probe(host, None, None, "not installed")
@@ -97,7 +97,7 @@ def _found(host: str, package: str, adapter: str) -> Probe:
 
 
 def _adapted(probe: Probe, adapter: str) -> Probe:
-    """As it is, if there is such an adapter."""
+    """The probe, or the probe with a remark if there is no such adapter."""
     if (HERE / adapter / "__init__.py").exists():
         return probe
     return probe._replace(fits=None, says=f"{probe.version}; there is no adapter for it here")
@@ -109,7 +109,7 @@ def _number(version: str, parts: int = 2) -> tuple[int, ...]:
 
 
 def _version(package: str, module: str) -> str | None:
-    """None unless it can be imported, too: metadata alone may be what an uninstalled package left."""
+    """Version of a package; None if its module cannot be found: an uninstalled package may leave metadata behind."""
     if not _origin(module):
         return None
     try:
@@ -121,6 +121,6 @@ def _version(package: str, module: str) -> str | None:
 def _origin(module: str) -> str:
     try:
         spec = importlib.util.find_spec(module)
-    except ValueError:  # a stand-in that was put into sys.modules without one
+    except ValueError:  # a stand-in in sys.modules that has no spec
         return ""
     return (spec and spec.origin) or ""

@@ -1,7 +1,7 @@
-"""Kernels of an engine, compiled before its first request: what all hosts that know their sizes beforehand do alike.
+"""Kernels of an engine, compiled before its first request, for every host that knows its sizes beforehand.
 
-A host says what it serves.  Of the processes of a machine that want the same kernels one compiles them, and the others
-wait for it; kernels that lie on disk cost no more than a look.
+A host says what it serves.  If several processes of a machine want equal kernels, one process compiles and the rest
+wait.  Kernels on disk cost only a look for their files.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.formats import is_fp8
 
 VARIABLE = "PAGED_ATTN_PREPARE"
-# Hosts round a bound on keys up to it, so that calls of successive steps are of few kinds: what is new is checked and
-# planned, which takes the host some hundred times as long.
+# Hosts round a bound on keys up to a multiple of BUCKET, so that successive steps make few kinds of calls.  A call of a
+# new kind is checked and planned, which takes the host some hundred times as long.
 BUCKET = 1024
-SECONDS = 600.0  # that a first call waits for kernels, at most: a hundred times what they take many processors
+SECONDS = 600.0  # the longest wait of a first call for kernels: a hundred times what many processors need
 LATER = "paged_attn: kernels will be compiled when a call first needs them: {}: {}"
-OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}  # of all its layers' calls
-_done: set[Served | Padded] = set()  # by this process: hosts make their batches' builders more than once
+OF_HOST: dict[str, dict[str, Any]] = {"vllm": dict(kv_layout="HND", side_by_side=True)}  # fields of all layers' models
+_done: set[Served | Padded] = set()  # what this process has asked for: hosts make their builders more than once
 
 
 def ready(
     served: Callable[[], Iterable[Served]], device: torch.device | Device, tell: Callable[[str], object],
     warn: Callable[[str], object],
 ) -> Summary | None:  # fmt: skip
-    """Wait for kernels of usual steps, and have those of the others compiled meanwhile; say so in one line.
+    """Compile the kernels of usual steps and wait; compile all other kernels in the background; tell it in one line.
 
-    Nothing is done where kernels are interpreted, where VARIABLE says 0, and on other devices than CUDA's.  What goes
-    wrong is only told: kernels are then compiled when a call first needs them.
+    Nothing happens where kernels are interpreted, where VARIABLE is 0, and on devices other than CUDA's.  An error is
+    only told: kernels are then compiled when a call first needs them.
 
-    Returns: what was done; None: nothing.
+    Returns: what was done, or None for nothing.
     """
     if not wanted(device):
         return None
@@ -60,7 +60,7 @@ def ready(
         local = not isinstance(device, Device)
         facts = device if isinstance(device, Device) else device_of(device)
         done, meanwhile = _prepare(Asked(tuple(new), facts, local))
-    except Exception as error:  # no engine is to stop for it
+    except Exception as error:  # must not stop an engine
         warn(LATER.format(type(error).__name__, error))
         return None
     more = "; those of steps of few new tokens follow meanwhile" if meanwhile else ""
@@ -69,9 +69,9 @@ def ready(
 
 
 class Begun:
-    """Kernels that forked processes compile while this process goes on; a thread here hears when they are done.
+    """Kernels that forked processes compile while this process goes on; a thread of this process collects the results.
 
-    A fork has torch and Triton from its first moment, which a process of its own imports for seconds.  It uses no CUDA.
+    A fork starts with torch and Triton imported, which takes a new process seconds.  The forks use no CUDA.
     """
 
     def __init__(self, asked: Asked, work: list[ModelBatches], tell: Callable[[str], object],
@@ -80,13 +80,13 @@ class Begun:
         self._done = threading.Event()
         count = sum(len(one.batches) for one in work)
         self._pool = Pool(asked.device, asked.local, min(processors(), count), forked=True)
-        with warnings.catch_warnings():  # Python 3.12 warns of threads: locks that a child needs survive, by locks.py
+        with warnings.catch_warnings():  # Python 3.12 warns of threads; locks that a child needs survive (locks.py)
             warnings.simplefilter("ignore", DeprecationWarning)
             self._tasks = self._pool.begin(work, lambda items, *_: items)
         threading.Thread(target=self._hear, name="paged_attn.prepare", daemon=True).start()
 
     def wait(self, seconds: float = SECONDS) -> None:
-        """Until the kernels are there; after so many seconds the processes are ended."""
+        """Wait until the kernels are compiled; after `seconds` the processes are killed."""
         if not self._done.wait(seconds):
             self._pool.kill()
             self._done.wait()
@@ -110,9 +110,9 @@ def begin(
     served: Callable[[], Iterable[Padded]], device: torch.device | Device, tell: Callable[[str], object],
     warn: Callable[[str], object],
 ) -> Begun | None:  # fmt: skip
-    """Have the kernels compiled while the host goes on; else as ready().
+    """Start to compile the kernels and return while the host goes on; conditions and errors are as in ready().
 
-    Returns: what to wait for before the first launch; None: nothing.
+    Returns: an object to wait for before the first launch, or None.
     """
     if not wanted(device) or "fork" not in multiprocessing.get_all_start_methods():
         return None
@@ -127,18 +127,18 @@ def begin(
         with _on_the_cpu():
             work = [_few(x.work(), facts) for x in new]
             return Begun(asked, work, tell, warn)
-    except Exception as error:  # no engine is to stop for it
+    except Exception as error:  # must not stop an engine
         warn(LATER.format(type(error).__name__, error))
         return None
 
 
 def _on_the_cpu() -> AbstractContextManager[object]:
-    """Examples of calls lie there, also where the user makes tensors on a GPU, which forked processes cannot use."""
+    """Make tensors on the CPU even if torch's default device is a GPU, which forked processes cannot use."""
     return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _few(work: ModelBatches, facts: Device) -> ModelBatches:
-    """As few of the batches as need all kernels, to begin no process for nothing; many are left to processes."""
+    """Keep the batches that together need all kernels; many batches are left to the processes."""
     return work if len(work.batches) > CHUNK else work._replace(batches=distinct(work.model, work.batches, facts))
 
 
@@ -157,13 +157,13 @@ def wanted(device: torch.device | Device) -> bool:
 
 
 def _prepare(asked: Asked) -> tuple[Summary, bool]:
-    """What was done, and whether more is being done meanwhile."""
+    """Return what was done, and whether another process goes on with the remaining kernels."""
     count = manifest.found(asked)
     if count is not None:
         return Summary(count, 0, 0.0), False
     usual = asked._replace(usual=True)
     with manifest.turn(usual, wait=True):
-        count = manifest.found(usual)  # by whoever had the turn before
+        count = manifest.found(usual)  # perhaps compiled by the process that had the turn before
         done = subprocess.prepare(usual) if count is None else Summary(count, 0, 0.0)
     with manifest.turn(asked, wait=False) as turn:
         if turn is not None:
@@ -172,14 +172,15 @@ def _prepare(asked: Asked) -> tuple[Summary, bool]:
 
 
 def prepare_for(host: str, told: dict[str, Any], drafts: int, device: Device | None) -> Summary:
-    """What a host's plug-in will ask for of one kind of layers, prepared for an image, say, and found by it then.
+    """Compile the kernels that a host's plug-in will ask for, for one kind of layers, into Triton's cache.
 
-    told: keywords of paged_attn.prepare().
+    told: keywords of paged_attn.prepare().  drafts: draft tokens of a decode.  Without a device, the GPU of this
+    machine counts.
     """
     given, sizes = dict(told), {name: told[name] for name in ("max_seqs", "max_tokens", "max_seqlen")}
     given["score_mod"] = named(given.get("score_mod"), given.get("score_mod_args", ()))
     if given["scales"] == "number" and (is_fp8(given["cache_dtype"]) or is_fp8(given["out_dtype"])):
-        given["scales"] = "tensor"  # as hosts hold them
+        given["scales"] = "tensor"  # hosts hold scales as tensors
     model = plain(**{name: given[name] for name in Model._fields if name in given} | OF_HOST[host])
     page, most = model.page_size, sizes["max_seqlen"]
     served = Served(model, **sizes | {"max_seqlen": -(-most // page) * page}, bucket=BUCKET, decode=1 + drafts)

@@ -1,6 +1,6 @@
 """FlashAttention's functions over paged_attention, for hosts that call these; no host is imported or patched.
 
-install() puts a module `flash_attn` in place, for hosts that import it by that name.
+install() makes a module `flash_attn` of these functions, for hosts that import that name.
 """
 
 import inspect
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def _sign(function: Callable[..., Any], first: tuple[str, ...]) -> None:
-    """Tell inspect.signature, which hosts ask for what is known: the first order, then the names of the others."""
+    """Give a function a signature, in which hosts look for arguments: the first order, then names of other orders."""
     order, *others = ORDERS[function.__name__].values()
     places = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in first]
     places += [inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in order]

@@ -10,14 +10,18 @@ import triton.language as tl
 
 @triton.jit
 def chunks_back(score, query_pos, key_pos, head, size, lookback):  # type: ignore[no-untyped-def]
-    """Minus infinity at keys of chunks, of `size` positions each, that are more than `lookback` before the query's."""
+    """Set a score to minus infinity if the key's chunk lies more than `lookback` chunks before the query's.
+
+    Chunks have `size` positions and count from position 0.
+    """
     return tl.where(query_pos // size - key_pos // size <= lookback, score, float("-inf"))
 
 
 def look_back(lookback: int, window: int, causal: bool) -> dict[str, Any]:
-    """Arguments in place of a window of so many positions, which the chunks that a query sees make up together.
+    """Arguments in place of a window: the chunks that a query sees have `window` positions together.
 
-    A causal query that sees its own chunk alone needs no modifier.  Others never see a key at a distance of `window`.
+    A causal query that sees only its own chunk needs no modifier.  All other calls get a modifier, and a window of
+    `size` * (`lookback` + 1) - 1 keys before the query.
     """
     size = window // (lookback + 1)
     if size < 1:

@@ -1,4 +1,4 @@
-"""From FlashAttention's arguments to one call of paged_attention: what all of its functions have in common."""
+"""From FlashAttention's arguments to one call of paged_attention: common code of all functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import paged_attn
 from ...checks.options import INT32_MAX
 
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-# What errors of paged_attention call its arguments, and what FlashAttention's functions do.
+# Names of arguments: in errors of paged_attention -> in FlashAttention's functions.
 SCALES = {"q_scale": "q_descale", "k_scale": "k_descale", "v_scale": "v_descale"}
 NAMES = SCALES | dict(seq_lens="seqused_k", k_cache="k", v_cache="v", k_new="k", v_new="v", chunk="attention_chunk")
 OF_CACHES = SCALES | dict(seq_lens="cache_seqlens", chunk="attention_chunk")
@@ -25,19 +25,19 @@ def attend(
     given: dict[str, Any], *, max_seqlen_q: int | None, max_seqlen_k: int | None = None, new: bool = False,
     lse: bool = False, symmetric: bool = True, names: dict[str, str] = NAMES,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-    """(out, lse [tokens, heads] or None) of queries [tokens, heads, head_dim]; `new`: k and v are the call's own.
+    """Attend from q [tokens, heads, head_dim]; return (out, lse [tokens, heads] float32 or None).
 
-    symmetric: ALiBi lowers scores of keys after a query, too.
-    names: what errors call the arguments of paged_attention.
+    If `new` is true, k and v [tokens, kv_heads, head_dim] are new keys and values, and there is no cache.  If
+    `symmetric` is true, ALiBi also lowers scores of keys after a query.  `names` translates argument names in errors.
     """
     causal, window = given.get("dynamic_causal", given.get("causal", False)), window_of(given)
     causal = causal.bool() if isinstance(causal, Tensor) else bool(causal)
     slopes, nothing_ahead = given.get("alibi_slopes"), max_seqlen_q == 1 or causal is True or window[1] == 0
     if causal is True and not given.get("clip_spans") and given.get("query_positions") is None:
-        # FlashAttention's causal mask is a window, and its queries need not be keys: there may be more of them.
+        # A causal mask becomes a window: FlashAttention allows more queries than keys, causal=True here does not.
         causal, window = False, (window[0], 0)
     out = given.get("out")
-    if out is None and q.dtype in FP8:  # as FlashAttention-3 stores it
+    if out is None and q.dtype in FP8:  # FlashAttention-3 gives bfloat16, too
         out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=torch.bfloat16, device=q.device)
     cache = (k.unsqueeze(1), v.unsqueeze(1)) if new else (k, v)
     q_scale, k_scale = scales_of_scores(given, q, k)
@@ -73,7 +73,7 @@ def attend(
 
 
 def told(names: dict[str, str], function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
-    """What a function returns; its errors have other names for its arguments."""
+    """Call a function; in its errors, replace names of arguments as `names` says."""
     try:
         return function(*args, **keywords)
     except (TypeError, ValueError) as error:
@@ -82,13 +82,16 @@ def told(names: dict[str, str], function: Callable[..., Any], *args: Any, **keyw
 
 
 def window_of(given: dict[str, Any]) -> tuple[int, int]:
-    """(left, right), where FlashAttention-4 writes None for no limit and vLLM no window at all."""
+    """(left, right) of a call, -1 for no limit; FlashAttention-4 writes None for no limit, vLLM may give no window."""
     left, right = given.get("window_size", (-1, -1))
     return (-1 if left is None else int(left), -1 if right is None else int(right))
 
 
 def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, Any]:
-    """(q_scale, k_scale); of sequences they are one, since rows of q_scale may be taken for those of tokens."""
+    """(q_scale, k_scale).  With a row for each sequence, k_scale is their product and q_scale is 1.
+
+    paged_attention might read the rows of q_scale as rows of tokens.
+    """
     q_scale, k_scale = scale(given.get("q_descale"), q), scale(given.get("k_descale"), k)
     if not isinstance(q_scale, Tensor) or q_scale.ndim < 2:
         return q_scale, k_scale
@@ -98,7 +101,7 @@ def scales_of_scores(given: dict[str, Any], q: Tensor, k: Tensor) -> tuple[Any, 
 
 
 def scale(value: Any, stored: Tensor) -> Any:
-    """A descale of FlashAttention's shapes as float, [1], [kv_heads] or [seqs, kv_heads]; beside 16 bits None."""
+    """A FlashAttention descale as float, [1], [kv_heads] or [seqs, kv_heads]; None if `stored` is not fp8."""
     if stored.dtype not in FP8:
         return None
     if value is None:
@@ -115,24 +118,24 @@ def scale(value: Any, stored: Tensor) -> Any:
 
 
 def int32(lengths: Tensor) -> Tensor:
-    """Numbers as int32, whose ends stand for those beyond."""
+    """Integers as int32; larger and smaller int64 values are clamped."""
     if lengths.dtype is torch.int64:
         lengths = lengths.clamp(-INT32_MAX - 1, INT32_MAX)
     return lengths if lengths.dtype is torch.int32 else lengths.to(torch.int32)
 
 
 def dense(x: Tensor) -> Tensor:
-    """The same tensor with its last axis contiguous."""
+    """The tensor, copied if its last axis is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def even_starts(seqs: int, each: int, device: torch.device) -> Tensor:
-    """[seqs + 1], where sequences of one length begin and end."""
+    """[seqs + 1] int32: where sequences of `each` tokens begin, and where the last one ends."""
     return torch.arange(seqs + 1, dtype=torch.int32, device=device) * each
 
 
 def bound(length: Any) -> int | None:
-    """A bound that the host knows; one on a device is not read."""
+    """A bound as an int; None without a bound, or if the bound lies on a device, which is not read."""
     if isinstance(length, Tensor):
         return int(length) if length.device.type == "cpu" else None
     return None if length is None else int(length)

@@ -1,4 +1,4 @@
-"""flash_attn_func: batches whose sequences have one length."""
+"""flash_attn_func: batches whose sequences have equal lengths."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROWS = ("batch", "len_k", "kv_heads")
 
 
 def batches(name: str, x: Any, axes: tuple[str, ...]) -> None:
-    """Check that x is a tensor of so many axes."""
+    """Check that x is a tensor with these axes."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} must be a tensor [{', '.join(axes)}], got {type(x).__name__}")
     if x.ndim != len(axes):
@@ -28,9 +28,11 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     """FlashAttention of a dense batch, in the orders of FlashAttention-2, -3 and -4, told apart by types.
 
     Args:
-        q: [batch, len_q, heads, head_dim]; dtypes as in flash_attn_varlen_func, as all that is not here.
+        q: [batch, len_q, heads, head_dim].
         k, v: [batch, len_k, kv_heads, head_dim].
-        qv: [batch, len_q, heads, rank]; of latent attention, as in flash_attn_varlen_func.
+        qv: [batch, len_q, heads, rank], for latent attention.
+
+    Dtypes and all other arguments are as in flash_attn_varlen_func.
 
     Returns: [batch, len_q, heads, head_dim]; the log-sum-exp is [batch, heads, len_q].
     Raises: as flash_attn_varlen_func.
@@ -47,11 +49,11 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any
     len_k = k.shape[1]
     lens = torch.full((batch,), len_k, dtype=torch.int32, device=q.device)
     starts = even_starts(batch, len_q, q.device)
-    # pages of other than a multiple of 8 tokens are slower
+    # pages are slower if their tokens are no multiple of 8
     new = len_q == len_k and len_k % 8 != 0 and k.dtype not in FP8 and not two_parts
     keys = (k.flatten(0, 1), v.flatten(0, 1)) if new else (k, v)
     table = lens[:, None] if new else rows_as_pages(None, batch, q.device)
-    if len_k == 0:  # a page has at least one slot, which nobody sees
+    if len_k == 0:  # a page has at least one slot; no query sees it
         none = k.new_zeros((1, 1, k.shape[2], max(k.shape[-1], v.shape[-1])))
         keys, table = (none[..., : k.shape[-1]], none[..., : v.shape[-1]]), lens[:, None]
     probs = bool(given.get("return_attn_probs", False))

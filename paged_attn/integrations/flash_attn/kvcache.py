@@ -1,4 +1,4 @@
-"""flash_attn_with_kvcache: put new keys in a cache, turned by their positions if asked, and attend over it."""
+"""flash_attn_with_kvcache: write new keys to a cache, with rotary embedding if asked, and attend over the cache."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from .rotary import check_tables, rotate
 
 
 class Tokens(NamedTuple):
-    """Of each token of a batch: its sequence, its place among that one's, and whether it is one (not padding)."""
+    """The tokens of a batch, [tokens] each."""
 
-    seq: Tensor
-    place: Tensor
-    live: Tensor | None
+    seq: Tensor  # sequence of a token
+    place: Tensor  # index of a token among the tokens of its sequence
+    live: Tensor | None  # whether a token is none of the padding; None: there is no padding
 
 
 def flash_attn_with_kvcache(
@@ -30,29 +30,30 @@ def flash_attn_with_kvcache(
     """FlashAttention over a cache, in the orders of FlashAttention-2, -3, of vLLM and SGLang, told apart by types.
 
     Args:
-        q: [seqs, len_q, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens_q; dtypes as in
-            flash_attn_varlen_func, as all that is not here.
-        k_cache, v_cache: with a table [pages, page_size, kv_heads, head_dim] of any page size; without
-            [rows, max_len, kv_heads, head_dim], sequence s in row s or cache_batch_idx[s].
-        k, v: [seqs, len_new, kv_heads, head_dim], or [total_new, kv_heads, head_dim] with cu_seqlens_k_new; written
-            to the cache behind its keys, at cache_seqlens[s] and on, then seen as the others are.  In an fp8 cache 16
-            bits are quantised by the descales, and fp8 is stored as it is.
-        rotary_cos, rotary_sin: [max_len, rotary_dim / 2]; turn k and q, which stand at cache_seqlens (or
-            rotary_seqlens) and on; all of q at cache_seqlens itself without causal, window_size and attention_chunk.
+        q: [seqs, len_q, heads, head_dim], or [tokens, heads, head_dim] with cu_seqlens_q.
+        k_cache, v_cache: [pages, page_size, kv_heads, head_dim] with a table, for any page size.  Without a table,
+            [rows, max_len, kv_heads, head_dim]; sequence s is in row s or cache_batch_idx[s].
+        k, v: [seqs, len_new, kv_heads, head_dim], or [total_new, kv_heads, head_dim] with cu_seqlens_k_new.  They are
+            written to the cache at positions cache_seqlens[s] and on, before attention.  An fp8 cache takes 16-bit
+            values quantised by the descales, or fp8 values unchanged.
+        rotary_cos, rotary_sin: [max_len, rotary_dim / 2].  They rotate k and q by positions cache_seqlens (or
+            rotary_seqlens) and on.  Without causal, window_size and attention_chunk, all of q is at cache_seqlens.
             rotary_interleaved: True by default.
-        cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: it is full.  -1: padding.
-        cache_batch_idx: [seqs] int32; rows of the cache or, if there is one, of the table.
-        cache_leftpad: [seqs] int32; first key of each sequence, from which chunks count; cache_seqlens and positions in
-            rotary tables count from the first slot.
+        cache_seqlens: int or [seqs] int32; keys in the cache before this call.  None: the cache is full.  -1: padding.
+        cache_batch_idx: [seqs] int32; rows of the table, or of the cache if there is no table.
+        cache_leftpad: [seqs] int32; first key of each sequence.  Chunks count from this key; cache_seqlens and
+            positions in rotary tables count from the first slot.
         block_table | page_table: [seqs, max_pages] int32 | int64.
-        qv: [seqs, len_q, heads, rank], or [tokens, heads, rank]; of latent attention, whose scores are q k + qv v: then
-            v_cache and k_cache are cache[..., :rank] and cache[..., rank:] of one cache.  With only_qv scores are qv v;
-            q and k_cache may be None, and softmax_scale is required.
+        qv: [seqs, len_q, heads, rank], or [tokens, heads, rank], for latent attention, whose scores are q k + qv v.
+            Then v_cache is cache[..., :rank] and k_cache is cache[..., rank:] of one cache.  With only_qv scores are
+            qv v, q and k_cache may be None, and softmax_scale is required.
 
-    Returns: as q, or of the width of values; with return_softmax_lse also the log-sum-exp [seqs, heads, len_q], or
-        [heads, tokens] with cu_seqlens_q, float32.  A token that has no room in the cache is not written.
+    Dtypes and all other arguments are as in flash_attn_varlen_func.
+
+    Returns: shape of q, with the width of values.  With return_softmax_lse also the log-sum-exp [seqs, heads, len_q],
+        or [heads, tokens] with cu_seqlens_q, float32.  A token that has no room in the cache is not written.
     Raises: as flash_attn_varlen_func.
-    Source: Dao 2023; Shah et al. 2024; Su et al. 2021 (rotary).
+    Source: Dao 2023, Shah et al. 2024, Su et al. 2021 (rotary).
     """
     given, _ = bind("flash_attn_with_kvcache", args, keywords)
     two_parts = given.get("qv") is not None
@@ -89,7 +90,7 @@ def flash_attn_with_kvcache(
     if two_parts:
         tokens, k, v = latent("flash_attn_with_kvcache", tokens, k, v, given)
     wanted = bool(given.get("return_lse", False))
-    max_k = bound(given.get("max_seqlen_k")) if lens is cached else None  # without the new keys
+    max_k = bound(given.get("max_seqlen_k")) if lens is cached else None  # the bound does not count new keys
     out, lse = attend(
         tokens, k, v, table, lens, starts, given, max_seqlen_q=len_q, max_seqlen_k=max_k, lse=wanted, names=OF_CACHES
     )  # fmt: skip
@@ -103,7 +104,7 @@ def flash_attn_with_kvcache(
 
 
 def _rows(out: Tensor, q: Tensor) -> Tensor:
-    """[seqs, len_q, ...] as [seqs * len_q, ...], in the same memory."""
+    """View [seqs, len_q, ...] as [seqs * len_q, ...]."""
     if out.shape[:3] != q.shape[:3]:
         raise ValueError(f"out must be {list(q.shape[:3])} of [seqs, len_q, heads] like q, got {list(out.shape)}")
     if out.shape[1] == 1:
@@ -114,7 +115,7 @@ def _rows(out: Tensor, q: Tensor) -> Tensor:
 
 
 def _table(given: dict[str, Any], k_cache: Tensor, seqs: int) -> tuple[Tensor, int]:
-    """(page table, tokens that a sequence has room for)."""
+    """(page table, number of tokens for which a sequence has room)."""
     table, rows = given.get("page_table"), given.get("cache_batch_idx")
     if table is None:
         return rows_as_pages(rows, seqs, k_cache.device), k_cache.shape[1]
@@ -123,7 +124,7 @@ def _table(given: dict[str, Any], k_cache: Tensor, seqs: int) -> tuple[Tensor, i
 
 
 def _lengths(given: dict[str, Any], seqs: int, capacity: int, device: torch.device) -> Tensor:
-    """Keys in the cache before this call [seqs]."""
+    """Keys in the cache before this call, [seqs] int32."""
     lengths = given.get("cache_seqlens")
     if lengths is None and given.get("k") is not None:
         raise ValueError("k needs cache_seqlens: the keys of the cache behind which it goes")
@@ -136,7 +137,7 @@ def _append(
     given: dict[str, Any], q: Tensor, starts: Tensor | None, len_q: int | None, k_cache: Tensor, v_cache: Tensor,
     table: Tensor, cached: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Write k and v behind the cache's keys; (queries, turned if asked; keys of each sequence now)."""
+    """Write k and v behind the cache's keys; return (queries, rotated if asked; keys of each sequence now [seqs])."""
     k, v, starts_new = given.get("k"), given.get("v"), given.get("cu_seqlens_k_new")
     if k is None or v is None:
         raise ValueError("k and v must be given together")
@@ -157,19 +158,19 @@ def _append(
     v, v_scale = _stored("v", v, given.get("v_descale"), v_cache, new.seq)
     slots = _slots(new, cached, table, k_cache.shape[1])
     paged_attn.write_kv(k, v, k_cache, v_cache, slots, k_scale=k_scale, v_scale=v_scale)
-    # a token without room was not written, and must not be looked for
+    # a token without room was not written, so no query may see it
     room = table.shape[1] * k_cache.shape[1]
     return q, torch.where(cached < 0, 0, (cached + added).clamp(max=room))
 
 
 def _stored(name: str, x: Tensor, descale: Any, cache: Tensor, seq: Tensor) -> tuple[Tensor, Any]:
-    """(new keys or values, their scale) as write_kv takes them."""
+    """(new keys or values, scale), as write_kv takes them."""
     if x.dtype in FP8:
         if x.dtype != cache.dtype:
             raise TypeError(f"{name} must be {cache.dtype} like the cache, or 16 bits, got {x.dtype}")
-        return x.half(), 1.0  # float16 holds each of them, and they come back as they were
+        return x.half(), 1.0  # float16 holds every fp8 number, so the cache gets equal numbers
     by = scale(descale, cache)
-    if isinstance(by, Tensor) and by.ndim == 2:  # of sequences, which write_kv does not know
+    if isinstance(by, Tensor) and by.ndim == 2:  # a row for each sequence, which write_kv does not take
         return x.float() / by[seq][:, :, None], 1.0
     return x, by
 
@@ -188,7 +189,7 @@ def _tokens(starts: Tensor | None, seqs: int, x: Tensor) -> Tokens:
 
 
 def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor:
-    """Where each new token goes: page * page_size + slot; -1 for padding and for what has no room."""
+    """Slot of each new token, page * page_size + slot; -1 for padding and for tokens without room."""
     before = cached[new.seq].long()
     at = before + new.place
     page = at // page_size
@@ -202,7 +203,7 @@ def _slots(new: Tokens, cached: Tensor, table: Tensor, page_size: int) -> Tensor
 def _without_left(
     left: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, lens: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """A cache as pages of one token each, without those of a sequence before its first key, which is at `left`."""
+    """(K, V, table, lens) of a cache as pages of one token, in which sequence s begins at its key left[s]."""
     k, v, of_page, of_slot = _by_token(k_cache, v_cache)
     size, columns = k_cache.shape[1], table.shape[1]
     at = left[:, None] + torch.arange(columns * size, dtype=torch.int32, device=table.device)
@@ -213,7 +214,7 @@ def _without_left(
 def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, int]:
     """(K, V, steps from page to page, steps from slot to slot) of caches as pages of one token, a step apart.
 
-    Pages overlap where heads lie between slots: they are read alone.
+    If heads lie between slots, pages overlap, which is fine for reading.
     """
     (k, *steps), (v, *others) = _steps(k_cache), _steps(v_cache)
     if steps != others:  # one table cannot name both
@@ -222,7 +223,7 @@ def _by_token(k_cache: Tensor, v_cache: Tensor) -> tuple[Tensor, Tensor, int, in
 
 
 def _steps(cache: Tensor) -> tuple[Tensor, int, int]:
-    """As `_by_token`, of one cache."""
+    """One cache as in `_by_token`: (pages, steps from page to page, steps from slot to slot)."""
     page, slot = (n if size > 1 else 0 for n, size in zip(cache.stride()[:2], cache.shape[:2]))
     step = math.gcd(page, slot) or 1
     count = (max(cache.shape[0], 1) - 1) * page // step + (cache.shape[1] - 1) * slot // step + 1

@@ -1,4 +1,4 @@
-"""qv: queries of latent attention (MLA) in two parts, beside keys and values that are two views of one cache."""
+"""qv: queries of latent attention (MLA) in two parts, with keys and values that are two views of one cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .common_call import FP8
 
 
 class Latent(NamedTuple):
-    """The same call as one of whole queries over a cache whose values are the first dims of its keys."""
+    """A call with whole queries, over a cache whose values are the first dims of its keys."""
 
     q: Tensor
     keys: Tensor
@@ -22,11 +22,11 @@ class Latent(NamedTuple):
 def latent(
     function: str, q: Tensor | None, k: Tensor | None, v: Tensor, given: dict[str, Any], own: bool = False
 ) -> Latent:
-    """q [tokens, heads, rope], given["qv"] [tokens, heads, rank], k [..., rope] behind v [..., rank] of each key.
+    """Join q [tokens, heads, rope] with given["qv"] [tokens, heads, rank], and k [..., rope] with v [..., rank].
 
-    Scores are q k + qv v, so each key is its value and its rotated part side by side, as they lie in the cache.  With
-    only_qv, or where q is None or of no dims, keys are the values.  own: keys of the call, not of a cache, are copied
-    where their two parts lie apart.
+    Scores are q k + qv v, so a whole key is the value and then the rotated part, as they lie in the cache.  With
+    only_qv, or where q is None or has no dims, keys are the values.  own: k and v are no cache, and are copied if their
+    memory is not adjacent.
     """
     qv = given["qv"]
     if qv.ndim != 3:

@@ -1,6 +1,6 @@
-"""Argument orders of FlashAttention's versions: which of them a call follows, and what its arguments are called here.
+"""Argument orders of FlashAttention's versions: find the order of a call, and give its arguments this library's names.
 
-An order is told by the types of what stands at each position, and by the keywords.  Nothing reads a device.
+The types of positional arguments and the keywords tell the order.  Nothing reads a device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ UNIFIED = (
     "out", "cu_seqlens_q", "max_seqlen_q", "seqused_k", "max_seqlen_k", "softmax_scale", "causal", "window_size",
     "block_table", "softcap", "q_descale", "k_descale", "v_descale",
 )  # fmt: skip
-# by function and version: the names behind q, k and v.  Of several that fit, the first.
+# Function -> version -> names of arguments behind q, k and v.  If several versions fit, the first one counts.
 ORDERS: dict[str, dict[str, tuple[str, ...]]] = {
     "flash_attn_func": {
         "FA2": ("dropout_p", "softmax_scale", "causal", *REST2),
@@ -98,14 +98,14 @@ ALIASES = {
     "block_table": "page_table", "s_aux": "sinks", "learnable_sink": "sinks", "return_softmax_lse": "return_lse",
     "q_v": "qv", "output_scale": "out_scale",
 }  # fmt: skip
-# they steer how a result is computed, not what it is
+# arguments that steer how a result is computed, and do not change the result
 IGNORED = {
     "num_splits", "pack_gqa", "sm_margin", "scheduler_metadata", "deterministic", "fa_version", "ver", "min_seqlen_k",
     "seqlen_k_per_split", "disable_scheduler_metadata", "cp_rank", "cp_tot_seqused_k", "backend", "use_td",
     "rel_bias_prep_cache",
     *SEGMENTS,
 }  # fmt: skip
-# what each may be beside None
+# refused arguments -> the value that is allowed beside None
 REFUSED: dict[str, Any] = dict.fromkeys(
     ("gather_kv_indices", "gather_kv_valid_length", "score_mod", "score_mod_bwd", "mask_mod",
      "block_sparse_tensors", "block_sparse_tensors_bwd", "aux_tensors", "aux_scalars", "aux_tensor_leading_dims",
@@ -128,7 +128,7 @@ KINDS = {
         (_TABLE, "block_table page_table gather_kv_indices"),
         (_FLAG, "causal only_qv rotary_interleaved deterministic return_attn_probs return_softmax_lse return_lse"),
         (_NUMBER, "dropout_p softcap"),
-        ({"-", "int", "float"}, "softmax_scale"),  # 0 is no scale: it is dropout_p
+        ({"-", "int", "float"}, "softmax_scale"),  # without zeros: a 0 in this place is dropout_p
         ({"-", "pair"}, "window_size"),
         ({"-", "f2"}, "rotary_cos rotary_sin"),
         ({"-", "f3", "f4"}, "k v qv q_v out"),
@@ -140,7 +140,7 @@ KINDS = {
 }  # fmt: skip
 
 
-# names of other libraries: what these functions have for them
+# names in other libraries -> arguments of these functions
 MASKS = dict.fromkeys(
     ("attn_mask", "attn_bias", "attention_mask", "custom_mask", "packed_custom_mask", "mask"),
     "causal and window_size; qq_bias, qq_mask, spans and score_mod of paged_attention",
@@ -148,10 +148,10 @@ MASKS = dict.fromkeys(
 
 
 def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """(arguments that are there, by the names of this library; the version whose order the call follows).
+    """Return (given arguments, under this library's names; the version whose order the call follows).
 
-    Raises TypeError naming an unknown keyword, one given twice, or an order that cannot be told; ValueError naming
-    what is refused.
+    Raises TypeError for an unknown keyword, a keyword given twice, or an order that cannot be told.  Raises ValueError
+    for a refused argument.
     """
     version = _version(function, tuple([kind(x) for x in args]), tuple(keywords))
     named = dict(zip(ORDERS[function][version], args))
@@ -171,13 +171,13 @@ def bind(function: str, args: tuple[Any, ...], keywords: dict[str, Any]) -> tupl
     if "window_size" in given:
         sides = given["window_size"]
         if isinstance(sides, torch.Tensor) and sides.shape == (2,) and sides.device.type == "cpu":
-            given["window_size"] = sides = sides.tolist()  # as FlashAttention's own tests give it
+            given["window_size"] = sides = sides.tolist()  # FlashAttention's own tests give a tensor
         _check_window(sides)
     return given, version
 
 
 def _check_window(given: Any) -> None:
-    """(left, right), each an int, or None for no limit."""
+    """Check a window: (left, right), each an int, or None for no limit."""
     pair = isinstance(given, (tuple, list))
     window("window_size", [-1 if x is None else x for x in given] if pair else given)
 
@@ -193,7 +193,7 @@ def _refuse(function: str, name: str, value: Any) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _version(function: str, kinds: tuple[str, ...], keywords: tuple[str, ...]) -> str:
-    """The first version that fits; TypeError where none does, or where versions would disagree."""
+    """The first version that fits; TypeError if none fits, or if fitting versions give arguments different names."""
     orders = ORDERS[function]
     known = {name for order in orders.values() for name in order}
     for name in keywords:
@@ -220,14 +220,14 @@ def _version(function: str, kinds: tuple[str, ...], keywords: tuple[str, ...]) -
 
 
 def _fits(order: tuple[str, ...], kinds: tuple[str, ...], keywords: tuple[str, ...]) -> bool:
-    """Whether each position can be what this order says, and no keyword comes again."""
+    """Whether each positional argument has a type that this order allows, and no keyword repeats a position."""
     if len(kinds) > len(order) or any(name in order[: len(kinds)] for name in keywords):
         return False
     return all(kind in KINDS.get(name, {kind}) for name, kind in zip(order, kinds))
 
 
 def kind(value: Any) -> str:
-    """What tells orders apart: i1 is a vector of integers, f2 a matrix of numbers, int0 a zero."""
+    """Kind of an argument, by which orders differ: "i1" is a vector of integers, "f2" a float matrix, "int0" a zero."""
     if value is None:
         return "-"
     if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Rotary embedding of the first dims of each head, by tables of cosines and sines."""
+"""Rotary embedding of the first dims of each head, from tables of cosines and sines."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    """[tokens, heads, head_dim] turned by rows `positions` [tokens] of [max_len, rotary_dim / 2] tables, in float32.
+    """Rotate x [tokens, heads, head_dim] by rows `positions` [tokens] of tables [max_len, rotary_dim / 2], in float32.
 
-    interleaved: dims 0 and 1, 2 and 3, ... are pairs (GPT-J); else 0 and rotary_dim / 2, ... (GPT-NeoX).
-    Positions outside the tables, which padding has, take the nearest row.  Source: Su et al. 2021.
+    interleaved: dims 0 and 1, 2 and 3, ... are pairs (GPT-J).  Otherwise 0 and rotary_dim / 2, ... (GPT-NeoX).
+    Positions outside the tables, as padding has, take the nearest row.  Source: Su et al. 2021.
     """
     at = positions.long().clamp(0, cos.shape[0] - 1)
     c, s = cos[at].float()[:, None], sin[at].float()[:, None]
@@ -23,7 +23,7 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, interleaved: 
 
 
 def check_tables(cos: Tensor | None, sin: Tensor | None, head_dim: int) -> None:
-    """Both or neither, of one shape, for dims that a head has."""
+    """Check rotary tables: both or neither given, equal shapes, and no more dims than a head has."""
     if cos is None and sin is None:
         return
     if cos is None or sin is None:

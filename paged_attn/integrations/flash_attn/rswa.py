@@ -1,9 +1,11 @@
-"""R-SWA: keys of the prompt stay visible behind the window of generated tokens, as vLLM has them for Unlimited-OCR.
+"""R-SWA: keys of the prompt stay visible behind the window of generated tokens (vLLM has this for Unlimited-OCR).
 
-A query sees the keys of its past that lie in the prompt, or fewer than a window's length before it.  prefix_lens of
-paged_attention shows a prefix to all queries, also keys behind them, which queries of the prompt must not see.  So
-these are made a sequence of their own: its prefix ends before its first query, and all of its queries stand where that
-one does, so that a window hides none of them from another.  Causality goes by places, which stay as they are.
+A query sees earlier keys that lie in the prompt, or less than a window before the query.  The prefix_lens of
+paged_attention show a prefix to all queries, also keys behind a query, which queries of the prompt must not see.
+
+Queries in the prompt therefore become a separate sequence.  Its prefix ends before its first query.  All its queries
+get the position of the first one, so that the window hides no query's key from another query.  Causality counts places,
+which do not change.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 
 
 class Split(NamedTuple):
-    """Arguments of paged_attention for a batch whose sequences are two each: in their prompts, and behind them."""
+    """Arguments of paged_attention for a batch with two sequences for each: queries in the prompt, and behind it."""
 
     page_table: Tensor
     seq_lens: Tensor
@@ -25,7 +27,7 @@ class Split(NamedTuple):
 
 
 def split(prompts: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: Tensor, tokens: int) -> Split:
-    """Of prompt lengths [seqs] int32; where a sequence lies on one side, the other one is empty.  No host sync."""
+    """Split sequences at their prompt lengths [seqs] int32; a part without queries is empty.  No host sync."""
     if not len(seq_lens):  # all tokens are padding
         nowhere = torch.zeros(tokens, dtype=torch.int32, device=seq_lens.device)
         return Split(page_table, seq_lens.int(), cu_seqlens_q.int(), prompts.int(), nowhere)
@@ -42,10 +44,10 @@ def split(prompts: Tensor, page_table: Tensor, seq_lens: Tensor, cu_seqlens_q: T
 
 
 def pairs(first: Tensor, second: Tensor) -> Tensor:
-    """[2 n]: of each sequence the first, then the second."""
+    """Interleave two tensors [n] -> [2 n] int32: for each sequence the first number, then the second."""
     return torch.stack([first, second], dim=1).flatten().int()
 
 
 def twice(page_table: Tensor) -> Tensor:
-    """The pages of each sequence once more."""
+    """Repeat each row of a page table: [seqs, pages] -> [2 seqs, pages]."""
     return page_table.repeat_interleave(2, dim=0)

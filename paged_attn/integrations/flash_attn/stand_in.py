@@ -1,4 +1,4 @@
-"""A module named flash_attn for hosts that import it: put there when asked, and taken away again."""
+"""A module named flash_attn, which install() puts into sys.modules and uninstall() removes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .dense import flash_attn_func
 from .kvcache import flash_attn_with_kvcache
 from .varlen import flash_attn_varlen_func
 
-VERSION = "2.8.3+paged.attn"  # the release of FlashAttention-2 whose functions these stand for
+VERSION = "2.8.3+paged.attn"  # the release of FlashAttention-2 that the module replaces
 MODULES = ("flash_attn", "flash_attn.flash_attn_interface")
 FUNCTIONS = (flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache)
 log = logging.getLogger(__name__)
@@ -20,13 +20,13 @@ _replaced: dict[str, types.ModuleType] = {}
 
 
 def install(*, force: bool = False) -> types.ModuleType:
-    """Make `import flash_attn` find these functions, in this process, from now on; the log says what they hide.
+    """Make `import flash_attn` find these functions in this process from now on; the log names a hidden flash_attn.
 
     The module has flash_attn_func, flash_attn_varlen_func, flash_attn_with_kvcache, __version__ and the submodule
-    flash_attn_interface.  Modules that have imported another flash_attn already keep that one's functions.
+    flash_attn_interface.  Modules that have already imported another flash_attn keep its functions.
 
     Args:
-        force: also where a real flash_attn has been imported, which uninstall() then brings back.
+        force: replace a real flash_attn that has been imported; uninstall() brings it back.
 
     Returns: the module.
     Raises: RuntimeError where a real flash_attn has been imported, without `force`.
@@ -51,7 +51,7 @@ def install(*, force: bool = False) -> types.ModuleType:
 
 
 def uninstall() -> None:
-    """Undo install(): `import flash_attn` finds what it found before.  Nothing happens if there is nothing to undo."""
+    """Undo install(): `import flash_attn` finds the former module.  Without install() nothing happens."""
     present = sys.modules.get(MODULES[0])
     if present is None or not is_ours(present):
         return

@@ -22,21 +22,21 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
         softmax_scale, softcap, alibi_slopes, qq_bias, sinks: as in paged_attention.
         causal: True, False, or bool [seqs].
-        window_size: (left, _): a query sees so many keys before it, and where it is not causal as many behind it.
-        mm_prefix_range: [seqs, R, 2] int32 | int64; ranges, their last number included, whose queries see each other;
-            a window bounds them where mm_prefix_clamp_sliding_window is True.  Of one token or none: no range.
-        rswa_prefix_lens [seqs], rswa_window: keys that stay visible behind a window of so many keys, in place of the
-            other window; causal, and without ranges and slopes.
-        chunk_lookback: a query sees keys of its own chunk and of so many before it, in place of the window, by whose
-            length chunks are told: (left + 1) // (chunk_lookback + 1) positions each.  -1: no chunks.
+        window_size: (left, _).  A query sees `left` keys before it and, if it is not causal, `left` keys behind it.
+        mm_prefix_range: [seqs, R, 2] int32 | int64; ranges (first, last), both included, whose tokens see each other.
+            A range of one token or none has no effect.  mm_prefix_clamp_sliding_window: the window applies in ranges.
+        rswa_prefix_lens [seqs], rswa_window: lengths of prefixes that stay visible behind a window of rswa_window keys.
+            This window replaces window_size.  Calls must be causal, without ranges and slopes.
+        chunk_lookback: number of earlier chunks that a query sees beside its own, in place of the window.  Chunks have
+            (left + 1) // (chunk_lookback + 1) positions.  -1: no chunks.
         q_descale, k_descale, v_descale: as in flash_attn_varlen_func.
         output_scale: float or [1] float32, for an fp8 out.
 
     Returns: out.
-    ALiBi is that of vLLM's kernel, slope * (position of the key - position of the query), also for later keys.
+    ALiBi follows vLLM's kernel: slope * (position of the key - position of the query), also for later keys.
 
-    Raises: as flash_attn_varlen_func; refused are also use_alibi_sqrt, quantisation by token and head,
-        shuffled_kv_cache and skip_reduce.
+    Raises: as flash_attn_varlen_func.  Also refused: use_alibi_sqrt, quantisation by token and head, shuffled_kv_cache
+        and skip_reduce.
     Source: vLLM's triton_unified_attention, AITER's unified_attention (their arguments).
     """
     given, _ = bind("unified_attention", args, keywords)
@@ -56,7 +56,7 @@ def unified_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: A
 
 
 def _behind(given: dict[str, Any]) -> dict[str, Any]:
-    """What has another form here: scales of no axis, windows of what is not causal, prefixes and ranges."""
+    """Convert arguments to this library's form: scales without an axis, windows, prefixes, ranges and chunks."""
     changed: dict[str, Any] = {}
     scale, left = given.get("out_scale"), window_of(given)[0]
     if isinstance(scale, Tensor):
@@ -71,8 +71,7 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"unified_attention() of paged_attn does not take {', '.join(asked)} beside rswa_window")
         if causal is not True:
             raise ValueError("unified_attention() of paged_attn needs causal = True beside rswa_window")
-    # Without causality, of all sequences or of some, a window looks as far ahead as back; it never hides later keys
-    # of a range.
+    # Unless all sequences are causal, a window reaches as far ahead as back.  It never hides later keys of a range.
     changed["window_size"] = (left, -1 if causal is True else left)
     if (lookback := given.get("chunk_lookback", -1)) > -1 and left >= 0:
         if asked := [name for name in ("mm_prefix_range", "rswa_prefix_lens") if given.get(name) is not None]:
@@ -87,7 +86,7 @@ def _behind(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def spans_of(ranges: Tensor) -> Tensor:
-    """vLLM's ranges [seqs, R, 2], their last number included, as spans; of one token or none: no span."""
+    """Spans from vLLM's ranges [seqs, R, 2], whose last number is included; (-1, -1) for one token or none."""
     first, last = ranges.unbind(-1)
     there = first < last
     return torch.stack([torch.where(there, first, -1), torch.where(there, last + 1, -1)], -1)

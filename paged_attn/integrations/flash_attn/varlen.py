@@ -13,16 +13,16 @@ from .latent import latent
 from .orders import bind
 from .rswa import pairs, twice
 
-PAGE = 64  # of ragged keys that are copied
-# Rows (query tokens x heads of a KV head) from which a copy of the keys costs less than pages of one token do: such
-# prefills take twice as long, which is more than a copy from some 350 rows on (800 TFLOP/s, 4 TB/s).
+PAGE = 64  # page size of ragged keys that are copied
+# Rows (query tokens x heads of a KV head) from which on a copy of the keys pays.  Over pages of one token prefills take
+# twice as long, and from some 350 rows on the lost time exceeds that of a copy (800 TFLOP/s, 4 TB/s).
 ROWS = 512
-# Axes of arguments that may have a row, or a number, for each sequence: with so many they do.
+# Arguments that may have a row, or a number, for each sequence -> number of axes if so.
 OF_SEQS = {"alibi_slopes": 2, "q_descale": 2, "k_descale": 2, "v_descale": 2, "dynamic_causal": 1}
 
 
 class Keys(NamedTuple):
-    """Keys and values as paged_attention reads them; `new`: from the tensors themselves, as the call's own."""
+    """Keys and values as paged_attention reads them.  new: k and v are new keys, and there is no cache."""
 
     k: Tensor
     v: Tensor
@@ -31,40 +31,40 @@ class Keys(NamedTuple):
 
 
 def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywords: Any) -> Any:
-    """FlashAttention of ragged queries, in the orders of FlashAttention-2, -3, -4, of vLLM and SGLang, told by types.
+    """FlashAttention of ragged queries, in the orders of FlashAttention-2, -3, -4, vLLM and SGLang, told by types.
 
-    Causal masks and windows are aligned to the last key: query i of n sees position lens - n + i and before.
+    Causal masks and windows are aligned to the last key: query i of n sees positions up to lens - n + i, inclusive.
 
     Args:
         q: [tokens, heads, head_dim] float16 | bfloat16 | float32, or fp8 with out or a bfloat16 result.
-        k, v: with a table [pages, page_size, kv_heads, head_dim]; without [total_k, kv_heads, head_dim], sequence s in
-            rows cu_seqlens_k[s] ... cu_seqlens_k[s + 1] - 1, or [seqs, max_len, kv_heads, head_dim] with seqused_k.
-            dtype of q, or fp8.  The last axis of v, and of results, may be of another size.
+        k, v: [pages, page_size, kv_heads, head_dim] with a table, dtype of q or fp8.  Without a table, [total_k,
+            kv_heads, head_dim], sequence s in rows cu_seqlens_k[s] ... cu_seqlens_k[s + 1] - 1, or [seqs, max_len,
+            kv_heads, head_dim] with seqused_k.  The last axis of v, and of results, may have another size.
         cu_seqlens_q, cu_seqlens_k: [seqs + 1] int32.
         max_seqlen_q, max_seqlen_k: upper bounds, ints.
-        seqused_q: [seqs] int32; queries that count, the first of each sequence; others give zeros.
+        seqused_q: [seqs] int32; number of queries that count, from the first of each sequence.  Other rows are zeros.
         seqused_k: [seqs] int32; keys of each sequence, instead of the differences of cu_seqlens_k.
         block_table | page_table: [seqs, max_pages] int32 | int64; entries past the last key may hold anything.
-        qv | q_v: [tokens, heads, rank]; of latent attention, as in flash_attn_with_kvcache.  Without a table k and v
-            may lie apart: they are copied into one.
+        qv | q_v: [tokens, heads, rank], for latent attention, as in flash_attn_with_kvcache.  Without a table, k and v
+            may be separate tensors, which are copied into one.
         dynamic_causal: [seqs] bool or int; which sequences are causal, in place of causal.
-        attention_chunk: positions of a chunk, of which alone a query sees keys; 0: no chunks.
+        attention_chunk: positions in a chunk; a query sees only keys of its own chunk.  0: no chunks.
         softmax_scale, causal (False), window_size, softcap, s_aux | learnable_sink | sinks [heads], out: as in
-            paged_attention.  window_size may hold None: no limit.
+            paged_attention.  window_size may hold None for no limit.
         alibi_slopes: [heads] or [seqs, heads]; adds -slope * |position of the query - position of the key|.
-        q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads]; used for fp8.
+        q_descale, k_descale, v_descale: float, [1], [kv_heads] or [seqs, kv_heads], for fp8 tensors.
         return_attn_probs, return_softmax_lse, return_lse: also return the log-sum-exp [heads, tokens] float32.
 
-    What steers only how results are computed (num_splits, pack_gqa, scheduler_metadata, ...) is accepted and ignored.
-    Without a table: one tensor as both cu_seqlens is the quickest; else few queries read pages of one token, and
-    many a copy of the keys.  No host sync; can be captured in a CUDA graph.
+    Arguments that steer only how results are computed (num_splits, pack_gqa, scheduler_metadata, ...) are ignored.
+    Without a table, a call is fastest if both cu_seqlens are one tensor.  Otherwise few queries read pages of one
+    token, and many queries read a copy of the keys.  No host sync; can be captured in a CUDA graph.
 
-    Returns: [tokens, heads, head_dim], or (out, lse); (out, lse, None) if FlashAttention-2's return_attn_probs asks;
-        in FlashAttention-4's order always (out, lse or None).  Rows that see no key: zeros and minus infinity, as in
-        FlashAttention-3 (FlashAttention-2 gives plus infinity).
-    Raises: TypeError naming an unknown keyword; ValueError naming what is refused: dropout_p > 0, cp_world_size > 1,
-        score_mod, mask_mod, block_sparse_tensors, ...
-    Source: Dao 2023; Shah et al. 2024.
+    Returns: [tokens, heads, head_dim], or (out, lse).  FlashAttention-2's return_attn_probs gives (out, lse, None).
+        FlashAttention-4's order always gives (out, lse or None).  Rows that see no key are zeros with an LSE of minus
+        infinity, as in FlashAttention-3 (FlashAttention-2 gives plus infinity).
+    Raises: TypeError naming an unknown keyword.  ValueError naming a refused argument, such as dropout_p > 0,
+        cp_world_size > 1, score_mod, mask_mod or block_sparse_tensors.
+    Source: Dao 2023, Shah et al. 2024.
     """
     given, version = bind("flash_attn_varlen_func", args, keywords)
     starts = given.get("cu_seqlens_q")
@@ -97,7 +97,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
         and q.shape[0] == k.shape[0]
         and k.dtype not in FP8
     ):
-        keys = Keys(k, v, lens[:, None], new=True)  # nothing is cached: the table is never read
+        keys = Keys(k, v, lens[:, None], new=True)  # without cached keys the table is never read
     else:
         rows = (q.shape[0] if max_q is None else max_q) * (q.shape[1] // max(k.shape[1], 1))
         most = k.shape[0] if max_k is None else min(max_k, k.shape[0])
@@ -121,7 +121,7 @@ def flash_attn_varlen_func(q: Tensor, k: Tensor, v: Tensor, *args: Any, **keywor
 
 
 def same(a: Tensor, b: Tensor) -> bool:
-    """Whether both are one piece of memory: what they hold is not read."""
+    """Whether both tensors are the same memory; contents are not read."""
     if a is b:
         return True
     if torch.compiler.is_compiling():
@@ -132,7 +132,7 @@ def same(a: Tensor, b: Tensor) -> bool:
 def without_unused(
     used: Tensor, keys: Keys, lens: Tensor, starts: Tensor, given: dict[str, Any]
 ) -> tuple[Keys, Tensor, Tensor, dict[str, Any]]:
-    """A batch of twice the sequences: the first `used` queries of each over its keys, and the others over none."""
+    """A batch of twice the sequences: the first `used` queries of each with its keys, then other queries without."""
     begin, end = starts[:-1], starts[1:]
     by_seq = {name: twice(given[name]) for name, axes in OF_SEQS.items() if getattr(given.get(name), "ndim", 0) == axes}
     starts = torch.cat([pairs(begin, torch.minimum(begin + used, end)), end[-1:]])
@@ -140,9 +140,10 @@ def without_unused(
 
 
 def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent: bool = False) -> Keys:
-    """Pages of ragged keys: of one token as they lie, or of PAGE that overlap, one starting at each token, in a copy.
+    """Pages of ragged keys: pages of one token without a copy, or, for many rows, pages of PAGE tokens in a copy.
 
-    The copy has room behind its last token, for a page that starts there.  latent: values are the first dims of keys.
+    A page of the copy starts at each token, so pages overlap.  The copy ends with PAGE - 1 rows of zeros, for the page
+    at the last token.  latent: values are the first dims of keys.
     """
     page = 1 if rows < ROWS else PAGE
     if page > 1:
@@ -153,7 +154,7 @@ def ragged(k: Tensor, v: Tensor, starts: Tensor, longest: int, rows: int, latent
 
 
 def with_room(x: Tensor, room: int) -> Tensor:
-    """A copy [tokens + room, ...] that ends with zeros: infinities there, times 0, would be warnings on a CPU."""
+    """A copy [tokens + room, ...] that ends with zeros: infinities times 0 would warn on a CPU."""
     copy = torch.empty((x.shape[0] + room, *x.shape[1:]), dtype=x.dtype, device=x.device)
     copy[: x.shape[0]].copy_(x)
     copy[x.shape[0] :].zero_()
@@ -161,7 +162,7 @@ def with_room(x: Tensor, room: int) -> Tensor:
 
 
 def pages(x: Tensor, page: int) -> Tensor:
-    """[tokens + page - 1, ...] as [tokens, page, ...]: page p starts at token p."""
+    """View [tokens + page - 1, ...] as [tokens, page, ...]; page p starts at token p."""
     if page == 1:
         return x.unsqueeze(1)
     tokens, (token, head, _) = x.shape[0] - page + 1, x.stride()

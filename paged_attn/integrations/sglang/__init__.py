@@ -1,6 +1,6 @@
-"""SGLang over this library: an attention backend by the name paged_attn.
+"""SGLang over this library: an attention backend with the name paged_attn.
 
-SGLang finds `plugin` by its entry point; `register` is for those who do it themselves, before arguments are parsed.
+SGLang finds `plugin` by its entry point.  Programs without entry points call `register` before arguments are parsed.
 """
 
 from .registration import NAME, plugin, register

@@ -21,7 +21,7 @@ BOTH_WAYS = (AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL)
 
 
 class Backend(AttentionBackend):
-    """Decodes, prefills and mixed batches over SGLang's pool of tokens, where they lie."""
+    """Decodes, prefills and mixed batches over SGLang's token pool, without copies."""
 
     def __init__(self, runner: Any) -> None:
         super().__init__()
@@ -53,15 +53,15 @@ class Backend(AttentionBackend):
         self.forward_metadata = self._captured.fill(forward_batch)
 
     def get_cuda_graph_seq_len_fill_value(self) -> int:
-        return 1  # padding reads the slot that the pool keeps for it
+        return 1  # padding reads the slot that the pool reserves for padding
 
     @property
     def verify_mask(self) -> Any:
-        """Where SGLang writes which drafts of a tree see which."""
+        """Buffer into which SGLang writes the masks of draft trees."""
         return self._mask
 
     def update_verify_buffers_to_fill_after_draft(self, spec_info: Any, cuda_graph_bs: int | None) -> None:
-        """SGLang has made its tables before the drafts were there; a tree's mask is of these."""
+        """Copy the masks of draft trees: SGLang makes a batch's metadata before the drafts exist."""
         of = self.forward_metadata
         if of is not None and of.qq_mask is not None:
             of.qq_mask.copy_(mask_words(spec_info.custom_mask, len(of.seq_lens), int(spec_info.draft_token_num)))
@@ -78,7 +78,7 @@ class Backend(AttentionBackend):
 
     def _attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
                 others: dict[str, Any]) -> Any:  # fmt: skip
-        """q [tokens, heads * head_dim] -> [tokens, heads * v_head_dim]; new keys and values are stored first."""
+        """Store new keys and values, then attend: q [tokens, heads * head_dim] -> [tokens, heads * v_head_dim]."""
         sinks = others.pop("sinks", None)
         refuse_layer(layer, others)
         tables = self.forward_metadata
@@ -115,7 +115,7 @@ class Backend(AttentionBackend):
         return out.flatten(1)  # type: ignore[union-attr]
 
     def _caches(self, layer: int, page_size: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [pages, page_size, kv_heads, head_dim], views of the pool's; made once."""
+        """Keys and values [pages, page_size, kv_heads, head_dim], views of the pool, made once."""
         keys, values = self._pages_of(layer)
         kept = self._pages.get((layer, page_size))
         if kept is None or kept[0] != keys.data_ptr():
@@ -138,7 +138,7 @@ class Backend(AttentionBackend):
 
 
 def _refuse_runner(runner: Any) -> None:
-    """Raises NotImplementedError naming what of a server is not known."""
+    """Raises NotImplementedError naming features of a server that are not known."""
     from sglang.srt.runtime_context import get_parallel, get_spec
 
     translator = getattr(runner, "kv_index_translator", None)
@@ -155,18 +155,18 @@ def _refuse_runner(runner: Any) -> None:
 
 
 def window_of(layer: Any) -> tuple[int, int]:
-    """SGLang counts the keys before a query's own; -1 or None: all."""
+    """(keys before, keys after) a query; SGLang counts keys before a query, and -1 or None mean all."""
     before = layer.sliding_window_size
     return (-1, -1) if before is None or before == -1 else (before, 0)
 
 
 def positions_of(layer: Any, tables: Tables) -> Tensor | None:
-    """Where nodes of trees stand, which a window counts by."""
+    """Positions of nodes in draft trees, by which windows count; None without a window."""
     return None if window_of(layer) == (-1, -1) else tables.query_positions
 
 
 def refuse_layer(layer: Any, others: dict[str, Any]) -> None:
-    """Raises NotImplementedError naming what of a layer, or of a call, is not known."""
+    """Raises NotImplementedError naming options of a layer or a call that are not known."""
     asked = [name for name, value in others.items() if value is not None]
     asked += ["is_cross_attention"] if layer.is_cross_attention else []
     asked += [] if layer.pos_encoding_mode == "NONE" else [f"pos_encoding_mode {layer.pos_encoding_mode}"]

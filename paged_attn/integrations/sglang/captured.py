@@ -1,4 +1,4 @@
-"""Tables that graphs of decodes and of drafts read, at addresses that stay."""
+"""Tables at fixed addresses, for CUDA graphs of decodes and of drafts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .verified_drafts import Drafts, drafts_of, mask_words
 
 
 class Captured:
-    """Of up to `most` sequences, `tokens` in all."""
+    """Tables for up to `most` sequences and `tokens` tokens."""
 
     def __init__(self, slots: Slots, most: int, tokens: int) -> None:
         keys, device = slots.rows.shape[1], slots.rows.device
         wide = slots.window_pool is not None
         self.slots, self.most = slots, most
         self.pages = torch.zeros(most, -(-keys // slots.page_size), dtype=torch.int32, device=device)
-        self.starts = torch.zeros(most + 1, dtype=torch.int32, device=device)  # of rows one behind the other in pages
+        self.starts = torch.zeros(most + 1, dtype=torch.int32, device=device)  # of rows, where `pages` is one list
         self.window = torch.zeros(most, keys, dtype=torch.int32, device=device) if wide else None
         self.window_slots = torch.zeros(max(most, tokens), dtype=torch.int64, device=device) if wide else None
         self.lens = torch.zeros(most, dtype=torch.int32, device=device)
-        self.drafts: dict[int, tuple[Tensor, Tensor]] = {}  # by how many: where queries start, words of trees
+        self.drafts: dict[int, tuple[Tensor, Tensor]] = {}  # drafts of a sequence -> starts of queries, mask words
 
     def fill(self, batch: Any) -> Tables:
-        """Copy what the batch says; called before a graph is captured, and before each of its replays."""
+        """Copy a batch's tables; called before a graph is captured, and before each replay."""
         mode, drafts = batch.forward_mode, Drafts(0)
         if mode.is_target_verify():
             drafts = drafts_of(batch)

@@ -1,7 +1,7 @@
-"""The backend for latent attention (MLA): absorbed queries over SGLang's pool of latents, or keys made of these.
+"""The backend for latent attention (MLA): absorbed queries over SGLang's pool of latents, or expanded keys.
 
-Which of the two a layer's call is, SGLang decides (`method_of`), and the layer's sizes say: those of a latent, or
-those of a head.
+SGLang decides between both (`method_of`).  The sizes of a layer's call tell which one it is: sizes of a latent, or of
+a head.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LatentBackend(Backend):
 
     def _attend(self, q: Tensor, k: Tensor | None, v: Tensor | None, layer: Any, batch: Any, save: bool,
                 others: dict[str, Any]) -> Any:  # fmt: skip
-        """As SGLang calls it: q [tokens, heads * dims], or without the rotated part, which is then `q_rope`."""
+        """Store and attend; q is [tokens, heads * dims], or lacks its rotated part, which then is `q_rope`."""
         q_rope, k_rope, sinks = (others.pop(name, None) for name in ("q_rope", "k_rope", "sinks"))
         refuse_layer(layer, others)
         if layer.attn_type != AttentionType.DECODER or layer.xai_temperature_len > 0:
@@ -60,7 +60,7 @@ class LatentBackend(Backend):
         return self._expanded(q, k, v, layer, batch, tables, sinks)
 
     def _store(self, k: Tensor, v: Tensor | None, k_rope: Tensor | None, layer: Any, batch: Any) -> None:
-        """Latents with their rotated part, or both apart.  The pool takes no scale, so fp8 latents are divided here."""
+        """Store latents, and rotated parts, in one or two tensors; the pool takes no scale, so fp8 is divided here."""
         where = KVWriteLoc.for_batch(batch)
         if layer.k_scale is not None and self.token_to_kv_pool.dtype.itemsize == FP8_BYTES:
             k, k_rope = k / layer.k_scale, None if k_rope is None else k_rope / layer.k_scale
@@ -70,7 +70,7 @@ class LatentBackend(Backend):
             self.token_to_kv_pool.set_mla_kv_buffer(layer, where, k, k_rope)
 
     def _absorbed(self, q: Tensor, q_rope: Tensor | None, layer: Any, tables: Tables, sinks: Tensor | None) -> Tensor:
-        """Queries to latents, whose first dims are the values -> [tokens, heads * rank]."""
+        """Attend from absorbed queries to latents, whose first dims are the values -> [tokens, heads * rank]."""
         heads = layer.tp_q_head_num
         if q_rope is not None:
             parts = q.reshape(-1, heads, self.rank), q_rope.reshape(-1, heads, self.dims - self.rank)
@@ -96,10 +96,10 @@ class LatentBackend(Backend):
 
     def _expanded(self, q: Tensor, k: Tensor, v: Tensor, layer: Any, batch: Any, tables: Tables,
                   sinks: Tensor | None) -> Any:  # fmt: skip
-        """Queries to keys of the call itself, to those of all their sequences, or to a chunk of their contexts.
+        """Attend to expanded keys: new keys only, all keys of the sequences, or a chunk of their contexts.
 
-        Returns: [tokens, heads * v_head_dim]; where SGLang merges: [tokens, heads, v_head_dim] and the log-sum-exp
-            [tokens, heads].
+        Returns: [tokens, heads * v_head_dim].  If SGLang merges results, ([tokens, heads, v_head_dim], log-sum-exp
+            [tokens, heads]).
         """
         heads, merged, context = layer.tp_q_head_num, bool(batch.mha_return_lse), bool(batch.attn_attend_prefix_cache)
         window = window_of(layer)
@@ -130,10 +130,10 @@ class LatentBackend(Backend):
 
 
 def method_of(attention: Any, batch: Any) -> Any:
-    """How DeepSeek's models call attention: as over FlashAttention-3.
+    """How DeepSeek's models call attention: as with FlashAttention-3.
 
-    Prompts come with keys of every head, also of cached contexts, at once or in chunks; all else comes absorbed, and
-    everything where the server is deterministic.
+    Prompts come with expanded keys, also for cached contexts, at once or in chunks.  All other calls come absorbed; on
+    a deterministic server, prompts as well.
     """
     from sglang.srt.models.deepseek_common.attention_backend_handler import handle_attention_fa3
 
@@ -141,7 +141,7 @@ def method_of(attention: Any, batch: Any) -> Any:
 
 
 def _refuse_pool(pool: Any, window_pool: Any) -> None:
-    """Raises NotImplementedError naming what of a pool of latents is not known."""
+    """Raises NotImplementedError naming features of a pool of latents that are not known."""
     asked = [] if hasattr(pool, "kv_lora_rank") else [f"latent attention over {type(pool).__name__}"]
     asked += ["sparse latent attention (DSA)"] if getattr(pool, "use_dsa", False) else []
     asked += ["latents in fp4"] if getattr(pool, "kv_scale_buffer", None) is not None else []

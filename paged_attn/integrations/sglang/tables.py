@@ -1,8 +1,8 @@
-"""What a batch tells all layers: where each sequence's keys are, how many, and how many of its tokens are new.
+"""A batch's tables, which all layers share: pages, lengths, and the number of new tokens of each sequence.
 
-SGLang keeps a row of token slots for each request.  Where its pages have one token, all rows of a batch are one list:
-SGLang's kv_indptr and kv_indices, made by SGLang's own kernel.  Where they have several, slots of a page are
-consecutive, and the first of each page names it, in a table of a row for each sequence.
+SGLang keeps a row of token slots for each request.  With pages of one token, the page table is one list for the batch:
+SGLang's kv_indptr and kv_indices, made by SGLang's own kernel.  With larger pages, the slots of a page are consecutive,
+and the page's first slot gives its number; the page table then has a row for each sequence.
 """
 
 from __future__ import annotations
@@ -14,52 +14,52 @@ from torch import Tensor
 
 from .verified_drafts import drafts_of, mask_words
 
-# A bound on keys is rounded up to it, so that calls of successive steps are of few kinds.
+# Bounds on keys are rounded up to a multiple of BUCKET, so that successive steps make few kinds of calls.
 BUCKET = 1024
-# Keys that a program of SGLang's kernel copies, about.
+# Keys that a program of SGLang's kernel copies, approximately.
 KEYS_OF_A_PROGRAM = 8192
 
 PageTable = Tensor | tuple[Tensor, Tensor]
 
 
 class Tables(NamedTuple):
-    """Arguments of paged_attention; `window_table`: of slots in the pool of sliding layers, if these have their own."""
+    """Arguments of paged_attention.  window_table: slots in the pool of sliding layers, if there is such a pool."""
 
     page_table: PageTable
     window_table: Tensor | None
-    window_slots: Tensor | None  # of the new tokens
+    window_slots: Tensor | None  # slots of new tokens in that pool
     seq_lens: Tensor
     cu_seqlens_q: Tensor | None
     max_seqlen_q: int
     max_seqlen_k: int
-    qq_mask: Tensor | None = None  # of trees of drafts
+    qq_mask: Tensor | None = None  # masks of draft trees
     query_positions: Tensor | None = None
 
 
 class Slots(NamedTuple):
-    """A runner's rows of token slots [requests, tokens], their page size, and its pool of sliding layers, if any."""
+    """A runner's rows of token slots [requests, tokens], the page size, and the pool of sliding layers or None."""
 
     rows: Tensor
     page_size: int
     window_pool: Any
 
     def bound(self, batch: Any, drafts: int = 0) -> int:
-        """Of the keys of any sequence, drafts included; what the host knows, else what a row can hold."""
+        """Upper bound on a sequence's keys, drafts included; if the host does not know lengths, the length of a row."""
         longest = self.rows.shape[1] if batch.seq_lens_cpu is None else int(batch.seq_lens_cpu.max()) + drafts
         return min(-(-longest // BUCKET) * BUCKET, self.rows.shape[1])
 
     def pages(self, requests: Tensor, bound: int) -> Tensor:
-        """[seqs, pages] of the first `bound` keys, of pages of several tokens."""
+        """Page table [seqs, pages] for the first `bound` keys, for pages of several tokens."""
         return self.rows[:, : bound : self.page_size].index_select(0, requests) // self.page_size
 
     def keys(self, batch: Any, bound: int, drafts: int = 0) -> int:
-        """Of all sequences, a bucket for each rounded up; what the host does not know may be `bound` of each."""
+        """Upper bound on the keys of all sequences; if the host does not know their sum, `bound` for each sequence."""
         known = None if batch.seq_lens_sum is None else int(batch.seq_lens_sum) + drafts * batch.batch_size
         most, bucket = batch.batch_size * bound, batch.batch_size * BUCKET
         return most if known is None else min(most, -(-known // bucket) * bucket)
 
     def ragged(self, requests: Tensor, lens: Tensor, bound: int, indptr: Tensor, indices: Tensor) -> None:
-        """SGLang's kv_indptr and kv_indices, into the first of these; lengths of at most `bound` keys."""
+        """Write SGLang's kv_indptr and kv_indices to the begin of indptr and indices; lens are at most `bound`."""
         from sglang.kernels.ops.attention.kv_indices import create_flashinfer_kv_indices_triton as copy_rows
 
         seqs = len(lens)
@@ -71,7 +71,7 @@ class Slots(NamedTuple):
             )
 
     def window(self, requests: Tensor, bound: int) -> Tensor | None:
-        """[seqs, bound] slots in the pool of sliding layers; of keys before every window they may be anything."""
+        """Slots [seqs, bound] in the pool of sliding layers; slots of keys before every window may be anything."""
         if self.window_pool is None:
             return None
         slots = self.rows[:, :bound].index_select(0, requests)
@@ -84,12 +84,12 @@ class Slots(NamedTuple):
 
 
 def starts_of(counts: Tensor) -> Tensor:
-    """[n + 1] int32, where each of n rows begins and the last ends."""
+    """[n + 1] int32: where each of n rows begins, and where the last row ends."""
     return torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
 
 
 def tables_of(batch: Any, slots: Slots) -> Tables:
-    """Of an eager step: decodes, prompts and parts of prompts, with decodes among them or without, or drafts."""
+    """Tables of an eager step: decodes, drafts, or (parts of) prompts with or without decodes among them."""
     mode = batch.forward_mode
     if batch.encoder_lens is not None:
         raise NotImplementedError("paged_attn does not know attention to an encoder, encoder_lens of a batch")
@@ -125,7 +125,7 @@ def tables_of(batch: Any, slots: Slots) -> Tables:
 
 
 def _page_table(batch: Any, slots: Slots, lens: Tensor, bound: int, drafts: int) -> PageTable:
-    """Of an eager step."""
+    """Page table of an eager step: [seqs, pages], or (indptr, indices) for pages of one token."""
     requests = batch.req_pool_indices
     if slots.page_size > 1:
         return slots.pages(requests, bound)

@@ -1,4 +1,4 @@
-"""Drafts that SGLang verifies: as many query tokens of each sequence, one behind the other or as nodes of a tree."""
+"""Drafts that SGLang verifies: equally many query tokens of each sequence, as a chain or as nodes of a tree."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-WORD = 32  # nodes that a word of paged_attention's mask tells of
+WORD = 32  # nodes in a word of paged_attention's qq_mask
 ALGORITHMS = ("EAGLE", "EAGLE3", "STANDALONE", "NEXTN")
 
 
 class Drafts(NamedTuple):
-    """Of a batch: how many of each sequence, and of trees who sees whom, bool [seqs * each * each]."""
+    """Drafts of a batch: how many each sequence has; for trees, which node sees which, bool [seqs * each * each]."""
 
     each: int
     seen: Tensor | None = None
 
 
 def drafts_of(batch: Any) -> Drafts:
-    """Raises NotImplementedError naming a kind of drafts that is not known."""
+    """Drafts of a batch; raises NotImplementedError naming a kind of drafts that is not known."""
     from sglang.srt.speculative.spec_info import SpecInputType
 
     told = batch.spec_info
@@ -31,13 +31,13 @@ def drafts_of(batch: Any) -> Drafts:
     if told.topk == 1 or count == 1:
         return Drafts(count)
     seen, cells = told.custom_mask, batch.batch_size * count * count
-    if seen is None or len(seen) < cells:  # as SGLang captures, or of no sequences
+    if seen is None or len(seen) < cells:  # SGLang captures a graph, or the batch has no sequences
         seen = torch.ones(cells, dtype=torch.bool, device=batch.seq_lens.device)
     return Drafts(count, seen)
 
 
 def mask_words(seen: Tensor, seqs: int, count: int) -> Tensor:
-    """qq_mask [seqs * count, words] int32 of a mask that may be longer than the batch."""
+    """Pack a mask, which may be longer than the batch needs, into a qq_mask [seqs * count, words] int32."""
     words = -(-count // WORD)
     bits = torch.zeros(seqs * count, words * WORD, dtype=torch.int32, device=seen.device)
     bits[:, :count] = seen[: seqs * count * count].view(-1, count)
@@ -46,7 +46,7 @@ def mask_words(seen: Tensor, seqs: int, count: int) -> Tensor:
 
 
 def mask_of(seqs: int, device: Any) -> Any:
-    """Where SGLang is to put masks of trees: of drafts among themselves, without their contexts; None for none."""
+    """Buffer for masks of draft trees, in which columns are drafts without contexts; None without speculation."""
     from sglang.srt.layers.attention.verify_mask import VerifyMask, tree_mask_numel
     from sglang.srt.runtime_context import get_spec
     from sglang.srt.speculative.eagle_utils import TreeMaskMode

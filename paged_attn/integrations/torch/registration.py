@@ -1,4 +1,4 @@
-"""How torch comes to call this library: a name in its list, and kernels that stand in while that name is active."""
+"""How torch comes to call this library: a name in torch's list, and stand-in kernels while that name is active."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ NEEDED = ("scale", "window_size_left", "window_size_right", "seqused_k", "alibi_
 def register() -> str:
     """Add this library to torch's flash attention implementations; returns the name to activate it by.
 
-    Nothing that runs changes before `torch.nn.attention.activate_flash_attention_impl(name)`, or `activated()`.
+    No call changes before `torch.nn.attention.activate_flash_attention_impl(name)` or `activated()`.
 
-    Raises: RuntimeError naming what this torch lacks, or orders otherwise, of all that is known of torch 2.13.
+    Raises: RuntimeError naming what this torch lacks, or orders differently, compared with torch 2.13.
     """
     import torch.nn.attention as host
 
@@ -41,7 +41,7 @@ def register() -> str:
 
 
 def unregister() -> None:
-    """Give torch its own kernels back, if this library is active, and take the name off the list."""
+    """Give torch its own kernels back if this library is active, and take the name off the list."""
     import torch.nn.attention as host
 
     if host.current_flash_attention_impl() == NAME:
@@ -52,10 +52,10 @@ def unregister() -> None:
 
 @contextlib.contextmanager
 def activated() -> Iterator[str]:
-    """A scope in which torch's varlen_attn is this library; behind it torch is as it was before.
+    """A scope in which torch's varlen_attn calls this library; at its end torch is as before.
 
-    From 2.15 on torch tries cuDNN first, wherever it can, unless an order of kernels is asked for: the scope asks for
-    this one first, and leaves the others in their order.  The order, like the implementation, holds for all threads.
+    From 2.15 on torch tries cuDNN first where it can, unless an order of kernels is set.  The scope sets an order:
+    flash attention first, the other kernels as before.  Order and implementation hold for all threads.
     """
     import torch.nn.attention as host
 
@@ -92,7 +92,7 @@ def _unknown(what: str) -> RuntimeError:
 
 
 def _order() -> list[Any]:
-    """The kernels that are enabled, flash attention first, the others in torch's order."""
+    """The enabled kernels: flash attention first, then the other kernels in torch's order."""
     from torch.nn.attention import SDPBackend
 
     enabled = {
@@ -111,7 +111,7 @@ def _order() -> list[Any]:
 
 @contextlib.contextmanager
 def _kept_order() -> Iterator[None]:
-    """Behind it torch's order is as before: sdpa_kernel alone would move what is disabled to its end."""
+    """A scope that restores torch's order of kernels; sdpa_kernel alone would move disabled kernels to the end."""
     order: list[int] = getattr(torch._C, "_get_sdp_priority_order", list)()
     try:
         yield
@@ -121,7 +121,7 @@ def _kept_order() -> Iterator[None]:
 
 
 class _Handle:
-    """Keeps the stand-ins where they are; torch calls remove() before another implementation takes their place."""
+    """Keeps the stand-in kernels registered; torch calls remove() before another implementation takes their place."""
 
     def __init__(self, library: torch.library.Library) -> None:
         self.library: torch.library.Library | None = library
@@ -132,7 +132,7 @@ class _Handle:
 
 def _activate() -> _Handle:
     library = torch.library.Library("aten", "IMPL")
-    with warnings.catch_warnings():  # that there was a kernel before, which is the point
+    with warnings.catch_warnings():  # replacing torch's kernels is intended
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
         for key in ("CPU", "CUDA"):
             library.impl(FORWARD, _forward(_own(FORWARD, key)), key, with_keyset=True)
@@ -141,7 +141,7 @@ def _activate() -> _Handle:
 
 
 def _own(name: str, key: str) -> Any:
-    """torch's own kernel, or None: a CPU, for one, has none."""
+    """torch's own kernel for a device, or None: a CPU, for example, has none."""
     try:
         return torch.library.get_kernel(getattr(torch.ops.aten, name).default, key)
     except RuntimeError:
@@ -167,7 +167,7 @@ def _into(own: Any) -> Callable[..., Any]:
 
 
 def _is_torchs(query: Tensor, key: Tensor, value: Tensor, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-    """Calls that stay torch's own: scaled_dot_product_attention's, without cum_seq_q, and those for gradients."""
+    """Whether a call stays with torch: scaled_dot_product_attention's, without cum_seq_q, or one that needs grad."""
     if args[0] is None:
         return True
     return keywords.get("block_table") is None and any(x.requires_grad for x in (query, key, value))

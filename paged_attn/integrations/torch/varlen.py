@@ -1,4 +1,4 @@
-"""What torch asks of a FlashAttention implementation, as one call of paged_attention."""
+"""The call that torch makes to a FlashAttention implementation, as one call of paged_attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...api import paged_attention
 from ..flash_attn.common_call import dense, told
 from ..flash_attn.varlen import Keys, ragged, same
 
-# What errors of paged_attention call its arguments, and what varlen_attn does.
+# Names of arguments: in errors of paged_attention -> in varlen_attn.
 NAMES = {
     "q": "query", "k_cache": "key", "v_cache": "value", "k_new": "key", "v_new": "value", "page_table": "block_table",
     "seq_lens": "seqused_k", "cu_seqlens_q": "cu_seq_q", "max_seqlen_q": "max_q", "max_seqlen_k": "max_k",
@@ -41,20 +41,20 @@ def attend(
     out: Tensor | None = None,
     **unknown: Any,
 ) -> tuple[Tensor, Tensor]:
-    """(results [tokens, heads, head_dim], log-sum-exps [heads, tokens]) of aten::_flash_attention_forward's arguments.
+    """Compute (out [tokens, heads, head_dim], log-sum-exp [heads, tokens]) from aten::_flash_attention_forward's args.
 
-    Raises: NotImplementedError naming what this library does not do, or what this torch asks for that is not known.
+    Raises: NotImplementedError naming what this library does not do, or an argument that is not known.
     """
     refused = refusal(cum_seq_q, dropout_p, return_debug_mask, unknown)
     if refused:
         raise NotImplementedError(f"paged_attn as torch's flash attention: {refused}")
     assert cum_seq_q is not None
-    invariant = num_splits == 1  # by which torch's callers ask for results that do not depend on the batch
+    invariant = num_splits == 1  # torch's callers so ask for results that do not depend on the batch
     query, key, value = dense(query), dense(key), dense(value)
     keys, seq_lens = _keys(query, key, value, cum_seq_q, cum_seq_k, max_q, max_k, seqused_k, block_table, invariant)
     left, right = (-1 if x is None or x < 0 else x for x in (window_size_left, window_size_right))
     nothing_ahead = max_q == 1 or is_causal or right == 0
-    # A causal mask is a window here, whose queries need not be keys: there may be more of them.
+    # A causal mask becomes a window, because causal=True of paged_attention refuses more queries than keys.
     result = told(
         NAMES,
         paged_attention,
@@ -81,7 +81,7 @@ def attend(
 
 
 def refusal(cum_seq_q: Tensor | None, dropout_p: float, debug: bool, unknown: dict[str, Any]) -> str | None:
-    """What of a call this library does not do, by the names that torch gives it."""
+    """What this library does not do for a call, in torch's names; None if it serves the call."""
     if cum_seq_q is None:
         return "cum_seq_q is None; batches without it, of scaled_dot_product_attention, are not served"
     if dropout_p:
@@ -98,7 +98,7 @@ def _keys(
     query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor, cum_seq_k: Tensor | None, max_q: int, max_k: int,
     seqused_k: Tensor | None, block_table: Tensor | None, invariant: bool,
 ) -> tuple[Keys, Tensor]:  # fmt: skip
-    """Keys as paged_attention reads them, and how many each sequence has."""
+    """Keys and values as paged_attention reads them, and the number of keys of each sequence [seqs]."""
     if block_table is not None:
         if seqused_k is None:
             raise NotImplementedError("paged_attn as torch's flash attention: block_table needs seqused_k")
@@ -106,7 +106,7 @@ def _keys(
     if cum_seq_k is None:
         raise NotImplementedError("paged_attn as torch's flash attention: cum_seq_k is None without a block_table")
     lens = cum_seq_k[1:] - cum_seq_k[:-1] if seqused_k is None else seqused_k
-    # Keys of the call's own are read as they lie, but not by code whose results are the same in any batch.
+    # Keys outside a cache are read as they lie, but not by batch-invariant kernels.
     if seqused_k is None and not invariant and query.shape[0] == key.shape[0] and same(cum_seq_q, cum_seq_k):
         return Keys(key.unsqueeze(1), value.unsqueeze(1), lens[:, None], new=True), lens
     rows = max_q * (query.shape[1] // max(key.shape[1], 1))
@@ -114,6 +114,6 @@ def _keys(
 
 
 def rest(query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a forward pass returns behind log-sum-exps: states of a dropout, and a mask; nobody reads them."""
+    """What a forward pass returns behind the log-sum-exp: dropout states and a debug mask, which nobody reads."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
     return state, torch.empty((), dtype=torch.uint64, device=query.device), query.new_empty(0)

@@ -1,6 +1,7 @@
 """transformers over this library: `generate_batch` on the host's own paged cache, and plain `generate`.
 
-`register()` returns the name for `model.set_attn_implementation`, and alone changes the host; `unregister()` undoes it.
+`register()` changes the host and returns the name for `model.set_attn_implementation`.  `unregister()` undoes all
+changes.
 """
 
 from .registration import register, unregister

@@ -1,4 +1,4 @@
-"""`generate_batch`: attention over the host's own paged cache, nothing gathered."""
+"""`generate_batch`: attention over the host's own paged cache, without gathering keys and values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .storage import layer_of
 def attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, cache: Any, window: int | None, scores: Any, kwargs: Any
 ) -> Tensor:
-    """query [1, heads, T, D], the call's own key and value [1, kv_heads, T, D] -> [1, T, heads, D]."""
+    """Store new key and value [1, kv_heads, T, D] and attend with query [1, heads, T, D] -> [1, T, heads, D]."""
     ready.wait()
     layer = layer_of(cache, module.layer_idx)
     tables = tables_of(layer, module.layer_idx, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if k.shape[1:] != layer.k_pages.shape[2:] or v.shape[1:] != layer.v_pages.shape[2:]:
-        # Rows are all as wide as config.head_dim says: too narrow, say, for expanded keys of latent attention.
+        # All rows have config.head_dim elements: too few for expanded keys of latent attention, for example.
         raise ValueError(
             f"{type(module).__name__} brings keys {list(k.shape[1:])}, values {list(v.shape[1:])} [kv_heads, dim], but "
             f"transformers' paged cache has rows of {list(layer.k_pages.shape[2:])}, for any attention: plain generate "
@@ -37,7 +37,7 @@ def attend(
     if layer.window is None:
         _write(k, v, layer, tables)
         out = paged_attention(q, layer.k_pages, layer.v_pages, *where, **rest)
-    else:  # what is written may overwrite what this call still has to read
+    else:  # new keys may overwrite keys that this call still has to read, so they are written afterwards
         cached = kwargs["read_index"][layer.group].numel() > 0
         pages = (layer.k_slots, layer.v_slots) if cached else (layer.k_pages, layer.v_pages)
         out = paged_attention(q, *pages, *where, k_new=k, v_new=v, **rest)
@@ -46,5 +46,5 @@ def attend(
 
 
 def _write(k: Tensor, v: Tensor, layer: Any, tables: Any) -> None:
-    # Unchecked, as the host sends all padding to one slot that nobody reads.
+    # Unchecked, because the host sends all padding to one slot, which nobody reads.
     write_kv(k, v, layer.k_pages, layer.v_pages, tables.slots, check=False)

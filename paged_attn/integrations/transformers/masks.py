@@ -1,4 +1,4 @@
-"""What the host's masks say to plain `generate`: first keys, ends of keys, places in chunks."""
+"""The host's masks in plain `generate`, reduced to first keys, ends of keys and places in chunks."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def mask(
     device: Any = None,
     **kwargs: Any,
 ) -> Tensor | None:
-    """None where every sequence sees all kv_length keys; else [B, 1, 1, 2] int32: first key, end of keys.
+    """Bounds on keys [B, 1, 1, 2] int32: first key, end (exclusive); None if every sequence sees all kv_length keys.
 
-    Or [B, 1, 1, 3] where chunks hide some of them: then also how far behind the begin of a chunk the first key stands.
-    Chunks count from a sequence's first token, as the host's do.  The host passes 4-D masks on as they are.  Padding
-    is looked at on the host, once for all layers.
+    With chunks that hide keys, [B, 1, 1, 3]: the third number is the first key's offset within its chunk.  Chunks count
+    from a sequence's first token, as in the host.  The host passes 4-D masks on as they are.  Padding is read on the
+    CPU, once for all layers.
     """
     chunk = None if mask_function is None else _chunk(mask_function)
     end = q_offset + q_length - kv_offset  # a static cache is longer than what it holds
@@ -42,7 +42,7 @@ def mask(
     if padded:
         assert attention_mask is not None
         seen = attention_mask.bool()
-        # A static cache's mask may go on behind the tokens of so far.
+        # A static cache's mask may be longer than the tokens so far.
         known = seen[:, : end + kv_offset] if not isinstance(end, Tensor) else seen
         if bool((known[:, :-1] & ~known[:, 1:]).any()):
             raise ValueError("paged_attn takes padding on the left only: attention_mask has a 0 behind a 1")
@@ -57,7 +57,7 @@ def mask(
 
 
 def _chunk(function: Callable[..., Any]) -> int | None:
-    """Positions of a chunk, if it asks for chunks.  Refuses what is not causal, with or without a sliding window."""
+    """Positions in a chunk, or None for a mask without chunks; ValueError unless causal, sliding window or chunked."""
     name = getattr(function, "__qualname__", repr(function))
     if name == "and_masks.<locals>.and_mask":
         parts = [_chunk(part) for part in function.__closure__[0].cell_contents]  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Plain `generate`: the host's [B, kv_heads, T, D] keys and values as pages, where they lie."""
+"""Plain `generate`: the host's [B, kv_heads, T, D] keys and values, read as pages without a copy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...api import paged_attention
 from ...strides import settled
 
-# Of what is not padded; a page size is compiled into a kernel, so it may not be T, which grows with each token.
+# Page size of unpadded batches.  A page size is compiled into a kernel, so it cannot be T, which grows with each token.
 PAGE = 16
 
 
@@ -32,9 +32,9 @@ def attend(
     scores: Any,
     chunk: int | None = None,
 ) -> Tensor:
-    """query [B, heads, n, D], key [B, kv_heads, T, D], value [B, kv_heads, T, E] -> [B, n, heads, E].
+    """Attend: query [B, heads, n, D], key [B, kv_heads, T, D], value [B, kv_heads, T, E] -> [B, n, heads, E].
 
-    bounds are what masks.mask gives; chunk is that of the layer, and of no meaning where bounds tell of no chunks.
+    bounds: result of masks.mask.  chunk: positions in the layer's chunks, ignored if bounds have no third number.
     """
     seqs, heads, tokens, dim = query.shape
     if bounds is not None and (bounds.dtype != torch.int32 or bounds.shape not in ((seqs, 1, 1, 2), (seqs, 1, 1, 3))):
@@ -69,16 +69,16 @@ def attend(
 
 
 def _rows_of_a_sequence(x: Tensor) -> int | None:
-    """How many rows behind a sequence's first the next one's lies; None where that is not a number of rows."""
+    """Rows from a sequence's first row to the next sequence's first row; None if the stride is no multiple of a row."""
     if x.stride(3) != 1 or (x.shape[0] > 1 and x.stride(0) % x.stride(2)):
         return None
     return x.stride(0) // x.stride(2) if x.shape[0] > 1 else 0
 
 
 def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
-    """[B, kv_heads, T, D] as pages [N, kv_heads, page, D], of which those of one sequence begin every per_seq.
+    """View [B, kv_heads, T, D] as pages [N, kv_heads, page, D]; sequence s begins at page s * per_seq.
 
-    Between them lie ids of pages that nobody asks for: they reach into the next head.
+    Pages behind a sequence's T keys reach into the next head.  No page table has them.
     """
     seqs, heads, keys, dim = x.shape
     count = (seqs - 1) * per_seq + keys // page
@@ -88,10 +88,10 @@ def _pages(x: Tensor, page: int, per_seq: int) -> Tensor:
 def _batch(
     seqs: int, tokens: int, keys: int, page: int, per_seq: int, bounds: Tensor | None, chunk: int | None, device: Any
 ) -> LayerArguments:
-    """What all layers share: kept with bounds, or, of batches without, by their sizes."""
+    """Arguments that all layers share, kept as an attribute of bounds, or, without bounds, in a cache by sizes."""
     sizes = (seqs, tokens, keys, page, per_seq)
     if bounds is None:
-        # What is made while a graph is captured holds nothing before its replay.
+        # A tensor that is made during capture of a graph has no contents before the replay, so it is not kept.
         captured = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
         return (_whole.__wrapped__ if captured else _whole)(*sizes, device)
     kept = getattr(bounds, "_paged_attn_batch", None)
@@ -109,16 +109,16 @@ def _batch(
 
 
 def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
-    """The table's rows, each with as many entries before it as keys of its first chunk are gone: no query sees these.
+    """Put entries before each row of the table, one for each dropped key of the row's first chunk; no query sees them.
 
-    The host drops keys a whole chunk before the first query, never such as lie in its chunk.
+    The host drops keys a whole chunk before the first query, and never keys in the chunk of that query.
     """
     columns = torch.arange(table.shape[1] + chunk - 1, device=table.device) - place[:, None]
     return table.gather(1, columns.clamp_(0, table.shape[1] - 1))
 
 
 def _without_padding(batch: LayerArguments, padding: Tensor) -> LayerArguments:
-    """Each sequence's first queries, which are padding, as a sequence of their own before it, that has no key."""
+    """Make a sequence without keys from the padding before each sequence: the sequence's first queries."""
     starts = batch.cu_seqlens_q[:-1]
     return LayerArguments(
         batch.page_table.repeat_interleave(2, 0),
@@ -129,7 +129,7 @@ def _without_padding(batch: LayerArguments, padding: Tensor) -> LayerArguments:
 
 @functools.lru_cache(maxsize=8)
 def _whole(seqs: int, tokens: int, keys: int, page: int, per_seq: int, device: Any) -> LayerArguments:
-    """Every sequence sees all keys."""
+    """Arguments for a batch in which every sequence sees all keys."""
     integers = {"dtype": torch.int32, "device": device}
     starts = torch.arange(seqs, **integers)[:, None] * per_seq
     return LayerArguments(

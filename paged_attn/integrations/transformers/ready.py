@@ -1,6 +1,6 @@
-"""Kernels of `generate_batch`, told by the model, the host's settings and its prompts, and compiled ahead of them.
+"""Kernels of `generate_batch`, derived from the model, the host's settings and prompts, and compiled in advance.
 
-Triton and the planner are imported when there is something to compile.
+Triton and the planner are imported only when there is something to compile.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from paged_attn.preparation.model import Model
 
 STEP = 64  # the host pads batches with prompts to a multiple of so many tokens
-TOKENS = 8192  # of a batch, where the host chooses
-REQUESTS, KEYS = 1024, 131072  # of a batch, and of a sequence, where no prompts are known
+TOKENS = 8192  # tokens of a batch, if the settings leave them to the host
+REQUESTS, KEYS = 1024, 131072  # requests of a batch and keys of a sequence, if no prompts are known
 _begun: list[Begun] = []
 
 
 def prepare(model: Any) -> None:
-    """Compile the kernels of batches of any prompts, and wait for them."""
+    """Compile the kernels for batches of any prompts, and wait for them."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
     from paged_attn.integrations.ready import begin
@@ -33,10 +33,10 @@ def prepare(model: Any) -> None:
 
 
 def prepare_for(manager: Any, hints: Any) -> None:
-    """Begin to compile the kernels of a manager's batches; hints: the host's, of its prompts, if there are any yet."""
+    """Begin to compile the kernels of a manager's batches.  hints: the host's bounds on prompts, or None."""
     settings, model = manager.continuous_batching_config, manager.model
     varlen, decodes = settings.cuda_graph_booleans
-    # Without graphs the host pads no batch; a rank of several has a part of the heads.
+    # Without graphs the host pads no batch; with tensor parallelism a rank has only a part of the heads.
     if not (varlen or decodes) or getattr(manager.distributed_helper, "tp_size", 1) > 1:
         return
     from paged_attn.integrations.ready import begin
@@ -47,7 +47,7 @@ def prepare_for(manager: Any, hints: Any) -> None:
 
 
 def wait() -> None:
-    """Wait for what is being compiled: the first launch would compile it once more."""
+    """Wait for kernels that are being compiled, because the first launch would compile them once more."""
     while _begun:
         _begun.pop().wait()
 
@@ -64,20 +64,21 @@ def _page_size(settings: Any) -> int:
 
 
 def served_by(model: Any, settings: Any, hints: Any) -> Iterator[Padded]:
-    """Calls of batches under the host's settings, which it has completed."""
+    """Kinds of calls under the host's settings, after the host has completed them."""
     page = _page_size(settings)
     width = (settings.max_blocks_per_request or 0) * page
     keys = (hints.max_prompt_length + hints.max_generated_length if hints is not None else 0) or width or TOKENS
-    if settings.cuda_graph_booleans[0]:  # then the host rounds bounds on keys up to powers of two
+    if settings.cuda_graph_booleans[0]:  # the host then rounds bounds on keys up to powers of two
         keys = 1 << (keys - 1).bit_length()
     tokens = settings.max_batch_tokens or TOKENS
     return served(model, min(settings.max_requests_per_batch, tokens), tokens, keys, page, width)
 
 
 def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: int | None) -> Iterator[Padded]:
-    """A kind of calls for each kind of layers.
+    """Kinds of calls for each kind of layers.
 
-    width: keys that the page tables of decodes hold, 0: decodes come without; None: nothing is known of batches.
+    width: keys for which page tables of decodes have columns.  0: decodes come without page tables.  None: nothing is
+        known about batches.
     """
     from paged_attn.preparation.engine_steps import Padded
     from paged_attn.preparation.model import spread
@@ -97,14 +98,14 @@ def served(model: Any, requests: int, tokens: int, keys: int, page: int, width: 
         yield Padded(plainly, max_seqlen=keys, widths=tuple(widths) if alone else (), **sizes)
     if "sliding_attention" in kinds and window is not None:
         seen = plainly._replace(new=True, window_size=(window - 1, 0))
-        # Rings; and pages that nobody looks at, of batches of which nothing is cached.
+        # Rings; and, for batches without cached keys, pages that nobody reads.
         for size, stride in ((1, 0), (page, apart["sliding_attention"])):
             rows = seen._replace(page_size=size, page_stride=stride)
             yield Padded(rows, max_seqlen=min(keys, window + tokens), widths=(), **sizes)
 
 
 def _page_stride(kind: str, config: Any, page: int) -> int:
-    """Slots from a page of a layer to its next, where the host keeps all layers of a kind in one buffer; else 0."""
+    """Slots from a layer's page to its next page, if the host keeps all layers of a kind in one buffer; else 0."""
     from transformers.generation.continuous_batching import cache
 
     allocators = getattr(cache, "ATTN_TYPE_TO_ALLOCATOR", None)

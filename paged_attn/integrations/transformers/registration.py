@@ -1,4 +1,4 @@
-"""What of the host is changed, told apart by signatures and attributes, and how that is undone."""
+"""Changes to the host, chosen by its signatures and attributes, and their undoing."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 from . import masks, ready, steering
 from .forward import forward
 
-# The host tells by the letters of a name what an implementation can do: "flash" means that no mask is needed and that
-# CUDA graphs pay, a 2 or 3 behind it that decodes may hand over a block table.
+# The host reads features from the letters of a name.  "flash" means that no mask is needed and that CUDA graphs pay.
+# A 2 or 3 behind "flash" means that decodes may hand over a block table.
 NAME = "paged_attn_flash3"
-NAMES = (NAME, f"paged|{NAME}")  # hosts up to 5.19 put the prefix before it while they batch
+NAMES = (NAME, f"paged|{NAME}")  # hosts up to 5.19 use the prefix in continuous batching
 
 _undo: list[Callable[[], None]] = []
 
@@ -25,11 +25,11 @@ _undo: list[Callable[[], None]] = []
 def register(model: Any = None) -> str:
     """Make this library an attention implementation of transformers; returns the name to choose it by.
 
-    model: one that will be called with it; its kernels are compiled now, on all processors.  The model is not changed.
-    Without one they are compiled as the first call of `generate_batch` begins.
+    model: a model that will use the name.  Its kernels are compiled now, on all processors; the model is not changed.
+    Without a model, kernels are compiled as the first call of `generate_batch` begins.
 
-    Raises: ImportError where transformers is absent or has no continuous batching; RuntimeError naming what this host
-        lacks of all that is known of transformers 5.17 to 5.24.  Then nothing has changed.
+    Raises: ImportError where transformers is absent or has no continuous batching.  RuntimeError naming what this host
+        lacks, compared with transformers 5.17 to 5.24.  After an error nothing has changed.
     """
     if not _undo:
         _change_host()
@@ -65,7 +65,7 @@ def _change_host() -> None:
     for name in NAMES:
         functions.register(name, forward)
         _undo.append(functools.partial(functions._global_mapping.pop, name, None))
-    # Where the prefix tells of batching, the host makes no mask for names that it finds none for.
+    # Under the prefixed name the host needs no mask function: it then makes no mask.
     mask_functions.register(NAME, masks.mask)
     _undo.append(functools.partial(mask_functions._global_mapping.pop, NAME, None))
     for owner, attribute, wrapped in changes:
@@ -74,7 +74,7 @@ def _change_host() -> None:
 
 
 def unregister() -> None:
-    """Leave transformers as it was before `register()`; models that still carry the name can no longer run."""
+    """Restore transformers as it was before `register()`; models that still have the name can no longer run."""
     while _undo:
         _undo.pop()()
 
@@ -95,7 +95,7 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def _keep_name(model: type) -> Callable[..., str]:
-    """Models that list the flash kernels they are made for would replace a name they have not heard of."""
+    """A wrapped check that keeps our names: models that list their flash kernels would replace an unknown name."""
     original = _attribute(model, "_check_and_adjust_attn_implementation")
 
     @functools.wraps(original)
@@ -108,7 +108,7 @@ def _keep_name(model: type) -> Callable[..., str]:
 
 
 def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., Any]]:
-    """The host asks whether the implementation has a function that takes block tables; ours takes them itself."""
+    """A wrapped lookup of the function that takes block tables: for our names, `forward` takes them itself."""
     old, new = "lazy_import_paged_flash_attention", "lazy_import_flash_attention"
     name = old if hasattr(initialization, old) else new
     original = _attribute(initialization, name)
@@ -122,7 +122,10 @@ def _offer_block_tables(initialization: ModuleType) -> tuple[str, Callable[..., 
 
 
 def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
-    """Masks of chunks are refused to names with "flash" in them, of whatever length; of all masks these alone ask."""
+    """A wrapped test for "flash", false for our names: the host refuses masks of chunks to flash implementations.
+
+    Only masks of chunks call the test.
+    """
     name = "is_flash_attention_requested"
     original = _attribute(masking, name)
 
@@ -136,7 +139,7 @@ def _allow_chunks(masking: ModuleType) -> tuple[str, Callable[..., bool]]:
 
 
 def _hand_over(paged: type) -> list[tuple[Any, str, Callable[..., Any]]]:
-    """Where the model itself calls `update`, which gathers K and V, the cache is handed over in its place."""
+    """A wrapped `update` that hands the cache over, for hosts whose models call `update`, which gathers K and V."""
     original = _attribute(paged, "update")
     parameters = list(inspect.signature(original).parameters)
     if parameters[-2:] == ["read_index", "write_index"]:  # called by attention functions only

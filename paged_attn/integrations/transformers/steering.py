@@ -1,7 +1,7 @@
-"""Defaults of the host's continuous batching, changed where our attention is chosen and the user says nothing.
+"""Defaults of the host's continuous batching, changed if our attention is chosen and the user sets nothing.
 
-Each call of `generate_batch` captures its graphs anew, each by two passes of the model.  Decodes come back in the same
-sizes, batches with prompts hardly ever.
+Each call of `generate_batch` captures its graphs anew, with two passes of the model for each graph.  Sizes of decodes
+recur; sizes of batches with prompts hardly ever do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 
 from . import ready
 
-DECODES = (False, True)  # use_cuda_graph: of batches with prompts, of decodes by block table
+DECODES = (False, True)  # use_cuda_graph for (batches with prompts, decodes by block table)
 COMPILES = ("default_compile_level", "varlen_compile_config", "decode_compile_config")
 GRAPHS = (
     "paged_attn: use_cuda_graph = {} has transformers capture batches with prompts, in each call anew: leave it out, "
@@ -29,7 +29,7 @@ GRAPHS = (
 def changes(
     api: ModuleType, names: tuple[str, ...], attribute: Callable[[Any, str], Any]
 ) -> list[tuple[Any, str, Any]]:
-    """What of the host's module of managers is replaced; attribute(owner, name) refuses hosts that lack it."""
+    """Replacements (owner, name, value) for the host's managers; attribute(owner, name) raises if a name is missing."""
     mixin, manager = attribute(api, "ContinuousMixin"), attribute(api, "ContinuousBatchingManager")
     resolve = "resolve_continuous_batching_config"
     found = [
@@ -57,7 +57,7 @@ def _capture_decodes(original: Callable[..., Any], names: tuple[str, ...]) -> Ca
 
 
 def _leave_out_warmup(original: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
-    """Graphs of decodes are captured as decodes come: a call has few sizes of these, the warm-up captures all."""
+    """A wrapped generate_batch without warm-up, which captures all sizes: a call meets few sizes of decodes."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -85,14 +85,14 @@ def _compile_ahead(original: Callable[..., None], names: tuple[str, ...]) -> Cal
 
 
 def _by_block_table(config: Any) -> bool:
-    """Whether decodes will come with block tables, which is how they are told from batches with prompts."""
+    """Whether decodes will come with block tables, which distinguish decodes from batches with prompts."""
     kinds = getattr(config, "layer_types", None)
     full = {*kinds} == {"full_attention"} if kinds else getattr(config, "sliding_window", None) is None
     return full and torch.cuda.is_available()
 
 
 def _is_open(settings: Any, config: Any) -> bool:
-    """Whether the user leaves graphs to the host: no size of graphs is asked for, and no torch.compile."""
+    """Whether the user leaves graphs to the host, and asks for neither sizes of graphs nor torch.compile."""
     sizes = settings.q_padding_interval_size or settings.kv_padding_interval_size
     compiles = [getattr(settings, name, None) for name in COMPILES]
     asks = sizes or any(compiles) or getattr(config, "compile_config", None)

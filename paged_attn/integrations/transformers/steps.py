@@ -1,6 +1,6 @@
-"""What one step of continuous batching tells all layers of a group: page tables, lengths, slots; derived once.
+"""Page tables, lengths and slots of a step of continuous batching, derived once for all layers of a group.
 
-Nothing here waits for the device.
+Nothing in this file waits for the device.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .storage import Layer
 
-# Bounds on the host are rounded up to it, so that calls of successive steps are of few kinds.
+# Bounds on keys are rounded up to a multiple of BUCKET, so that successive steps make few kinds of calls.
 BUCKET = 1024
 
 
@@ -28,7 +28,7 @@ class Tables(NamedTuple):
 
 
 class StepTables:
-    """Tables by group, and which layers have used them."""
+    """Tables by group, and the layers that have used them."""
 
     def __init__(self) -> None:
         self.layers: set[int] = set()
@@ -36,10 +36,10 @@ class StepTables:
 
 
 def tables_of(layer: Layer, index: int, kwargs: dict[str, Any]) -> Tables:
-    """The group's tables, kept with the step's own tensor of lengths.
+    """The tables of a layer's group, kept as an attribute of the step's tensor cu_seq_lens_q.
 
-    A layer that comes again is a new pass over the same tensors with other contents, as when a graph is captured after
-    its trial run: then all is derived anew.
+    If a layer comes twice, a new pass uses the tensors with new contents, as in a capture after its trial run.  All
+    tables are then derived anew.
     """
     lengths = kwargs["cu_seq_lens_q"]
     step = getattr(lengths, "_paged_attn_step", None)
@@ -71,21 +71,21 @@ def _of_index(layer: Layer, kwargs: dict[str, Any]) -> Tables:
     page = 1 if cached and layer.window else layer.page_size
     bound = -(-max(_of_kind(_bound("k", kwargs), layer.kind), 1) // BUCKET) * BUCKET
     bound = -(-bound // page) * page
-    if cached or not layer.window:  # nothing cached: what is written is what is read
+    if cached or not layer.window:  # without cached keys, the slots that are written are the slots that are read
         index = read if cached else slots
         at = cu_k[:-1, None] + torch.arange(0, bound, page, device=index.device)
         table = index[at.clamp_(max=index.numel() - 1)]
         table = (table if page == 1 else table // layer.stride).int()
-    else:  # a ring that holds nothing: all keys are the call's own, no page is looked at
+    else:  # an empty ring: all keys are new, and no page is read
         table = cu_q.new_zeros(1, bound // page).expand(len(cu_q) - 1, -1)
-    # A padded batch bounds its queries by all of its tokens, padding included.
-    if layer.stride != layer.page_size:  # the host's slots run on over other layers' rows
+    # max_length_q of a padded batch is its number of tokens, padding included.
+    if layer.stride != layer.page_size:  # the host's slots also count rows of other layers
         slots = slots // layer.stride * layer.page_size + slots % layer.stride
     return Tables(table, cu_k[1:] - cu_k[:-1], cu_q, slots, _bound("q", kwargs), bound)
 
 
 def _of_block_table(layer: Layer, kwargs: dict[str, Any]) -> Tables:
-    """One query token per sequence.  Sequences of length 0 are padding, whose rows of the table hold -1."""
+    """Tables of decodes of one token.  Sequences of length 0 are padding; their rows of the table hold -1."""
     table, page = kwargs["block_table"][layer.group], layer.page_size
     if layer.stride != page:
         table = table // (layer.stride // page)

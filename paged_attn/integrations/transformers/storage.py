@@ -1,4 +1,4 @@
-"""Where the host's paged cache keeps a layer's keys and values, without copying them."""
+"""A layer's keys and values in the host's paged cache, as views."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 class Layer(NamedTuple):
     """A layer's part of the cache: pages [pages, page_size, kv_heads, D], and the host's slots [slots, 1, kv_heads, D].
 
-    Both are one memory.  Slots count the rows of all layers in one buffer, where that is how the host counts: then
-    those of the keys overlap those of the values, and are for reading alone.
+    Pages and slots are views of one memory.  Some hosts keep all layers in one buffer, and their slots count the rows
+    of all layers.  Slots of keys and of values then overlap, and are only for reading.
     """
 
-    group: int  # whose page tables and indices are this layer's
-    kind: str  # "full_attention" or "sliding_attention": whose lengths
+    group: int  # group of layers with common page tables and indices
+    kind: str  # "full_attention" or "sliding_attention": key of the host's lengths
     page_size: int
-    stride: int  # of the host's slots, from a page to the next
-    window: int | None  # slots of a ring, if it is one
+    stride: int  # slots of the host from a page to the next page
+    window: int | None  # slots of a ring; None: no ring
     k_slots: Tensor
     v_slots: Tensor
     k_pages: Tensor
@@ -55,7 +55,7 @@ def _find(cache: Any, index: int) -> Layer:
 def _layer(group: int, kind: str, page_size: int, stride: int, window: int | None, k: Tensor, v: Tensor) -> Layer:
     if kind not in ("full_attention", "sliding_attention"):
         raise ValueError(f"paged_attn does not know layers of {kind}")
-    slots = min(len(k), len(v))  # of shifted views the values' is shorter
+    slots = min(len(k), len(v))  # with shifted views, the view of values is shorter
     pages = 1 + (slots - page_size) // stride
     paged = [x.as_strided((pages, page_size, *x.shape[1:]), (stride * x.stride(0), *x.stride())) for x in (k, v)]
     return Layer(group, kind, page_size, stride, window, k[:slots].unsqueeze(1), v[:slots].unsqueeze(1), *paged)

@@ -1,7 +1,7 @@
 """vLLM over this library: an attention backend, chosen as CUSTOM.
 
-vLLM finds `plugin` by its entry point and calls it in each of its processes; `register` is for those who do it
-themselves.
+vLLM finds `plugin` by its entry point and calls it in each vLLM process.  Programs without entry points call
+`register`.
 """
 
 from .registration import plugin, plugin_diffkv, register, unregister

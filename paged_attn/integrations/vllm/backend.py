@@ -1,4 +1,4 @@
-"""What vLLM asks a backend before it takes it, and where its parts are."""
+"""The attention backend as vLLM sees it: supported features, layouts of caches, and the backend's other classes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from . import host
 from .impl import SERVED, Impl
 from .metadata import Builder
 
-PAGE = 8  # tokens that Hopper's kernels want of a page, or a multiple
+PAGE = 8  # page sizes are multiples of so many tokens, for Hopper's kernels
 MOST_DIMS = 512
 
 
 class Backend(AttentionBackend):
-    """Attention on a GPU, of decoders, of encoders and to these, by the name CUSTOM."""
+    """Attention on a GPU for decoders, for encoders and from decoders to encoders; its name is CUSTOM."""
 
     accept_output_buffer: bool = True
     forward_includes_kv_cache_update: bool = False
@@ -80,7 +80,7 @@ class Backend(AttentionBackend):
     def supports_per_head_quant_scales(cls) -> bool:
         return True
 
-    # ---- how caches lie: asked by vLLM up to 0.31 or so ---------------------------------------------
+    # ---- layouts of caches, for vLLM up to about 0.31 -----------------------------------------------
 
     @staticmethod
     def get_kv_cache_shape(
@@ -98,21 +98,21 @@ class Backend(AttentionBackend):
 
     @classmethod
     def get_required_kv_cache_layout(cls) -> str | None:
-        """A page's tokens of one head lie side by side, unless the user says otherwise."""
+        """HND, where the tokens of one head lie side by side in a page, unless the user chooses a layout."""
         return None if envs.VLLM_KV_CACHE_LAYOUT is not None else "HND"
 
-    # ---- and from then on ---------------------------------------------------------------------------
+    # ---- layouts of caches, for later vLLM ----------------------------------------------------------
 
     @classmethod
     def supported_kv_cache_layouts(cls) -> tuple[Any, ...] | None:
-        """Any; first those whose pages are whole, and in which a page's tokens of one head lie side by side."""
+        """All layouts.  First come contiguous pages, then those where the tokens of one head lie side by side."""
         from vllm.v1.kv_cache_interface import KVCacheLayout
 
         return tuple(sorted(KVCacheLayout, key=lambda x: ({*x.value[:2]} != {0, 1}, x.value[-2:] != (3, 4))))
 
 
 class CPUBackend(Backend):
-    """The same through Triton's interpreter, in place of vLLM's backend for CPUs."""
+    """The backend through Triton's interpreter, in place of vLLM's backend for CPUs."""
 
     @staticmethod
     def get_name() -> str:

@@ -1,4 +1,4 @@
-"""The backend by the name CUSTOM: of latent attention (MLA) where the model has it, else the ordinary one."""
+"""The backend with the name CUSTOM: latent attention (MLA) if the model has it, otherwise the ordinary backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of another width than keys, in place of vLLM's Triton backend for them, which its models ask for by name."""
+"""Values of another width than keys, in place of the Triton backend that vLLM's models ask for by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import backend, host, impl
 
 
 class Impl(impl.Impl):
-    """Decoders, whose values are as wide as was told before the layer is made."""
+    """Attention of a decoder layer; the width of values is set on Backend before the layer is made."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -18,7 +18,7 @@ class Impl(impl.Impl):
 
 
 class Backend(backend.Backend):
-    """By the name TRITON_ATTN_DIFFKV."""
+    """The backend with the name TRITON_ATTN_DIFFKV."""
 
     head_size_v: ClassVar[int] = 128
 

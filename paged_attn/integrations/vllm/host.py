@@ -1,4 +1,4 @@
-"""What is known of vLLM's contract, and whether the vLLM at hand keeps to it; told by signatures, not by versions."""
+"""vLLM's contract as it is known, and whether the installed vLLM keeps it, judged by signatures, not by versions."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ FORWARD_MQA = ("self", "q", "kv_c_and_k_pe_cache", "attn_metadata", "layer")
 BUILD = ("self", "common_prefix_len", "common_attn_metadata", "fast_build")
 NEEDED = ("num_actual_tokens", "max_query_len", "max_seq_len", "query_start_loc", "seq_lens", "block_table_tensor",
           "slot_mapping", "causal")  # fmt: skip
-# Of a batch, what would change its attention, and what it is.
+# Fields of a batch that would change its attention, refused if set -> name of the feature.
 REFUSED = {
     "dcp_local_seq_lens": "decode context parallelism",
 }
-# Of a batch, what this attention does not depend on.
-# Where a batch, a model or a layer has it; vLLM puts encoder_seq_lens in the place of seq_lens for attention to these.
+# Optional fields of a batch that are served.  For attention to encoders vLLM puts encoder_seq_lens into seq_lens.
 SERVED = ("mm_req_doc_ranges", "rswa_prefix_lens", "encoder_seq_lens")
+# IGNORED: fields of a batch on which this attention does not depend.
 IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
            "encoder_seq_lens_cpu", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound", "positions",
            "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip
 
 
 def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
-    """Fields of a batch that are not known: none may be set.
+    """Check vLLM's classes; return fields of a batch that are not known, of which none may be set.
 
-    Raises: RuntimeError naming what differs from all that is known.
+    Raises: RuntimeError naming what differs from the known contract.
     """
     _parameters(impl.forward, FORWARD)  # type: ignore[attr-defined]
     _parameters(builder.build, BUILD)  # type: ignore[attr-defined]
@@ -40,18 +40,18 @@ def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:
 
 
 def check_latent(impl: type) -> None:
-    """Raises: RuntimeError naming what of vLLM's frame for latent attention differs from what is known."""
+    """Raises RuntimeError naming what in vLLM's frame for latent attention differs from the known contract."""
     _parameters(impl.forward_mqa, FORWARD_MQA)  # type: ignore[attr-defined]
 
 
 def implemented(backend: type) -> None:
-    """Raises RuntimeError if vLLM wants of a backend what this one has not."""
+    """Raises RuntimeError if vLLM wants methods that this backend lacks."""
     if missing := sorted(getattr(backend, "__abstractmethods__", ())):
         raise RuntimeError(f"paged_attn does not know {_version()}, whose backends have {', '.join(missing)}")
 
 
 def refuse(batch: Any, unknown: tuple[str, ...]) -> None:
-    """Raises NotImplementedError naming what a batch asks for that is not known."""
+    """Raises NotImplementedError naming a field that the batch sets and this library does not know."""
     for name, what in REFUSED.items():
         if getattr(batch, name, None) is not None:
             raise NotImplementedError(f"paged_attn does not know {what}, which {name} of vLLM's batch asks for")

@@ -15,15 +15,15 @@ from paged_attn import paged_attention, write_kv
 from ..score_mods import alibi_sqrt
 from .metadata import Metadata
 
-# What else models hand to an implementation, and the value that means nothing.
+# Other options that models hand to an implementation -> the value without effect.
 NEUTRAL = {"chunk_lookback": -1}
-# Of an encoder keys are the call's own, and nothing is cached; a decoder's attention to one has a cache.
+# Encoders have no cache, only the keys of the call.  A decoder's attention to an encoder has a cache.
 ENCODERS = (AttentionType.ENCODER, AttentionType.ENCODER_ONLY)
 SERVED = (AttentionType.DECODER, AttentionType.ENCODER_DECODER, *ENCODERS)
 
 
 class Impl(AttentionImpl):
-    """Attention of a layer; vLLM gives it the layer's weights' part, and calls it between the layer's projections."""
+    """Attention of a layer, without weights; vLLM calls it between the layer's projections."""
 
     supports_dcp: ClassVar[bool] = False
     supports_pcp: ClassVar[bool] = False
@@ -79,7 +79,7 @@ class Impl(AttentionImpl):
     def do_kv_cache_update(
         self, layer: Any, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
-        """vLLM calls it ahead of forward, but of layers that read another one's cache."""
+        """Write keys and values into the cache; vLLM calls it before forward, except for layers that share a cache."""
         if self.encodes:
             return
         k_cache, v_cache = self.caches(kv_cache)
@@ -100,9 +100,10 @@ class Impl(AttentionImpl):
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """query and output [tokens, heads, head_size], kv_cache [blocks, kv_heads, block, 2 head_size] as it lies.
+        """Attend; query [tokens, heads, head_size], output [tokens, heads, head_size_v].
 
-        Rows behind the batch's tokens are padding, and become zeros.
+        kv_cache is [blocks, kv_heads, block, head_size + head_size_v] with any strides.  Rows behind the batch's tokens
+        are padding, and become zeros.
         """
         if attn_metadata is None:  # vLLM measures how much memory a step takes
             return output.fill_(0)
@@ -126,7 +127,7 @@ class Impl(AttentionImpl):
             positions = torch.nn.functional.pad(positions, (0, len(q) - len(positions)))
         if slopes is not None:
             own |= self._slopes(slopes, m)
-        # Of a causal batch a window ends at the query: by itself, or by causality, where images show later keys.
+        # A causal window ends at the query (0 keys ahead).  With spans causality ends it, and spans show later keys.
         ahead = 0 if m.spans is None else -1
         paged_attention(
             q, k_cache, v_cache, m.block_table, m.seq_lens, m.query_start_loc,
@@ -135,7 +136,7 @@ class Impl(AttentionImpl):
             max_seqlen_k=m.max_seq_len,
             softmax_scale=self.scale,
             causal=m.causal,
-            # without causality, of all sequences or of some, vLLM's windows look as far ahead as back
+            # unless all sequences are causal, vLLM's windows reach as far ahead as back
             window_size=(-1, -1) if window is None else (window - 1, ahead if m.causal is True else window - 1),
             prefix_lens=m.prefix_lens,
             query_positions=positions,
@@ -153,7 +154,7 @@ class Impl(AttentionImpl):
         return output
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [blocks, kv_heads, block, head_size], views of the layer's cache; made once."""
+        """Keys [blocks, kv_heads, block, head_size] and values [..., head_size_v], views of the cache, made once."""
         if self._seen is not kv_cache or self._caches is None:
             width = self.head_size + self.head_size_v
             if kv_cache.ndim != 4 or kv_cache.shape[-1] != width:
@@ -180,14 +181,14 @@ class Impl(AttentionImpl):
         return {} if self.fp8 is None else {"k_scale": layer._k_scale, "v_scale": layer._v_scale}
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
-        """Whether results may be stored by one scale as e4m3, where vLLM fuses that into attention."""
+        """Whether vLLM may fuse quantisation into attention: results as e4m3 with one scale."""
         from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticTensorSym
 
         return bool(quant_key == kFp8StaticTensorSym)
 
 
 def fp8_of(kv_cache_dtype: str) -> torch.dtype | None:
-    """The type of a cache's elements, where it is fp8; vLLM keeps them as bytes."""
+    """Dtype of an fp8 cache's elements, which vLLM keeps as bytes; None if the cache is not fp8."""
     if kv_cache_dtype in ("fp8", "fp8_e4m3"):
         return current_platform.fp8_dtype()
     return torch.float8_e5m2 if kv_cache_dtype == "fp8_e5m2" else None

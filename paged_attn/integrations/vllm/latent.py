@@ -1,7 +1,7 @@
-"""Latent attention (MLA): vLLM's frame for it, whose decodes and writes are ours, over the cache of latents itself.
+"""Latent attention (MLA) inside vLLM's frame: decodes and writes go to this library, over the cache of latents.
 
-vLLM absorbs a head's matrix for keys into its query before `forward_mqa`.  For prefills it expands keys and values, and
-prefill.py attends to these.
+vLLM absorbs each head's key matrix into the query before `forward_mqa`.  For prefills vLLM expands keys and values, and
+prefill.py attends to the expanded ones.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MOST_DIMS, MOST_RANK = 576, 512
 
 @dataclasses.dataclass
 class Decodes(frame.MLACommonDecodeMetadata):
-    """Where each decoding sequence's queries begin, for those of several."""
+    """Metadata of decodes; with several query tokens each, also where the queries of each sequence begin."""
 
-    query_start_loc: Tensor | None = None
+    query_start_loc: Tensor | None = None  # [seqs + 1] int32; None: one query token each
     max_query_len: int = 1
 
 
 class Builder(frame.MLACommonMetadataBuilder):
-    """vLLM's own, whose decodes may be of several query tokens each, and of different numbers."""
+    """vLLM's builder, with decodes of several query tokens, whose number may differ between sequences."""
 
     query_len_support: ClassVar[Any] = frame.QueryLenSupport.VARLEN
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
@@ -54,14 +54,14 @@ class Builder(frame.MLACommonMetadataBuilder):
         return Decodes(given["block_table_tensor"], given["seq_lens_device"], total, starts, most)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> Any:
-        """Bounds that hold at each replay."""
+        """Metadata for a capture, with bounds that hold at each replay."""
         made = super().build_for_cudagraph_capture(common_attn_metadata)
         made.max_seq_len = max(made.max_seq_len, self.vllm_config.model_config.max_model_len)
         return made
 
 
 class Impl(frame.MLACommonImpl):
-    """Decodes of a layer; vLLM's frame calls it between the products with a head's matrices."""
+    """Decodes of a layer; vLLM's frame calls it between the products with each head's matrices."""
 
     can_return_lse_for_decode: bool = False
     supports_dcp: bool = False
@@ -97,7 +97,7 @@ class Impl(frame.MLACommonImpl):
             kv_sharing_target_layer_name, **latent,
         )  # fmt: skip
         if sliding_window is not None or logits_soft_cap:
-            # Its prefills are the frame's, which hands over neither.
+            # Prefills belong to vLLM's frame, which hands over neither windows nor softcaps.
             raise NotImplementedError("paged_attn does not know windows and softcaps of vLLM's latent attention")
         self.supports_quant_query_input = False
         self.fp8 = fp8_of(kv_cache_dtype)
@@ -112,7 +112,7 @@ class Impl(frame.MLACommonImpl):
         k_scale: Tensor,
         skip_scale: bool = False,
     ) -> None:
-        """Latents [tokens, rank] and rotated keys [tokens, 1, rope], two views of each slot, in one launch."""
+        """Write latents [tokens, rank] and rotated keys [tokens, 1, rope] to the parts of each slot, in one launch."""
         if kv_cache.numel() == 0:
             return
         keys, values = self.caches(kv_cache)
@@ -128,9 +128,9 @@ class Impl(frame.MLACommonImpl):
     def forward_mqa(
         self, q: Tensor | tuple[Tensor, Tensor], kv_c_and_k_pe_cache: Tensor, attn_metadata: Any, layer: Any
     ) -> tuple[Tensor, None]:
-        """q [tokens, heads, rank + rope], or its two parts, over latents -> [tokens, heads, rank]."""
+        """Attend from q [tokens, heads, rank + rope], or its two parts, to latents -> [tokens, heads, rank]."""
         decode = attn_metadata.decode
-        if self.dcp_world_size > 1:  # vLLM 0.26 sets it behind the constructor
+        if self.dcp_world_size > 1:  # vLLM 0.26 sets dcp_world_size after the constructor
             raise NotImplementedError("paged_attn does not know decode context parallelism, dcp_world_size > 1")
         if not getattr(attn_metadata, "causal", True):
             raise NotImplementedError("paged_attn does not know latent attention without causality in vLLM")
@@ -147,7 +147,7 @@ class Impl(frame.MLACommonImpl):
         return out, None
 
     def caches(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [blocks, block, 1, rank + rope] and values, their first dims, of vLLM's [blocks, block, rank + rope]."""
+        """Keys [blocks, block, 1, rank + rope] and values, the first rank dims: views of the cache without axis 2."""
         if kv_cache.ndim != 3 or kv_cache.shape[-1] != self.head_size:
             raise NotImplementedError(
                 f"paged_attn knows caches of latents [blocks, block, {self.head_size}], got {list(kv_cache.shape)}"
@@ -160,7 +160,7 @@ class Impl(frame.MLACommonImpl):
 
 
 class Backend(frame.MLACommonBackend):
-    """What vLLM asks before it takes it."""
+    """The backend of latent attention with the name CUSTOM: what vLLM asks before it chooses a backend."""
 
     supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
@@ -195,11 +195,11 @@ class Backend(frame.MLACommonBackend):
 
     @classmethod
     def supports_batch_invariance(cls) -> bool:
-        return False  # a prefill's attention is not: it joins results over its context and over its own keys
+        return False  # a prefill merges results over its context and over its new keys
 
 
 class CPUBackend(Backend):
-    """The same through Triton's interpreter, in place of vLLM's backend for CPUs."""
+    """The backend through Triton's interpreter, in place of vLLM's backend for CPUs."""
 
     @staticmethod
     def get_name() -> str:

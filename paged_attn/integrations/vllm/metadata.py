@@ -1,4 +1,4 @@
-"""A batch as all layers of a group see it, and the builder that makes it of vLLM's."""
+"""A batch's metadata, shared by all layers of a group, and the builder that makes it from vLLM's common metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNKNOWN = host.check(AttentionImpl, AttentionMetadataBuilder, CommonAttentionMet
 
 @dataclasses.dataclass
 class Metadata(AttentionMetadata):
-    """Arguments of write_kv and paged_attention, as names of vLLM's say them."""
+    """Arguments of write_kv and paged_attention under vLLM's names."""
 
     num_actual_tokens: int
     max_query_len: int
@@ -37,9 +37,9 @@ class Metadata(AttentionMetadata):
     seq_lens: Tensor
     block_table: Tensor
     slot_mapping: Tensor
-    causal: bool | Tensor  # of all sequences, or bool [seqs]
+    causal: bool | Tensor  # for all sequences, or bool [seqs]
     spans: Tensor | None = None  # [seqs, R, 2], images whose tokens see each other
-    # Of models with R-SWA (rswa.py), in place of a layer's window:
+    # Models with R-SWA (rswa.py) have these in place of a layer's window:
     window: int | None = None
     prefix_lens: Tensor | None = None  # [seqs]
     query_positions: Tensor | None = None  # [tokens]
@@ -47,7 +47,7 @@ class Metadata(AttentionMetadata):
 
 
 class Builder(AttentionMetadataBuilder[Metadata]):
-    """Nothing is computed: lengths stay on the device, and graphs may be replayed at other ones."""
+    """Builder without arithmetic: lengths stay on the device, and graphs may be replayed with other lengths."""
 
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.ALWAYS
     supports_update_block_table: bool = True
@@ -62,17 +62,17 @@ class Builder(AttentionMetadataBuilder[Metadata]):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        """With R-SWA what is made of sequences of several tokens lies elsewhere at each step."""
+        """With R-SWA, only decodes of one token can be captured: other batches make new tensors at each step."""
         rswa = getattr(vllm_config.model_config, "rswa_window", None) is not None
         return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE if rswa else cls._cudagraph_support
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> Metadata:
-        """A common prefix is part of each sequence's pages; there is no cascade."""
+        """Make a batch's metadata.  A common prefix is part of each sequence's pages: there is no cascade."""
         c = common_attn_metadata
         host.refuse(c, UNKNOWN)
-        bound = -(-int(c.max_seq_len) // BUCKET) * BUCKET  # of chunks both bounds are numpy's
+        bound = -(-int(c.max_seq_len) // BUCKET) * BUCKET  # int(): with chunks, vLLM's bounds are numpy's
         made = Metadata(
             c.num_actual_tokens, int(c.max_query_len), bound, c.query_start_loc, c.seq_lens, c.block_table_tensor,
             c.slot_mapping, c.causal, _spans(c),
@@ -84,12 +84,12 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         return self.prompts.applied(made, c.rswa_prefix_lens)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: CommonAttentionMetadata) -> Metadata:
-        """Bounds that hold at each replay, and short sequences meanwhile, since a capture runs the model, too."""
+        """Metadata for a capture: bounds that hold at each replay; lengths of 1, because a capture runs the model."""
         made = self.build(0, common_attn_metadata)
         made.max_seq_len = max(made.max_seq_len, self.vllm_config.model_config.max_model_len)
         mode = self.vllm_config.compilation_config.cudagraph_mode
         if mode.mixed_mode() == mode.decode_mode():
-            # One graph for decodes and prefills alike, though the batch it is captured with may hold decodes alone.
+            # One graph serves decodes and prefills, though the captured batch may hold only decodes.
             made.max_query_len = made.num_actual_tokens
         made.seq_lens.fill_(1)
         return made
@@ -99,11 +99,11 @@ class Builder(AttentionMetadataBuilder[Metadata]):
         return dataclasses.replace(metadata, block_table=table, slot_mapping=slot_mapping)
 
     def update_draft_decode_metadata(self, metadata: Metadata) -> None:
-        """What changes from step to step lies in tensors of vLLM's."""
+        """Nothing to update: all that changes from step to step lies in vLLM's tensors."""
 
 
 def _spans(batch: CommonAttentionMetadata) -> Tensor | None:
-    """Of each sequence the ranges that vLLM tells on the host, if there are any: as many of each, a power of two."""
+    """Spans [seqs, R, 2] from ranges that vLLM gives on the host, R padded to a power of two; None without ranges."""
     told = getattr(batch, "mm_req_doc_ranges", None)
     most = max(map(len, told.values()), default=0) if told else 0
     if not told or most == 0:

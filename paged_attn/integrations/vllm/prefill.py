@@ -1,4 +1,4 @@
-"""Prefills of latent attention in vLLM: ragged keys and values of every head, which vLLM makes of latents."""
+"""Prefills of latent attention in vLLM: ragged keys and values of every head, which vLLM expands from latents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import host
 
 
 class Prefill(MLAPrefillBackend):
-    """Of a step's new tokens, and of what of their contexts vLLM has expanded; vLLM merges both."""
+    """Attention of a step's new tokens to each other, and to expanded chunks of their contexts; vLLM merges both."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -31,7 +31,7 @@ class Prefill(MLAPrefillBackend):
         out: Tensor | None = None,
         output_scale: Tensor | None = None,
     ) -> Any:
-        """[tokens, heads, v_head_dim], and with return_softmax_lse the log-sum-exp [heads, tokens]."""
+        """Attend to new tokens -> [tokens, heads, v_head_dim], and with return_softmax_lse an LSE [heads, tokens]."""
         if output_scale is not None:
             raise NotImplementedError("paged_attn does not quantise results of latent attention, output_scale")
         of = self._prefill_metadata
@@ -48,7 +48,7 @@ class Prefill(MLAPrefillBackend):
         chunk_idx: int | None = None,
         out: Tensor | None = None,
     ) -> Any:
-        """As above, of queries to a part of their contexts: of each of its own requests, or, up to 0.31, of all."""
+        """Attend to a chunk of contexts, with LSE.  Up to vLLM 0.31 all requests have a part in each chunk."""
         of = self._prefill_metadata
         if chunk is not None:
             ends = chunk.query_start_loc, chunk.cu_seq_lens, chunk.max_query_len, chunk.max_seq_len

@@ -1,4 +1,4 @@
-"""What the plug-in's layers will ask for, told by themselves and by vLLM's config."""
+"""Kernels that the plug-in's layers will need, derived from the layers and from vLLM's config."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from paged_attn.preparation.score_mod_ref import named
 
 from ..score_mods import alibi_sqrt
 
-SPANS = (1, 2)  # images of a sequence; with more of them kernels are compiled as they come
-SLOTS = 3  # of vLLM's axes [layers, pages, heads, slots, dims]
+SPANS = (1, 2)  # images of a sequence; kernels for more images are compiled when they come
+SLOTS = 3  # index of the axis of slots in vLLM's [layers, pages, heads, slots, dims]
 E4M3 = torch.float8_e4m3fn
-log = init_logger("vllm.paged_attn")  # vLLM shows what its own loggers say
+log = init_logger("vllm.paged_attn")  # vLLM shows only messages of loggers under "vllm"
 
 
 class Steps(NamedTuple):
-    """What of vLLM's config bounds its steps."""
+    """Bounds on vLLM's steps, from its config."""
 
     seqs: int
     tokens: int
-    keys: int
-    decode: int  # query tokens: one, and drafts
+    keys: int  # of a sequence
+    decode: int  # query tokens of a decode: 1 + drafts
     page_size: int
     dtype: torch.dtype
 
@@ -40,9 +40,9 @@ class Steps(NamedTuple):
 
 
 def make_ready(spec: Any, names: list[str], config: Any, device: Any, served: Any) -> None:
-    """Of a group of layers and of those in other groups, whose pages are as large: all at once, where vLLM begins.
+    """Compile the kernels of a group of layers, and of equal layers in groups with pages of equal size.
 
-    served(layer, steps, spec, config) are those of one layer.
+    served(layer, steps, spec, config) gives the kinds of calls of one layer.
     """
 
     def layers() -> Iterator[Served]:
@@ -62,14 +62,14 @@ def steps_served(config: Any, spec: Any) -> Steps:
     scheduled, drafting = config.scheduler_config, config.speculative_config
     seqs, tokens, keys = scheduled.max_num_seqs, scheduled.max_num_batched_tokens, -(-most // page) * page
     if (chunk := getattr(spec, "attention_chunk_size", None)) is not None:
-        # vLLM makes a sequence of each chunk that a query of one lies in
+        # vLLM makes a sequence from each chunk in which queries of a request lie
         seqs, keys = 2 * seqs + tokens // chunk, min(keys, -(-chunk // page) * page)
     decode = 1 + (drafting.num_speculative_tokens if drafting is not None else 0)
     return Steps(min(seqs, tokens), tokens, keys, decode, page, config.model_config.dtype)
 
 
 def _layout(config: Any) -> str:
-    """HND or NHD: of a page, which is all of a layer's that lies there, unless the user asks for another layout."""
+    """HND or NHD: order of heads and slots within a page, in the layout that vLLM uses."""
     if hasattr(config, "get_resolved_kv_cache_layout"):
         *_, slots, _ = config.get_resolved_kv_cache_layout().value
         return "HND" if slots == SLOTS else "NHD"
@@ -79,7 +79,7 @@ def _layout(config: Any) -> str:
 
 
 def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Served]:
-    """Calls of a layer that keeps keys and values, or, of an encoder, has them by itself."""
+    """Kinds of calls of a layer with a cache of keys and values, or of an encoder's layer, which has no cache."""
     impl, window = layer.impl, layer.impl.sliding_window
     left = -1 if window is None else window - 1
     causal = impl.attn_type == "decoder"
@@ -104,13 +104,13 @@ def of_layer(layer: Any, steps: Steps, spec: Any, config: Any) -> Iterator[Serve
         return
     passes = getattr(config.compilation_config, "pass_config", None)
     results = [steps.dtype, E4M3] if getattr(passes, "fuse_attn_quant", None) else [steps.dtype]
-    for dtype in results:  # vLLM quantises those of some layers, and tells which as it compiles
+    for dtype in results:  # vLLM quantises results of some layers; which ones is known only as it compiles
         scales = "tensor" if impl.fp8 is None and dtype != steps.dtype else model.scales
         yield from _of_prompts(layer, model._replace(out_dtype=dtype, scales=scales), steps, config)
 
 
 def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator[Served]:
-    """Plainly, but of models that have more to tell of prompts."""
+    """Kinds of calls of a layer with a cache: more than one for R-SWA, and for images whose tokens see each other."""
     if (window := getattr(config.model_config, "rswa_window", None)) is not None:
         model = model._replace(window_size=(window - 1, 0), prefix_lens=True)
         yield steps.served(model, decode=1, decodes=True)
@@ -126,7 +126,7 @@ def _of_prompts(layer: Any, model: Model, steps: Steps, config: Any) -> Iterator
 
 
 def of_latents(layer: Any, steps: Steps, decode: int) -> Iterator[Served]:
-    """Decodes over a cache of latents of so many query tokens, and prefills of expanded keys and values."""
+    """Kinds of calls of latent attention: decodes of up to `decode` query tokens, and prefills of expanded keys."""
     impl = layer.impl
     width, rank = impl.head_size, impl.kv_lora_rank
     model = plain(
@@ -139,7 +139,7 @@ def of_latents(layer: Any, steps: Steps, decode: int) -> Iterator[Served]:
         model, max_tokens=min(steps.tokens, steps.seqs * decode), decode=decode, decodes=True, ragged=decode > 1,
         writes=("apart",) if width > rank else ("keys",),
     )  # fmt: skip
-    for lse in (False, True):  # what is merged with a context's result has one
+    for lse in (False, True):  # with LSE: results that are merged with a context's
         expanded = plain(
             heads=impl.num_heads, kv_heads=impl.num_heads, head_dim=impl.qk_head_dim, value_dim=impl.v_head_dim,
             page_size=1, dtype=steps.dtype, new=True, return_lse=lse,

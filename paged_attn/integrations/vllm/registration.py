@@ -1,4 +1,4 @@
-"""The backend's place among vLLM's: a name and the path of a class, which vLLM imports once it is chosen."""
+"""The backends in vLLM's registry: a name and the path of a class, which vLLM imports once it is chosen."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BACKENDS = {
     "CPU_ATTN": "paged_attn.integrations.vllm.backend.CPUBackend",
     "CPU_MLA": "paged_attn.integrations.vllm.latent.CPUBackend",
 }
-# Of latent attention, the member of vLLM's prefill backends that goes with each.
+# Latent attention: backend -> member of vLLM's prefill backends that goes with it.
 PREFILL_REGISTRY = "vllm.v1.attention.backends.mla.prefill.registry"
 PREFILL = "paged_attn.integrations.vllm.prefill.Prefill"
 PREFILLS = {"CUSTOM": "CUSTOM", "CPU_MLA": "CPU"}
@@ -24,14 +24,14 @@ def register(member: str = "CUSTOM") -> str:
     """Take a member of vLLM's AttentionBackendEnum for this library; returns its name, to choose the backend by.
 
     Args:
-        member: "CUSTOM".  Or one whose own backend is then replaced in this process, until unregister() gives it back:
-            "TRITON_ATTN_DIFFKV", which models ask for whose values are of another width than keys; "CPU_ATTN" and, of
-            latent attention, "CPU_MLA", which vLLM takes on a CPU whatever is asked for.
+        member: "CUSTOM", or one of three members whose own backend is replaced in this process until unregister().
+            Models whose values have another width than keys ask for "TRITON_ATTN_DIFFKV".  On a CPU, vLLM always takes
+            "CPU_ATTN", and "CPU_MLA" for latent attention.
 
-    With CUSTOM comes the same member of vLLM's prefill backends for latent attention, which is chosen by itself.
+    "CUSTOM" is also registered among vLLM's prefill backends for latent attention, which users choose separately.
 
-    Raises: ImportError where vLLM is absent or has no such registry; ValueError for another member; RuntimeError if
-        another plug-in has taken it.
+    Raises: ImportError where vLLM is absent or has no such registry.  ValueError for another member.  RuntimeError if
+        another plug-in has taken the member.
     """
     if member not in BACKENDS:
         raise ValueError(f"paged_attn takes the member {' or '.join(BACKENDS)} of vLLM's backends, not {member!r}")
@@ -49,7 +49,7 @@ def register(member: str = "CUSTOM") -> str:
 
 
 def unregister() -> None:
-    """Give back what register() took."""
+    """Give back all members that register() took."""
     enum = _registry().AttentionBackendEnum
     for member, path in BACKENDS.items():
         chosen = getattr(enum, member, None)
@@ -63,7 +63,7 @@ def unregister() -> None:
 
 
 def plugin() -> None:
-    """The entry point.  vLLM runs it whether the backend is wanted or not, so what prevents it is only told."""
+    """The entry point.  vLLM runs it even if nobody wants the backend, so an error becomes a warning."""
     try:
         register()
     except (ImportError, RuntimeError) as error:
@@ -71,7 +71,7 @@ def plugin() -> None:
 
 
 def plugin_diffkv() -> None:
-    """A second entry point, which takes the place of a backend of vLLM's: only where VLLM_PLUGINS names it."""
+    """A second entry point, which replaces a backend of vLLM, but only if VLLM_PLUGINS names it."""
     if "paged_attn_diffkv" not in os.environ.get("VLLM_PLUGINS", "").split(","):
         return
     try:
@@ -81,7 +81,7 @@ def plugin_diffkv() -> None:
 
 
 def _prefill(member: str) -> Any:
-    """vLLM's member for prefills of latent attention, where it has one."""
+    """vLLM's member for prefills of latent attention, or None."""
     enum = importlib.import_module(PREFILL_REGISTRY).MLAPrefillBackendEnum
     return getattr(enum, PREFILLS.get(member, ""), None) if member in PREFILLS else None
 
