@@ -1,4 +1,4 @@
 """A small continuous-batching server around the library: traces, pages, the scheduler and the checked step loop.
 
-It holds no model: queries, keys and values are random.  Everything that attention sees of serving is real.
+The server has no model: queries, keys and values are random.  Lengths, pages and batches are those of real serving.
 """

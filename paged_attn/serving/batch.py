@@ -1,4 +1,4 @@
-"""A step as tensors: what the scheduler decided, in the form that the library takes."""
+"""A scheduler's step as tensors, in the form that the library takes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 from paged_attn.serving.scheduler import StepPart
 
-NO_PAGE = 2**31 - 1  # fills the page table past a sequence's last page: whoever follows it leaves the cache
+NO_PAGE = 2**31 - 1  # fills the page table past a sequence's last page; a read of such a page leaves the cache
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """The arguments of one call; `slot_mapping` says where the call's own keys go."""
+    """The arguments of one call of write_kv and of paged_attention."""
 
     page_table: Tensor  # [seqs, max_pages] int32
     seq_lens: Tensor  # [seqs] int32
     cu_seqlens_q: Tensor  # [seqs + 1] int32
-    slot_mapping: Tensor  # [tokens] int64
+    slot_mapping: Tensor  # [tokens] int64, slots of new keys and values
     max_seqlen_q: int
     max_seqlen_k: int
 
@@ -33,10 +33,10 @@ def batch_of(
     bucket: int = 1,
     first_pages: Sequence[int] | None = None,
 ) -> StepBatch:
-    """The batch whose sequence i is part i; its tokens follow one another in that order.
+    """The batch whose sequence i is part i, with tokens in this order.
 
-    The bound on keys is rounded up to whole buckets, and the page table is as wide as it, so that most steps are calls
-    of a kind that there was before.  Pages of part i are counted from first_pages[i], or from 0.
+    The bound on keys, and with it the width of the page table, is rounded up to whole buckets, so that most steps
+    repeat a kind of call.  Pages of part i count from first_pages[i], or from 0.
     """
     longest = rounded_up(max(part.seq_len for part in parts), bucket)
     width = max(-(-longest // page_size), *[len(part.sequence.pages) for part in parts])
@@ -57,17 +57,17 @@ def batch_of(
 
 
 def rounded_up(tokens: int, bucket: int) -> int:
-    """The next multiple of a bucket."""
+    """Round up to a multiple of a bucket."""
     return -(-tokens // bucket) * bucket
 
 
 def sample(
     parts: Sequence[StepPart], rng: random.Random, sequences: int, tokens: int
 ) -> tuple[list[StepPart], list[int]]:
-    """Pick up to `sequences` parts, a decode and a prefill among them if there are any, and of each a run of up to
-    `tokens` queries; return those runs, as parts, and the rows of the batch that they are.
+    """Pick up to `sequences` parts, and a run of up to `tokens` queries from each; return the runs and their rows.
 
-    A run inside a chunk is attention of fewer queries over fewer keys, because attention is causal.
+    A decode and a prefill are among the parts, if there are any.  Runs are parts themselves: attention is causal, so a
+    run inside a chunk is attention of fewer queries over fewer keys.  Rows are query tokens of the batch.
     """
     starts, row = {}, 0
     for part in parts:

@@ -1,4 +1,4 @@
-"""The key and value caches of one layer, full of NaN wherever no live token is: a read of anything else shows."""
+"""The key and value caches of one layer, with NaN in every slot without a live token, so that wrong reads show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Caches:
 
     k: Tensor
     v: Tensor
-    kv_layout: str  # as the library's argument; a 5-D k speaks for itself
+    kv_layout: str  # the library's argument; ignored for x-packed caches, whose k has 5 axes
 
     @staticmethod
     def allocate(
@@ -40,7 +40,7 @@ class Caches:
         return caches
 
     def poison(self, pages: list[int] | slice) -> None:
-        """Fill pages with NaN; as bits, because fp8 tensors cannot be indexed everywhere."""
+        """Fill pages with NaN, written as bits, because not every device can index fp8 tensors."""
         if pages == []:
             return
         bits = _BITS[self.k.element_size()]

@@ -1,8 +1,8 @@
 """The step loop: serve requests over a paged cache, and check what every step computes.
 
-A step writes its tokens' random keys and values with `write_kv`, attends with `paged_attention`, and is compared with
-the reference, which reads a cache of its own, filled by the reference's `write_kv`: a misplaced key shows as well.
-Time is the trace's: a step takes `step_seconds` of it, whatever it takes here.
+A step writes random keys and values with `write_kv`, attends with `paged_attention`, and is compared with the
+reference.  The reference reads another cache, filled by the reference's `write_kv`, so a misplaced key shows as well.
+A step takes `step_seconds` of the trace's time, however long it takes here.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from paged_attn.serving.traffic import Planned, planned
 class Tolerance:
     """Largest |out - reference|, and largest ||out - reference|| / ||reference|| of one token's head.
 
-    The second is the sharper one: outputs shrink with the square root of the context."""
+    The relative bound is sharper, because outputs shrink with the square root of the context."""
 
     max_abs: float
     relative: float
 
 
-# Values are normal, so outputs reach about 5: there a bfloat16 step is 2^-5 and a float16 step 2^-8.  The absolute
-# bounds are one such step (a store that truncates is allowed) plus what rounding the weights to the same type adds.
+# Values are normal, so outputs reach about 5, where a bfloat16 step is 2^-5 and a float16 step is 2^-8.  An absolute
+# bound is one step (a store may truncate) plus the error from rounding weights to this type.
 TOLERANCES = {
     torch.float32: Tolerance(2e-5, 1e-5),
     torch.float16: Tolerance(6e-3, 1e-3),
@@ -47,7 +47,7 @@ TOLERANCES = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is served: the shape of attention, of its cache, and of a step."""
+    """Sizes of attention, of its cache, and of a step."""
 
     heads: int
     kv_heads: int
@@ -63,13 +63,13 @@ class Sizes:
     step_seconds: float  # of the trace's time
     checked: int | None  # sequences of a step compared with the reference, over all layers; None = all, in each
     seed: int
-    bucket: int = 1  # of bounds on keys, as engines have them: a call of a new kind is checked and planned
+    bucket: int = 1  # bounds on keys are multiples of it, as in engines: a call of a new kind is checked and planned
 
-    checked_tokens = 64  # of each such sequence, side by side, where not all are compared
+    checked_tokens = 64  # adjacent tokens of each checked sequence, if `checked` is given
 
     @property
     def checked_in_a_layer(self) -> int | None:
-        """Each layer draws its own, so that all layers together compare so many."""
+        """Sequences compared in each layer, so that all layers together compare `checked`; None: all."""
         return None if self.checked is None else -(-self.checked // self.layers)
 
     @property
@@ -89,14 +89,14 @@ class Sizes:
         )
 
     def work(self, parts: list[StepPart]) -> Work:
-        """What attention over a step costs at least, all layers together."""
+        """The least work of attention in a step, all layers together."""
         shape = (self.heads, self.kv_heads, self.head_dim, self.page_size)
         return work_of(parts, *shape, self.dtype.itemsize, self.kv_dtype.itemsize) * self.layers
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a step's attention compares with the reference, over all layers, and what it took."""
+    """Errors of a step's attention against the reference, over all layers, and times."""
 
     max_abs: float
     relative: float
@@ -109,12 +109,12 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ServedStep:
-    """What one step was, and how it went."""
+    """Numbers and outcome of one step."""
 
     prefill_tokens: int
     decode_tokens: int
     running: int  # sequences that hold pages, while the step runs
-    waiting: int  # sequences that have arrived and hold none
+    waiting: int  # sequences that have arrived and hold no pages
     pages: int  # in use
     finished: int  # requests, once the step has run
     preemptions: int  # since the start
@@ -149,16 +149,16 @@ def serve(requests: Sequence[Request], sizes: Sizes, device: torch.device) -> It
 
 
 class _Layers:
-    """A cache for every layer, and one for the reference, in which the pages of the layers follow one another.
+    """A cache for every layer, and one cache for the reference, in which the pages of the layers follow one another.
 
-    So the reference is called once a step, for what is compared of all layers: most of its time is the host's.
+    The reference is thus called once a step, for the compared sequences of all layers: most of its time is the host's.
     """
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self.sizes, self.device = sizes, device
         form = (sizes.page_size, sizes.kv_heads, sizes.head_dim, sizes.kv_dtype, device)
         self.caches = [Caches.allocate(sizes.layout, sizes.pages, *form) for _ in range(sizes.layers)]
-        self.first_pages = [layer * sizes.pages for layer in range(sizes.layers)]  # of each in the reference's cache
+        self.first_pages = [layer * sizes.pages for layer in range(sizes.layers)]  # each layer's first page in the reference's cache
         self.twin = Caches.allocate(sizes.layout, sizes.layers * sizes.pages, *form)
         self.choice = random.Random(sizes.seed)
         self.normal = torch.Generator(device).manual_seed(sizes.seed)
@@ -170,7 +170,7 @@ class _Layers:
         self.twin.poison([first + page for first in self.first_pages for page in pages])
 
     def step(self, parts: list[StepPart]) -> Outcome:
-        """Run one step over all layers, and the reference over what is compared of it."""
+        """Run one step over all layers, and the reference over the compared sequences."""
         sizes = self.sizes
         batch = batch_of(parts, sizes.page_size, self.device, sizes.bucket)
         tokens = len(batch.slot_mapping)
@@ -189,7 +189,7 @@ class _Layers:
         reference_seconds = self._now() - began
 
         if self.stopwatch is not None:
-            # Once more, compiled by now and layer after layer: what the device alone needs.
+            # Once more, with compiled kernels and layer after layer, to time the device alone.
             attention_seconds = self.stopwatch.seconds(
                 lambda: [
                     self._attend(paged_attn.paged_attention, q, caches, batch)
@@ -205,7 +205,7 @@ class _Layers:
         drawn: list[tuple[Tensor, Tensor, Tensor]],
         outs: list[Tensor],
     ) -> tuple[float, float]:
-        """The largest absolute and relative errors of a step, NaN if there is one."""
+        """The largest absolute and relative error of a step; NaN if any error is NaN."""
         sizes = self.sizes
         slots = [batch.slot_mapping + first * sizes.page_size for first in self.first_pages]
         _, keys, values = (torch.cat(tensors) for tensors in zip(*drawn))
@@ -227,7 +227,7 @@ class _Layers:
         wanted = self._attend(reference.paged_attention, torch.cat(queries), self.twin, of_all).double()
         difference = torch.cat(got).double() - wanted
         relative = difference.norm(dim=-1) / wanted.norm(dim=-1)
-        max_abs, most = torch.stack([difference.abs().max(), relative.max()]).tolist()  # which hand a NaN on
+        max_abs, most = torch.stack([difference.abs().max(), relative.max()]).tolist()  # max() keeps a NaN
         return max_abs, most
 
     def _draw(self, tokens: int, heads: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the demo compiles before its first step: the kernels of the steps that its requests will make, and no others."""
+"""Compile the kernels of the demo's steps before the first step, and no other kernels."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paged_attn.serving.trace import Request
 
 
 def prepare(requests: Sequence[Request], sizes: Sizes, device: torch.device, processes: int | None) -> Summary:
-    """Compile them side by side; nothing, where kernels are interpreted."""
+    """Compile the kernels in parallel processes; nothing happens where kernels are interpreted."""
     return compile_for(model_of(sizes), batches(requests, sizes), device, processes)
 
 
 def batches(requests: Sequence[Request], sizes: Sizes) -> Iterator[Lengths]:
-    """Each step as a batch.  What is served does not depend on what attention computes, so steps are known before."""
+    """Each step as a batch.  Steps do not depend on results of attention, so they are known beforehand."""
     for step in sizes.planned(requests):
         queries = [part.query_len for part in step.parts]
         keys = [part.seq_len for part in step.parts]

@@ -1,4 +1,4 @@
-"""What a step's attention must move and compute, counted from its lengths, and what the device can do at best."""
+"""Bytes and operations that a step's attention needs, counted from lengths, and the device's measured limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def work_of(
 
 
 def measured_ceilings(device: torch.device) -> Ceilings:
-    """What this device reaches in torch, now: a sum over 2 GiB, and an 8192^3 bfloat16 product."""
+    """Bytes/s of a sum over 2 GiB and flop/s of an 8192^3 bfloat16 product, measured now in torch."""
     data = torch.zeros(2**30, dtype=torch.bfloat16, device=device)
     stream = _median_seconds(data.sum)
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -50,9 +50,10 @@ def measured_ceilings(device: torch.device) -> Ceilings:
 
 
 class Stopwatch:
-    """GPU seconds of a function, without the time in which the host prepares the launches.
+    """Measures GPU seconds of a function, without the time in which the host prepares launches.
 
-    The function should have run before, so that nothing compiles; a product in front keeps the device busy meanwhile.
+    The function should have run before, so that nothing compiles.  A matrix product in front keeps the device busy
+    while the host prepares launches.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,7 +70,7 @@ class Stopwatch:
 
 
 def _median_seconds(run: Callable[[], object]) -> float:
-    """Median of 20 GPU timings after 3 that do not count."""
+    """Median of 20 GPU timings, after 3 warm-up runs."""
     times = []
     for _ in range(23):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""The free list of cache pages: who may write where.  It knows no sequence and no tensor."""
+"""The free list of cache pages, without knowledge of sequences or tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class OutOfPages(RuntimeError):
-    """More pages were asked for than are free; nothing was taken."""
+    """More pages were asked for than are free; no page was taken."""
 
 
 class Pages:

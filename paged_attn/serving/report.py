@@ -1,4 +1,4 @@
-"""What a run of the demo looks like afterwards: a table of its totals and a picture of its steps."""
+"""Report of a demo run: a table of totals and a picture of the steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLUE, ORANGE, GREEN, GREY = "#3b6fb6", "#e08a2e", "#3a8f5c", "#8a8a8a"
 
 
 def table(steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None) -> Table:
-    """The totals of a run; `ceilings` on a GPU, where attention is timed by events."""
+    """The totals of a run.  ceilings: limits of a GPU, for speeds; None on a CPU."""
     rows = Table(show_header=False, box=None, pad_edge=False, padding=(0, 3, 0, 0))
     rows.add_column(style="bold", no_wrap=True)
     rows.add_column()
@@ -66,7 +66,7 @@ def table(steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceili
 
 
 def plot(steps: Sequence[ServedStep], sizes: Sizes, title: str, path: Path) -> None:
-    """Draw the use of the cache and the make-up of the batch over the steps."""
+    """Draw pages in use, tokens of the batch and sequences over the steps, into a file."""
     x = range(1, len(steps) + 1)
     figure = Figure(figsize=(10, 8), layout="constrained")
     cache, tokens, sequences = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 2))
@@ -113,7 +113,7 @@ def _layers(sizes: Sizes) -> str:
 
 
 def _worst(steps: Sequence[ServedStep], error: Callable[[ServedStep], float], tolerance: float) -> str:
-    """The largest error and its step, NaN before everything."""
+    """The largest error and its step; a NaN counts as the largest."""
     number, step = max(enumerate(steps, 1), key=lambda s: (error(s[1]) != error(s[1]), error(s[1])))
     worst = error(step)
     verdict = "" if worst <= tolerance else "   [bold red]too large[/]"

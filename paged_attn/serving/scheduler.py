@@ -1,13 +1,15 @@
 """Continuous batching: which tokens of which sequences make up the next step.  Host integers only.
 
 The rules, in order, for a step of at most `budget` tokens:
+
 1. Every sequence past its prompt decodes one token, oldest first.
-2. Prompts under way go on in chunks, oldest first, as far as the budget reaches.
-3. Waiting requests are admitted in order of arrival while budget, seats (`max_seqs`) and pages allow: one is admitted
-   when the free pages hold all its known tokens, and takes those pages at once.
+2. Started prompts go on in chunks, oldest first, as far as the budget reaches.
+3. Waiting requests are admitted in order of arrival while budget, seats (`max_seqs`) and pages allow.  A request needs
+   free pages for all its known tokens, and takes these pages at once.
+
 So only decoding can run out of pages, at a page's edge.  Then the youngest running sequence is preempted: it gives its
-pages back, waits at the head of the queue, and once admitted again prefills its known tokens anew.  The oldest is
-preempted by nobody, so every request finishes.
+pages back and waits at the head of the queue.  Once admitted again, it prefills its known tokens anew.  Nobody preempts
+the oldest sequence, so every request finishes.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from paged_attn.serving.trace import Request
 
 @dataclass(eq=False)
 class Sequence:
-    """A request being served.  The last wanted token is made but never fed back, so it needs no slot."""
+    """A request being served.  The last generated token is never fed back, so it needs no slot."""
 
     request: Request
-    known: int  # tokens that exist: the prompt and what has been generated
+    known: int  # tokens that exist: the prompt and the generated tokens
     cached: int = 0  # tokens whose keys and values are in the cache
     pages: list[int] = field(default_factory=list)
 
@@ -40,7 +42,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class StepPart:
-    """One sequence's part of a step: its next `query_len` tokens, behind `context_len` that are in the cache."""
+    """One sequence's part of a step: its next `query_len` tokens, behind `context_len` cached tokens."""
 
     sequence: Sequence
     context_len: int
@@ -53,7 +55,7 @@ class StepPart:
 
 
 class Scheduler:
-    """Requests in, steps out: `submit`, then `plan` and `complete` in turn until `idle`."""
+    """Makes steps from requests: `submit` them, then call `plan` and `complete` in turn until `idle`."""
 
     def __init__(self, pages: Pages, page_size: int, budget: int, max_seqs: int) -> None:
         if budget < max_seqs:
@@ -86,9 +88,9 @@ class Scheduler:
         left = self.budget
 
         for sequence in [s for s in self.running if s.decoding]:
-            if sequence in self.running:  # not preempted by an older one
+            if sequence in self.running:  # no older sequence has preempted it
                 freed += self._make_room(sequence)
-            if sequence in self.running:  # nor by itself
+            if sequence in self.running:  # it has not preempted itself
                 parts.append(StepPart(sequence, sequence.cached, 1, decode=True))
                 left -= 1
 
@@ -106,7 +108,7 @@ class Scheduler:
         return parts, freed
 
     def complete(self, parts: Iterable[StepPart]) -> list[int]:
-        """Account for a step that ran; return the pages of the requests that it finished, now free."""
+        """Account for a step that ran; return the freed pages of finished requests."""
         freed: list[int] = []
         for part in parts:
             sequence = part.sequence
@@ -126,7 +128,7 @@ class Scheduler:
         return chunk
 
     def _make_room(self, sequence: Sequence) -> list[int]:
-        """Give a decoding sequence the page of its next token, preempting from the youngest; return what that freed."""
+        """Give a decoding sequence the page of its next token, preempting from the youngest; return freed pages."""
         freed: list[int] = []
         if sequence.cached < len(sequence.pages) * self.page_size:
             return freed

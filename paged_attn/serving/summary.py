@@ -12,7 +12,7 @@ from paged_attn.serving.demo import ServedStep, Sizes, Tolerance
 def summary(
     steps: Sequence[ServedStep], sizes: Sizes, tolerance: Tolerance, ceilings: Ceilings | None
 ) -> dict[str, Any]:
-    """Totals, worst errors, seconds and, where attention was timed by a GPU, what it moved and computed in a second."""
+    """Totals, worst errors, seconds and, with ceilings of a GPU, bytes/s and flop/s of attention."""
     attention = sum(step.outcome.attention_seconds for step in steps)
     found: dict[str, Any] = dict(
         steps=len(steps),
@@ -37,5 +37,5 @@ def summary(
 
 
 def _worst(errors: list[float]) -> float | None:
-    """The largest; None, as JSON has it, where one is no number."""
+    """The largest error; None (JSON's null) if any error is NaN."""
     return None if any(error != error for error in errors) else max(errors)

@@ -1,7 +1,8 @@
 """Requests over time: read from a public trace, or drawn from the distributions of one.
 
-Two formats are read, both line by line:
-- Azure LLM inference trace, CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Patel et al. 2024, Splitwise);
+Two formats are read, both line by line.
+
+- Azure LLM inference trace, CSV `TIMESTAMP,ContextTokens,GeneratedTokens` (Patel et al. 2024, Splitwise).
 - Mooncake, JSON lines `timestamp` (ms), `input_length`, `output_length`, `hash_ids` (Qin et al. 2025).
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Request:
-    """`prompt` tokens arrive at `arrival` seconds after the first request; `output` tokens are wanted."""
+    """A request that arrives `arrival` seconds after the first one, with `prompt` tokens, and wants `output` tokens."""
 
     arrival: float
     prompt: int
@@ -30,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True)
 class LogNormal:
-    """Lengths whose logarithm is normal, given by median and mean and cut off at `longest`."""
+    """Log-normal lengths, given by median and mean, at most `longest`."""
 
     median: float
     mean: float
@@ -38,7 +39,7 @@ class LogNormal:
 
     @property
     def sigma(self) -> float:
-        # mean = median * exp(sigma^2 / 2); a mean at or below the median leaves no spread to fit.
+        # mean = median * exp(sigma^2 / 2); a mean <= median gives sigma = 0.
         return math.sqrt(2 * math.log(max(1.0, self.mean / self.median)))
 
     def draw(self, rng: random.Random) -> int:
@@ -47,7 +48,7 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Arrivals at `rate` per second whose gaps have variation `gap_cv` (1 = Poisson; a Gamma law), and two lengths."""
+    """`rate` arrivals per second, with Gamma-distributed gaps of variation `gap_cv` (1 = Poisson), and lengths."""
 
     rate: float
     gap_cv: float
@@ -64,8 +65,8 @@ class Traffic:
             arrival += rng.gammavariate(shape, 1 / (self.rate * shape))
 
 
-# The conversation trace of Azure (19,366 requests in 3,502 s): median and mean as counted over the whole file.
-# A log-normal meets both; as every fit of one, it is smoother than the trace, which has peaks at frequent prompts.
+# The conversation trace of Azure (19,366 requests in 3,502 s), with median and mean over the whole file.
+# A log-normal meets both, but is smoother than the trace, which has peaks at frequent prompts.
 CONVERSATION = Traffic(
     rate=5.53,
     gap_cv=1.09,
@@ -75,7 +76,7 @@ CONVERSATION = Traffic(
 
 
 def read(path: str | Path) -> Iterator[Request]:
-    """Read a trace file, one request at a time; the first line tells which of the two formats it is."""
+    """Read a trace file, one request at a time; the first line tells the format."""
     with open(path, encoding="utf-8", newline="") as lines:
         first = next((line for line in lines if line.strip()), None)
         if first is None:
@@ -85,7 +86,7 @@ def read(path: str | Path) -> Iterator[Request]:
 
 
 def shrink(requests: Iterable[Request], divisor: float) -> Iterator[Request]:
-    """Divide every length by `divisor`, to 1 token at least, and leave the arrivals; prefix ids lose their meaning."""
+    """Divide every length by `divisor`, to 1 token at least; arrivals stay, and prefix ids are dropped."""
     if not divisor > 0:
         raise ValueError(f"lengths can be divided by a positive number only, got {divisor}")
     if divisor == 1:
@@ -97,7 +98,7 @@ def shrink(requests: Iterable[Request], divisor: float) -> Iterator[Request]:
 
 
 def _read_azure(lines: Iterable[str], path: str | Path) -> Iterator[Request]:
-    """Azure CSV; a timestamp has seven decimals, of which Python reads six."""
+    """Read an Azure CSV.  Timestamps have seven decimals; Python reads six."""
     rows = csv.DictReader(lines)
     missing = {"TIMESTAMP", "ContextTokens", "GeneratedTokens"} - set(rows.fieldnames or ())
     if missing:
@@ -116,7 +117,7 @@ def _read_azure(lines: Iterable[str], path: str | Path) -> Iterator[Request]:
 
 
 def _read_mooncake(lines: Iterable[str], path: str | Path) -> Iterator[Request]:
-    """Mooncake JSON lines; timestamps are milliseconds."""
+    """Read Mooncake JSON lines.  Timestamps are milliseconds."""
     start: float | None = None
     for number, line in enumerate(lines, start=1):
         if not line.strip():

@@ -1,4 +1,4 @@
-"""The steps that a traffic makes, whoever runs them: requests arrive in the trace's time, and the scheduler plans."""
+"""The steps of a traffic: requests arrive in the trace's time, and the scheduler plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paged_attn.serving.trace import Request
 
 @dataclass(frozen=True)
 class Planned:
-    """A step that is about to run; whoever runs it calls `scheduler.complete(parts)`."""
+    """A step that is about to run.  After the run the caller calls `scheduler.complete(parts)`."""
 
     scheduler: Scheduler
     parts: list[StepPart]
