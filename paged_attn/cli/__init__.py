@@ -1,7 +1,7 @@
 """The `paged-attn` command: a file per verb.
 
-A file holds a verb's options and what it prints, and imports nothing heavy before it runs: `--help` needs no torch.
-The work lives in modules of the library.  A new verb is a file and a line in group.py.
+A file holds a verb's options and its output.  Heavy modules are imported when the verb runs: `--help` needs no torch.
+Modules of the library do the work.  A new verb is a file and a line in group.py.
 """
 
 from .group import main

@@ -1,4 +1,4 @@
-"""`paged-attn bench`: the benchmark of the checkout that the package lies in."""
+"""`paged-attn bench`: the benchmark of the checkout in which the package lies."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def bench(context: click.Context, arguments: tuple[str, ...]) -> None:
     if not {"-h", "--help"}.isdisjoint(arguments) and not _in_checkout():
         click.echo(context.get_help())
         return
-    options = of_checkout("benchmarks.options").parse(arguments)  # in which --help ends, without torch
+    options = of_checkout("benchmarks.options").parse(arguments)  # --help ends here, without torch
     of_checkout("benchmarks.__main__").run(options)
 
 
 def of_checkout(module: str) -> ModuleType:
-    """A module of the benchmark: its cases are those of the tests, which no wheel has."""
+    """Import a module of the benchmark, which uses the tests' cases, so that no wheel has it."""
     if not _in_checkout():
         raise click.UsageError(
             "benchmarks need a clone: they are part of the repository, not of the package; run `make bench` there"

@@ -1,4 +1,4 @@
-"""`paged-attn check`: a self test of an installation."""
+"""`paged-attn check`: a self-test of an installation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What verbs ask for alike: element types, devices, sizes of heads, and JSON."""
+"""Options that several verbs share: element types, devices, models, and JSON."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ ALIASES |= {f"{prefix}{name}": name for prefix in ("fp8_", "float8_") for name i
 
 
 class Dtype(click.Choice[str]):
-    """One of a few element types; names that torch and engines have for them are taken, too."""
+    """One of a few element types, also under the names that torch and engines use."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return super().convert(ALIASES.get(value, value), param, ctx)
 
 
 class DeviceName(click.ParamType):
-    """A device that this machine need not have, by a name of gpus.py; others are those beside these."""
+    """A device by a name of gpus.py, or one of `others`; this machine need not have the device."""
 
     name = "device"
 
@@ -55,13 +55,13 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, and 
 
 
 def device(help: str, *others: str) -> Decorated:
-    """--device NAME."""
+    """The option --device NAME."""
     names = ", ".join(["h200", "b200", "sm90", "sm90:132", *others])
     return click.option("--device", type=DeviceName(*others), metavar="NAME", help=f"{help}  {names} ...")
 
 
 def option_of(argument: Argument) -> Decorated:
-    """The option of a row of the table of arguments, of the kind that its check says."""
+    """The option for a row of the table of arguments; the row's check decides its type."""
     rule, *limits = argument.check
     name = f"--{argument.name.replace('_', '-')}"
     if rule == "boolean":
@@ -70,7 +70,7 @@ def option_of(argument: Argument) -> Decorated:
     return click.option(name, type=kind, default=argument.default, help=argument.help)
 
 
-# How every call of a model is: a line for each, of all verbs that ask for a model.
+# Options that describe the calls of a model, for all verbs that ask for a model.
 MODEL: tuple[Decorated, ...] = (
     click.option("--heads", type=positive, default=32, show_default=True, help="Query heads."),
     click.option("--kv-heads", type=positive, default=8, show_default=True, help="Key and value heads."),
@@ -108,7 +108,7 @@ MODEL: tuple[Decorated, ...] = (
 
 
 class OfModel(click.Command):
-    """A verb with `MODEL`, that tells one number as --window the two that are wanted."""
+    """A verb with the options of `MODEL`; its error for --window with one number tells the two numbers to give."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         given = list(args)
@@ -124,14 +124,14 @@ class OfModel(click.Command):
 
 
 def of_model(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """The options of `MODEL`, in their order."""
+    """Give a verb the options of `MODEL`, in their order."""
     for option in reversed(MODEL):
         verb = option(verb)
     return verb
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """What torch calls it."""
+    """The torch dtype of an element type's name."""
     import torch
 
     full = {"e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}.get(name, name)
@@ -140,13 +140,13 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def check_heads(heads: int, kv_heads: int) -> None:
-    """Queries' heads are shared out evenly among KV heads."""
+    """Refuse query heads that are no multiple of the KV heads."""
     if heads % kv_heads:
         raise click.UsageError(f"--heads must be a multiple of --kv-heads = {kv_heads}, got {heads}")
 
 
 def check_packed(layout: str, head_dim: int, cache_dtype: torch.dtype) -> None:
-    """A group of an x-packed cache is 16 bytes of one head."""
+    """Refuse x-packed caches whose heads are no multiple of 16 bytes."""
     x = 16 // cache_dtype.itemsize
     if layout == "x-packed" and head_dim % x:
         raise click.UsageError(f"x-packed {cache_dtype} wants a --head-dim divisible by {x}, got {head_dim}")

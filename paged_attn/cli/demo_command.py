@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from paged_attn.serving.demo import Sizes
     from paged_attn.serving.trace import Request
 
-# What suits the device: a few requests of a small model in the interpreter, a traffic of hundreds on a GPU.
-# cache: tokens that the cache holds.  mean: the mean prompt that the lengths are divided down to; None = as they are.
+# Defaults for the device: a few requests of a small model in the interpreter, hundreds of requests on a GPU.
+# `cache` is the number of tokens in the cache.
+# `mean` is the mean prompt to which lengths are scaled down; None leaves them as they are.
 CPU: dict[str, Any] = dict(heads=4, kv_heads=2, head_dim=64, dtype="float32", layers=1, requests=24, budget=64)
 CPU |= dict(max_seqs=16, cache=512, mean=40, step_seconds=0.25, checked=0, bucket=1)
 GPU: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype="bfloat16", layers=2, requests=512, budget=4096)
@@ -99,7 +100,7 @@ def demo(as_json: bool, **given: Any) -> None:
 
 
 def _check_output(path: Path) -> None:
-    """That a picture can be drawn in the end, said before minutes have passed."""
+    """Check that the picture can be written, before the run takes minutes."""
     if importlib.util.find_spec("matplotlib") is None:
         raise click.ClickException("the picture needs matplotlib: pip install matplotlib")
     folder = next(folder for folder in path.absolute().parents if folder.exists())
@@ -108,7 +109,7 @@ def _check_output(path: Path) -> None:
 
 
 def _requests(chosen: dict[str, Any], people: Console) -> list[Request]:
-    """The first requests of the trace, at the scale that was asked for or suits the device; says what they are."""
+    """The first requests of the trace, at the given scale or one that suits the device; prints a line about them."""
     from paged_attn.serving import trace
 
     path, wanted = chosen.get("trace"), chosen["requests"]
@@ -125,7 +126,7 @@ def _requests(chosen: dict[str, Any], people: Console) -> list[Request]:
 
 
 def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
-    """The sizes that the options ask for, with a cache that holds the longest request; others are refused."""
+    """The sizes that the options ask for; raises UsageError if the scheduler cannot serve the requests with them."""
     from paged_attn.serving.demo import Sizes
 
     dtype = torch_dtype(chosen["dtype"])
@@ -152,7 +153,7 @@ def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
         seed=chosen["seed"],
         bucket=chosen["bucket"],
     )
-    try:  # what the scheduler refuses it refuses here, where nothing is computed
+    try:  # run the scheduler alone, so that it refuses sizes before anything is computed
         for step in sizes.planned(requests):
             step.scheduler.complete(step.parts)
     except ValueError as error:
@@ -163,7 +164,7 @@ def _sizes(chosen: dict[str, Any], requests: list[Request]) -> Sizes:
 def _compile(
     requests: Iterable[Request], sizes: Sizes, device: torch.device, processes: int | None, people: Console
 ) -> None:
-    """Compile the kernels of all steps before the first, which else would wait for one after the other."""
+    """Compile the kernels of all steps in parallel before the first step, instead of one after the other."""
     if device.type == "cpu" or processes == 0:
         return
     from paged_attn.serving import first_kernels

@@ -1,4 +1,4 @@
-"""`paged-attn explain`: what the library does for a call, told without making it."""
+"""`paged-attn explain`: what the library does for a call, without making the call."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def explain(as_json: bool, **given: Any) -> None:
 
 
 def _sorted(lines: list[tuple[str, str]]) -> dict[str, Any]:
-    """The lines as they are, but those of a launch, and of what runs beside it, together."""
+    """Lines as a dict; lines of a launch, and of work beside a launch, are nested under "launches"."""
     found: dict[str, Any] = {"launches": []}
     part: dict[str, Any] = found
     for name, text in lines:
@@ -61,7 +61,7 @@ def _sorted(lines: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _numbers(question: Any) -> dict[str, Any]:
-    """What is counted, as numbers, in place of the lines that tell it."""
+    """Counted bytes, operations and seconds as numbers, in place of their lines."""
     from paged_attn.explain.question import memory, operations, seconds
 
     moved, useful = memory(question), operations(question)

@@ -1,4 +1,4 @@
-"""The command itself: its verbs, and what they have in common."""
+"""The command group: its verbs, and their common settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`paged-attn info`: what is installed here, what runs the kernels, and which hosts there are.
+"""`paged-attn info`: installed versions, the device, kernels in use, and hosts.
 
-Everything is asked in ways that take milliseconds: torch and Triton are imported only where nothing else can tell.
+All answers take milliseconds: torch and Triton are imported only where nothing else can tell.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIABLES = {
 
 
 class DialectState(NamedTuple):
-    """Kernels of one kind, and whether calls get them here."""
+    """A dialect of kernels, and whether calls use it on this machine."""
 
     name: str
     on: bool
@@ -80,7 +80,7 @@ def info(as_json: bool) -> None:
 
 
 def dialects(found: machine.Found | None, triton: str | None) -> list[DialectState]:
-    """Each kind of kernels, and plain torch: what `backend` decides at the first call."""
+    """State of each dialect and of plain torch, as the library will decide at the first call."""
     has_triton = triton is not None
     plain = machine.in_torch(found, has_triton)
     torch = DialectState("torch", plain, _why_in_torch(found, has_triton))

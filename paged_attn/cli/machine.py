@@ -1,4 +1,4 @@
-"""This machine's GPU and torch, asked without importing torch, which takes seconds."""
+"""This machine's GPU and torch build, found without importing torch, which takes seconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MULTIPROCESSORS, MAJOR, MINOR = 16, 75, 76  # of CUdevice_attribute
 
 
 class Torch(NamedTuple):
-    """What torch was built for, as its version.py has it."""
+    """CUDA or HIP version that torch was built for, from torch's version.py."""
 
     cuda: str | None
     hip: str | None
 
 
 class Found(NamedTuple):
-    """A GPU, in the words of backend.Device, and its name."""
+    """A GPU: its name, and the fields of backend.Device."""
 
     name: str
     arch: str
@@ -37,13 +37,13 @@ def torch_build() -> Torch:
 
 def gpu(build: Torch) -> Found | None:
     """The first GPU that torch would see."""
-    if build.hip:  # whose driver has no such short way
+    if build.hip:  # ROCm's driver has no short way to ask
         return _asked_of_torch()
     return _asked_of_cuda() if build.cuda else None
 
 
 def asked() -> str:
-    """The dialect that PAGED_ATTN_DIALECT asks for, or TRITON_INTERPRET the interpreter; "": none."""
+    """The dialect that PAGED_ATTN_DIALECT names, or "interpreter" by TRITON_INTERPRET; "" if neither is set."""
     said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
     interpret = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
     return said or ("interpreter" if interpret else "")
@@ -55,7 +55,7 @@ def interpreted(triton: bool) -> bool:
 
 
 def in_torch(found: Found | None, triton: bool) -> bool:
-    """Whether calls run in plain torch: as is asked for, else where there is no GPU, or no Triton for it."""
+    """Whether calls run in plain torch: if asked for, or by default without a GPU or without Triton."""
     return asked() == "torch" or (not interpreted(triton) and (found is None or not triton))
 
 
@@ -70,7 +70,7 @@ def _asked_of_torch() -> Found | None:
 
 
 def _asked_of_cuda() -> Found | None:
-    """The driver's own answer; CUDA_VISIBLE_DEVICES counts, as in torch."""
+    """The first GPU by CUDA's driver, which obeys CUDA_VISIBLE_DEVICES like torch."""
     try:
         cuda = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
     except OSError:

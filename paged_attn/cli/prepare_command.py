@@ -1,4 +1,4 @@
-"""`paged-attn prepare`: compile a model's kernels before the first request, also for a GPU that is elsewhere."""
+"""`paged-attn prepare`: compile a model's kernels before the first request, also for another machine's GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How verbs print: tables of a name and a text for people, JSON for programs.
+"""Output of verbs: tables of names and texts for people, JSON for programs.
 
-rich is imported by what prints: --help does without.
+Functions that print import rich; --help does not need it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 def console(as_json: bool) -> Console:
-    """For what people read: standard output or, where that is for JSON, the other one."""
+    """A console for people: standard output, or standard error if standard output is for JSON."""
     from rich.console import Console
 
     return Console(soft_wrap=True, stderr=as_json, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """On standard output, to which nothing else is printed then."""
+    """Print JSON on standard output, which then has nothing else."""
     click.echo(json.dumps(value, indent=2))
 
 
 def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> None:
-    """A name, and a text that is wrapped beside it."""
+    """Print rows of a name and a text, which is wrapped beside the name."""
     from rich.console import Console
     from rich.table import Table
 
@@ -44,7 +44,7 @@ def print_rows(rows: Iterable[tuple[str, str]], to: Console | None = None) -> No
 
 
 def here() -> torch.device:
-    """Where calls of this process run."""
+    """The device on which calls of this process run."""
     import torch
 
     from paged_attn.launching.backend import INTERPRET
@@ -53,7 +53,7 @@ def here() -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """What people call it."""
+    """A device's name for people."""
     import torch
 
     from paged_attn.launching.backend import device_of

@@ -1,4 +1,4 @@
-"""The demo's steps, shown as they pass."""
+"""Progress of the demo's steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def watched(steps: Iterator[ServedStep], requests: int, console: Console) -> Iterator[ServedStep]:
-    """The same steps: with a live bar on a terminal, a line now and then elsewhere."""
+    """Pass steps on, and show a live bar on a terminal, or elsewhere a line every few seconds."""
     tokens = 0
     shown = monotonic()
     columns = ("{task.description}", "{task.completed} of {task.total} requests", "{task.fields[made]}")
