@@ -158,7 +158,8 @@ class _Layers:
         self.sizes, self.device = sizes, device
         form = (sizes.page_size, sizes.kv_heads, sizes.head_dim, sizes.kv_dtype, device)
         self.caches = [Caches.allocate(sizes.layout, sizes.pages, *form) for _ in range(sizes.layers)]
-        self.first_pages = [layer * sizes.pages for layer in range(sizes.layers)]  # each layer's first page in the reference's cache
+        # each layer's first page in the reference's cache
+        self.first_pages = [layer * sizes.pages for layer in range(sizes.layers)]
         self.twin = Caches.allocate(sizes.layout, sizes.layers * sizes.pages, *form)
         self.choice = random.Random(sizes.seed)
         self.normal = torch.Generator(device).manual_seed(sizes.seed)
