@@ -1,5 +1,5 @@
-"""What stages hand to one another: problems, plans, calls, layouts; records of fields, and arithmetic over them.
+"""Records that stages hand to each other: problems, plans, calls and layouts.
 
-It imports kernels.common, whose records travel to the device, launching, and arguments.py; no stage and no dialect.
-What the planner has to know of a call is a field of Problem; a new cache layout is strides in layout.py.
+The folder imports kernels.common (records that travel to the device), launching and arguments.py, but no stage and no
+dialect.  Facts that the planner needs about a call are fields of Problem.  A new cache layout is strides in layout.py.
 """

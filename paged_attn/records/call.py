@@ -7,7 +7,7 @@ import torch
 from ..kernels.common.records import KeyValues, Modifiers, PageStarts, Rows, Scales, Scratch
 from ..launching.launch import COUNTERS, STATES
 
-ROOM = Scratch(STATES, COUNTERS)  # holes, which scratch of the stream fills at each launch
+ROOM = Scratch(STATES, COUNTERS)  # Holes, filled with the stream's scratch memory at each launch
 
 
 class Call(NamedTuple):
@@ -35,9 +35,9 @@ def scales(
     gate: Any = None,
     by_token: bool = False,
 ) -> Scales:
-    """Scales as kernels take them: absent is 1; a tensor of two axes has a row for each sequence, or one for all.
+    """Scales as kernels take them.  An absent scale is 1; a tensor of two axes has a row for each sequence, or one row.
 
-    by_token: rows of the query's are of tokens.
+    by_token: rows of `query` belong to tokens instead.
     """
     of_tokens: tuple[Any, Any, Any] = (None, None, None)
     if by_token:
@@ -53,7 +53,7 @@ def scales(
 
 
 def _stride_of_seqs(scale: Any) -> int | None:
-    """From the scale of a sequence to that of the next; None where they are the same."""
+    """Stride from a sequence's scale to the next sequence's; None if all sequences have one scale."""
     if scale.ndim < 2 or scale.shape[0] == 1 or scale.stride(0) == 0:
         return None
     return int(scale.stride(0))

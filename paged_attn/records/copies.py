@@ -1,6 +1,7 @@
-"""Whole pages that a call's keys and values are copied to, for launches that read no others.
+"""Whole pages to which a call's keys and values are copied, for launches that read only whole pages.
 
-The pages of a sequence lie side by side, as many for each as the longest may have: where one is, arithmetic tells.
+The pages of a sequence lie side by side, and each sequence has as many as the longest may need.  So arithmetic finds a
+page.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class Copies(NamedTuple):
     seqs: int
     pages: int  # of a sequence
     shortest: int  # query tokens of sequences that are served
-    from_page: int  # slots of the pages that keys are copied from
+    from_page: int  # slots of the pages from which keys are copied
     kv_heads: int
     head_dim: int
     value_dim: int
@@ -31,7 +32,7 @@ class Copies(NamedTuple):
     dependent: bool  # launches may begin before the one ahead has ended
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Keys, values and table, without memory."""
+        """Keys, values and page table as meta tensors."""
         slots = (self.seqs * self.pages, PAGE, self.kv_heads)
         keys, values = (
             torch.empty(*slots, dims, dtype=self.dtype, device="meta") for dims in (self.head_dim, self.value_dim)
@@ -40,13 +41,13 @@ class Copies(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the caches."""
+        """Bytes of both caches."""
         dims = self.head_dim + self.value_dim
         return self.seqs * self.pages * PAGE * self.kv_heads * dims * self.dtype.itemsize
 
 
 def copies_of(p: Problem) -> Copies:
-    """Room for all keys that a call may have; the host knows no length, so for each sequence as for the longest."""
+    """Pages for all keys that a call may have; the host knows no lengths, so each sequence counts as the longest."""
     return Copies(
         seqs=p.seqs,
         pages=max(1, cdiv(p.max_seqlen_k, PAGE)),
@@ -61,7 +62,7 @@ def copies_of(p: Problem) -> Copies:
 
 
 def over(p: Problem, copies: Copies) -> Problem:
-    """The call as the launches behind the copy have it: nothing differs but the place of keys."""
+    """The call as launches behind the copy see it: only the place of keys and values differs."""
     keys, values, _ = copies.tensors()
     return p._replace(
         page_size=PAGE,

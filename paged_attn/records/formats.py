@@ -1,4 +1,4 @@
-"""What dtypes and shapes of caches say of themselves; for all who need no record of Triton."""
+"""Facts from dtypes and shapes of caches, for code that needs no record of Triton."""
 
 import torch
 
@@ -17,5 +17,5 @@ def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
 
 
 def value_dim_of(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
-    """Dims of values: x-packed they are not innermost."""
+    """Dims of values, which are not the innermost axis of x-packed caches."""
     return v_cache.shape[2 if k_cache.ndim == 5 else 3]

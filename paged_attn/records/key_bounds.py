@@ -1,7 +1,7 @@
-"""Which keys a query sees by its position, told by the host: what kernels/common/bounds.py tells on the device.
+"""Bounds on the keys that a query sees by its position: kernels/common/bounds.py for the host.
 
-One place for all that ask without looking at the device's lengths: the planner, checks of page ids, what `explain`
-counts, and how launches cut known batches.
+Code that does not read lengths from the device uses this file: the planner, checks of page ids, counts of `explain`,
+and cuts of known batches.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ Position = TypeVar("Position", int, Tensor)  # a position, or a tensor of them
 
 
 class KeyBounds(NamedTuple):
-    """Keys that a query sees before and after its own position, -1 where there is no end, and what else bounds both."""
+    """Numbers of keys that a query sees before and after its own position, -1 for all, and further bounds."""
 
     left: int = -1
     right: int = -1
     chunk: int | None = None  # as in paged_attention
-    positions: bool = False  # queries have positions of their own, none before the context's end, so right counts slots
+    positions: bool = False  # query_positions are given, none before the context's end; `right` counts slots
 
     @property
     def reach(self) -> int:
-        """The most that a query sees before its own position, -1: all."""
+        """The most keys that a query sees before its own position; -1: all."""
         if self.chunk is None:
             return self.left
         return self.chunk - 1 if self.left < 0 else min(self.left, self.chunk - 1)
 
     def first_key(self, pos: Position) -> Position:
-        """The first that a query at pos sees."""
+        """The first key that a query at pos sees, inclusive."""
         first = at_least(pos - self.left, 0) if self.left >= 0 else pos * 0
         if self.chunk is not None:
             first = at_least(first, pos // self.chunk * self.chunk)
         return first
 
     def end_of_keys(self, pos: Position, seq_len: int) -> Position:
-        """Behind the last that a query at pos sees, of so many."""
+        """The end, exclusive, of the keys that a query at pos sees, out of seq_len keys."""
         end = pos * 0 + seq_len
         if self.right >= 0:
             end = at_most(pos + self.right + 1, seq_len)
@@ -61,7 +61,7 @@ CAUSAL = KeyBounds(right=0)
 
 
 def key_bounds_of(options: Any, positions: bool = False) -> KeyBounds:
-    """Of the options of a call, or of a model; a window by head, which the host does not know, bounds nothing here."""
+    """Bounds from the options of a call or of a model.  Windows by head are unknown on the host and bound nothing."""
     left, right = options.window_size
     return KeyBounds(left, 0 if options.causal else -1 if positions else right, options.chunk, positions)
 

@@ -1,10 +1,10 @@
-"""What a planner decides: the launches of a call, and how each is laid out."""
+"""A planner's result: the launches of a call, and the layout of each launch."""
 
 from typing import Any, NamedTuple
 
 from ..kernels.common.shape import Shape
 
-UNBOUNDED = 2**31 - 1  # query tokens of a sequence
+UNBOUNDED = 2**31 - 1  # upper bound on query tokens of a sequence where there is none
 
 
 class Config(NamedTuple):
@@ -16,27 +16,27 @@ class Config(NamedTuple):
     warps: int
     peel: bool  # a loop without masks for the tiles that all rows see
     resident: int  # programs that a multiprocessor holds at once
-    least: int = 8  # tiles of a share: fewer cost more to merge than they save
+    least: int = 8  # tiles of a share, at least: smaller shares cost more to merge than they save
     pieces: int = 0  # a short block is cut into up to so many pieces, also of fewer tiles than `least`
-    whole: int = 0  # keys up to which a block is not cut, where blocks keep a quarter of the multiprocessors busy
-    enough: float = float("inf")  # blocks per multiprocessor from which on no share is cut
-    boxes: bool = False  # full tiles through the copy engine, where pages are whole tiles
-    pairs: bool = False  # fp8 keys and values two dims at a time
+    whole: int = 0  # blocks of up to so many keys are not cut, if blocks keep a quarter of the multiprocessors busy
+    enough: float = float("inf")  # with so many blocks per multiprocessor or more, no share is cut
+    boxes: bool = False  # full tiles are loaded by TMA, if pages are whole tiles
+    pairs: bool = False  # fp8 keys and values are read two dims at a time
     registers: int | None = None  # per thread, at most
-    head_blocks: int = 1  # parts that the heads of a latent cache's one KV head are cut into, each a KV head to kernels
-    piece: int | None = None  # keys are cut at multiples of this only; a multiple of every tile
+    head_blocks: int = 1  # parts of a latent cache's query heads; kernels treat each part as a KV head
+    piece: int | None = None  # keys are cut only at multiples of this number, which is a multiple of every tile
 
 
 class Merge(NamedTuple):
-    """A launch behind one that cuts blocks, of which it joins the pieces."""
+    """A merge launch, which joins the pieces of blocks that the launch before the merge has cut."""
 
-    blocks: int  # of all sequences, at most
-    rows: int  # of a block, of one KV head, that a program joins
-    dims: int  # of these rows
-    lanes: int  # parts of their pieces that are joined side by side
-    skip: int  # from a block's first state to its second, in rows
-    stride: int  # and from there on
-    dependent: bool  # it may begin before the launch ahead has ended
+    blocks: int  # blocks of all sequences, at most
+    rows: int  # rows of a block and a KV head that a program joins
+    dims: int  # dims of these rows that a program joins
+    lanes: int  # pieces are joined in so many lanes side by side
+    skip: int  # rows from a block's first state to its second
+    stride: int  # rows between later states
+    dependent: bool  # the merge may begin before the launch ahead has ended
 
 
 class Launch(NamedTuple):
@@ -44,25 +44,25 @@ class Launch(NamedTuple):
 
     shape: Shape
     programs: int  # per KV head: blocks, or shares of all blocks' work; with a pipe, all programs
-    least: int  # tiles of a share
+    least: int  # tiles of a share, at least
     slots: int  # scratch states of a share; with a pipe, of all programs
-    shortest: int  # query lengths served
-    longest: int
+    shortest: int  # query length that the launch serves, at least
+    longest: int  # and at most, inclusive
     block_tokens: int  # the most query tokens that a block can have
     config: Config
-    dialect: str  # whose kernel it is
-    pipe: Any = None  # what the kernel has besides, if its dialect has such a record
+    dialect: str  # name of the dialect that has the kernel
+    pipe: Any = None  # further constants of the kernel, if its dialect has such a record
     merge: Any = None  # Merge, where shape.SPLIT but not shape.MERGE
-    beside: Any = None  # a Launch of few queries whose work the same programs do beside their own
+    beside: Any = None  # a Launch of few queries, whose work the programs of this launch do beside their own
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """All that its programs serve, as launches: this one, and what is beside it."""
+        """All work of the launch's programs, as launches: this launch, and the launch beside it."""
         return (self,) if self.beside is None else (self, self.beside)
 
     @property
     def cuts(self) -> int:
-        """Numbers that tell a merge how blocks are cut."""
+        """How many int32 numbers tell a merge how blocks are cut."""
         return 0 if self.merge is None else 2 * self.merge.blocks * self.shape.KV_HEADS
 
     @property
@@ -72,7 +72,7 @@ class Launch(NamedTuple):
 
 class Plan(NamedTuple):
     launches: tuple[Launch, ...]
-    copies: Any = None  # Copies in whole pages, which the launches read in place of the cache; None: they read that
+    copies: Any = None  # Copies in whole pages, which the launches read in place of the cache; None: no copies
 
     def __str__(self) -> str:
         return "\n".join(

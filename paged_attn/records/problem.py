@@ -1,6 +1,6 @@
-"""What decides a plan: shapes, dtypes, strides and the device, and no number that only the device knows.
+"""The facts that decide a plan: shapes, dtypes, strides and the device, but no number that only the device knows.
 
-`problem_of` makes one of a call, of `prepare` and of `explain`.
+`problem_of` makes a Problem for a call, for `prepare` and for `explain`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .formats import is_fp8, page_of, value_dim_of
 from .key_bounds import key_bounds_of
 from .plan import UNBOUNDED
 
-# A softcap up to which 2^-23 of it is less than what float32 products are off.
+# Up to this softcap, 2^-23 of the softcap is less than the error of float32 products.
 FAR_CAP = 64.0
 
 
 class Problem(NamedTuple):
-    """What decides a plan."""
+    """The facts that decide a plan."""
 
     tokens: int
     seqs: int
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     max_seqlen_k: int
     window_left: int  # -1: none
     ragged: bool  # cu_seqlens_q given
-    positive: bool  # the softmax scale is
+    positive: bool  # the softmax scale is positive
     softcap: float  # 0: none
     alibi: bool
     qq_bias: bool
@@ -51,17 +51,17 @@ class Problem(NamedTuple):
     adjacent: bool  # a slot's KV heads lie side by side, in both caches
     query_box: bool  # the copy engine can read the queries
     new: bool  # keys outside the cache
-    new_box: bool  # the copy engine can read them, and they are of the cache's type
+    new_box: bool  # the copy engine can read keys outside the cache, which have the cache's dtype
     lse: bool  # log-sum-exps are asked for
     batch_invariant: bool  # one tile shape and fixed cuts; kernels that choose otherwise are out of the question
     device: Device
     score_mod: ScoreMod | None = None
-    value_dim: int | None = None  # dims of values and results where these are not head_dim
+    value_dim: int | None = None  # dims of values and results; None: head_dim
     token_scales: bool = False  # scores are scaled by token
     prefix: bool = False  # keys that stay visible behind a window
-    spans: bool = False  # keys that some queries see to both sides, maybe beyond a window
+    spans: bool = False  # keys that some queries see before and behind them, perhaps beyond a window
     latent: bool = False  # values are the first dims of keys, in the same memory
-    head_windows: bool = False  # heads have windows of their own, of which only the device knows the widths
+    head_windows: bool = False  # each head has a window, whose width only the device knows
 
     @property
     def value_width(self) -> int:
@@ -70,17 +70,17 @@ class Problem(NamedTuple):
 
     @property
     def widest(self) -> int:
-        """The larger of both widths, which decides what fits registers."""
+        """The larger of both widths, which decides what fits into registers."""
         return max(self.head_dim, self.value_width)
 
     @property
     def biased(self) -> bool:
-        """Whether scores meet what may be anything, and may hide keys."""
+        """Whether scores meet a bias or a score_mod, which may be anything and may hide keys."""
         return self.qq_bias or self.score_mod is not None
 
     @property
     def far_cap(self) -> bool:
-        """Whether a softcap lies so far above scores that these are capped by a series."""
+        """Whether the softcap is so large that kernels compute tanh by a series."""
         return self.softcap > FAR_CAP
 
     @property
@@ -94,26 +94,26 @@ class Problem(NamedTuple):
         return self.modified or self.token_scales
 
     def keys_seen(self, beside: int) -> int:
-        """The most keys of a sequence, or of a window with so many positions beside what it shows to the left."""
+        """The most keys that a block sees: all keys, or the window's keys to the left and `beside` more."""
         if self.window_left < 0 or self.prefix or self.spans:
             return self.max_seqlen_k
         return min(self.max_seqlen_k, self.window_left + beside)
 
     @property
     def gap(self) -> bool:
-        """Whether there may be keys between a prefix and a window that nobody sees."""
+        """Whether there may be keys between a prefix and a window that no query sees."""
         return self.prefix and (self.window_left >= 0 or self.head_windows)
 
 
 def problem_of(given: Tensors, options: Options, device: Device, interpreted: bool) -> Problem:
-    """Of a call's tensors nothing is read but shapes, dtypes, strides and addresses: those of an example will do."""
+    """The Problem of a call.  Only shapes, dtypes, strides and addresses of tensors are read, so an example will do."""
     q, k_cache, v_cache, kv_layout = given.q, given.k_cache, given.v_cache, options.kv_layout
     tokens, heads, head_dim = q.shape
     page_size, kv_heads = page_of(k_cache, kv_layout)
     value_dim = value_dim_of(k_cache, v_cache)
     scale, new = options.softmax_scale, given.k_new is not None
-    # lengths that the host knows: of the queries, and of the keys that the page table and the call's own hold; a row
-    # of a ragged one may be all of it
+    # bounds that the host knows: number of queries, and of keys in the page table and outside the cache; one row may
+    # take all of a ragged table
     pages = given.page_table.shape[1 if given.page_starts is None else 0]
     room = min(pages * page_size + (tokens if new else 0), UNBOUNDED)
     return Problem(
@@ -134,7 +134,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         alibi=given.alibi_slopes is not None,
         qq_bias=given.qq_bias is not None,
         only=options.only,
-        # the interpreter has no other arithmetic that is right
+        # in the interpreter only float32 arithmetic is right
         compute=torch.float32 if interpreted else _operand_dtype(q, k_cache, given.k_new),
         query=q.dtype,
         cache=k_cache.dtype,
@@ -158,9 +158,10 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
 
 
 def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dtype:
-    """Operands of the dots: the type of keys that are not fp8; float16, which holds every fp8 number, if all are.
+    """Dtype of the dots' operands: the dtype of keys that are not fp8, or float16 if all keys are fp8.
 
-    Keys of bfloat16 may be anywhere in its range; queries alone are brought into float16's, row by row.
+    float16 holds every fp8 number.  bfloat16 keys may be anywhere in bfloat16's range; only queries are brought into
+    float16's range, row by row.
     """
     keys = [x.dtype for x in (k_cache, k_new) if x is not None]
     wide = [dtype for dtype in keys if not is_fp8(dtype)]
@@ -168,7 +169,7 @@ def _operand_dtype(q: Tensor, k_cache: Tensor, k_new: Tensor | None) -> torch.dt
 
 
 def _pairable(q: Tensor, k_cache: Tensor, v_cache: Tensor, kv_layout: str) -> bool:
-    """Whether fp8 keys can be read two dims at a time; new keys would have to lie in the same parts."""
+    """Whether fp8 keys can be read two dims at a time."""
     if q.dtype == torch.float32 or not is_fp8(k_cache.dtype):
         return False
     return layout.pairable(layout.cache(k_cache, v_cache, kv_layout).key, q.shape[2])

@@ -1,6 +1,6 @@
-"""What a planner's tables say for themselves: rows for kinds of calls, and numbers that tell these apart.
+"""Rows and numbers of planners' tables: a row for each kind of calls, and thresholds that separate kinds.
 
-`docs/regimes.md` is made of them, and `explain` names the row of a call.
+`docs/regimes.md` is generated from the tables, and `explain` names the row of a call.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from .problem import Problem
 
 
 class Threshold(NamedTuple):
-    """Beside a number, as `Annotated[int, Threshold(...)]`: a number of what, why there is one, what decided it."""
+    """Describes a number, as `Annotated[int, Threshold(...)]`: its unit, its reason, and the measurement behind it."""
 
     unit: str
     reason: str
@@ -19,17 +19,17 @@ class Threshold(NamedTuple):
 
 
 class Regime(NamedTuple):
-    """A row: the first whose condition holds has the call."""
+    """A row of a table; the first row whose condition holds takes the call."""
 
     name: str
-    calls: str  # that it is for, beyond those of the rows before
+    calls: str  # the calls of this row, beyond those of the rows before
     kernels: str  # kernel, tile, warps, who cuts keys
     reason: str
-    decided: str  # as of a threshold
+    decided: str  # as in Threshold
     when: Callable[[Problem], bool]
     launches: Callable[[Problem], tuple[Launch, ...]]
 
 
 def row_of(table: Sequence[Regime], p: Problem) -> Regime:
-    """The row that has a call."""
+    """The row that takes a call."""
     return next(row for row in table if row.when(p))

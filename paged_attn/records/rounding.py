@@ -1,11 +1,11 @@
-"""Rounding up, for the host: triton's own are also kernels', and a call takes 2 us; a plan has a dozen of them."""
+"""Rounding up on the host.  Triton's functions take 2 us a call, because kernels use them too; a plan calls a dozen."""
 
 
 def cdiv(x: int, y: int) -> int:
-    """x / y."""
+    """x / y, rounded up."""
     return -(-x // y)
 
 
 def next_power_of_2(x: int) -> int:
-    """To a power of two; 0 of none."""
+    """The next power of two >= x; 0 for x <= 0."""
     return 1 << (x - 1).bit_length() if x > 0 else 0
