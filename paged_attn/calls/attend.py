@@ -1,4 +1,4 @@
-"""One call of paged_attention: found again, or checked, planned and described."""
+"""One call of paged_attention: found in the cache of calls, or checked and planned."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def attend(
     q: Any, k_cache: Any, v_cache: Any, page_table: Any, seq_lens: Any, cu_seqlens_q: Any, out: Any,
     others: tuple[Any, ...], options: tuple[Any, ...], check: bool | None,
 ) -> Any:  # fmt: skip
-    """What paged_attention returns for these Tensors, `others` those after cu_seqlens_q, and these Options."""
+    """Make a call of paged_attention; `others` are the Tensors after cu_seqlens_q, `options` are the Options."""
     form, tensors = form_of(q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, out, others, options)
     found, of = call_cache.again(form, tensors), None
     if found is None or (found[1][1] == found[1][2]) is not found[0].latent:
@@ -52,7 +52,7 @@ def attend(
 
 
 def _attend_new(given: Tensors, options: Options, check: bool | None, of: call_cache.Signature | None) -> Any:
-    """Check, plan, launch, and keep what was found out."""
+    """Check, plan and launch a call, and keep its launches for calls of equal signature."""
     options = Options._make(unboxed([*options]))
     given = given._replace(**{name: unboxed(getattr(given, name)) for name in NUMBERS})
     axes = checks.check_attention(given, options)

@@ -1,11 +1,10 @@
-"""Calls that were made before: by everything that decides a call but addresses, what has been found out about it.
+"""A cache of earlier calls: signature -> launches.
 
-A signature holds every fact that the checks, the plan, the compiled kernels and their arguments depend on, so calls of
-equal signature differ in nothing but where their tensors lie.  Whatever cannot be described so has none, and is checked
-and planned each time.
+A signature holds every fact on which checks, plan, compiled kernels and their arguments depend.  Calls of equal
+signature differ only in the addresses of their tensors.  A call without a signature is checked and planned each time.
 
-To read these facts one by one takes longer than a launch.  The layers of a model are called with the same facts, so of
-each form of call the latest is remembered with a guard, torch's own, which compares all facts of all tensors at once.
+Reading these facts one by one takes longer than a launch, but the layers of a model make calls with equal facts.  So
+the latest call of each form is kept with a guard of torch, which compares all facts of all tensors at once.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from ..launching.locks import left_free
 from .ways import Runs
 
 LIMIT = 4096  # signatures kept; a server's steps differ in lengths, so old ones are dropped
-ALIGNMENT = 64  # bytes that kernels are compiled for: 16, or 16 elements of x-packed values
+ALIGNMENT = 64  # bytes: kernels are compiled for addresses modulo 16 bytes, or 16 elements of x-packed values
 PLAIN = {torch.Tensor, torch.nn.Parameter}  # tensors of other classes may have no memory of their own
 
 # Compares class, dispatch keys (device, layout, modes), dtype, sizes, strides and requires_grad; holds no tensor, and
@@ -27,31 +26,31 @@ Guard: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack  # the innermost of torch.func, or None
 
 Addresses = Sequence[int]
-Signature = tuple[Hashable, Addresses]  # what decides a call, and the addresses that do not
+Signature = tuple[Hashable, Addresses]  # the facts that decide a call, and its addresses
 
 
 class Latest(NamedTuple):
     """The latest call of a form."""
 
-    matches: Callable[..., bool]  # whether these tensors have the facts that its own had
+    matches: Callable[..., bool]  # whether given tensors have the facts of the latest call's tensors
     launches: Runs
 
 
 _kept: dict[Hashable, Runs] = {}
 _latest: dict[Hashable, Latest] = {}
-_forgetting = left_free()  # what is oldest, no thread may ask while another adds
+_forgetting = left_free()  # held to drop the oldest entry and to add one
 
 
 def form_of(others: Sequence[Any]) -> tuple[Any, ...]:
-    """What decides of arguments that may be tensors, numbers or None, but facts of tensors.
+    """Form of arguments that may be tensors, numbers or None, without facts of tensors.
 
-    Types of numbers, too: True equals 1, but only one of them is a scale.
+    The form has types of numbers as well: True equals 1, but only 1 is a valid scale.
     """
     return tuple([type(x) if x is None or isinstance(x, torch.Tensor) else (type(x), x) for x in others])
 
 
 def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Runs, Addresses] | None:
-    """The launches of the latest call of this form, if it was one with tensors like these, and their addresses."""
+    """(launches, addresses) from the latest call of this form, if its tensors had equal facts; otherwise None."""
     try:
         latest = _latest.get(form)
         if latest is None or not latest.matches(*tensors):
@@ -68,10 +67,10 @@ def again(form: Hashable, tensors: tuple[Any, ...]) -> tuple[Runs, Addresses] | 
 
 
 def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
-    """Of a call of this form with these tensors; None if it has none.
+    """Signature of a call of this form with these tensors, or None.
 
-    Strides even of contiguous tensors, for sizes do not imply them where one is 0 or 1.  What torch.func
-    wraps has an address, too, but no memory there.
+    The facts include strides even of contiguous tensors, because sizes do not imply strides where a size is 0 or 1.
+    Tensors that torch.func wraps have no signature: they have an address, but no memory there.
     """
     try:
         if not {*map(type, tensors)} <= PLAIN or _wants_gradient(tensors) or transforms() is not None:
@@ -80,7 +79,7 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
         facts = [
             (x.shape, x.stride(), x.dtype, x.device, x.is_neg(), y % ALIGNMENT) for x, y in zip(tensors, addresses)
         ]
-        # which begin at the same address: values that lie in keys are read once
+        # the key also tells which tensors begin at the same address: values that lie in keys are read once
         key = (form, tuple(map(addresses.index, addresses)), *facts)
         hash(key)
         return key, addresses
@@ -89,7 +88,7 @@ def signature(form: Hashable, tensors: tuple[Any, ...]) -> Signature | None:
 
 
 def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tuple[Runs, Addresses] | None:
-    """The launches of a signature, if they are kept, and its addresses; the next call of the form finds it `again`."""
+    """(launches, addresses) of a signature if the launches are kept; the next call of the form can use `again`."""
     launches = None if of is None else _kept.get(of[0])
     if of is None or launches is None:
         return None
@@ -98,12 +97,12 @@ def find(form: Hashable, tensors: tuple[Any, ...], of: Signature | None) -> tupl
 
 
 def _guard(form: Hashable, tensors: tuple[Any, ...], addresses: Addresses, launches: Runs) -> None:
-    """Remember the latest call of a form, if its tensors are different ones and lie as well as kernels can tell."""
+    """Keep the latest call of a form, if no tensor comes twice and all addresses divide by ALIGNMENT."""
     if Guard is None or len({*map(id, tensors)}) < len(tensors) or any(x % ALIGNMENT for x in addresses):
         return
-    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # another torch, or tensors that it does not guard
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # another torch, or tensors that torch cannot guard
         matches = Guard(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-        if any(x.requires_grad for x in tensors):  # tensors like these may, and grad mode is off now
+        if any(x.requires_grad for x in tensors):  # grad mode is off now; with grad mode on, the call is an error
             matches = _while_no_gradient(matches)
         _put(_latest, form, Latest(matches, launches))
 
@@ -113,12 +112,12 @@ def _while_no_gradient(matches: Callable[..., bool]) -> Callable[..., bool]:
 
 
 def _wants_gradient(tensors: tuple[Any, ...]) -> bool:
-    """Such a call is no call that was made before, but an error."""
+    """Whether a call asks for a gradient, which is an error, so that it has no signature."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def keep(of: Signature | None, launches: Runs) -> None:
-    """Remember launches that went well, and forget the oldest."""
+    """Keep launches that succeeded, and drop the oldest ones beyond LIMIT."""
     if of is not None:
         _put(_kept, of[0], launches)
 
@@ -131,7 +130,7 @@ def _put(store: dict[Hashable, Any], key: Hashable, value: Any) -> None:
 
 
 def clear() -> None:
-    """Forget everything, for those who change what calls are planned by."""
+    """Drop all calls, after a change of something on which plans depend."""
     with _forgetting:
         _kept.clear()
         _latest.clear()

@@ -1,11 +1,11 @@
-"""The form of a call: what decides it but the facts of its tensors.  Every call waits for it."""
+"""The form of a call: all that decides the call, except facts of its tensors.  Every call computes its form."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor  # noqa: F401, which the text asks for
+from torch import Tensor  # noqa: F401, used in the generated text
 
 from ..arguments import ARGUMENTS, OPTION, PLACES, Options, Tensors
 from ..generated import function, listed
@@ -13,12 +13,12 @@ from . import call_cache  # noqa: F401
 from .untraced import untraced
 
 RAGGED = ("a ragged page table",)
-GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # by their names
-# numbers of different types are equal, and some of those types are refused
+GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # tensors that calls give by keyword
+# options whose type is part of the form: numbers of different types are equal, and some types are refused
 NUMBERS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.check[:1] not in ((), ("choice",), ("window",))]
 
 
-# (form, tensors) of a call by its Tensors and its Options; its text follows from the table.
+# (form, tensors) of a call, from its Tensors and Options; the text is generated from the argument table.
 form_of: Callable[..., tuple[Any, tuple[Any, ...]]] = untraced(function(f"""\
 def form_of({listed(PLACES)} out, others, options):
     tensors = ({listed(PLACES[:-1])}) if cu_seqlens_q is None else ({listed(PLACES)})

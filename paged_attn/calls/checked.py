@@ -1,4 +1,4 @@
-"""Which calls are checked ones."""
+"""Decide whether the contents of a call's tensors are checked."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from ..launching.backend import INTERPRET, Device
 
 
 class InTorch(Protocol):
-    """A device, or a kept call, that says whether plain torch serves it."""
+    """A device or a kept call, with the fact whether plain torch serves it."""
 
     @property
     def in_torch(self) -> bool: ...
 
 
 def said() -> str:
-    """What PAGED_ATTN_CHECK says now."""
+    """Value of PAGED_ATTN_CHECK, in lower case."""
     return os.environ.get("PAGED_ATTN_CHECK", "").lower()
 
 
 def asked() -> bool:
-    """Whether all calls are.  Unsaid, they are in the interpreter, which dies of reading foreign memory."""
+    """Whether all calls are checked.  By default only in the interpreter, which crashes on foreign memory."""
     return said() in ("1", "true", "yes", "on") if said() else INTERPRET
 
 
 ALWAYS = asked()  # read once: a look into the environment takes a tenth of a kept call's time
-IN_TORCH = ALWAYS or not said()  # where a host reads its own memory, and waits for no device
+IN_TORCH = ALWAYS or not said()  # the default in plain torch, where checks read host memory and wait for no device
 
 
 def by_default(run: InTorch) -> bool:
-    """Whether calls of a device, or like a kept one, are checked where they do not say so."""
+    """Whether calls with check=None are checked, on a device or like a kept call."""
     return ALWAYS or (IN_TORCH and run.in_torch)
 
 
 def enabled(check: bool | None, device: Device) -> bool:
-    """Whether this call is a checked one: `check` itself or, where it is None, as PAGED_ATTN_CHECK said."""
+    """Whether a call is checked: `check`, or, if None, the default."""
     if check is None:
         return by_default(device)
     boolean("check", check, "True, False or None")
-    return bool(check)  # of numpy, too
+    return bool(check)  # check may be a numpy bool

@@ -1,4 +1,4 @@
-"""Calls in plain torch: nothing is launched, and a kept call knows only where its tensors go."""
+"""Calls in plain torch: there are no launches, and a kept call knows only the places of its tensors."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .limits import scale_and_cap
 
 
 class Place(NamedTuple):
-    """The place of a tensor among those of a call."""
+    """Index of a tensor among the tensors of a call."""
 
     number: int
 
 
 class Run:
-    """A call that was checked, for the tensors of any call of the same signature; the counterpart of Launches."""
+    """A checked call, for the tensors of any call of equal signature; the counterpart of Launches."""
 
     __slots__ = ("again", "arguments", "function", "in_torch", "kept", "latent", "value_dim")
 
@@ -43,7 +43,7 @@ class Run:
 
 
 def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None, value_dim: int | None) -> Run:
-    """What runs a call of paged_attention."""
+    """The Run of a call of paged_attention."""
     dialect, numbers = torch_dialect(), scale_and_cap(options, given.q.shape[2])
 
     def attention(*slots: Any) -> None:
@@ -54,7 +54,7 @@ def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None,
 
 
 def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Run:
-    """What runs a call of write_kv, whose tensors and scales are given in the order of its arguments."""
+    """The Run of a call of write_kv.  given: tensors and scales, in the order of its arguments."""
     dialect = torch_dialect()
 
     def write(k: Any, v: Any, k_cache: Any, v_cache: Any, slots: Any, k_scale: Any, v_scale: Any) -> None:
@@ -64,5 +64,5 @@ def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axe
 
 
 def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
-    """Join states into out and lse."""
+    """Merge states `outs` and `lses` into out and lse."""
     torch_dialect().merge_states(out, lse, outs, lses)

@@ -1,4 +1,4 @@
-"""The launches of calls: their tensors and options as the records that kernels of Triton take."""
+"""The launches of calls: tensors and options become the records that Triton kernels take."""
 
 from typing import Any
 
@@ -22,12 +22,12 @@ from ..records.rounding import cdiv, next_power_of_2
 from .limits import FAR, scale_and_cap
 
 TENSORS = {*Tensors._fields}
-# Arguments that modifiers have a field of the same name for: it holds them as they are, unless it is told otherwise.
+# Arguments with a field of equal name in Modifiers, which holds the argument unchanged unless `_call` says otherwise.
 IN_MODIFIERS = [name for name in Modifiers._fields if name in (*Tensors._fields, *Options._fields)]
 
 
 def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None, value_dim: int | None) -> Launches:
-    """The launches of a call that has been checked; value_dim: of results, where it is not that of queries."""
+    """The launches of a checked call.  value_dim: dims of results, None if these are head_dim."""
     same = given.k_cache.data_ptr() == given.v_cache.data_ptr()
     problem = problem_of(given, options, device, INTERPRET)
     with arguments_for((*given.slots, lse)) as held:
@@ -36,12 +36,12 @@ def run_of(given: Tensors, options: Options, device: Device, lse: Tensor | None,
 
 
 def _new(k_new: Any, v_new: Any) -> KeyValues:
-    """Keys and values outside the cache; values that are not given are the first dims of these keys."""
+    """Keys and values outside the cache; if v_new is None, values are the first dims of the keys."""
     return KeyValues(layout.contiguous(k_new), layout.contiguous(k_new if v_new is None else v_new))
 
 
 def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
-    """Fields of the modifiers."""
+    """Fields of Modifiers for spans."""
     if spans is None:
         return {}
     fields = dict(spans=spans, spans_count=spans.shape[1], spans_stride=spans.stride(0), spans_step=spans.stride(1))
@@ -49,7 +49,10 @@ def _spans(spans: Any, options: Options, right: int | None) -> dict[str, Any]:
 
 
 def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]:
-    """Fields of the modifiers; a causal query, and one by positions, sees no more slots by any window to its right."""
+    """Fields of Modifiers for windows by head.  apart: query_positions are given.
+
+    If queries are causal or have positions, `right` of a window shows no further slots.
+    """
     if windows is None:
         return {}
     stride = windows.stride(0)
@@ -58,20 +61,20 @@ def _head_windows(windows: Any, options: Options, apart: bool) -> dict[str, Any]
 
 
 def _alibi(slopes: Any, options: Options) -> dict[str, Any]:
-    """Fields of the modifiers."""
+    """Fields of Modifiers for ALiBi."""
     if slopes is None:
         return {}
-    stride = slopes.stride(0) if slopes.ndim == 2 and slopes.shape[0] > 1 else 0  # 0: the same for all
+    stride = slopes.stride(0) if slopes.ndim == 2 and slopes.shape[0] > 1 else 0  # 0: one row for all sequences
     return dict(alibi_stride_seq=stride or None, ALIBI_SYMMETRIC=constexpr(True) if options.alibi_symmetric else None)
 
 
 def _call(held: list[Any], options: Options, head_dim: int) -> Call:
-    """The records of a call; a Hole stands for each tensor."""
+    """The records of a call.  held: the call's slots and then lse, with Holes in place of tensors."""
     *given, lse = held
     x = Tensors.of_slots(given)
-    # whoever asks whether there is a bound to the left asks for `left` alone, whatever bounds it
+    # kernels look only at `left` to see whether there is a bound to the left, so it includes the chunk's bound
     left, right = [min(x, FAR) if x >= 0 else None for x in (key_bounds_of(options).reach, options.window_size[1])]
-    if x.head_windows is not None:  # which say where these bounds are
+    if x.head_windows is not None:  # each head's window has the true bounds
         left, right = FAR if left is None else left, FAR
     apart = x.query_positions is not None
     scale, cap = scale_and_cap(options, head_dim)
@@ -79,11 +82,11 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
     if x.causal_seqs is not None and slots_right is None:
         slots_right = FAR
     as_given = {name: getattr(x if name in TENSORS else options, name) for name in IN_MODIFIERS}
-    # a position plus any of them still fits 32 bits
+    # a position plus any of these numbers still fits 32 bits
     as_given |= {name: min(value, FAR) for name, value in as_given.items() if type(value) is int}
     changed = dict(
         left=left,
-        # a causal query sees nothing to its right, however wide its window
+        # a causal query sees no key to its right, however wide its window
         right=0 if options.causal else slots_right,
         softcap=cap,
         qq_bias_stride=None if x.qq_bias is None else x.qq_bias.stride(-2),
@@ -118,18 +121,18 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
 
 
 def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Launches:
-    """The launch of a call of write_kv, whose tensors and scales are given in the order of its arguments."""
+    """The launch of a call of write_kv.  given: tensors and scales, in the order of its arguments."""
     with arguments_for(given) as held:
         return Launches([_step(held, kv_layout, part, axes, device)], given[0].device)
 
 
 def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device: Device) -> Step:
-    """A program per token and so many of its heads as make some 2048 elements."""
+    """A launch with a program for each token and each group of heads with some 2048 elements."""
     k, v, k_cache, v_cache, slot_mapping, k_scale, v_scale = held
     dim, value_padded = (max(16, next_power_of_2(x)) for x in (axes.head_dim, axes.value_dim or 1))
     block_heads = min(next_power_of_2(axes.kv_heads), max(1, 2048 // max(dim, value_padded)))
     grid = (axes.tokens, cdiv(axes.kv_heads, block_heads))
-    if part == "keys":  # which may have no values beside them
+    if part == "keys":  # there may be no values
         new, cache = KeyValues(layout.rows(k), None), KeyValues(layout.keys(k_cache, kv_layout), None)
     else:
         new, cache = KeyValues(layout.rows(k), layout.rows(v)), layout.cache(k_cache, v_cache, kv_layout)
@@ -144,7 +147,7 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
 
 
 def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
-    """Launch what joins states into out and lse."""
+    """Launch the merge of states `outs` and `lses` into out and lse."""
     tensors = (out, lse, outs, lses)
     with arguments_for(tensors) as (result, *others):
         launches = Launches(merge_states(layout.rows(result), *others), outs.device)

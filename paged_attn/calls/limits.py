@@ -1,4 +1,4 @@
-"""Limits of numbers in a call, which all dialects share."""
+"""Limits of numbers in a call, common to all dialects."""
 
 from ..arguments import TINY, Options
 
@@ -11,9 +11,9 @@ def scale_and_cap(options: Options, head_dim: int) -> tuple[float, float | None]
     """The softmax scale, and the softcap if there is one, as float32 numbers whose ratio is finite."""
     scale = head_dim**-0.5 if options.softmax_scale is None else float(options.softmax_scale)
     if abs(scale) < TINY:
-        scale = 0.0  # no score would be another
+        scale = 0.0  # all scores are 0 either way
     if options.softcap <= 0:
         return scale, None
     cap = max(float(options.softcap), LEAST_CAP)
-    # farther above it scores are at the cap, and a ratio that is infinite would make 0 NaN
+    # with a larger ratio all scores are at the cap, and an infinite ratio would turn 0 into NaN
     return min(max(scale, -MOST_CAPS * cap), MOST_CAPS * cap), cap

@@ -1,4 +1,4 @@
-"""One call of merge_states: checked and described each time, for it is rare."""
+"""One call of merge_states, checked each time and not cached, because calls are rare."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from .ways import way_of
 
 @untraced
 def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """Do what merge_states says."""
+    """Merge states as merge_states specifies."""
     axes = checks.check_merge(outs, lses)
     device = device_of(outs.device)
     outs, lses = outs.contiguous(), lses.contiguous()

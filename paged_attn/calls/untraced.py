@@ -1,9 +1,9 @@
-"""Functions that torch.compile is to leave alone, and what importing the package leaves to the first call.
+"""Functions that torch.compile must not trace, and imports deferred to the first call.
 
-Outside of a graph torch.compile calls a public function as it is where it has given up on it: after an error in its
-arguments, say.  Then it would look into what that calls, which is nothing that it can trace.
+When torch.compile gives up on a public function, for example after an error in its arguments, it calls the function
+outside of a graph.  It would then try to trace the functions inside, which it cannot.
 
-Whatever asks for the device, changes Triton or takes time is imported by the first call.
+Modules that ask for the device, change Triton or take time are imported by the first call.
 """
 
 import importlib
@@ -18,7 +18,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def untraced(function: Function) -> Function:
-    """The function itself, marked, with all that it calls: torch's own decorator costs each call a microsecond."""
+    """Mark a function, so that torch skips it and its callees; torch's own decorator costs each call a microsecond."""
     frames = torch._C._dynamo.eval_frame
     mark = getattr(frames, "set_code_exec_strategy", None)
     if mark is not None:  # another torch
@@ -28,7 +28,7 @@ def untraced(function: Function) -> Function:
 
 
 def at_first_call(name: str, module: str, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """Stands for a function of a module of ours, and puts it into its own place when it is called."""
+    """A stand-in for a function: its first call imports the module, and puts the function into the namespace."""
 
     @untraced
     def first(*args: Any, **options: Any) -> Any:

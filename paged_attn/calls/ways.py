@@ -1,4 +1,4 @@
-"""The two ways of a call behind its checks: kernels that are launched, or plain torch, which imports no Triton."""
+"""The two ways of a checked call: launches of kernels, or plain torch, which imports no Triton."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from ..launching.locks import FIRST
 
 
 class Runs(Protocol):
-    """What a kept call is: Runs of kernels, or a Run in plain torch."""
+    """A kept call: Launches of kernels, or a Run in plain torch."""
 
     in_torch: bool
     latent: bool  # keys and values of the cache begin at the same address
-    value_dim: int | None  # of results, where it is not that of the queries
+    value_dim: int | None  # dims of results; None: as many as queries have
     kept: Any  # None: `first` makes every call
     again: Any
 
@@ -23,6 +23,6 @@ class Runs(Protocol):
 
 
 def way_of(device: Device) -> Any:
-    """The module that makes calls on a device: `launched` or `in_torch`, which have the same functions."""
+    """The module that makes calls on a device: `launched` or `in_torch`, which have functions of equal names."""
     with FIRST:
         return importlib.import_module(".in_torch" if device.in_torch else ".launched", __package__)

@@ -1,4 +1,4 @@
-"""One call of write_kv: found again, or checked and described."""
+"""One call of write_kv: found in the cache of calls, or checked and launched."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ def write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, k_scale: Any, v_scale: Any, kv_layout: Any,
     check: bool | None, part: str | None = None,
 ) -> None:  # fmt: skip
-    """Do what write_kv says; of the "keys" or the "values" alone, if `part` says so.
+    """Write as write_kv specifies, or only the part "keys" or "values".
 
-    v is None: values are the first dims of keys, and written with them.
+    If v is None, values are the first dims of keys, and are written with the keys.
     """
     scales = (k_scale, v_scale)
     if v is None:
         part = "keys"
     form: tuple[Any, ...] = ("write_kv", kv_layout, part, v is None, v_cache is None)
     tensors: tuple[Any, ...] = (k, v, k_cache, v_cache, slot_mapping)
-    if v is None or v_cache is None:  # and a missing one of two is refused
+    if v is None or v_cache is None:  # the checks refuse a call with only one of v and v_cache
         tensors = tuple([x for x in tensors if x is not None])
     if not (k_scale is v_scale is None):
         form += call_cache.form_of(scales)

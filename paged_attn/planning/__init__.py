@@ -1,5 +1,5 @@
-"""Which dialect takes a call, its plan, and the steps of that plan.
+"""The choice of a dialect for a call, the call's plan, and the steps of the plan.
 
-It imports records and kernels, but no dialect: these are found by their names in dialects.py.
-A new dialect is a name in DIALECTS; a new rule for tiles or cuts belongs to the dialect that it is for.
+The folder imports records and kernels, but no dialect: dialects are found by the names in dialects.py.
+A new dialect is a name in DIALECTS.  A new rule for tiles or cuts belongs to its dialect.
 """

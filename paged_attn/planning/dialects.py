@@ -1,7 +1,7 @@
-"""The dialects of kernels, best first: each is a module `kernels/<name>/dialect.py` of the same functions.
+"""The dialects of kernels, best first.  Each is a module `kernels/<name>/dialect.py` with the functions of Dialect.
 
-No other module names one.  A new dialect is a folder under `kernels/` and a name here.  Beside these there is plain
-torch, which makes a call at once from its tensors: nothing here imports Triton before a dialect of it is asked for.
+No other module names a dialect.  A new dialect is a folder under `kernels/` and a name here.  Plain torch is no dialect
+with plans: it makes a call at once from its tensors.  This file imports Triton only when a Triton dialect is asked for.
 """
 
 from __future__ import annotations
@@ -27,64 +27,64 @@ if TYPE_CHECKING:
 
 DIALECTS = ("hopper", "portable")  # the last one covers every call on every device
 
-TORCH = "torch"  # takes all calls whose device is in plain torch, and plans none
+TORCH = "torch"  # takes all calls of devices that plain torch serves, and makes no plans
 
 
 class Dialect(Protocol):
-    """What a dialect's module has."""
+    """The names in a dialect's module."""
 
-    TITLE: str  # as `explain` names its kernels
+    TITLE: str  # name of its kernels in `explain`
 
     def why_not_on(self, device: Device) -> str | None:
-        """Why its kernels do not run on a device, or in this process; None: they do."""
+        """Why the dialect's kernels do not run on a device, or in this process; None if they do."""
 
     def uncovered(self, problem: Problem) -> Sequence[str]:
-        """What a call asks for that its kernels do not have."""
+        """Features that a call asks for and the dialect's kernels lack; empty if they cover the call."""
 
     def copies(self, problem: Problem) -> Copies | None:
-        """Whole pages that keys of a call that it does not cover are worth copying to, should it cover it then."""
+        """Whole pages to copy the keys of an uncovered call to, if that pays and might make the call covered."""
 
     def launches(self, problem: Problem) -> tuple[Launch, ...]:
-        """The launches of a call that it covers; of these some may be another dialect's."""
+        """The launches of a covered call; some of them may belong to another dialect."""
 
     def regime(self, problem: Problem) -> tuple[str, str]:
-        """What its planner takes such a call for, by name, and why it has these launches."""
+        """(name of the regime to which the planner assigns a call, the reason for its launches)."""
 
     def read(self) -> None:
-        """Import its kernels."""
+        """Import the dialect's kernels."""
 
     def step(self, launch: Launch, call: Call) -> Step:
         """A launch with its arguments."""
 
     def need_of(self, launch: Launch) -> Need:
-        """Scratch of a launch that cuts keys."""
+        """Scratch memory that a launch with cut keys needs."""
 
     def kernel_of(self, launch: Launch) -> str:
-        """The name of the kernel."""
+        """Name of the launch's kernel."""
 
     def warps_of(self, launch: Launch) -> int:
-        """Warps of a program, but for those that serve what is beside its launch."""
+        """Warps of a program, without the warps that serve the launch beside this one."""
 
     def tiles_of(self, launch: Launch) -> str:
         """How a program holds its tiles, in words."""
 
     def heads_of(self, launch: Launch) -> str:
-        """What has blocks of its own, in words."""
+        """The heads that have separate blocks, in words."""
 
     def multiplies_fp8(self, launch: Launch) -> bool:
-        """Whether its products are of fp8 operands."""
+        """Whether the kernel multiplies fp8 operands."""
 
     def compiled(self, launch: Launch) -> tuple[Any, ...]:
-        """What tells its compiled kernel from that of another launch for the same tensors."""
+        """Key of the compiled kernel among launches for the same tensors."""
 
 
 class Direct(Protocol):
-    """What the module of plain torch has: the public functions, of calls that were checked."""
+    """The names in the module of plain torch: the public functions, for checked calls."""
 
     TITLE: str
 
     def attention(self, given: Tensors, options: Options, scale: float, cap: float | None, lse: Tensor | None) -> None:
-        """Write `given.out`, and log-sum-exps where they are asked for."""
+        """Write `given.out`, and the log-sum-exps if lse is not None."""
 
     def ways(self, given: Tensors, options: Options, scale: float, cap: float | None) -> list[str]:
         """How each group of a call's sequences is computed, in words."""
@@ -93,15 +93,15 @@ class Direct(Protocol):
         self, k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor, k_scale: Any,
         v_scale: Any, kv_layout: str, part: str | None,
     ) -> None:  # fmt: skip
-        """Write the keys, the values, or both where `part` is None."""
+        """Write the part "keys" or "values", or both if `part` is None."""
 
     def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
-        """Write the union of states to out and lse."""
+        """Merge states `outs` and `lses` into out and lse."""
 
 
 @functools.cache
 def dialect(name: str) -> Any:
-    """A dialect of `DIALECTS`, or TORCH, imported when it is first asked for."""
+    """A dialect of `DIALECTS`, or TORCH, imported at the first call."""
     with FIRST:
         return importlib.import_module(f"..kernels.{name}.dialect", __package__)
 

@@ -1,7 +1,7 @@
-"""Which kernels a call launches, and how: from shapes, dtypes and device only; and the steps of that plan.
+"""The plan of a call, from shapes, dtypes and device only, and the steps of the plan.
 
-Pure Python and cached by key: every layer of a model reuses one plan, nothing is read back from the device,
-and a plan made while a CUDA graph is captured is right for every replay.
+Plans are cached, so every layer of a model reuses one plan.  Nothing is read from the device.  A plan made during
+capture of a CUDA graph is therefore right for every replay.
 """
 
 import functools
@@ -17,7 +17,7 @@ from .dialects import DIALECTS, chosen, dialect
 
 
 def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
-    """The call as launches have it, and the copies that are made for these, if any."""
+    """(the call as launches see it, the copies of keys and values that are made for them or None)."""
     for name in DIALECTS[:-1]:
         found = dialect(name)
         if found.why_not_on(problem.device) is None:
@@ -31,7 +31,7 @@ def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
 
 @functools.lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """The launches of the first dialect that covers the call, or would over copies in whole pages that it asks for."""
+    """The plan by the first dialect that covers the call, or would cover it with copies in whole pages."""
     if problem.only == "prefill" and not problem.ragged:
         return Plan(())
     problem, copies = in_whole_pages(problem)
@@ -39,9 +39,9 @@ def plan(problem: Problem) -> Plan:
 
 
 def steps_of(plan: Plan, call: Call) -> list[Step]:
-    """The launches of a plan, in order, behind that which copies keys, if any; behind each the merge of its pieces.
+    """The steps of a plan, in order: the copy of keys if any, then each launch and the merge of its pieces.
 
-    That of a launch that leads comes behind the next one, which would have to wait for it.
+    The merge of a launch that leads comes behind the next launch, which would otherwise wait for the merge.
     """
     steps: list[Step] = []
     if plan.copies is not None:
