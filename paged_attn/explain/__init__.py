@@ -1,5 +1,5 @@
-"""What a call will do and cost at best, in words, for lengths that are known.
+"""What a call with known lengths will do, and its least cost, in words.
 
-It imports planning, preparation and records, and asks a dialect about its launches through planning/dialects.py.
-A new line is one in explain.py; what only a dialect can say is a function of the interface.
+The folder imports planning, preparation and records, and asks dialects about launches through planning/dialects.py.
+A new line belongs to launches.py or explain.py; facts that only a dialect knows are functions of Dialect.
 """

@@ -1,4 +1,4 @@
-"""What the library will do for a call whose lengths are known, and what that should cost, in words."""
+"""What the library will do for a call with known lengths, and its expected cost, in words."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .question import Question, memory, operations
 
 
 def explain(question: Question) -> Iterator[tuple[str, str]]:
-    """(what, text) line by line."""
+    """Yield lines (name, text)."""
     if question.device.in_torch:
         yield from _in_torch(question)
     else:
-        from .launches import explained  # which takes Triton
+        from .launches import explained  # needs Triton
 
         yield from explained(question)
 
 
 def _in_torch(question: Question) -> Iterator[tuple[str, str]]:
-    """Groups of sequences, and the way that each is computed."""
+    """Lines for a call in plain torch: groups of sequences, and how each group is computed."""
     yield "call", words.call_of(question)
     yield "device", f"{question.device.arch}, {question.device.multiprocessors} threads"
     yield "kernels", f"{torch_dialect().TITLE}: {_why(question.device.arch)}"
@@ -50,7 +50,7 @@ def _why(device: str) -> str:
 
 
 def _ways(question: Question) -> list[str]:
-    """What the dialect says of a call of these lengths."""
+    """Plain torch's way for each group of sequences, for a call with these lengths."""
     model, tokens = question.model, sum(question.query_lens)
     lengths = Lengths(question.ragged, len(question.seq_lens), tokens, question.max_seqlen_q, question.max_seqlen_k)
     given, options = bound(call_of(model, lengths))
@@ -60,5 +60,5 @@ def _ways(question: Question) -> list[str]:
     return torch_dialect().ways(given, options, *scale_and_cap(options, model.head_dim))
 
 
-# what is read on the host besides lengths: as if it hid and showed nothing
+# tensors that plain torch reads on the host besides lengths: zeros here, which hide and show no keys
 READ = ("causal_seqs", "head_windows", "prefix_lens", "spans", "q_scale", "k_scale", "v_scale")

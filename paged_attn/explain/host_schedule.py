@@ -1,6 +1,6 @@
-"""How a launch cuts a batch whose lengths are known: what the schedules do on the device, told by the host.
+"""How a launch cuts a batch with known lengths: the device's schedules, mirrored on the host.
 
-The planner knows no lengths and needs none of this.  Tests hold it against the device's own schedules.
+The planner knows no lengths and does not use this file.  Tests compare it with the device's schedules.
 """
 
 from __future__ import annotations
@@ -43,40 +43,40 @@ class CountedBlock(NamedTuple):
 
     tokens: int
     siblings: int  # blocks of its sequence
-    first_tile: int  # of its sequence's line
-    tiles: int  # that its sequence's queries see: its length on the line of units, if longer ones give it no room
-    visited: int  # that its own queries see
+    first_tile: int  # first tile that the sequence's queries see
+    tiles: int  # tiles that the sequence's queries see: the block's length on the line of units, unless padded
+    visited: int  # tiles that the block's own queries see
 
 
 class CutSummary(NamedTuple):
-    """All of a launch's work; everything is counted once for all KV heads, but for items and shares of a line.
+    """All of a launch's work, counted once for all KV heads, except items and shares of a line.
 
-    Along that line, of all heads, a block may be cut otherwise for each: then pieces and rows are an average.
+    Along a line of all heads, a block's cuts may differ between heads.  Then `pieces` and `rows` are averages.
     """
 
     sequences: int
     blocks: int
     tiles: int  # visited
-    schedule: str  # "blocks": a program each | "shares": even ones of each head | "line": of all | "counter": items
+    schedule: str  # "blocks": a program each | even "shares" of each head | a "line": of all heads | "counter": items
     parts: int  # shares that have work, or items
-    least: int  # tiles on the line of a share; of an item at most
-    most: int
-    cut: int  # blocks
-    pieces: int  # of these
-    rows: int  # states that these pieces leave
+    least: int  # tiles of the smallest share
+    most: int  # tiles of the largest share, or of an item at most
+    cut: int  # blocks that are cut
+    pieces: int  # pieces of these blocks
+    rows: int  # states that the pieces leave
 
 
 NO_BLOCK_IS_CUT = PieceSizes(1 << 30, 1 << 30, 0, 0, 0)
 
 
 def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
-    """What the launch's programs will find to do."""
+    """The work of a launch's programs for a batch."""
     pipe, blocks = launch.pipe, list(blocks_of(launch, batch))
     if pipe is not None and not pipe.SHARES:
         return _items(launch, batch, blocks)
     if not launch.shape.SPLIT:
         return _whole(launch, batch, blocks)
-    shares, slots = launch.programs, launch.slots  # of a KV head, and of a share
+    shares, slots = launch.programs, launch.slots  # shares of a KV head, states of a share
     if pipe is not None:
         shares, slots = shares // launch.shape.KV_HEADS, slots // launch.programs
     return _counted(launch, batch, blocks, "shares", *_even_shares(launch, blocks, shares, slots))
@@ -112,7 +112,7 @@ def _counted(
     launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock], schedule: str, parts: int, least: int, most: int,
     counts: Sequence[tuple[CountedBlock, int]], lines: int = 1,
 ) -> CutSummary:  # fmt: skip
-    """The sums over all blocks of so many pieces each; lines: times that each block is in counts."""
+    """Sums over all blocks; `counts` has (block, pieces) with each block `lines` times."""
     cuts = [(block, count) for block, count in counts if count > 1]
     return CutSummary(
         sequences=sum(max(1, launch.shortest) <= length <= launch.longest for length in batch.query_lens),
@@ -131,9 +131,9 @@ def _counted(
 def _even_shares(
     launch: Launch, line: Sequence[CountedBlock], shares: int, slots: int
 ) -> tuple[int, int, int, list[tuple[CountedBlock, int]]]:
-    """(shares that have work, tiles of the smallest and of the largest, states of each block) of the line of units.
+    """(shares that have work, tiles of the smallest, tiles of the largest, (block, states)) for the line of units.
 
-    shares: of a KV head.  slots: states that a share may leave.
+    shares: number for a KV head.  slots: states that a share may leave.
     """
     lengths = [block.tiles for block in line]
     size, room = _whole_size(launch, line, shares)
@@ -154,7 +154,7 @@ def _even_shares(
 
 
 def _whole_size(launch: Launch, line: Sequence[CountedBlock], shares: int) -> tuple[int, int]:
-    """schedule.whole_size."""
+    """Mirror of schedule.whole_size: (tiles of a share, tiles of a block on the line), (0, 0) if blocks may be cut."""
     if not line or not launch.shape.WHOLE:
         return 0, 0
     lengths = [block.tiles for block in line]
@@ -173,7 +173,7 @@ def _whole_size(launch: Launch, line: Sequence[CountedBlock], shares: int) -> tu
 def _pieces(
     launch: Launch, blocks: Sequence[CountedBlock], lengths: Sequence[int], size: int, extra: int, slots: int
 ) -> Iterator[int]:
-    """How many states each block leaves where shares have `size` units, the first `extra` of them one more."""
+    """Yield the states that each block leaves; shares have `size` units, the first `extra` shares one more."""
 
     def share_of(unit: int) -> int:
         larger = extra * (size + 1)
@@ -184,7 +184,7 @@ def _pieces(
         if launch.shape.PIECE is None:
             yield share_of(unit + length - 1) - share_of(unit) + 1
         else:
-            # a piece belongs to the share in which it begins; the pieces of a block that is cut are kept one by one
+            # a piece belongs to the share in which it begins, and each piece of a cut block leaves a state
             tiles = launch.shape.PIECE // launch.shape.TILE
             first, end = block.first_tile // tiles, -(-(block.first_tile + block.tiles) // tiles)
             pieces = min(end - first, slots)
@@ -194,13 +194,13 @@ def _pieces(
 
 
 def _whole(launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock]) -> CutSummary:
-    """A program for each block."""
+    """Work of a launch with a program for each block."""
     least, most = (f((block.visited for block in blocks), default=0) for f in (min, max))
     return _counted(launch, batch, blocks, "blocks", len(blocks), least, most, [(block, 1) for block in blocks])
 
 
 def _items(launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock]) -> CutSummary:
-    """Items from a counter, whole blocks or pieces of them; or even shares of the line of all KV heads."""
+    """Work as items from a counter (blocks or their pieces), or as even shares of the line of all KV heads."""
     shape = launch.shape
     chosen = piece_size(blocks, launch) if shape.SPLIT else NO_BLOCK_IS_CUT
     if chosen.sharers:
@@ -213,7 +213,7 @@ def _items(launch: Launch, batch: KnownBatch, blocks: Sequence[CountedBlock]) ->
 
 
 def piece_size(blocks: Sequence[CountedBlock], launch: Launch) -> PieceSizes:
-    """How blocks are cut where a launch is not of shares of its own: pieces.piece_size."""
+    """How blocks are cut in a launch without fixed shares; mirror of pieces.piece_size."""
     heads, programs = launch.shape.KV_HEADS, launch.programs
     total = sum(block.tiles for block in blocks) * heads
     alike = launch.pipe.MIXED
@@ -249,7 +249,7 @@ def piece_size(blocks: Sequence[CountedBlock], launch: Launch) -> PieceSizes:
 
 
 def _sharers(blocks: Sequence[CountedBlock], launch: Launch, longest: int) -> int:
-    """pieces.sharers_of."""
+    """Mirror of pieces.sharers_of."""
     shape, programs = launch.shape, launch.programs
     several, lines = max((block.siblings for block in blocks), default=0), len(blocks) * shape.KV_HEADS
     alike = all(block.tiles == longest for block in blocks)
@@ -261,7 +261,7 @@ def _sharers(blocks: Sequence[CountedBlock], launch: Launch, longest: int) -> in
 
 
 def _time(size: int, items: float, total: float, cut: float, programs: int) -> float:
-    """pieces.time_of."""
+    """Mirror of pieces.time_of."""
     return min(
         math.ceil(items / programs - QUOTIENT_TOLERANCE.value) * (size + cut),
         total / programs * (1 + cut / size) + size + cut,
@@ -269,20 +269,20 @@ def _time(size: int, items: float, total: float, cut: float, programs: int) -> f
 
 
 def _size_of(block: CountedBlock, launch: Launch, chosen: PieceSizes) -> int:
-    """Of a block's pieces, about: those of few queries may be a list of their own."""
+    """Approximate tiles of a block's pieces; blocks of few queries may be a separate list with smaller pieces."""
     few = launch.pipe.MIXED and block.siblings == 1 and block.tokens <= 64 // launch.shape.GROUP
     return chosen.least if few else chosen.size
 
 
 def _pieces_of(block: CountedBlock, size: int) -> int:
-    """lists.count_pieces."""
+    """Mirror of lists.count_pieces."""
     return max((2 * block.tiles + size) // (2 * size), 1)
 
 
 def _line(
     launch: Launch, blocks: Sequence[CountedBlock], chosen: PieceSizes
 ) -> tuple[int, int, int, list[tuple[CountedBlock, int]]]:
-    """As `_even_shares`, of the line of all KV heads; states of each block for each head."""
+    """Like `_even_shares`, for the line of all KV heads, with an entry for each block and head."""
     sharers, total = chosen.sharers, chosen.total
 
     def share_with(tile: int) -> int:

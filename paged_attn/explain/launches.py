@@ -1,4 +1,4 @@
-"""The launches of a call whose lengths are known, and what they should cost, in words."""
+"""The launches of a call with known lengths, and their expected cost, in words."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .words import bytes_of, call_of, operations_of, time_of
 
 
 def explained(question: Question) -> Iterator[tuple[str, str]]:
-    """(what, text) line by line."""
+    """Yield lines (name, text)."""
     made = plan(question.problem)
     (problem, _), launches = in_whole_pages(question.problem), made.launches
     yield "call", call_of(question)
@@ -61,7 +61,7 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
 
 
 def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:
-    """Which kernels, and why not those of the dialects that come first."""
+    """The kernels of a call, and why better dialects do not take the call."""
     used = [name for name in DIALECTS if any(launch.dialect == name for launch in launches)]
     titles = [dialect(name).TITLE for name in used]
     if len(titles) > 1:
@@ -79,7 +79,7 @@ def _why_not(missed: Dialect, problem: Problem) -> str:
 
 
 def _copies(copies: Copies) -> str:
-    """What comes before all launches."""
+    """The launch that copies pages, before all other launches."""
     keys = f"up to {copies.pages * PAGE} keys of each sequence"
     return (
         f"copy_pages_kernel, {tiles_of_copies(copies).programs} programs of {WARPS} warps: {keys} from pages of "
@@ -142,7 +142,7 @@ def _least(question: Question, moved: int, useful: int) -> str:
 
 
 def _multiplied(launch: Launch, done: CutSummary) -> int:
-    """Operations of the tiles that the blocks visit, dead rows, keys and padded dims with them."""
+    """Operations of the visited tiles, including masked rows and keys and padded dims."""
     shape = launch.shape
     dims = shape.DIM + (shape.REST or 0) + shape.VALUE_PADDED
     return 2 * done.tiles * shape.TILE * shape.ROWS * dims * shape.KV_HEADS

@@ -1,4 +1,4 @@
-"""A call whose lengths are known: what it asks of memory and of the tensor cores, and what will be launched for it."""
+"""A call with known lengths: bytes, operations, and kernels with their grids."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from ..records.formats import is_fp8
 from ..records.key_bounds import key_bounds_of
 from .work import Ceilings, page_ids, visible_keys, visible_pairs
 
-if TYPE_CHECKING:  # what takes Triton
+if TYPE_CHECKING:  # these modules need Triton
     from ..launching.scratch import Need
     from ..records.plan import Launch
     from ..records.problem import Problem
     from .host_schedule import KnownBatch
 
-# What was measured of GPUs of sm90, by the names that CUDA has for them: a stream that is only read, and 8192^3
-# bfloat16 products, 740 to 820 TFLOP/s as their power allows.
+# Measured limits of GPUs of sm90, with CUDA's names: a read-only stream, and 8192^3 bfloat16 products, which reach 740
+# to 820 TFLOP/s depending on power.
 CEILINGS = {
     "h200": ("NVIDIA H200", Ceilings(4.54e12, 770e12)),
     "h100": ("NVIDIA H100 80GB HBM3", Ceilings(3.11e12, 816e12)),
 }
-TF32 = 1 / 6  # of the rate of 16 bits: a float32 product is three of TF32, each at half of it
-FP8 = 2  # of that rate, where queries and weights are fp8, too
+TF32 = 1 / 6  # share of the 16-bit rate: a float32 product is three TF32 products, each at half of the rate
+FP8 = 2  # multiple of the 16-bit rate, where queries and weights are fp8, too
 
 
 class Question(NamedTuple):
-    """A call: what does not change from step to step, and this step's lengths."""
+    """A call: its model, which does not change from step to step, and the lengths of a step."""
 
     model: Model
     query_lens: Sequence[int]
@@ -44,25 +44,25 @@ class Question(NamedTuple):
     max_seqlen_q: int  # bounds that the caller gives
     max_seqlen_k: int
     device: Device
-    gpu: str | None  # whose ceilings are the device's, if they are known
+    gpu: str | None  # key in CEILINGS; None: no ceilings are known
 
     @property
     def batch(self) -> KnownBatch:
-        """Lengths as launches are cut by them."""
+        """Lengths and bounds on keys, by which launches are cut."""
         from .host_schedule import KnownBatch
 
         return KnownBatch(self.query_lens, self.seq_lens, key_bounds_of(self.model, self.model.query_positions))
 
     @property
     def problem(self) -> Problem:
-        """What the planner will be told."""
+        """The planner's Problem for the call."""
         tokens = sum(self.query_lens)
         lengths = Lengths(self.ragged, len(self.seq_lens), tokens, self.max_seqlen_q, self.max_seqlen_k)
         return problem_of(self.model, lengths, self.device)
 
 
 def memory(question: Question) -> dict[str, int]:
-    """Bytes that must move, each once."""
+    """Bytes that must move, by kind, each counted once."""
     model = question.model
     bounds = key_bounds_of(model)
     lengths = list(zip(question.query_lens, question.seq_lens))
@@ -83,7 +83,7 @@ def memory(question: Question) -> dict[str, int]:
 
 
 def bytes_copied(question: Question) -> int:
-    """Bytes of what lies in the cache, and somebody sees."""
+    """Bytes of visible keys and values in the cache."""
     new = new_dtype(question.model).itemsize * sum(question.query_lens) if question.model.new else 0
     return memory(question)["keys and values"] - new * question.model.kv_heads * (
         question.model.head_dim + question.model.value_width
@@ -91,7 +91,7 @@ def bytes_copied(question: Question) -> int:
 
 
 def operations(question: Question) -> int:
-    """Multiplications and additions of both products, where a query sees a key; positions are taken to be slots."""
+    """Multiplications and additions of both products for visible pairs, with positions taken to be slots."""
     model, bounds = question.model, key_bounds_of(question.model)
     lengths = zip(question.query_lens, question.seq_lens)
     pairs = sum(visible_pairs(q, k, bounds) for q, k in lengths)
@@ -99,12 +99,12 @@ def operations(question: Question) -> int:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch of a launch that cuts keys."""
+    """Scratch memory that a launch with cut keys needs."""
     return dialect(launch.dialect).need_of(launch)
 
 
 def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
-    """Kernels in order, with their programs."""
+    """Grids of a launch's kernels, by name, in order."""
     from ..kernels.shared_arguments import merge_grid
 
     found: dict[str, tuple[int, ...]] = {dialect(launch.dialect).kernel_of(launch): launch.grid}
@@ -114,7 +114,7 @@ def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
 
 
 def seconds(question: Question, moved: int, computed: int) -> tuple[str, Ceilings, float, float] | None:
-    """(whose ceilings, the ceilings for this call's dtype, seconds for memory, seconds for arithmetic), if known."""
+    """(name of the GPU, its ceilings for this dtype, seconds of memory, seconds of arithmetic), or None if unknown."""
     if question.gpu is None:
         return None
     from ..planning.planner import plan
@@ -222,7 +222,7 @@ def question_of(
 
 
 def lengths(text: str, name: str) -> list[int]:
-    """1x2048,63x1 as 64 numbers."""
+    """Parse lengths: "1x2048,63x1" gives 64 numbers."""
     found: list[int] = []
     for part in text.split(","):
         count, _, length = part.rpartition("x")
@@ -233,7 +233,7 @@ def lengths(text: str, name: str) -> list[int]:
 
 
 def device_named(text: str | None) -> Device:
-    """sm90, sm90:132, h200 or cpu; where nothing is named this machine's own, instead of the interpreter an H200."""
+    """The device of a name: sm90, sm90:132, h200 or cpu; None: this machine's, or an H200 instead of the interpreter."""
     if text is not None and text.lower() == "cpu":
         return Device("cpu", torch.get_num_threads())
     if text is None:
@@ -246,7 +246,7 @@ def device_named(text: str | None) -> Device:
 
 
 def gpu_named(text: str | None) -> str | None:
-    """Whose ceilings belong to `device_named`: an H200's to any sm90 of which nothing else is said."""
+    """Key of the ceilings for `device_named`, None if unknown; sm90 without a name counts as an H200."""
     if text is None and torch.cuda.is_available():
         name = torch.cuda.get_device_name()
         return next((gpu for gpu, (of_cuda, _) in CEILINGS.items() if of_cuda == name), None)

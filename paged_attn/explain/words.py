@@ -11,12 +11,12 @@ from .question import Question
 
 
 def queries(count: int) -> str:
-    """So many of them."""
+    """A number of queries: "1 query", "2 queries"."""
     return f"{count} {'query' if count == 1 else 'queries'}"
 
 
 def call_of(question: Question) -> str:
-    """The batch, and what its calls have in common."""
+    """The batch and the model of a call."""
     model = question.model
     counts = Counter(zip(question.query_lens, question.seq_lens))
     batch = " + ".join(f"{n} x {queries(q)} at {k} keys" for (q, k), n in list(counts.items())[:4])
@@ -35,12 +35,12 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def bytes_of(count: int) -> str:
-    """In powers of 1000."""
+    """Bytes with a unit, in powers of 1000."""
     return _scaled(count, ("bytes", "kB", "MB", "GB", "TB"))
 
 
 def operations_of(count: int) -> str:
-    """In powers of 1000."""
+    """Operations with a unit, in powers of 1000."""
     return _scaled(count, ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP"))
 
 
@@ -53,5 +53,5 @@ def _scaled(count: float, units: tuple[str, ...]) -> str:
 
 
 def time_of(seconds: float) -> str:
-    """In microseconds, or in milliseconds."""
+    """A time in microseconds or milliseconds."""
     return f"{seconds * 1e6:.3g} us" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
