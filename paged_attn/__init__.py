@@ -21,16 +21,16 @@ __all__ = [
     "write_kv",
 ]
 
-# Where names live that are imported when they are asked for: `prepare` brings the kernels along.
+# Name -> module, for names that are imported when they are asked for: `prepare` also imports the kernels.
 _LATER = {"prepare": ".preparation.prepare"}
 _LATER |= dict.fromkeys(("pages_needed", "positions", "slots"), ".step") | {"pad_batch": ".padding"}
 _LATER["tree"] = ".drafts"
-_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # in the command
+_LATER |= dict.fromkeys(("merge_states", "paged_attention", "write_kv"), ".api")  # deferred in the command only
 
 
 def _is_command() -> bool:
     """Whether this process is `paged-attn` or `python -m paged_attn`, most of whose verbs need no torch."""
-    if sys.argv[:1] == ["-m"]:  # as long as Python looks for the module
+    if sys.argv[:1] == ["-m"]:  # while Python still looks for the module
         return sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1] == [__name__]
     return PurePath(sys.argv[0] if sys.argv else "").stem == "paged-attn"
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from .padding import pad_batch
     from .preparation.prepare import prepare
     from .step import pages_needed, positions, slots
-if TYPE_CHECKING or not _is_command():  # which imports torch, for seconds, and registers the operators
+if TYPE_CHECKING or not _is_command():  # imports torch, which takes seconds, and registers the operators
     from . import reference
     from .api import merge_states, paged_attention, write_kv
 

@@ -1,4 +1,4 @@
-"""`python -m paged_attn`: the same verbs as the `paged-attn` command."""
+"""`python -m paged_attn`: the `paged-attn` command."""
 
 from paged_attn.cli import main
 

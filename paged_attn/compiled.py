@@ -1,7 +1,7 @@
-"""The public functions inside torch.compile and torch.export: operators, with what they ask for made around them.
+"""The public functions inside torch.compile and torch.export: calls of operators, with their arguments prepared.
 
-torch runs this file through its tracer.  What it finds wrong is what an operator would not be told: arguments of types
-that a schema converts, and gradients.  All else the operators check when the compiled graph runs.
+torch traces this file.  The file refuses only errors that an operator cannot see: types that a schema converts, and
+gradients.  Operators check everything else when the compiled graph runs.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops  # noqa: F401, which registers the operators
+from . import ops  # noqa: F401, registers the operators
 from .arguments import ARGUMENTS, OPTION, PLACES, SCALE, of_kind
 from .checks.argument_rows import check_options
 from .checks.kernel_tensors import refuse_gradient
@@ -21,7 +21,7 @@ SCALES = of_kind(SCALE)
 
 
 def paged_attention(out: Tensor | None, check: bool | None, return_lse: bool, **given: Any) -> Any:
-    """`given`: the other arguments that operators have, by name."""
+    """paged_attention as an operator.  given: the other arguments that operators have, by name."""
     check_options(**{name: given[name] for name in OPTIONS}, return_lse=return_lse)
     if check is not None:
         boolean("check", check, "True, False or None")
@@ -57,7 +57,7 @@ def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _results_like(q: Tensor, k_cache: Tensor, v_cache: Tensor) -> Tensor:
-    """Room for results, as wide as values; of caches that will be refused as wide as queries."""
+    """Empty results, as wide as values; as wide as queries for caches that the operator will refuse."""
     axis = 2 if k_cache.ndim == 5 else 3
     if v_cache.ndim != 4 or v_cache.shape[axis] == q.shape[-1]:
         return torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -71,7 +71,7 @@ def _no_gradients(given: dict[str, Any]) -> None:
 
 
 def _scales(given: dict[str, Any], like: Tensor) -> dict[str, Any]:
-    """Numbers as tensors, for a schema has no type that is either."""
+    """Scales with numbers turned into tensors, because a schema has no type for both."""
     made = dict(given)
     for name, value in given.items():
         if value is not None and not isinstance(value, Tensor):

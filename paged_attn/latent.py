@@ -4,12 +4,12 @@ import torch
 
 from .strides import same_steps
 
-MAX_DIM = 512  # of queries and keys, and of values
-MAX_LATENT_DIM = 576  # of keys that hold their values
+MAX_DIM = 512  # dims of queries, keys and values
+MAX_LATENT_DIM = 576  # dims of keys that hold their values
 
 
 def lies_in(values: object, keys: object) -> bool:
-    """Whether [..., value_dim] are the first dims of [..., head_dim]: the same memory, not equal numbers."""
+    """Whether values [..., value_dim] are the first dims of keys [..., head_dim], in one memory."""
     return (
         isinstance(values, torch.Tensor)
         and isinstance(keys, torch.Tensor)
@@ -19,7 +19,7 @@ def lies_in(values: object, keys: object) -> bool:
 
 
 def looks_within(values: torch.Tensor, keys: torch.Tensor) -> bool:
-    """Whether values from the first key's address on would be the first dims of keys."""
+    """Whether values would be the first dims of keys, if both had the same address."""
     return (
         values.ndim == keys.ndim == 4
         and 0 < values.shape[3] <= keys.shape[3]

@@ -1,12 +1,14 @@
-"""The public functions as operators of torch, which graphs of torch.compile hold as they are: torch.ops.paged_attn.
+"""The public functions as operators of torch, which graphs of torch.compile hold unchanged: torch.ops.paged_attn.
 
-`attention(...)` writes out and returns nothing, `attention_lse(...)` also returns the log-sum-exp; `write_kv(...)`;
-`merge_states(outs, lses)`.  They take the arguments of the functions, with `out` always given and scales in tensors.
-`causal_seqs` is what is given as `causal` where that is a tensor; `causal` is then False.  `head_windows` is what is
-given as `window_size` where that is a tensor; `window_size` is then (-1, -1).
+`attention(...)` writes out and returns nothing.  `attention_lse(...)` also returns the log-sum-exp.  `write_kv(...)`
+and `merge_states(outs, lses)` are as in api.py.
 
-Where torch looks into it, `write_kv` is two operators, each of which changes one cache.  Of one that changes two views
-of one buffer torch.compile would copy a view, for it allows each operator one change of a buffer in place.
+Operators take the arguments of the functions, with `out` always given and scales in tensors.  A tensor given as
+`causal` becomes `causal_seqs`, with `causal` False.  A tensor given as `window_size` becomes `head_windows`, with
+`window_size` (-1, -1).
+
+Where torch traces `write_kv`, two operators replace it, each of which changes one cache.  torch.compile lets an
+operator change each buffer in place once.  If one operator changed two views of a buffer, torch would copy a view.
 """
 
 import functools
@@ -36,14 +38,14 @@ WRITE = """(
 _library = torch.library.Library("paged_attn", "DEF")
 
 
-# The places of a call, of which no operator has a score_mod, and a graph's window is a list.
+# Values for a call's Tensors and Options: operators have no score_mod, and graphs give the window as a list.
 _NAMES = {name: name for name in (*Tensors._fields, *Options._fields)}
 _NAMES |= {x.name: "None" for x in ARGUMENTS if x.schema is None and x.name != "return_lse"}
 _NAMES["window_size"] = "tuple(window_size)"
 _FIRST = (*PLACES, "out")
 _NAMED = [x for x in ARGUMENTS if x.schema is not None and x.name not in _FIRST]
 
-# Registered as it is, for a layer more is a microsecond; torch leaves out arguments that are as in its schema.
+# Registered without a wrapper, which would cost a microsecond.  torch leaves out arguments that equal schema defaults.
 _attention: Callable[..., Any] = untraced(function(f"""\
 def _attention({listed(_FIRST)} {listed(f"{x.name}={x.default!r}" for x in _NAMED)} return_lse=False):
     result = attend(
@@ -61,7 +63,7 @@ def _write(
     k: Any, v: Any, k_cache: Any, v_cache: Any, slot_mapping: Any, kv_layout: Any = "NHD", k_scale: Any = None,
     v_scale: Any = None, check: Any = None, part: str | None = None,
 ) -> None:  # fmt: skip
-    """Both caches in one launch, or one of them."""
+    """Write both caches in one launch, or the cache of one `part`."""
     if part is None and watched(k, v, k_cache, v_cache, slot_mapping):
         operators = [torch.ops.paged_attn.write_keys, torch.ops.paged_attn.write_values]
         if v is None:
@@ -76,11 +78,11 @@ def _write(
 
 
 def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
-    """Values that are written with their keys lie in these, which the first look at a graph tells.
+    """Refuse values outside of the keys with which they are written; the first trace of a graph can tell.
 
-    Where a graph changes nothing in place it writes a copy of the keys, and the view of values is not of that one.
+    A functionalised graph writes to a copy of the keys, and the values are no view of the copy.
     """
-    if isinstance(v_cache, FakeTensor) and isinstance(k_cache, FakeTensor):  # which have no addresses
+    if isinstance(v_cache, FakeTensor) and isinstance(k_cache, FakeTensor):  # fake tensors have no addresses
         begins = [(x.untyped_storage()._cdata, x.storage_offset()) for x in (v_cache, k_cache)]
         inside = begins[0] == begins[1] and looks_within(v_cache, k_cache)
     else:
@@ -95,21 +97,21 @@ def _merge_states(outs: Any, lses: Any) -> Any:
 
 
 def _nothing(*args: Any) -> None:
-    """What comes back of operators that write."""
+    """Fake result of operators that only write."""
 
 
 def _lse(q: Tensor, *args: Any) -> Tensor:
-    """What the log-sum-exp looks like."""
+    """Fake log-sum-exp [tokens, heads] float32."""
     return q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
 def _state(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """What a merged state looks like."""
+    """Fake merged state (out, lse)."""
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
 
 
 def _register(schema: str, function: Callable[..., Any], looks: Callable[..., Any] | None) -> None:
-    """An operator; one without a description of its results is made of others wherever torch looks into it."""
+    """Register an operator.  `looks` makes fake results; if None, traces see the operators that the function calls."""
     name = schema.split("(")[0]
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
     if looks is None:
@@ -119,7 +121,7 @@ def _register(schema: str, function: Callable[..., Any], looks: Callable[..., An
     names = [x.name for x in getattr(torch.ops.paged_attn, name).default._schema.arguments]
 
     def fake(*args: Any, **options: Any) -> Any:
-        """A wanted gradient is known here alone: what a compiled graph calls no longer sees that it was."""
+        """Refuse gradients here: calls of a compiled graph no longer see requires_grad.  Then make fake results."""
         for name, value in (*zip(names, args), *options.items()):
             if isinstance(value, Tensor):
                 refuse_gradient(name, value)

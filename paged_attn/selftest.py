@@ -1,7 +1,7 @@
 """A few calls against the reference, for `paged-attn check`: one of each layout and kind, with every feature somewhere.
 
-They tell a broken installation from a sound one; what is right in general is for the test suite to show.  A process
-that `launching/triton_trial.py` starts tries larger ones under a Triton that was not read.
+The calls tell a broken installation from a sound one; the test suite tests the library itself.  Under an unknown
+version of Triton, `launching/triton_trial.py` starts a process that tries larger calls.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ CASES = [
     Case("fp8 cache", [1, 12], [20, 30], dtype=torch.bfloat16, kv_dtype=torch.float8_e4m3fn),
 ]
 
-# The kinds of kernels that a call meets on Hopper: of few queries and many, of 16 bits and 8, side by side, masked.
-# Portable kernels take the same calls elsewhere.
+# Calls for each kind of Hopper kernels: few queries and many, 16 bits and 8, both in one batch, with masks.
+# On other GPUs, portable kernels take these calls.
 LARGE: dict[str, Any] = dict(dtype=torch.bfloat16, heads=8, kv_heads=2, head_dim=128)
 E4M3 = LARGE | dict(kv_dtype=torch.float8_e4m3fn)
 TRIED = [
@@ -69,19 +69,19 @@ TRIED = [
 
 
 def run(device: torch.device) -> Iterator[tuple[str, float, float]]:
-    """Run every case; yield its name, its largest absolute error, and the error that it may have."""
+    """Run every case; yield (name, largest absolute error, tolerance)."""
     for seed, case in enumerate(CASES):
         error = error_of(case, torch.Generator(device).manual_seed(seed), device)
         yield case.name, error, tolerance(case)
 
 
 def tolerance(case: Case) -> float:
-    """The error that a case may have."""
+    """The largest absolute error that a case may have."""
     return TOLERANCES[case.dtype].max_abs
 
 
 def error_of(case: Case, generator: torch.Generator, device: torch.device) -> float:
-    """The largest absolute error of a call."""
+    """The largest absolute error of a case's call against the reference."""
     tokens = sum(case.query_lens)
 
     def normal(*shape: int) -> Tensor:
@@ -90,7 +90,7 @@ def error_of(case: Case, generator: torch.Generator, device: torch.device) -> fl
     def int32(values: Any) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    # Pages are dealt from the last one down; page 0 belongs to nobody and stays NaN.
+    # Pages are dealt from the last one down; page 0 belongs to no sequence and stays NaN.
     counts = [-(-seq_len // case.page_size) for seq_len in case.seq_lens]
     free = list(range(1, sum(counts) + 1))
     table = [[free.pop() for _ in range(count)] + [NO_PAGE] * (max(counts) - count) for count in counts]
@@ -130,28 +130,28 @@ def error_of(case: Case, generator: torch.Generator, device: torch.device) -> fl
     return float((out.double() - wanted).abs().max())
 
 
-SPILLED = 32  # words of a thread that a compiler may put into memory; more says that a kernel is not what was meant
+SPILLED = 32  # registers of a thread that the compiler may spill; more means that a kernel is compiled badly
 HOPPER = ("shares_kernel", "blocks_kernel", "mixed_kernel")
-INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # without which one of them is slow, if not wrong
+INSTRUCTIONS = ("wgmma.mma_async", "cp.async.bulk.tensor")  # a Hopper kernel without them is slow, if not wrong
 
 
 def try_kernels(arch: str, index: int) -> None:
     """Try all calls on a GPU; print the verdict as JSON."""
     from .launching import triton_trial
 
-    triton_trial._verdicts[arch] = ""  # these calls do not ask
+    triton_trial._verdicts[arch] = ""  # so that these calls do not start a trial
     keep = True
     try:
         torch.cuda.set_device(index)
         why = next(complaints(arch, torch.device("cuda", index)), "")
-    except Exception as error:  # a compiler fails in ways of its own, and a GPU in more
+    except Exception as error:  # compilers and GPUs fail in many ways
         why = f"a call fails: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
         keep = "out of memory" not in str(error)
     print(json.dumps({"why": why, "keep": keep}), flush=True)
 
 
 def complaints(arch: str, device: torch.device) -> Iterator[str]:
-    """What is wrong with results of a few calls, made anew and kept, and with the kernels that these take."""
+    """Yield what is wrong with results of TRIED, as first calls and as kept launches, and with their kernels."""
     from .launching import launch
 
     compiled: list[Any] = []
@@ -180,7 +180,7 @@ def complaints(arch: str, device: torch.device) -> Iterator[str]:
 
 
 def kernel_complaints(name: str, spilled: int, ptx: str) -> Iterator[str]:
-    """What is wrong with the machine code of a kernel that gives right results."""
+    """Yield what is wrong with the machine code of a kernel that gives right results."""
     if spilled > SPILLED:
         yield f"the compiler spills {spilled} registers of {name}"
     for instruction in INSTRUCTIONS if name in HOPPER else ():

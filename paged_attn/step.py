@@ -34,7 +34,7 @@ def pages_needed(lengths: IntOrTensor, page_size: int) -> IntOrTensor:
 
     Raises:
         ValueError: page_size is out of range.
-        TypeError: names the argument, what it is, what is wanted, and what to do.
+        TypeError: names the argument, the given and the wanted type, and a remedy.
     """
     integer("page_size", page_size, 1, "an int")
     lengths, page_size = unboxed((lengths, page_size))

@@ -1,8 +1,8 @@
-"""Strides that mean something: those of axes of two elements or more, in tensors that have any.
+"""Meaningful strides: strides of axes with two elements or more, in tensors that are not empty.
 
-torch leaves anything in the others, and views differ in them: `cache[..., :512].unsqueeze(2)` of a latent cache has
-another stride of its one KV head than `cache.unsqueeze(2)`.  Whoever compares tensors asks `same_steps`; whoever makes
-arguments of kernels from strides takes tensors as `settled` leaves them.
+torch leaves anything in other strides, and views differ in them.  For example, in a latent cache with one KV head,
+`cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors
+calls `same_steps`.  Code that makes kernel arguments from strides calls `settled` first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def same_steps(x: Tensor, y: Tensor, end: int | None = None) -> bool:
-    """Whether x and y have equal sizes, and elements of one index lie equally far from the first, on axes [0, end)."""
+    """Whether x and y have equal sizes and equal meaningful strides on axes [0, end)."""
     if x.shape[:end] != y.shape[:end]:
         return False
     empty = x.numel() == y.numel() == 0
@@ -22,10 +22,10 @@ def same_steps(x: Tensor, y: Tensor, end: int | None = None) -> bool:
 
 
 def settled(x: Any) -> Any:
-    """A tensor whose strides are all of use to kernels: those that mean nothing are replaced; no tensor stays as it is.
+    """Replace meaningless strides of a tensor; values that are no tensors are returned unchanged.
 
-    An axis of one element has the stride of the axis before it, as in contiguous tensors, and so its alignment.  The
-    first axes have the stride of all elements behind them, the last axis 1.
+    An axis of one element gets the stride of the axis before, and so its alignment.  The first axes get the stride of
+    all elements behind them, the last axis gets 1.
     """
     if not isinstance(x, Tensor) or not (1 in x.shape or 0 in x.shape):
         return x
@@ -34,7 +34,7 @@ def settled(x: Any) -> Any:
 
 
 def _settled(shape: Sequence[int], known: list[int | None]) -> tuple[int, ...]:
-    """Strides of a tensor of which some are known."""
+    """Strides of a tensor, from the known ones; None: not known."""
     last = len(shape) - 1
     for axis in range(1, last):
         known[axis] = known[axis - 1] if known[axis] is None else known[axis]

@@ -106,7 +106,7 @@ def check_write_contents(axes: Axes, slot_mapping: Tensor) -> None:
 
 
 def _per_seq(causal: bool | Tensor, like: Tensor) -> Tensor:
-    """Which sequences are causal, bool [seqs]."""
+    """Whether each sequence is causal, bool [seqs]."""
     return causal.cpu() if isinstance(causal, Tensor) else torch.full_like(like, causal)
 
 

@@ -233,7 +233,7 @@ def lengths(text: str, name: str) -> list[int]:
 
 
 def device_named(text: str | None) -> Device:
-    """The device of a name: sm90, sm90:132, h200 or cpu; None: this machine's, or an H200 instead of the interpreter."""
+    """The device of a name (sm90, sm90:132, h200, cpu); by default this machine's, or an H200 for the interpreter."""
     if text is not None and text.lower() == "cpu":
         return Device("cpu", torch.get_num_threads())
     if text is None:

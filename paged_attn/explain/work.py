@@ -17,7 +17,7 @@ class Ceilings(NamedTuple):
 
 
 def visible_keys(query_len: int, seq_len: int, bounds: KeyBounds = CAUSAL) -> int:
-    """Number of keys that some query of a sequence sees.  Queries are its last tokens; the last one sees the last key."""
+    """Number of keys that some query of a sequence sees.  Queries are the last tokens and see keys up to the last."""
     if query_len <= 0 or seq_len <= 0:
         return 0
     return seq_len - bounds.first_key(seq_len - query_len)

@@ -1,7 +1,7 @@
 """Where calls run: by kernels compiled for a GPU, in Triton's interpreter, or in plain torch, which needs no Triton.
 
-Decided when this is imported, which is at the first call.  Triton decides at decoration time whether a function is
-compiled or interpreted: `kernels/decorated` imports all that define some.
+The choice is made when this file is imported, at the first call.  Triton decides at decoration time whether a function
+is compiled or interpreted: `kernels/decorated` imports all files with kernels.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
-DIALECTS = ("torch", "interpreter")  # what PAGED_ATTN_DIALECT may ask for
-YES = ("1", "true", "yes", "on", "y")  # as Triton reads its variables
+DIALECTS = ("torch", "interpreter")  # values of PAGED_ATTN_DIALECT
+YES = ("1", "true", "yes", "on", "y")  # values that Triton takes for true
 
 
 class Device(NamedTuple):
     """What the planner may know of a device."""
 
-    arch: str  # "sm90", "gfx942", "interpreter"; in plain torch what torch calls the device, "cpu", "mps"
-    multiprocessors: int  # in plain torch: threads
+    arch: str  # "sm90", "gfx942", "interpreter"; in plain torch, torch's device type, like "cpu" or "mps"
+    multiprocessors: int  # in plain torch, threads
 
     @property
     def in_torch(self) -> bool:
-        """Whether plain torch serves its calls, without Triton."""
+        """Whether plain torch serves the device's calls, without Triton."""
         return self.arch != "interpreter" and not self.arch.startswith(("sm", "gfx"))
 
     @property
@@ -45,12 +45,12 @@ class Device(NamedTuple):
 
     @property
     def dependent(self) -> bool:
-        """Whether launches may begin before the one ahead of them has ended, and wait for it."""
+        """Whether a launch may begin before the launch ahead has ended, and wait for it (dependent launches)."""
         return self.capability >= 90
 
 
 def _asked() -> str | None:
-    """What PAGED_ATTN_DIALECT says, or else TRITON_INTERPRET and Triton's knob, if they ask for the interpreter."""
+    """Value of PAGED_ATTN_DIALECT, or else "interpreter" or "compiled" by TRITON_INTERPRET or Triton's knob."""
     said = os.environ.get("PAGED_ATTN_DIALECT", "").lower()
     if said and said not in DIALECTS:
         raise ValueError(f"PAGED_ATTN_DIALECT must be torch or interpreter, got {said}")
@@ -65,10 +65,10 @@ def _asked() -> str | None:
 
 
 def _wants_interpreter() -> bool:
-    """Whether kernels of Triton are interpreted: as is asked for, or otherwise where the machine lacks a GPU."""
+    """Whether Triton kernels are interpreted: if asked for, or by default on a machine without a GPU."""
     if ASKED in ("interpreter", "compiled"):
         return ASKED == "interpreter"
-    # counts devices without CUDA, which a forked child could not use after it
+    # device_count() does not initialise CUDA, which a forked child could not use afterwards
     return not (torch.cuda.is_initialized() or torch.cuda.device_count())
 
 
@@ -78,21 +78,21 @@ INTERPRET = HAS_TRITON and _wants_interpreter()
 
 
 def in_torch(device: torch.device) -> bool:
-    """Whether calls whose tensors lie there are made in plain torch."""
+    """Whether calls with tensors on a device are made in plain torch."""
     if ASKED in DIALECTS:
         return ASKED == "torch"
     return device.type != "cuda" or not HAS_TRITON
 
 
 def under_triton(function: Any) -> bool:
-    """Whether a function is under @triton.jit, asked without importing Triton; Gluon's are not."""
+    """Whether a function is under @triton.jit, without importing Triton; Gluon functions are not."""
     made = any(x.__module__ in ("triton.runtime.jit", "triton.runtime.interpreter") for x in type(function).__mro__)
     return made and hasattr(function, "fn") and not getattr(function, "is_gluon", bool)()
 
 
 @functools.cache
 def _language() -> tuple[Any, ...]:
-    """Where the interpreter, and we, put other functions: Triton's own of a jit (tl.max, tl.cdiv), and its builtins."""
+    """Modules and classes in which the interpreter, and this file, replace jit functions (tl.max) and builtins."""
     import triton.language as tl
 
     return (tl, tl.core, tl.standard, tl.math, tl.random, tl.tensor, tl.core.tensor_descriptor_base)
@@ -107,7 +107,7 @@ def _interpreted(function: JITFunction) -> InterpretedFunction:
 
 @contextlib.contextmanager
 def decorating() -> Iterator[None]:
-    """While kernels are defined: Triton's knob as decided."""
+    """A scope for definitions of kernels, in which Triton's knob says INTERPRET."""
     import triton
 
     knobs = vars(triton.knobs.runtime)  # set as an attribute it would become an environment variable
@@ -124,10 +124,10 @@ def decorating() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interpreting() -> Iterator[None]:
-    """While a kernel of ours is interpreted: one at a time, for the interpreter's state is one for all threads.
+    """A scope in which a kernel is interpreted, one at a time, because all threads share the interpreter's state.
 
-    Functions of triton.language that became compiled ones when it was imported are interpreted ones meanwhile.  All is
-    as before in the end, or kernels of others would find them so, and also what the interpreter itself leaves.
+    Functions of triton.language that are compiled since its import are replaced by interpreted ones.  At the end all is
+    restored, also what the interpreter itself leaves behind: other packages' kernels must not find replaced functions.
     """
     from triton.runtime.jit import JITFunction
 
@@ -147,7 +147,7 @@ def interpreting() -> Iterator[None]:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device the current one, where kernels are launched."""
+    """A scope in which a device is the current one, on which kernels are launched."""
     if device.type != "cuda" or device.index == torch.cuda.current_device():
         return nullcontext()
     return torch.cuda.device(device)
@@ -157,7 +157,7 @@ _pretended: Device | None = None
 
 
 def pretend(device: Device) -> None:
-    """From now on plan for a device like this one, wherever tensors lie."""
+    """From now on plan for this device, whatever device the tensors are on."""
     global _pretended
     _pretended = device
     device_of.cache_clear()

@@ -1,6 +1,6 @@
 """The definition of correct: the public calls once more, in dense float64 torch, one sequence at a time, unchecked.
 
-It imports torch and nothing of ours, so that no fault of a kernel is a fault of its definition.
+The folder imports torch, but no other module of this package, so that it shares no fault with a kernel.
 What a new argument means goes here first: a mask into attention.py, a cache format into cache.py and scales.py.
 """
 
