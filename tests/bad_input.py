@@ -54,7 +54,7 @@ def call_of(name: str, device: str) -> Inputs:
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """The same shape, with a gap after each element of the last axis."""
+    """A tensor of equal shape, with a gap after each element of the last axis."""
     return torch.zeros((*tensor.shape, 2), dtype=tensor.dtype, device=tensor.device)[..., 0]
 
 

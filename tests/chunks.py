@@ -68,7 +68,7 @@ def attend(case: Case, inputs: Inputs, chunks: Sequence[Chunk], **changes: Any) 
 
 
 def decode(case: Case, inputs: Inputs, positions: Sequence[tuple[int, int]], **changes: Any) -> list[Any]:
-    """The same of single queries (sequence, position), without cu_seqlens_q."""
+    """Attend with single queries (sequence, position), without cu_seqlens_q."""
     return attend(case, inputs, [(seq, pos, pos + 1) for seq, pos in positions], **{"cu_seqlens_q": None, **changes})
 
 

@@ -31,17 +31,17 @@ FP8_WEIGHTS = 2**-4 + 2**-7
 # well: 7.3% of the magnitudes of values that are equally large, 8.0% beside a sink, which is exact.  No proof for any
 # values: sum_j p_j e_j (v_j - out) / (1 + e) is at most 8.7% of the magnitudes and the result together.
 LINE_WEIGHTS = 0.073 + 2**-7
-# That much is relative to a weight, and holds above its type's smallest normal number.  Below, a weight is rounded to a
-# multiple of the smallest subnormal: in float16 by up to 2^-25; in e4m3, where the largest weight is 2^5, by 2^-10 of
-# that: 2^-15.  Row maxima have a weight of 1, so that no sum of weights is less, and a result is off by that much of
+# These errors are relative to a weight, and hold above its type's smallest normal number.  Below, a weight is rounded
+# to a multiple of the smallest subnormal: in float16 by up to 2^-25; in e4m3, where the largest weight is 2^5, by 2^-10
+# of that: 2^-15.  Row maxima have a weight of 1, so that no sum of weights is less, and a result is off by that much of
 # sum_j |v_j|.  It shows where values of larger weights are zero.  bfloat16 and float32 end far below what sums keep.
 WEIGHTS_END, FP8_WEIGHTS_END = {torch.float16: 2.0**-25}, 2.0**-15
-# Of many results the errors' norm as a share of the results' (root mean squares of one weight: 2.7%, 3.1%): a tile that
-# is lost, or a sum that is off, hides in bounds of single elements.
+# Norm of the errors of many results, relative to the norm of the results (root mean squares of one weight: 2.7%, 3.1%).
+# Bounds of single elements would hide a lost tile or a wrong sum.
 FP8_NORM, LINE_NORM, FP8_OUT_NORM = 0.035, 0.04, 0.03
 MANY = 1 << 16
-# By dtype of q, relative to 1 + |lse|.  Products of inputs are exact and their sums float32, but fp8 tensor cores keep
-# about 14 bits of a sum.
+# Tolerances by dtype of q, relative to 1 + |lse|.  Products of inputs are exact and their sums float32, but fp8 tensor
+# cores keep about 14 bits of a sum.
 LSE_TOLERANCES: dict[torch.dtype, float] = {
     torch.float32: 2e-5,
     torch.float16: 1e-4,

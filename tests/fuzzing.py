@@ -73,7 +73,7 @@ class Call(NamedTuple):
 
 
 class Report(NamedTuple):
-    """Of one seed."""
+    """Report of one seed."""
 
     seed: int
     configuration: str

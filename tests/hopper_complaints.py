@@ -31,7 +31,7 @@ MERGED = {
 # code for few rows it keeps a few more in memory ("mixed features", "mixed group 12"), and a decode is 0.9 KB larger.
 # Bytes that a consumer keeps in memory from one block to the next, as beside scores that are kept to weigh them again.
 HOPPER_MAY_SPILL = {"invariant 32": 216, "mixed features": 144}
-# Of machine code, in KB: what a launch reads from memory before the first run, and after every flush of the L2.
+# Machine code in KB: what a launch reads from memory before the first run, and after every flush of the L2.
 SHARES_CODE, BLOCKS_CODE, MERGE_CODE = 45, 115, 11
 # Results in fp8 are quotients rounded to nearest, 3 KB more than an approximate division.
 BRIEF = {  # so small that they wait for it
@@ -76,7 +76,8 @@ RESULTS = {
     "prompts head_dim 64 alibi": 8,
     "prompts x-packed head_dim 64": 8,
 }  # exchanges of a thread: of 128 dims of two rows, of four at a time two
-# Of a softcap for a score of a thread: tanh and an exponential, or two exponentials and a reciprocal; and of rows.
+# Special functions for the softcap of a thread's score (tanh and an exponential, or two exponentials and a reciprocal),
+# and for rows.
 TANH_FUNCTIONS, EXACT_FUNCTIONS, OF_ROWS = 2, 3, 4
 EXACT = {
     "two lists softcap": 64,
@@ -84,7 +85,8 @@ EXACT = {
     "mixed softcap": 32,
     "mixed group 16, softcap": 32,
 }  # scores
-# By a polynomial: (scores of a thread, its terms).  Special functions cap what is beyond it, behind a jump.
+# Softcaps by a polynomial: (scores of a thread, terms of the polynomial).  Larger scores take special functions, behind
+# a jump.
 POLYNOMIAL = {
     "prefill softcap": (64, 3), "long softcap": (64, 3), "long exact softcap": (32, 5), "prompts new softcap": (32, 5),
 }  # fmt: skip

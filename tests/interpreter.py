@@ -1,8 +1,8 @@
 """Triton's interpreter without what it does again and again: the same operations on the same numbers, in less time.
 
-It works out at every operation what it is for operands of such types, asks all of triton.language for its functions at
-every call of a helper, makes a table of types for every type that it looks up and a tuple with a type of its own for
-every shape, and computes sums of integers again in 64 bits for a comparison that only a debug build looks at.
+The interpreter finds out at every operation what the operation does for its operands' types.  At every call of a helper
+it looks up all functions of triton.language.  It makes a table of types for every type, a tuple type for every shape.
+It computes sums of integers again in 64 bits, for a comparison that only a debug build reads.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _patch_language_once(patch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def _modules(fn: Any) -> tuple[bool, bool]:
-    """Which modules of triton.language a function can name, and so which are patched for it."""
+    """Whether a function can name tl, and tl.core: modules that are patched for the function."""
     named = {id(value) for value in fn.__globals__.values()}
     return id(tl) in named, id(tl.core) in named
 
@@ -125,7 +125,7 @@ def _share_shapes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _leave_out_unread_checks(patch: pytest.MonkeyPatch) -> None:
-    """Of overflow: device_assert, which would read the result, returns at once unless the options say debug."""
+    """Leave out checks of overflow: device_assert, which would read the result, returns at once without debug."""
     check = TritonSemantic.binary_op_sanitize_overflow_impl
 
     def sanitize(self: Any, *args: Any) -> None:

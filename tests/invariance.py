@@ -9,7 +9,7 @@ from tests.cases import Case, build
 
 
 def assert_the_same_bits_alone(case: Case, device: str) -> None:
-    """Of sequence 1 of a batch whose sequence 0 has one query; without log-sum-exps."""
+    """Sequence 1 has equal bits alone and in a batch whose sequence 0 has one query; without log-sum-exps."""
     inputs = build(case, device)
     both = paged_attn.paged_attention(**inputs)
     count = case.query_lens[1]

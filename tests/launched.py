@@ -30,8 +30,8 @@ SECONDS = {
     "merge_blocks_kernel": 0.9, "merge_states_kernel": 0.6, "copy_pages_kernel": 0.4,
 }  # fmt: skip
 ANOTHERS = 0.2
-# Of 14 workers beside one H200: 568 tests of 750 variants took 157 seconds.  48 workers beside four took 4.1 times what
-# a core here does, which nobody has explained.
+# Measured with 14 workers and one H200: 568 tests of 750 variants took 157 seconds.  48 workers and four
+# H200 took 4.1 times the time of a core here, which nobody has explained.
 SLOWER, SECONDS_PER_TEST, START, WORKERS = 1.4, 0.4, 45, 12
 
 lines: list[dict[str, Any]] = []

@@ -112,7 +112,7 @@ def test_suites_are_those_of_the_readme_and_names_are_unique() -> None:
 
 
 def test_wide_and_latent_cases_run_when_they_are_small() -> None:
-    """Of few heads and few tokens; results are as wide as values."""
+    """The cases run with few heads and few tokens; results are as wide as values."""
     for case in (*SUITES["wide"], *SUITES["mla"]):
         lengths = {tuple(zip(case.query_lens, case.seq_lens, strict=True))[i] for i in (0, -1)}
         query_lens, seq_lens = zip(*((min(q, 3), min(k, 40)) for q, k in lengths))

@@ -34,14 +34,14 @@ BASES = {
 
 
 def spaced(x: Tensor) -> Tensor:
-    """The same numbers, other strides."""
+    """A copy with other strides."""
     wide = torch.zeros(*x.shape[:-1], x.shape[-1] * 2, dtype=x.dtype, device=x.device)
     bits(wide)[..., : x.shape[-1]] = bits(x)
     return wide[..., : x.shape[-1]]
 
 
 def shifted(x: Tensor) -> Tensor:
-    """The same numbers at an address that is not aligned."""
+    """A copy at an address that is not aligned."""
     memory = torch.zeros(x.numel() + 1, dtype=x.dtype, device=x.device)
     bits(memory)[1:] = bits(x.contiguous()).flatten()
     return memory[1:].view(x.shape)

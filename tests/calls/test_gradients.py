@@ -48,7 +48,7 @@ def states(device: str) -> Inputs:
 
 
 def operator(name: str, inputs: Inputs) -> Any:
-    """The same call through torch.ops."""
+    """Make the call through torch.ops."""
     if not name.startswith("attention"):
         positional = [inputs.pop(x) for x in list(inputs) if not x.endswith("_scale")]
         return getattr(torch.ops.paged_attn, name)(*positional, **inputs)

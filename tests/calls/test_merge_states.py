@@ -105,7 +105,7 @@ def test_empty_parts_alone_give_zero_and_minus_infinity(dtype: torch.dtype, n: i
 
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_a_sink_of_infinity_takes_all_weight(n: int, device: str) -> None:
-    """Of one part or more; heads without it are as they were."""
+    """One part or more has the sink; heads without a sink are as before."""
     outs, lses = parts(n, device)
     before = merge_states(outs, lses)
     outs[n // 2, :, 1::2], lses[n // 2, :, 1::2] = 0, INF

@@ -177,7 +177,7 @@ def test_the_imaginary_part_of_a_conjugate_is_refused(device: str) -> None:
 
 
 def offset(x: Tensor, elements: int) -> Tensor:
-    """The same tensor so many elements behind an address that is aligned."""
+    """A copy of a tensor, `elements` elements behind an aligned address."""
     memory = torch.zeros(x.numel() + elements + 64, dtype=x.dtype, device=x.device)
     gap = -memory.data_ptr() % 64 // x.element_size() + elements
     assert x.is_contiguous()
@@ -214,7 +214,7 @@ def test_pairs_of_fp8_promise_no_more_than_their_address_keeps(elements: int) ->
 
 
 def far(x: Tensor, axis: int, stride: int) -> Tensor:
-    """The same tensor with such a stride of tokens or heads; its memory is asked for, and most of it never touched."""
+    """A copy of a tensor with a large stride of tokens or heads; most of its memory is allocated and never touched."""
     strides = [x.shape[2], x.shape[2], 1]
     strides[axis] = stride
     if axis == 0:
@@ -296,7 +296,7 @@ def test_hopper_kernels_take_large_strides(name: str, axis: int, stride: int, on
 @pytest.mark.parametrize("elements", [1, 3])
 @pytest.mark.parametrize("name", HOPPER)
 def test_hopper_kernels_take_any_offset(name: str, elements: int, on_hopper: None, device: str) -> None:
-    """Of all that the copy engine need not read: caches there go to the portable kernels."""
+    """All tensors but the caches are shifted: caches at such addresses go to the portable kernels."""
     case = replace(HOPPER[name], dtype=torch.bfloat16, sinks=True, alibi=True)
     inputs = build(case, device)
     tensors = [name for name, given in inputs.items() if isinstance(given, Tensor) and "cache" not in name]

@@ -182,7 +182,7 @@ def test_a_quotient_beside_a_tie_does_not_cross_it(dtype: torch.dtype, source: t
 
 
 def test_a_drawn_write_beside_a_tie(device: str) -> None:
-    """As fuzzing found it on an H200, where 0.75 was stored for 0.687499947."""
+    """Fuzzing found this case on an H200, where 0.75 was stored for 0.687499947."""
     lengths = dict(query_lens=(4, 130, 130, 130, 130), seq_lens=(4, 547, 130, 131, 147))
     sizes = dict(heads=28, kv_heads=4, head_dim=192, cache_dtype=E5M2)
     run_write(Case("found", **lengths, **sizes, new=True, scales="per_head", seed=413), device)

@@ -26,7 +26,7 @@ from tests.checks.test_swapped import call as swapped_call
 from tests.checks.test_wrong_calls import TABLE_OF_WRONG
 from tests.errors import ANY, ROOT, Entry, catalogue, said
 
-# Whose rows end in the text of an error that each of them is refused with, word for word.
+# Tables whose rows end in the exact text of the error with which the row is refused.
 TABLES = ("checks.test_check.OPTIONS", "checks.test_check_batch.BATCH", "checks.test_check_write.WRITE")
 TABLES += ("checks.test_check_write.MERGE", "checks.test_contents.CONTENTS")
 TABLES += ("test_score_mod.REFUSED", "test_step.REFUSED", "test_padding.REFUSED")
@@ -81,7 +81,7 @@ def without_click(folder: Path) -> None:
 
 
 def warned_of(folder: Path) -> None:
-    """As an error, as all warnings in tests."""
+    """Make a call that warns; in tests, all warnings are errors."""
     accept(swapped_call("HND", 32, 8, 16, 100) | dict(kv_layout="NHD"))
 
 

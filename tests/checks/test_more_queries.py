@@ -87,7 +87,7 @@ def test_padding_of_graphs_is_no_slip(case: Case, device: str) -> None:
 
 @pytest.fixture
 def always_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As calls on a CPU are."""
+    """Check all calls, which is the default on a CPU."""
     monkeypatch.setattr(checked, "ALWAYS", True)
 
 

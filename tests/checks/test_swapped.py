@@ -39,7 +39,7 @@ def refused(inputs: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_heads_that_do_not_fit_name_the_layout_that_would(layout: str) -> None:
-    """Of 24 heads on 8 in pages of 16."""
+    """Calls with 24 heads on 8 KV heads and pages of 16 tokens."""
     given = call(layout, 24, 8, 16, 100)
     text = refused(given | dict(kv_layout=OTHER[layout]))
     assert f"k_cache was read as {OTHER[layout]}: {AXES[OTHER[layout]]} = {list(given['k_cache'].shape)}" in text
@@ -111,7 +111,7 @@ PAGES = [1, 16, 32, 48, 64, 128, 544]
 
 @pytest.mark.parametrize("page_size", PAGES)
 def test_calls_as_engines_make_them_are_not_warned_of(page_size: int) -> None:
-    """Of any model, with any bound beside any width of the page table: also one that the table cannot hold."""
+    """No model gets a warning, with any bound and any width of the page table, also a bound beyond the table."""
     for (heads, kv_heads), width, bound in itertools.product(MODELS, range(1, 70), (*range(1, 3000, 7), 2**17)):
         assert not looks_swapped(heads, kv_heads, page_size, width, bound)
 

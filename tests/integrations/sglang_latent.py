@@ -24,7 +24,7 @@ FRESH = [(20, 20), (5, 5), (1, 1)]
 
 
 def settled(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As sglang_batch has it, and what the pool of latents asks of it, too."""
+    """The settings of sglang_batch, and those that the pool of latents asks for."""
     chosen = sglang_batch.settled(monkeypatch)
     chosen.parallel.dcp_enabled, chosen.parallel.attn_dcp_rank = False, 0
     monkeypatch.setattr(memory_pool, "get_parallel", lambda: chosen.parallel)
@@ -66,7 +66,7 @@ def random(*shape: int, seed: int = 3) -> Tensor:
 
 
 def matrices() -> tuple[Tensor, Tensor]:
-    """Of each head, for keys [heads, nope, rank] and for values [heads, value, rank]."""
+    """Matrices of each head, for keys [heads, nope, rank] and for values [heads, value, rank]."""
     return random(HEADS, NOPE, RANK, seed=5) / RANK**0.5, random(HEADS, VALUE, RANK, seed=6) / RANK**0.5
 
 

@@ -176,7 +176,7 @@ E4M3 = torch.float8_e4m3fn
 
 @pytest.mark.parametrize("lens_q", [(2, 3), (1, 1)])
 def test_fp8_takes_descales_of_each_sequence(lens_q: tuple[int, ...]) -> None:
-    """Those of queries, too, which stay theirs where there are as many tokens as sequences."""
+    """Descales of queries belong to sequences even if there are as many tokens as sequences."""
     for b in (Batch(lens_q, (9, 4)), Batch((2, 0), (9, 4))):
         k, v = (x.nan_to_num(1.0).to(E4M3) for x in (b.k_cache, b.v_cache))
         q = b.q.to(E4M3)
@@ -230,7 +230,7 @@ def test_queries_that_are_not_used_give_zeros_and_move_nobody(
 
 
 def test_used_queries_equal_to_all_are_the_call_without_them(batch: Batch) -> None:
-    """As FlashAttention-3's callers give them, with one tensor as both starts, and the descales of fp8."""
+    """Calls as FlashAttention-3's callers make them: one tensor as both starts, and descales of fp8."""
     b = Batch((5, 1, 3), (5, 1, 3))
     used = b.cu_q.diff()
     out = flash_attn.flash_attn_varlen_func(b.q, b.k, b.v, b.cu_q, b.cu_q, b.max_q, b.max_k, used, used, causal=True)

@@ -261,7 +261,7 @@ def test_keys_of_16_bits_are_quantised_by_the_descales_of_their_sequences() -> N
 
 
 def test_fp8_queries_and_keys_are_turned() -> None:
-    """By tables of fp8, as FlashAttention-3's tests have them."""
+    """The rotary tables are fp8, as in FlashAttention-3's tests."""
     q, k, v = (torch.randn(1, 2, 2, 16).to(E4M3) for _ in range(3))
     cos, sin = torch.rand(2, 16, 8).to(E4M3).unbind(0)
     k_cache, v_cache = torch.zeros(2, 1, 16, 2, 16).to(E4M3).unbind(0)

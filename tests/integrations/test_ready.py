@@ -171,7 +171,7 @@ def test_of_two_daemonic_workers_one_compiles_and_the_other_finds_all(tmp_path: 
 
 
 def test_the_command_prepares_for_an_image_what_the_host_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Llama 8B, and of layers with sinks and windows over fp8: the same as of vLLM's layers, by name on disk."""
+    """Names on disk equal those of vLLM's layers, for Llama 8B and for layers with sinks and windows over fp8."""
     asked: list[Asked] = []
     monkeypatch.setattr(apart, "prepare", lambda what: asked.append(what) or Summary(7, 5, 1.5))
     words = [

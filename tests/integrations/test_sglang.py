@@ -75,7 +75,7 @@ def test_options_of_a_layer_are_those_of_paged_attention() -> None:
 
 @pytest.mark.parametrize("kind", [AttentionType.ENCODER_ONLY, AttentionType.DECODER_BIDIRECTIONAL])
 def test_prompts_of_encoders_are_seen_both_ways(kind: Any) -> None:
-    """As over SGLang's FlashAttention: windows, too; decodes are the last of their keys anyway."""
+    """Results equal SGLang's FlashAttention, also for windows; a decode's query is the last of its keys anyway."""
     for options, same in (({}, {}), ({"sliding_window_size": 7}, {"window_size": (7, 7)})):
         for lengths in ([(20, 20), (5, 5)], DECODE):
             of = runner()
@@ -86,7 +86,7 @@ def test_prompts_of_encoders_are_seen_both_ways(kind: Any) -> None:
 
 @pytest.mark.parametrize("lengths", [DECODE, EXTEND])
 def test_a_temperature_grows_behind_a_length_and_a_softcap(lengths: Any) -> None:
-    """As SGLang's Triton kernels have it."""
+    """The temperature is that of SGLang's Triton kernels."""
     of, made_layer = runner(), layer(logit_cap=2.0)
     made_layer.xai_temperature_len = 16
 

@@ -62,7 +62,7 @@ def told(seen: Tensor | None, topk: int = 3, each: int = EACH) -> EagleVerifyInp
 
 
 def verifies(of: Any, spec: Any, contexts: Any = CONTEXTS, each: int = EACH, **others: Any) -> ForwardBatch:
-    """As SGLang tells it: lengths are those of contexts."""
+    """A batch that verifies drafts, in SGLang's form: lengths are those of contexts."""
     made = batch(of, [(each, n + each) for n in contexts], forward_mode=ForwardMode.TARGET_VERIFY, spec_info=spec)
     made.seq_lens = made.seq_lens - each
     made.seq_lens_cpu = made.seq_lens.clone()
@@ -114,7 +114,7 @@ def test_a_chain_needs_no_mask(each: int) -> None:
 
 
 def test_one_token_of_a_server_of_trees_is_a_chain() -> None:
-    """As SGLang verifies it where drafting is off for a step: its mask is of no layout."""
+    """SGLang verifies so where drafting is off for a step: the mask then has no layout."""
     of = runner()
     made = verifies(of, told(torch.ones(1000, dtype=torch.bool), each=1), each=1)
     out, q = run(of, made, layer())
@@ -140,7 +140,7 @@ def test_masks_are_those_that_paged_attn_makes_of_trees(each: int) -> None:
 
 
 def test_sglang_writes_its_masks_where_and_as_they_are_read() -> None:
-    """By its own kernel: the first node, three behind it, and one behind the second of these."""
+    """SGLang's own kernel writes a tree: the first node, three nodes behind it, one node behind the second of them."""
     mask = Backend(runner()).verify_mask
     assert (mask.mode, mask.is_read) == (TreeMaskMode.QLEN_ONLY, True)
     assert mask.fits(9)

@@ -118,7 +118,7 @@ def test_chunks_of_contexts_are_merged_by_sglang_to_what_absorbed_queries_say(mo
 
 
 def test_prompts_come_expanded_and_decodes_absorbed(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As SGLang's models ask it: by the handler that is registered once a model of latents is."""
+    """SGLang's models ask the handler that is registered with a latent model."""
     from sglang.srt.models.deepseek_common import attention_backend_handler as handler
 
     monkeypatch.setattr(handler.AttentionBackendRegistry, "_handlers", dict(handler.AttentionBackendRegistry._handlers))

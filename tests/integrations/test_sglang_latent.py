@@ -38,7 +38,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_new_latents_are_stored_and_attended_where_sglang_keeps_them(
     lengths: Any, page_size: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By either of SGLang's orders: rotated parts apart, or behind latents and absorbed queries."""
+    """Both of SGLang's forms work: rotated parts apart, or behind latents and absorbed queries."""
     of = runner(page_size)
     made = batch(of, lengths)
     backend, tokens = started(of, made), len(made.input_ids)

@@ -31,7 +31,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def parts(of: tables.Tables) -> tuple[torch.Tensor, ...]:
-    """Of a page table."""
+    """The tensors of a page table."""
     return of.page_table if isinstance(of.page_table, tuple) else (of.page_table,)
 
 

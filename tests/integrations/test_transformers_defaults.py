@@ -224,7 +224,7 @@ def test_the_first_layer_waits_for_kernels(name: str, monkeypatch: pytest.Monkey
 
 
 def settings(**options: Any) -> Any:
-    """As the host has completed them."""
+    """Settings as the host has completed them."""
     given = ContinuousBatchingConfig(use_cuda_graph=(False, True), max_requests_per_batch=3, max_blocks_per_request=4)
     for option, value in options.items():
         setattr(given, option, value)

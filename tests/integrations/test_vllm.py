@@ -52,7 +52,7 @@ def test_options_of_a_layer_are_those_of_paged_attention(options: dict[str, Any]
 
 
 def test_a_bias_may_be_of_square_roots() -> None:
-    """As vLLM's Triton kernel adds it: no bias towards later keys."""
+    """The bias is that of vLLM's Triton kernel: later keys have no bias."""
     slopes = [0.5, 0.25, 0.1, 0.05]
     told = dict(score_mod_args=(torch.tensor(slopes, dtype=torch.float64)[:, None, None],))
     told["score_mod"] = lambda s, query, key, head, x: s - x * (query - key).clamp(min=0).double().sqrt()  # type: ignore[assignment]
@@ -142,7 +142,7 @@ def test_a_layer_may_read_the_cache_of_another() -> None:
 
 
 def test_padding_has_negative_slots_and_sequences_of_no_keys() -> None:
-    """As a graph is replayed: queries, slots and sequences up to its sizes."""
+    """A graph's replay has such padding: queries, slots and sequences up to the graph's sizes."""
     kv = made.cache()
     common = made.batch(made.DECODE)
     want, _ = made.attend(made.implementation(), kv.clone(), made.DECODE)

@@ -24,7 +24,7 @@ VALUE = 16
 
 @pytest.fixture
 def backend() -> Any:
-    """As MiMo-V2 takes it: the class of the member that was asked for, told the width of values."""
+    """The backend as MiMo-V2 takes it: the class of the member, with the width of values set."""
     adapter.unregister()
     member = registry.AttentionBackendEnum[adapter.register("TRITON_ATTN_DIFFKV")]
     found = member.get_class()

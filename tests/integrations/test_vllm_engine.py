@@ -42,7 +42,7 @@ def _started(module: str, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
 
 @functools.cache
 def says(*arguments: str, module: str = "vllm_tiny") -> dict[str, Any]:
-    """Its line, once it has ended."""
+    """The RESULT line of an engine's process, once the process has ended."""
     out = start(*arguments, module=module).communicate(timeout=LIMIT)[0]
     lines = [line for line in out.splitlines() if line.startswith("RESULT ")]
     assert len(lines) == 1, f"the engine ended early: run tests.integrations.{module} with {' '.join(arguments)}"

@@ -147,7 +147,7 @@ def test_contexts_are_attended_to_without_a_mask_and_tell_their_sums(monkeypatch
     keys, prefill = [16, 5], model.builder._prefill_backend
     q = queries(10)
     if "chunk_idx" in inspect.signature(MLAPrefillBackend.run_prefill_context_chunk).parameters:
-        # Of this vLLM the builder pins memory for contexts, whatever the device.
+        # The builder of this vLLM pins memory for contexts on every device.
         ends = torch.tensor([0, 4, 10], dtype=torch.int32), [torch.tensor([0, 16, 21], dtype=torch.int32)]
         context = SimpleNamespace(cu_seq_lens=ends[1], max_seq_lens=[16])
         told: Any = SimpleNamespace(query_start_loc=ends[0], max_query_len=6, chunked_context=context)

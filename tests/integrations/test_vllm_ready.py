@@ -58,7 +58,7 @@ def test_no_step_of_latent_layers_asks_for_a_kernel_that_was_not_made_ready() ->
 
 
 def test_kernels_of_another_layer_are_missed() -> None:
-    """Of another type of cache, and of pages that lie in another way."""
+    """Layers with another dtype of cache, or another layout of pages, miss kernels."""
     for told in asked("vllm_asked", "llama as fp8 cache", "llama as llama, NHD").values():
         assert len(told["missing"]) > 3
 

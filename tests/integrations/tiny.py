@@ -38,8 +38,8 @@ PLAIN_KINDS = ("llama4", "deepseek_v3", "mimo_v2")
 def model(kind: str) -> Any:
     """Llama; Qwen3 with a full and a sliding layer; Gemma 2 with softcaps; GPT-OSS with sinks.
 
-    Of plain `generate` alone: Llama 4 with a chunked layer, and a temperature by position in the other; DeepSeek-V3;
-    MiMo-V2, whose layers have different numbers of KV heads.  Seeded, in float32.
+    Models for plain `generate` only: DeepSeek-V3; Llama 4 with a chunked layer, and a temperature by position in the
+    other; MiMo-V2, whose layers have different numbers of KV heads.  Seeded, in float32.
     """
     torch.manual_seed(0)
     if kind == "llama":

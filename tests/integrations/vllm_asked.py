@@ -46,7 +46,7 @@ H200 = Device("sm90", 132)
 BF16, E4M3 = torch.bfloat16, torch.float8_e4m3fn
 SEQS, TOKENS, KEYS, PAGE = 64, 2048, 9000, 16
 HEADS, KV_HEADS, DIM = 32, 8, 128
-# Of layers: options of the implementation, and what else a layer, a batch or the config has.
+# Layers: options of the implementation, and further facts of a layer, a batch or the config.
 LAYERS: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama, NHD": dict(order="NHD"),

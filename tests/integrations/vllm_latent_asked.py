@@ -1,4 +1,4 @@
-"""The same as vllm_asked of latent attention, of DeepSeek-V3's sizes for a rank of 8: vLLM's own builder and frame."""
+"""vllm_asked for latent attention with vLLM's own builder and frame; sizes are DeepSeek-V3's for a rank of 8."""
 
 from __future__ import annotations
 

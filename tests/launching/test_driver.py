@@ -177,7 +177,7 @@ def test_objects_that_hold_descriptors_are_of_a_size_that_says_where(
 
 
 def test_a_descriptor_stays_where_the_driver_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As long as that is known, and that of the latest address is."""
+    """A descriptor stays while its address is known, and the latest address is always known."""
 
     class Box:
         pass
@@ -191,7 +191,7 @@ def test_a_descriptor_stays_where_the_driver_is_told(monkeypatch: pytest.MonkeyP
 
 
 def test_what_the_driver_refuses_goes_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It gives a new thread its context, or raises the error."""
+    """Triton's launch gives a new thread its context, or raises the error."""
     launch, start, notes = launch_of(monkeypatch)
     start.fails = 201
     launch(FIRST)
@@ -199,7 +199,7 @@ def test_what_the_driver_refuses_goes_through_triton(monkeypatch: pytest.MonkeyP
 
 
 def test_a_launch_during_a_launch_goes_through_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As another thread's would while the memory is in use."""
+    """A launch by another thread, while the memory is in use, would do so as well."""
     launch, _, notes = launch_of(monkeypatch)
     monkeypatch.setattr(Driver, "__call__", lambda self, *_: launch(SECOND) or 0)
     launch(FIRST)

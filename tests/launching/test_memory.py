@@ -26,7 +26,7 @@ NEED = scratch.Need(1000, 4)
 
 @pytest.fixture
 def rooms(monkeypatch: pytest.MonkeyPatch) -> dict[Any, scratch.Room]:
-    """Those that are kept, none at first."""
+    """The kept rooms, none at first."""
     found: dict[Any, scratch.Room] = {}
     monkeypatch.setattr(scratch, "_rooms", found)
     scratch._turned_away.clear()
@@ -197,7 +197,7 @@ def test_a_hundred_thousand_signatures_keep_the_latest(monkeypatch: pytest.Monke
 
 
 def test_a_hundred_thousand_addresses_keep_descriptors_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all launches together, and what a launch is using stays."""
+    """The limit counts all launches together, and a descriptor in use stays."""
     monkeypatch.setattr(driver.context, "provide", lambda: None)
     monkeypatch.setattr(driver, "KNOWN_TO_ALL", 2000)
     monkeypatch.setattr(driver.Places, "encodings", 2000)  # whatever others keep is forgotten first
@@ -261,7 +261,7 @@ def test_a_hundred_streams_hold_the_memory_of_a_few() -> None:
 
 @pytest.mark.gpu
 def test_a_pool_of_the_users_is_not_kept() -> None:
-    """As it would be if a room were made in it: then it could never be given back."""
+    """A room in the user's pool would keep the pool, which then could never be given back."""
     given = inputs(seqs=3)
     scratch._rooms.clear()
     pool = torch.cuda.MemPool()

@@ -30,7 +30,7 @@ pytestmark = [
 def test_two_launches_of_a_call_give_the_same_results_in_a_row_and_from_a_graph(
     chunk: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by themselves: blocks begin beside the last programs of long decodes, each with scratch of their own."""
+    """Results equal separate launches: blocks begin beside the last programs of long decodes, with separate scratch."""
     monkeypatch.setattr(scratch, "_rooms", {})  # beside many others the second one would not be kept
     queries, keys = (chunk[0], *[1] * 40), (chunk[1], *[9000] * 40)
     case = sized("overlapped", query_lens=queries, seq_lens=keys, cache_dtype=E4M3, lse=False)
@@ -67,7 +67,7 @@ def write_late(to, source, count, BLOCK: tl.constexpr):
 
 
 def copy_late(to: Tensor, source: Tensor) -> None:
-    """By few programs, which leave room for those of the next launch."""
+    """Copy with few programs, which leave room for programs of the next launch."""
     assert to.is_contiguous()
     write_late[(16,)](bits(to).flatten(), bits(source).flatten(), to.numel(), BLOCK=4096)
 

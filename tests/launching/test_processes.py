@@ -141,7 +141,7 @@ if __name__ == "__main__":
 
 
 def test_a_process_ends_while_a_daemon_thread_calls() -> None:
-    """It does not hang.  Before 3.14 Python ends such a thread where it comes back, which C++ of torch may abort at."""
+    """The process does not hang.  Python before 3.14 ends such a thread at its return, where torch's C++ may abort."""
     done = ended(
         "import threading\ncall()\nbegun = threading.Event()\n"
         "def work():\n    while True:\n        begun.set()\n        call(1)\n"

@@ -41,7 +41,7 @@ def in_threads(work: Callable[[int], Any], count: int = THREADS) -> list[Any]:
 
 
 def error_of(seed: int, device: str, dtype: torch.dtype = torch.float32, dim: int = 32) -> float:
-    """Of a write and a call whose shapes are the thread's own, and of their parts joined."""
+    """Error of a write, a call and a merge of the call's parts, with shapes by the seed."""
     rng = torch.Generator(device).manual_seed(seed)
     seqs = 2 + seed
 
@@ -68,7 +68,7 @@ def test_threads_give_right_results(device: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of the interpreter")
 def test_first_calls_of_a_process_may_be_several_threads() -> None:
-    """They import, and find kernels and Triton's language as one thread alone would."""
+    """Several threads import modules, and find kernels and Triton's language like a single thread."""
     run(
         "import threading, torch, paged_attn\nerrors = []\n"
         f"threads = [threading.Thread(target=lambda i=i: errors.append(call(i))) for i in range({THREADS})]\n"

@@ -51,7 +51,7 @@ def answer(patch: pytest.MonkeyPatch, commands: list[Any], said: Any = None, cod
 
 
 def forget(patch: pytest.MonkeyPatch) -> None:
-    """As another process begins."""
+    """Forget verdicts, as at the start of another process."""
     patch.setattr(triton_trial, "_verdicts", {})
 
 
