@@ -50,7 +50,7 @@ def run(
 
 @functools.cache
 def _server(_: int) -> Any:
-    """That of this process."""
+    """The server of this process."""
     # unbuffered: select knows nothing of a line that was read ahead
     server = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 

@@ -32,7 +32,7 @@ def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.host
 @pytest.mark.parametrize("words", ["--help", "--version", "info", "info --json", "demo --help", "bench --help"])
 def test_nothing_heavy_is_imported_to_say_what_there_is(words: str) -> None:
-    """Which is what keeps it within half a second; the script is what pip installs."""
+    """Without heavy imports a verb takes less than half a second.  The script is the one that pip installs."""
     script = (
         f"import sys\nsys.argv = ['/usr/bin/paged-attn', *{words.split()!r}]\nfrom paged_attn.cli import main\n"
         f"try: main()\nfinally: print(*[x for x in {HEAVY!r} if x in sys.modules], file=sys.stderr)"

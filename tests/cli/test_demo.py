@@ -179,7 +179,7 @@ def test_what_is_compiled_ahead_are_the_batches_of_the_steps(monkeypatch: pytest
 
 @pytest.mark.host
 def test_the_default_mix_on_an_h200_takes_few_kernels() -> None:
-    """Of 1,600 steps: compiling them ahead is what the first run waits for."""
+    """The mix has 1,600 steps; the first run waits until their kernels are compiled."""
     sizes = Sizes(32, 8, 128, 16, 12288, 4, torch.bfloat16, torch.bfloat16, "NHD", 4096, 256, 0.2, 8, 0)
     requests = list(itertools.islice(trace.CONVERSATION.requests(0), 512))
     assert (

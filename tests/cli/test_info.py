@@ -163,7 +163,7 @@ def test_every_variable_that_the_library_reads_is_told() -> None:
 
 
 def test_a_gpu_is_found_through_the_driver_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a driver that is written here: what the real one answers, a test on a GPU compares with torch."""
+    """The driver is a stand-in; a test on a GPU compares the real driver's answers with torch."""
 
     def fill(place: Any, value: Any) -> int:
         place._obj.value = value

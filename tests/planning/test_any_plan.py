@@ -51,7 +51,7 @@ def any_batch(rng: random.Random) -> Lengths:
 
 
 def any_calls(seed: int, count: int) -> Iterator[Problem]:
-    """Those that the Hopper kernels cover."""
+    """Calls that the Hopper kernels cover."""
     rng = random.Random(seed)
     while count > 0:
         problem = problem_of(any_model(rng), any_batch(rng), H200)

@@ -1,4 +1,4 @@
-"""Which calls are over copies in whole pages, told by the plan alone: those whose scores are worth it."""
+"""Calls over copies in whole pages, by the plan alone: calls with enough scores to be worth a copy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Windows by head cost what a KV head's own heads see, and not what others do: tiles visited, masked, on the line.
 
-As test_visited_tiles.py counts those of masks that all heads have: against each mask in plain Python.
+Tiles are counted as in test_visited_tiles.py, and compared with each mask in plain Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tests.masks import COUNT, SPANS, blocks_of, together
 
 FAR = 1 << 30
 GROUP = 3
-# Of the heads of two KV heads: a full one beside streaming ones, streaming ones alone, and what sees to both sides.
+# Windows of the heads of two KV heads: a full head beside streaming ones, streaming ones alone, and heads that see to
+# both sides.
 WINDOWS: dict[str, list[tuple[int, int]]] = {
     "one full": [(5, -1), (-1, -1), (0, -1), (3, -1), (9, -1), (5, -1)],
     "all stream": [(0, -1), (0, -1), (0, -1), (5, -1), (13, -1), (2, -1)],
@@ -73,7 +74,7 @@ every = pytest.mark.parametrize("windows", WINDOWS)
 
 
 def seen_by(mask: Beside, windows: str, kv_head: int, query: int, keys: int) -> list[list[int]]:
-    """Of each head of a KV head the keys that a query at a position sees."""
+    """For each head of a KV head, the keys that a query at a position sees."""
     heads = WINDOWS[windows][kv_head * GROUP :][:GROUP]
     sides = [[FAR if n < 0 else n for n in window] for window in heads]
     return [[k for k in range(keys) if mask.sees(before, behind, query, k)] for before, behind in sides]

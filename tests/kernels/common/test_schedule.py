@@ -46,7 +46,7 @@ class Server:
         return out
 
     def check(self, seqs: list[int]) -> None:
-        """These sequences' rows of out are right, as near as the rounding of weights and results lets them be."""
+        """Check that these sequences' rows of out are right, up to the rounding of weights and results."""
         rows = len(self.q) // len(self.lens)
         for seq in seqs:
             own = slice(seq * rows, (seq + 1) * rows)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 @pytest.mark.parametrize("text", [registers._BESIDE_BF16.value, registers._BESIDE_F16.value])
 def test_results_of_neighbouring_lanes_change_places(text: str) -> None:
-    """Of 16 dims a lane has 2 t, 2 t + 1 and those 8 further, and then four that are neighbours."""
+    """A lane first has dims 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of 16, and then four neighbouring dims."""
     row, t = LANES // 4, LANES % 4
     values = (16 * row + 2 * t)[None] + np.array([0, 1, 8, 9])[:, None]  # which 16 bits hold
     words = np.stack(assembly.run(text, [None, None, *values.astype(np.float32)])[:2], 1)

@@ -16,7 +16,7 @@ from paged_attn.kernels.hopper.consuming import row_softmax
 
 @pytest.mark.parametrize("function", [weigh_pairs, weigh_again, row_softmax.powers_of])
 def test_kernels_on_disk_are_known_by_what_is_looked_up(function: Any) -> None:
-    """Of dicts that a `constexpr_function` reads Triton's key knows nothing."""
+    """Triton's key does not cover dicts that a `constexpr_function` reads, so a digest of them is a global."""
     assert function.cache_key
     assert any(name.startswith("DIGEST_OF_") for name, _ in function.used_global_vals)
 

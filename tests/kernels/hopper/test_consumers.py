@@ -1,4 +1,4 @@
-"""Which warpgroups take blocks of many rows: how many, of how many rows, whose turn it is; needs no GPU."""
+"""Consumer warpgroups of blocks of many rows: their number, their rows, and their turns; needs no GPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_blocks_weigh_at_once_but_of_two_lists_which_have_too_much_code() -> Non
 
 
 def test_consumers_beside_a_converter_weigh_at_once_where_registers_are_left() -> None:
-    """Those of tiles of 64 keys, or of 64 dims; and where they do, the converter has more as well."""
+    """Consumers of 64 keys a tile, or of 64 dims, weigh at once; the converter then has more registers as well."""
     kinds = {
         (True, 88): (FP8, FP8._replace(head_dim=64), FP8._replace(head_dim=64, lse=True)),
         (False, 56): (FP8._replace(lse=True), FP8._replace(query=torch.float8_e4m3fn, head_dim=64)),
@@ -114,7 +114,7 @@ def test_four_warpgroups_are_for_small_heads_and_enough_blocks(call: Problem, ro
 @pytest.mark.parametrize("window", [-1, 1000])
 @pytest.mark.parametrize("seqs", [1, 3, 8])
 def test_three_consumers_are_for_128_dims(seqs: int, window: int) -> None:
-    """Whose rings are for these: blocks of small heads are those of two or four warpgroups."""
+    """The rings of three consumers are for 128 dims; blocks of small heads have two or four warpgroups."""
     for queries in range(100, 70000, 97):
         (launch,) = hopper.launches(even(seqs, queries, queries)._replace(head_dim=64, window_left=window))
         assert launch.pipe.CONSUMERS == 1, queries

@@ -116,7 +116,7 @@ def test_random_decodes_give_the_results_of_the_reference(name: str, seed: int) 
 
 
 def run_random(name: str, seed: int, family: dict[str, Any], lengths: Any, batches: int) -> None:
-    """Of a family, whose words in KINDS say which lengths are drawn."""
+    """Run random batches of a family, whose words in KINDS say which lengths are drawn."""
     rng = random.Random(f"{name} {seed}")
     for _ in range(batches):
         drawn = lengths(rng, **{word: family[word] for word in KINDS & family.keys()})
@@ -151,7 +151,7 @@ def test_even_shares_of_a_line_give_the_results_of_the_reference(name: str) -> N
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.bfloat16, E4M3], ids=str)
 def test_x_packed_caches_may_be_parts_of_larger_ones(dtype: torch.dtype) -> None:
-    """Of pages of more slots, and beside each other in one: what is around them is not a number."""
+    """Caches are parts of pages with more slots, or lie beside each other in one tensor; all around is NaN."""
     case = sized("parts", **DECODES, **PACKED, cache_dtype=dtype, scales="per_head", decode_form=True, lse=False)
     inputs = build(case, DEVICE)
     k_cache, v_cache = inputs["k_cache"], inputs["v_cache"]
@@ -182,7 +182,7 @@ def test_even_shares_of_many_rows_give_the_results_of_the_reference(name: str) -
 
 @hopper_plans.shares()
 def test_blocks_that_no_sequence_has_are_nobodys() -> None:
-    """As many tokens as two sequences of 64 queries, which is what the planner knows, but they have fewer."""
+    """The planner knows tokens for two sequences of 64 queries, but the sequences have fewer tokens."""
     case = sized("one block", **ragged((20, 5000), (9, 700)), padding=99)
     (launch,) = planner.plan(problem_of(build(case, DEVICE) | dict(max_seqlen_q=64))).launches
     assert launch.pipe.SHARES
@@ -347,7 +347,7 @@ def test_blocks_and_few_rows_beside_them_have_the_same_bits_whoever_is_done_last
 
 
 def _results(inputs: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-    """Of a call, with a log-sum-exp or without."""
+    """Results of a call, with a log-sum-exp or without."""
     found = paged_attn.paged_attention(**inputs)
     return found if isinstance(found, tuple) else (found,)
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures
 
 @pytest.fixture
 def copied() -> Iterator[None]:
-    """As few scores as a test can afford are worth a copy."""
+    """Plans in which even the few scores that a test can afford are worth a copy."""
     with hopper_plans.planned(MIN_SCORES_WORTH_A_COPY=0, MIN_SCORES_PER_COPIED_KEY=0):
         yield
 

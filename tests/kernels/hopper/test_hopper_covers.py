@@ -1,4 +1,4 @@
-"""Which calls the Hopper kernels take, and as what boxes their tensors come; needs no GPU."""
+"""Calls that the Hopper kernels take, and the TMA boxes of their tensors; needs no GPU."""
 
 from __future__ import annotations
 

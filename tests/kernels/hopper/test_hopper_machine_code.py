@@ -36,7 +36,7 @@ FOR_NVIDIA = pytest.mark.skipif(
 
 PARTS = 2  # processes, for workers to share
 THOROUGH_PARTS = 6  # of less than a minute each
-# Of the Hopper dialect: every shape of pipe, and every feature.
+# Variants of the Hopper dialect: every shape of pipe, and every feature.
 HOPPER = (
     "prefill window sinks", "prefill page 128", "prefill head_dim 64", "prefill head_dim 256", "two lists",
     "speculate 32", "speculate 64", "speculate 32 head_dim 64", "speculate 32 e4m3, no lse",

@@ -70,7 +70,7 @@ def test_results_are_those_of_the_reference(mask: str, name: str) -> None:
 
 @pytest.mark.quick
 def test_windows_by_head_may_be_slices_of_a_wider_tensor() -> None:
-    """Of decodes whose KV heads have programs by what they see."""
+    """The slices are windows of decodes whose KV heads have programs by what they see."""
     run(sized("strided", **DECODES | MASKS["windows by KV head"] | dict(strided=True)), DEVICE)
 
 

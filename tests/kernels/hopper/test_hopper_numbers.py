@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures
 
 
 def _no_small_values(inputs: dict[str, torch.Tensor]) -> None:
-    """Of fp8 caches, some of whose values are zero: where one has a weight of 1, float16 ends others' at 2^-24."""
+    """Replace small values of fp8 caches: where one key has a weight of 1, float16 ends other weights at 2^-24."""
     if inputs["v_cache"].dtype == E4M3:
         v = inputs["v_cache"].float()
         inputs["v_cache"] = torch.where(v.abs() < 0.1, 0.1, v).to(E4M3)
@@ -121,7 +121,7 @@ def test_a_sink_of_infinity_takes_all_weight(name: str) -> None:
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, E4M3])
 def test_a_row_whose_maximum_rises_leaves_the_others_alone(cache_dtype: torch.dtype) -> None:
-    """Of few rows in columns, which are weighed at once: new weights are for those beyond the limit only."""
+    """Few rows, in columns, are weighed at once; only rows beyond the limit get new weights."""
     case = sized("alone", **ragged(*[(1, 3000)] * 6), cache_dtype=cache_dtype, bounds=True)
     inputs = build(case, DEVICE)
     _no_small_values(inputs)

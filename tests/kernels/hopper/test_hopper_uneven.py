@@ -123,7 +123,7 @@ def test_uneven_queries_are_two_lists_or_one_or_few_rows_beside_blocks_or_two_la
 
 
 def test_the_plans_of_other_tests_are_what_they_are_called() -> None:
-    """Of a batch that a test can afford, in which decodes are few and long queries are not."""
+    """The batch is one that a test can afford, with few decodes and many long queries."""
     small = MIXED._replace(seqs=11, tokens=1500, max_seqlen_q=700)
     kinds = {
         "beside": (hopper_plans.mixed(), [(False, True)]),

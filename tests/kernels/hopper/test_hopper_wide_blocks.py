@@ -94,7 +94,7 @@ def test_values_of_another_width_give_the_results_of_the_reference(name: str) ->
 @pytest.mark.parametrize("sizes", [widths(192, 128), widths(128, 64), widths(192, 192)], ids=str)
 @hopper_plans.three()
 def test_long_queries_of_two_widths_may_have_two_copies_of_a_consumer(sizes: dict[str, Any]) -> None:
-    """As with an exact softcap; three copies are of 128 dims alone."""
+    """Calls with an exact softcap have two copies; three copies exist for 128 dims only."""
     case = sized("long", **PREFILLS, **sizes, softcap=20.0)
     (launch,) = planner.plan(problem_of(build(case, DEVICE))).launches
     assert (launch.pipe.CONSUMERS, launch.pipe.ROWS) == (2, 64)
@@ -105,7 +105,7 @@ def test_long_queries_of_two_widths_may_have_two_copies_of_a_consumer(sizes: dic
 @pytest.mark.usefixtures("on_hopper")
 @pytest.mark.parametrize("name", ["chunk, 192/128", "chunk, 512/512"])
 def test_scores_far_apart_are_weighed_again(name: str) -> None:
-    """Those of a scale by which a later tile's maximum is often far above the ones before."""
+    """The scale often puts a later tile's maximum far above the maxima before."""
     fields = dict(widths(192, 128) if "192" in name else widths(512, 512), softmax_scale=3.0)
     run(sized(name, **ragged((150, 400), (150, 700)), bounds=True, **fields), DEVICE)
 
@@ -130,7 +130,7 @@ def test_decodes_over_fp8_are_portable_before_blocks_of_two_widths() -> None:
 
 @pytest.mark.usefixtures("on_hopper")
 def test_queries_in_no_box_are_multiplied_by_keys_of_256_dims() -> None:
-    """As where they lie 2 bytes off the 16 that the copy engine asks for."""
+    """The queries lie 2 bytes off the alignment of 16 bytes that TMA asks for."""
     case = sized("chunk", **CHUNK, **widths(192, 128))
     given = build(case, DEVICE)
     q = given["q"].contiguous()

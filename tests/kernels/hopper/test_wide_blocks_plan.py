@@ -1,4 +1,4 @@
-"""Which calls of values of another width have Hopper's blocks, told by the plan alone."""
+"""Calls with values of another width that have Hopper's blocks, by the plan alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARED_MEMORY = 224 << 10  # of 227 KB, of which barriers and arguments need som
 
 
 def problem(**changes: Any) -> Any:
-    """As on a GPU, where operands are of 16 bits."""
+    """The problem of a call on a GPU, where operands have 16 bits."""
     given = build(dataclasses.replace(PREFILL, **changes), filled=False)
     return problem_of(given, Device("sm90", 132))._replace(compute=torch.bfloat16)
 

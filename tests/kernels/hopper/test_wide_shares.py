@@ -1,4 +1,4 @@
-"""Which calls of two widths and of wide heads have shares on Hopper, by the plan alone."""
+"""Calls with two widths or wide heads that have shares on Hopper, by the plan alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TWO_WIDTHS, HEAD_DIM = "values of another width", "a head_dim other than 40..256
 
 
 def problem(**changes: Any) -> Any:
-    """As on a GPU, where operands are of 16 bits."""
+    """The problem of a call on a GPU, where operands have 16 bits."""
     given = build(dataclasses.replace(MIMO, **changes), filled=False)
     compute = torch.bfloat16 if given["k_cache"].itemsize == 2 else torch.float16
     return problem_of(given, Device("sm90", 132))._replace(compute=compute)

@@ -56,7 +56,7 @@ BATCHES: list[dict[str, Any]] = [
     ids=str,
 )
 def test_every_batch_gets_the_same_arithmetic(call: dict[str, Any], arch: str) -> None:
-    """Of all that a plan chooses, only what cuts work may depend on the batch."""
+    """A plan's choices may depend on the batch only where they cut work."""
     found = set()
     for batch in BATCHES:
         for launch in planner.plan(problem(**{**call, **batch, "device": Device(arch, 132)})).launches:

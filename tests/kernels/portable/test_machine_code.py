@@ -25,8 +25,8 @@ OTHER_KINDS = (
 )  # fmt: skip
 ALWAYS = [name for name in NAMES if name in digests.PLAIN["portable"] or name in OTHER_KINDS]
 THOROUGH = [name for name in NAMES if name not in ALWAYS]
-# Of each of the others every eighth variant from here on, and from four later on: three variants of four have a second
-# target.  Of the eighth the whole suite has every fifth.
+# Other targets compile every eighth variant from this index on, and from four later on: three variants of four have a
+# second target.  The whole suite has every fifth of these.
 EIGHTHS = {"sm80": 0, "sm100": 1, "gfx942": 2}
 
 
@@ -147,7 +147,7 @@ def test_float32_values_that_are_turned_fit_where_shared_memory_is_smaller() -> 
 @pytest.mark.skipif("nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia")
 @pytest.mark.thorough  # of the same code the whole suite has a digest
 def test_fp8_decode_converts_pairs_at_nearly_the_work_of_16_bits() -> None:
-    """Of a tile of 64 keys of 128 dims a thread has 64 pairs, of which a conversion takes two numbers at a time."""
+    """A thread has 64 pairs of a tile of 64 keys and 128 dims; a conversion takes a pair."""
     words = ("decode split", "decode split e4m3", "decode split e5m2", "decode split all fp8")
     facts = compiled("sm90", *words, "--exactly", PAGED_ATTN_HOPPER="0")
     found = {x["variant"]: x for x in facts if x["kernel"] == "attention_kernel"}

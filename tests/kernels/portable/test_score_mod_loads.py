@@ -1,4 +1,4 @@
-"""Which users' functions the portable kernels hold no tiles ahead of: Triton cannot move a load by score."""
+"""Users' functions for which portable kernels prefetch no tiles: Triton cannot move loads that depend on scores."""
 
 from __future__ import annotations
 
