@@ -134,7 +134,7 @@ def test_every_argument_of_the_library_is_drawn() -> None:
     """Those of a case's arguments come from its fields: a new one has to be drawn, too."""
     rng = random.Random(1)
     given: set[str] = set()
-    for _ in range(30):
+    for _ in range(60):
         inputs = build(batch(rng, configuration(rng, INTERPRETER), INTERPRETER))
         given |= {name for name, value in inputs.items() if value is not None}
         pages = inputs["page_table"]  # or (indptr, indices)
