@@ -34,6 +34,7 @@ def paged_attention(
     kv_layout: str = "NHD",
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    shard: tuple[int, int, int] | None = None,
     k_new: torch.Tensor | None = None,
     v_new: torch.Tensor | None = None,
     softmax_scale: float | None = None,
@@ -97,6 +98,13 @@ def paged_attention(
         max_seqlen_q: upper bound of the query tokens of a sequence, on the host; saves work.  If a sequence has more,
             its extra rows are not computed and may be uninitialised.  Checked calls find this.
         max_seqlen_k: upper bound of seq_lens, on the host; saves work.  Checked calls find longer sequences.
+        shard: (rank, world, stripe): keys over ranks.  The caches and page_table belong to this rank: they hold
+            the keys at positions p with p // stripe % world == rank, one after another, without gaps.  Everything else
+            counts positions of whole sequences and is alike on all ranks: seq_lens, cu_seqlens_q, max_seqlen_k, masks
+            and biases.  The result is the attention over the rank's own keys.  distributed.merge or merge_states joins
+            it with the results of other ranks: pass return_lse = True and a float32 out.  A query that sees no own key
+            gives exactly 0 and minus infinity.  Not with k_new, sinks, gate, out_scale or batch_invariant.  All ranks
+            have the same kernels.
         k_new, v_new: [tokens, kv_heads, head_dim] and [tokens, kv_heads, value_dim]; keys and values of the call's own
             tokens.  They are read in place of their slots in the cache, and k_scale and v_scale do not apply.  dtype of
             q; beside fp8 queries the dtype of a 16-bit cache, or float16 | bfloat16 over an fp8 cache.  v_new may be
@@ -217,10 +225,10 @@ def paged_attention(
             )
         return compiled.paged_attention(
             q=q, k_cache=k_cache, v_cache=v_cache, page_table=page_table, seq_lens=seq_lens, cu_seqlens_q=cu_seqlens_q,
-            kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, page_starts=page_starts,
-            k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal, causal_seqs=causal_seqs,
-            window_size=window_size, head_windows=head_windows, prefix_lens=prefix_lens, spans=spans,
-            clip_spans=clip_spans, chunk=chunk, softcap=softcap, alibi_slopes=alibi_slopes,
+            kv_layout=kv_layout, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, shard=shard,
+            page_starts=page_starts, k_new=k_new, v_new=v_new, softmax_scale=softmax_scale, causal=causal,
+            causal_seqs=causal_seqs, window_size=window_size, head_windows=head_windows, prefix_lens=prefix_lens,
+            spans=spans, clip_spans=clip_spans, chunk=chunk, softcap=softcap, alibi_slopes=alibi_slopes,
             alibi_symmetric=alibi_symmetric, sinks=sinks, qq_bias=qq_bias, qq_mask=qq_mask,
             query_positions=query_positions, q_scale=q_scale, k_scale=k_scale,
             v_scale=v_scale, gate=gate, out=out, out_scale=out_scale, return_lse=return_lse, only=only,
@@ -234,7 +242,7 @@ def paged_attention(
             None if score_mod_args is NO_ARGS else score_mod_args,
         ),
         (
-            kv_layout, max_seqlen_q, max_seqlen_k, softmax_scale, causal, window_size, clip_spans, chunk,
+            kv_layout, max_seqlen_q, max_seqlen_k, shard, softmax_scale, causal, window_size, clip_spans, chunk,
             softcap, alibi_symmetric, score_mod, return_lse, only, batch_invariant,
         ),
         check,
@@ -289,13 +297,17 @@ def write_kv(
 
 
 @told
-def merge_states(outs: torch.Tensor, lses: torch.Tensor, **others: NoReturn) -> tuple[torch.Tensor, torch.Tensor]:
+def merge_states(
+    outs: torch.Tensor, lses: torch.Tensor, sinks: torch.Tensor | None = None, **others: NoReturn
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention over a union of disjoint key sets, from the attention over each set.
 
     Args:
         outs: [n, tokens, heads, head_dim] float16 | bfloat16 | float32, n >= 1; results over each set of keys.
         lses: [n, tokens, heads] float32; natural logarithms of their softmax denominators.  Minus infinity marks an
             empty set, whose out may hold anything.  Infinity is a sink of infinity: no key has weight beside it.
+        sinks: [heads] float16 | bfloat16 | float32; one more state for each head, of this log-sum-exp and value 0.
+            Give them here if the results were made without sinks.
 
     Returns:
         (out [tokens, heads, head_dim] in the dtype of outs, lse [tokens, heads] float32).  Associative up to rounding.
@@ -313,5 +325,5 @@ def merge_states(outs: torch.Tensor, lses: torch.Tensor, **others: NoReturn) -> 
     if others:
         refuse(merge_states, others)
     if torch.compiler.is_compiling():
-        return compiled.merge_states(outs, lses)
-    return merge(outs, lses)
+        return compiled.merge_states(outs, lses, sinks)
+    return merge(outs, lses, sinks)

@@ -82,6 +82,10 @@ ARGUMENTS = (
     Argument(
         "max_seqlen_k", OPTION, None, "SymInt?", ("integer", 0), ("max_seqlen_k",), LENGTHS, ("max_keys",), others=(7,)
     ),
+    Argument(
+        "shard", OPTION, None, "int[]?", ("shard",), ("max_seqlen_k", "window_left", "stripes"), ("shard",), ("shard",),
+        others=((1, 2, 3), (0, 4, 16)), help="Keys over ranks: this one, how many there are, positions of a stripe.",
+    ),
     Argument("page_starts", PART, None, "Tensor?", (), ("max_seqlen_k",), ("page_indices",), ()),
     Argument(
         "k_new", TENSOR, None, "Tensor?", (), ("new", "new_box", "compute", "pairable", "max_seqlen_k"),

@@ -50,9 +50,9 @@ def write_kv(
     )
 
 
-def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    _no_gradients({"outs": outs, "lses": lses})
-    out, lse = torch.ops.paged_attn.merge_states(outs, lses)
+def merge_states(outs: Tensor, lses: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+    _no_gradients({"outs": outs, "lses": lses, "sinks": sinks})
+    out, lse = torch.ops.paged_attn.merge_states(outs, lses, sinks)
     return out, lse
 
 

@@ -1,7 +1,7 @@
 """The public functions as operators of torch, which graphs of torch.compile hold unchanged: torch.ops.paged_attn.
 
 `attention(...)` writes out and returns nothing.  `attention_lse(...)` also returns the log-sum-exp.  `write_kv(...)`
-and `merge_states(outs, lses)` are as in api.py.
+and `merge_states(outs, lses, sinks)` are as in api.py.
 
 Operators take the arguments of the functions, with `out` always given and scales in tensors.  A tensor given as
 `causal` becomes `causal_seqs`, with `causal` False.  A tensor given as `window_size` becomes `head_windows`, with
@@ -42,6 +42,7 @@ _library = torch.library.Library("paged_attn", "DEF")
 _NAMES = {name: name for name in (*Tensors._fields, *Options._fields)}
 _NAMES |= {x.name: "None" for x in ARGUMENTS if x.schema is None and x.name != "return_lse"}
 _NAMES["window_size"] = "tuple(window_size)"
+_NAMES["shard"] = "shard and tuple(shard)"
 _FIRST = (*PLACES, "out")
 _NAMED = [x for x in ARGUMENTS if x.schema is not None and x.name not in _FIRST]
 
@@ -92,8 +93,8 @@ def _refuse_apart(v_cache: Any, k_cache: Any) -> None:
 
 
 @untraced
-def _merge_states(outs: Any, lses: Any) -> Any:
-    return merge(outs, lses)
+def _merge_states(outs: Any, lses: Any, sinks: Any = None) -> Any:
+    return merge(outs, lses, sinks)
 
 
 def _nothing(*args: Any) -> None:
@@ -105,7 +106,7 @@ def _lse(q: Tensor, *args: Any) -> Tensor:
     return q.new_empty(q.shape[:2], dtype=torch.float32)
 
 
-def _state(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+def _state(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Fake merged state (out, lse)."""
     return outs.new_empty(outs.shape[1:]), lses.new_empty(lses.shape[1:])
 
@@ -137,4 +138,4 @@ _register(f"write_keys{WRITE.format(keys='(a!)', values='')} -> ()", functools.p
 _register(
     f"write_values{WRITE.format(keys='', values='(a!)')} -> ()", functools.partial(_write, part="values"), _nothing
 )
-_register("merge_states(Tensor outs, Tensor lses) -> (Tensor, Tensor)", _merge_states, _state)
+_register("merge_states(Tensor outs, Tensor lses, Tensor? sinks=None) -> (Tensor, Tensor)", _merge_states, _state)

@@ -164,10 +164,12 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
     if case.spans and not case.clip_spans:
         for seq, ranges in enumerate(spans_of(case)):
             first[seq] = max(0, min([int(first[seq]), *[a for a, b in ranges if a <= case.context_lens[seq] < b]]))
+    own = key_bounds_of(case).own_before
+    first, held, prefix = own(first), own(held), own(torch.tensor(case.prefix_lens))
     first = torch.where(query_lens == 0, held, first)  # nobody asks, so nothing need exist
     columns = torch.arange(int((held + page - 1).max()) // page + 2)  # two columns past the longest
     live = (columns >= first[:, None] // page) & (first < held)[:, None]
-    live |= (columns * page < torch.tensor(case.prefix_lens)[:, None]) & (query_lens > 0)[:, None]
+    live |= (columns * page < prefix[:, None]) & (query_lens > 0)[:, None]
     live &= columns * page < held[:, None]
     seq, column = live.nonzero(as_tuple=True)
     left = (held[:, None] - columns * page)[live]  # live slots from the start of each live page
@@ -202,7 +204,7 @@ def caches_of(case: Case, scales: dict[str, Any], rng: torch.Generator, filled: 
 
 def ragged(case: Case, table: Tensor) -> tuple[Tensor, Tensor]:
     """(indptr, indices) of a page table: poison where its rows have it, and behind the last one."""
-    held = torch.tensor(case.context_lens if case.new else case.seq_lens).clamp(min=0)
+    held = key_bounds_of(case).own_before(torch.tensor(case.context_lens if case.new else case.seq_lens).clamp(min=0))
     counts = [-(-int(keys) // case.page_size) for keys in held]
     rng, nobodys = random.Random(case.seed), torch.full((3,), BAD_PAGE, dtype=table.dtype)
     spare = [rng.randrange(3) * (case.table == "gaps") for _ in counts]

@@ -130,6 +130,7 @@ class Case:
     integers: torch.dtype = torch.int32  # of page_table, seq_lens and cu_seqlens_q
     table: str = ""  # of pages: "ragged" | "gaps", spare entries behind rows | "views" of wider tensors; "": dense
     bounds: bool = False  # pass max_seqlen_q and max_seqlen_k
+    shard: tuple[int, int, int] | None = None  # the caches hold the keys of one rank
     slack: int = 0  # by how much these are above what is there
     own_out: bool = False  # the call makes `out`, of q's type
     check: bool = False  # the checked call

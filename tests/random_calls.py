@@ -65,6 +65,8 @@ SIZES: dict[str, Draw] = {
 HEAD_WINDOWS = (
     ((-1, -1), (100, -1)), ((-1, -1), (-1, -1), (64, -1), (0, -1)), ((5, -1), (70, 3), (0, 0)), ((-1, 0), (63, 50)),
 )  # fmt: skip
+# Keys over ranks: stripes of one position, of parts of pages and tiles, of whole ones, of no power of two; one rank.
+SHARDS = ((0, 1, 16), (1, 2, 1), (0, 4, 8), (2, 3, 5), (3, 4, 16), (1, 2, 200))
 GROUPS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 20, 24, 32, 33, 40, 48, 64)
 # The rest of a case of these.
 OPTIONS: dict[str, Draw] = {
@@ -93,6 +95,12 @@ OPTIONS: dict[str, Draw] = {
     "qq_mask": one_of(0, 0, 0, 0, 0, 1, 2),
     "token_scales": maybe(0.1),
     "table": one_of("", "", "", "", "ragged", "gaps", "views"),
+    # what belongs to the results of all ranks is refused beside it
+    "shard": lambda rng, f: (
+        None
+        if any(f[name] for name in ("new", "sinks", "gate", "batch_invariant"))
+        else rng.choice([None] * 14 + [*SHARDS])
+    ),
 }
 ELSEWHERE = {"score_mod", "softmax_scale", "only"}  # of anything alone
 # Options that are drawn in no other way: mostly as they are by default.
@@ -124,8 +132,8 @@ ANYTHING: dict[str, Draw] = {
         else None
     ),
     "new_dtype": lambda rng, f: rng.choice([BF16, FP16]) if is_fp8(f["dtype"]) and is_fp8(f["cache_dtype"]) else None,
-    "out_dtype": one_of(None, None, None, None, F32, BF16, FP16, E4M3, E5M2),
-    "own_out": maybe(0.1),
+    "out_dtype": lambda rng, f: rng.choice([None] * 4 + [F32, BF16, FP16] + [E4M3, E5M2] * (f["shard"] is None)),
+    "own_out": lambda rng, f: sometimes(rng, 0.1) and f["shard"] is None,
     "shared_buffer": maybe(0.2),
     "latent": lambda rng, f: (
         sometimes(rng, 0.15) and f["layout"] != "x" and (f["value_dim"] or f["head_dim"]) <= f["head_dim"]

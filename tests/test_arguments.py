@@ -172,6 +172,7 @@ def test_the_form_of_a_call_has_every_argument(argument: Argument) -> None:
         return  # is asked of every call; is a tensor of every call
     ones = (0, False, 0.0) if argument.kind == OPTION else (None,)
     ones = ((0, 0), (False, 0), (0.0, 0)) if argument.name == "window_size" else ones
+    ones = ((0, 1, 1), (False, 1, 1), (0.0, 1, 1)) if argument.name == "shard" else ones
     values = [*ones, ("other",) if argument.name == "score_mod_args" else (3, 4)]
     if argument.kind == OPTION and argument.check[:1] in (
         ("choice",),
@@ -220,6 +221,7 @@ WRONG: dict[str, Callable[..., tuple[Any, str]]] = {
     "choice": lambda words: ("", f"{', '.join(map(repr, words[:-1]))} or {words[-1]!r}, got ''"),
     "integer": lambda least: (least - 1, f"None or an int >= {least} and < 2^31, got {least - 1}"),
     "number": lambda words, least=0: ("3", f"{words}, got str: float(NAME)"),
+    "shard": lambda: (4, "None or (rank, world, stripe), three ints, got int"),
     "window": lambda: (
         4,
         "(left, right), two ints >= -1, or a tensor [heads, 2], got 4: (3, -1) is a sliding window of 4 keys",

@@ -68,6 +68,10 @@ OTHER: dict[str, tuple[Any, ...]] = {x.name: x.others for x in ARGUMENTS if x.ot
 }
 
 
+# What an argument decides of others that are given.
+BESIDE: dict[str, dict[str, Any]] = {"shard": dict(max_seqlen_k=20, window_size=(9, -1))}
+
+
 def told(**changes: Any) -> Problem:
     return problem_of(*bound(CALL | changes), H200, interpreted=False)
 
@@ -75,9 +79,10 @@ def told(**changes: Any) -> Problem:
 @every
 def test_the_planner_is_told_of_an_argument_what_the_table_says(argument: Argument) -> None:
     assert argument.name in OTHER, f"paged_attn/arguments.py, or this file, has no other value of {argument.name}"
-    before, changed = told(), set()
+    beside = BESIDE.get(argument.name, {})
+    before, changed = told(**beside), set()
     for value in OTHER[argument.name]:
-        after = told(**given_as(argument, value))
+        after = told(**beside | given_as(argument, value))
         changed |= {name for name in Problem._fields if getattr(before, name) != getattr(after, name)}
     if argument.name in (
         "q",

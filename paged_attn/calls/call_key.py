@@ -15,7 +15,9 @@ from .untraced import untraced
 RAGGED = ("a ragged page table",)
 GIVEN = [name for name in Tensors._fields if name not in (*PLACES, "out")]  # tensors that calls give by keyword
 # options whose type is part of the form: numbers of different types are equal, and some types are refused
-NUMBERS = [x.name for x in ARGUMENTS if x.kind == OPTION and x.check[:1] not in ((), ("choice",), ("window",))]
+NUMBERS = [
+    x.name for x in ARGUMENTS if x.kind == OPTION and x.check[:1] not in ((), ("choice",), ("window",), ("shard",))
+]
 
 
 # (form, tensors) of a call, from its Tensors and Options; the text is generated from the argument table.
@@ -31,6 +33,10 @@ def form_of({listed(PLACES)} out, others, options):
         options, type(left), type(right), {listed(f"type({name})" for name in NUMBERS)}
         cu_seqlens_q is None, out is None,
     )
+    if shard is not None:
+        if not isinstance(shard, (tuple, list)):  # it will be refused
+            return [], tensors
+        form += call_cache.form_of(shard)
     ({listed(GIVEN)}) = others
     if page_starts is not None:
         form += RAGGED

@@ -63,6 +63,6 @@ def write_of(given: tuple[Any, ...], kv_layout: str, part: str | None, axes: Axe
     return Run(write, given)
 
 
-def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
     """Merge states `outs` and `lses` into out and lse."""
-    torch_dialect().merge_states(out, lse, outs, lses)
+    torch_dialect().merge_states(out, lse, outs, lses, sinks)

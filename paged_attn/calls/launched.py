@@ -100,6 +100,7 @@ def _call(held: list[Any], options: Options, head_dim: int) -> Call:
         **_head_windows(x.head_windows, options, apart),
         qq_words=None if x.qq_mask is None else x.qq_mask.shape[1],
         **_alibi(x.alibi_slopes, options),
+        shard_rank=None if options.shard is None else 16 * options.shard[0] + 2,
     )
     mods = Modifiers(**as_given | changed)
     return Call(
@@ -146,9 +147,9 @@ def _step(held: list[Any], kv_layout: str, part: str | None, axes: Axes, device:
     return Step(write_kv_kernel, grid, args, {"launch_pdl": True} if device.dependent else {})
 
 
-def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+def merged(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
     """Launch the merge of states `outs` and `lses` into out and lse."""
-    tensors = (out, lse, outs, lses)
+    tensors = (out, lse, outs, lses, sinks)
     with arguments_for(tensors) as (result, *others):
         launches = Launches(merge_states(layout.rows(result), *others), outs.device)
-    launches.first(tensors)
+    launches.first(tuple([x for x in tensors if x is not None]))

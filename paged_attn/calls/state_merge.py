@@ -10,12 +10,12 @@ from .ways import way_of
 
 
 @untraced
-def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+def merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Merge states as merge_states specifies."""
-    axes = checks.check_merge(outs, lses)
+    axes = checks.check_merge(outs, lses, sinks)
     device = device_of(outs.device)
     outs, lses = outs.contiguous(), lses.contiguous()
     out, lse = torch.empty_like(outs[0]), torch.empty_like(lses[0])
     if axes.tokens and axes.heads:
-        way_of(device).merged(out, lse, outs, lses)
+        way_of(device).merged(out, lse, outs, lses, sinks)
     return out, lse

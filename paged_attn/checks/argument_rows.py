@@ -17,7 +17,7 @@ from ..launching.locks import FIRST
 from .axes import MAX_WORDS, Axes, Door
 from .contents import check_attention_contents, check_write_contents
 from .dtypes import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
-from .options import boolean, both, choice, integer, number, window
+from .options import boolean, both, choice, integer, number, shard, window
 from .overlap import no_overlap, same_elements, writable
 from .page_table import STARTS, admit_page_table
 from .query_scale import check_query_scale
@@ -39,6 +39,7 @@ RULES: dict[str, Callable[..., None]] = {
     "choice": choice,
     "integer": integer,
     "number": number,
+    "shard": shard,
     "window": window,
 }
 # Dtypes by their name in the table's rows.  Another name, "beside scores", depends on q: dtypes.BIAS_FOR.
@@ -138,6 +139,8 @@ def check_attention(given: Tensors, options: Options) -> Axes:
         raise ValueError(
             "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"
         )
+    if options.shard is not None:
+        _check_shard(given, options)
     return Axes(
         tokens,
         seqs,
@@ -150,6 +153,24 @@ def check_attention(given: Tensors, options: Options) -> Axes:
         sizes.get("x", 0),
         value_dim=sizes["value_dim"],
     )
+
+
+# What belongs to results over the keys of all ranks, by what takes it there.
+OF_ALL_RANKS = {
+    "sinks": "give them to distributed.merge, where all ranks' keys are joined",
+    "gate": "multiply what distributed.merge returns by it",
+    "out_scale": "scale what distributed.merge returns",
+    "k_new": "write the call's own keys into the caches of their ranks first",
+}
+
+
+def _check_shard(given: Tensors, options: Options) -> None:
+    """What a rank's own keys leave out, or leave to the merge."""
+    for name, instead in OF_ALL_RANKS.items():
+        if getattr(given, name) is not None:
+            raise ValueError(f"{name} must be None with shard: {instead}")
+    if options.batch_invariant:
+        raise ValueError("batch_invariant must be False with shard: how keys are cut would depend on the ranks")
 
 
 def _doubt(door: Door, max_seqlen_k: object) -> None:
@@ -214,13 +235,15 @@ def check_write(
     )
 
 
-def check_merge(outs: Tensor, lses: Tensor) -> Axes:
+def check_merge(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> Axes:
     """Check all that the host knows about a call of merge_states; returns the sizes of its axes."""
     door = Door()
     door.place("outs", outs, FLOAT)
     door.bind("outs", outs, ("n", "tokens", "heads", "head_dim"))
     door.place("lses", lses, FLOAT32)
     door.bind("lses", lses, ("n", "tokens", "heads"))
+    if sinks is not None:
+        door.tensor("sinks", sinks, ("heads",), FLOAT)
     size = door.sizes
     if size["n"] < 1:
         raise ValueError(f"outs must be [n, tokens, heads, head_dim] with n >= 1, got {list(outs.shape)}")

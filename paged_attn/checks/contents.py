@@ -66,12 +66,14 @@ def check_attention_contents(
     # [first, end): keys in the cache that some query of the sequence may see
     if head_windows is not None:
         key_bounds = key_bounds._replace(left=_most_to_the_left(head_windows.cpu().long()))
+    own_before = key_bounds.own_before  # from here on keys are numbered as they lie in the caches
     first = key_bounds.first_key(context)
     if spans is not None and spans.shape[1]:
         begin = _begin_of_spans(spans.cpu().long(), context, live)
         first = first if clip_spans else first.minimum(begin)
     end = length if k_new is None else context
     prefix = torch.zeros_like(end) if prefix_lens is None else prefix_lens.cpu().long().minimum(end)
+    first, end, prefix = own_before(first), own_before(end), own_before(prefix)
     live &= (first < end) | (prefix > 0)
     if page_starts is not None:
         check_ragged(axes, page_table, page_starts, length, first, end, live & (first < end))

@@ -59,6 +59,25 @@ def window(name: str, value: Any) -> None:
     integer(f"{name}[1]", value[1], -1, "an int")
 
 
+def shard(name: str, value: Any) -> None:
+    """Check (rank, world, stripe): three ints, rank < world."""
+    value, wanted = unboxed(value), "None or (rank, world, stripe), three ints"
+    if not isinstance(value, (tuple, list)):
+        raise TypeError(f"{name} must be {wanted}, got {kind(value)}")
+    if len(value) != 3:
+        raise refused(name, wanted, repr(value))
+    for i, (part, least) in enumerate(zip(value, (0, 1, 1))):
+        integer(f"{name}[{i}]", part, least, "an int")
+    rank, world, stripe = value
+    if rank >= world or world * stripe > INT32_MAX // 16:
+        raise refused(name, f"{wanted}, with rank < world and world * stripe < 2^27", repr(value))
+
+
+def refused(name: str, wanted: str, given: object) -> ValueError:
+    """The error of an argument that has the right type, and a wrong value."""
+    return ValueError(f"{name} must be {wanted}, got {given}")
+
+
 def boolean(name: str, value: Any, wanted: str = "True or False") -> None:
     """Check a bool; 0 and 1 are none."""
     value = unboxed(value)

@@ -66,6 +66,9 @@ def option_of(argument: Argument) -> Decorated:
     name = f"--{argument.name.replace('_', '-')}"
     if rule == "boolean":
         return click.option(name, is_flag=True, default=argument.default, help=argument.help)
+    if rule == "shard":
+        ranges = (click.IntRange(0), click.IntRange(1), click.IntRange(1))
+        return click.option(name, type=ranges, metavar="RANK WORLD STRIPE", help=argument.help)
     kind = click.IntRange(limits[0]) if rule == "integer" else click.FloatRange(limits[1])
     return click.option(name, type=kind, default=argument.default, help=argument.help)
 

@@ -61,12 +61,13 @@ def prepare(as_json: bool, **given: Any) -> None:
         score_mod = named_by(given.pop("score_mod"), given.pop("score_mod_args"))
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    of_results = torch.float32 if given["shard"] else torch.bfloat16 if dtype.itemsize == 1 else dtype
     device = None if name is None else Device(*gpus.named(name))
     host, drafts = given.pop("host"), given.pop("drafts")
     told: dict[str, Any] = dict(
         dtype=dtype,
         cache_dtype=cache,
-        out_dtype=types["out_dtype"] or (torch.bfloat16 if dtype.itemsize == 1 else dtype),
+        out_dtype=types["out_dtype"] or of_results,
         sinks=types["sinks"],
         gate=types["gate"],
         kv_layout="x" if layout == "x-packed" else layout,

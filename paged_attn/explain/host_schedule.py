@@ -85,18 +85,19 @@ def cut(launch: Launch, batch: KnownBatch) -> CutSummary:
 def blocks_of(launch: Launch, batch: KnownBatch) -> Iterator[CountedBlock]:
     """The blocks that a launch serves, as they lie on the line of units."""
     shape, bounds = launch.shape, batch.key_bounds
+    own = bounds.own_before  # keys of a shard have no new keys beside them, and no gap before these
     for query_len, seq_len in zip(batch.query_lens, batch.seq_lens):
         if not max(1, launch.shortest) <= query_len <= launch.longest:
             continue
         context = seq_len - query_len
         gap = -max(context, 0) % shape.TILE if shape.APART else 0  # before new keys, in tiles of their own
-        first_tile = _tile_of(bounds.first_key(context), context, gap, shape.TILE)
-        tiles = max(1, _tiles_before(seq_len, context, gap, shape.TILE) - first_tile)
+        first_tile = _tile_of(own(bounds.first_key(context)), context, gap, shape.TILE)
+        tiles = max(1, _tiles_before(own(seq_len), context, gap, shape.TILE) - first_tile)
         for first in reversed(range(0, query_len, shape.BLOCK_Q)):
             tokens = min(query_len - first, shape.BLOCK_Q)
             begin = bounds.first_key(context if bounds.positions else context + first)
             end = bounds.end_of_keys(context + first + tokens - 1, seq_len)
-            visited = _tiles_before(end, context, gap, shape.TILE) - _tile_of(begin, context, gap, shape.TILE)
+            visited = _tiles_before(own(end), context, gap, shape.TILE) - _tile_of(own(begin), context, gap, shape.TILE)
             yield CountedBlock(tokens, -(-query_len // shape.BLOCK_Q), first_tile, tiles, max(0, visited))
 
 

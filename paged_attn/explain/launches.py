@@ -13,8 +13,8 @@ from ..records.copies import PAGE, Copies
 from ..records.plan import UNBOUNDED, Launch
 from ..records.problem import Problem
 from .host_schedule import CutSummary, cut
-from .question import Question, bytes_copied, grids, memory, need_of, operations, seconds
-from .words import bytes_of, call_of, operations_of, time_of
+from .question import Question, bytes_copied, bytes_exchanged, grids, memory, need_of, operations, seconds
+from .words import bytes_of, call_of, operations_of, shard_of, time_of
 
 
 def explained(question: Question) -> Iterator[tuple[str, str]]:
@@ -23,6 +23,8 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
     (problem, _), launches = in_whole_pages(question.problem), made.launches
     yield "call", call_of(question)
     yield "device", f"{question.device.arch}, {question.device.multiprocessors} multiprocessors"
+    if question.shard is not None:
+        yield "shard", shard_of(question)
     yield "kernels", _dialect(problem, launches)
     yield "regime", ": ".join(chosen(problem).regime(problem))
     if made.copies is not None:
@@ -47,6 +49,8 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
         "memory",
         f"{bytes_of(sum(moved.values()))}: " + ", ".join(f"{name} {bytes_of(n)}" for name, n in moved.items()),
     )
+    if question.shard is not None:
+        yield "exchange", _exchange(question, len(launches) + sum(launch.merge is not None for launch in launches))
     parts = [part for launch in launches for part in launch.parts]
     useful, done_in_tiles = operations(question), sum(_multiplied(x, cut(x, question.batch)) for x in parts)
     share = useful / done_in_tiles if done_in_tiles else 1
@@ -58,6 +62,14 @@ def explained(question: Question) -> Iterator[tuple[str, str]]:
 
 
 # ---- lines ---------------------------------------------------------------------------------------
+
+
+def _exchange(question: Question, launches: int) -> str:
+    """What joins the ranks' results behind the launches of this one."""
+    rows = sum(question.query_lens) * question.model.heads
+    sent = f"{bytes_of(bytes_exchanged(question))} to other ranks and as much from them, float32 states of {rows} rows"
+    behind = f"behind {some(launches, 'launch', 'launches')} one more through Peers"
+    return f"{sent}; {behind}, or pack_kernel, an all-to-all and unpack_kernel"
 
 
 def _dialect(problem: Problem, launches: tuple[Launch, ...]) -> str:

@@ -54,6 +54,10 @@ class Question(NamedTuple):
         return KnownBatch(self.query_lens, self.seq_lens, key_bounds_of(self.model, self.model.query_positions))
 
     @property
+    def shard(self) -> tuple[int, int, int] | None:
+        return self.batch.key_bounds.shard
+
+    @property
     def problem(self) -> Problem:
         """The planner's Problem for the call."""
         tokens = sum(self.query_lens)
@@ -80,6 +84,15 @@ def memory(question: Question) -> dict[str, int]:
         **lse,
         **gate,
     }
+
+
+def bytes_exchanged(question: Question) -> int:
+    """Bytes of states that a rank sends to all others, where each joins the results of some heads; as many come."""
+    if question.shard is None:
+        return 0
+    _, world, _ = question.shard
+    states = 4 * sum(question.query_lens) * question.model.heads * (question.model.value_width + 1)
+    return states * (world - 1) // world
 
 
 def bytes_copied(question: Question) -> int:
@@ -158,9 +171,10 @@ def question_of(
 ) -> Question:
     """The call that the options of `paged-attn explain` describe; raises ValueError where it could not be made.
 
+    A shard is asked about as distributed.paged_attention calls it: float32 results, with log-sum-exps.
     options: fields of a Model, by their names.
     """
-    query_lens, seq_lens = lengths(queries, "queries"), lengths(keys, "keys")
+    query_lens, seq_lens, shard = lengths(queries, "queries"), lengths(keys, "keys"), options["shard"]
     seqs = batch or max(len(query_lens), len(seq_lens))
     query_lens, seq_lens = (x * seqs if len(x) == 1 else x for x in (query_lens, seq_lens))
     x = 16 // kv_dtype.itemsize
@@ -187,6 +201,11 @@ def question_of(
             "values of a latent cache are the first dims of its keys, which are not x-packed",
         ),
         (options["batch_invariant"] and new, "batch_invariant is not to be had with keys outside the cache"),
+        (
+            shard is not None and (sinks or gate or new or options["batch_invariant"]),
+            "a shard is without sinks, gate, new keys and batch_invariant",
+        ),
+        (shard is not None and shard[0] >= shard[1], f"rank must be less than world, got {shard}"),
     ):
         if wrong:
             raise ValueError(text)
@@ -197,14 +216,14 @@ def question_of(
         page_size=page_size,
         dtype=dtype,
         cache_dtype=kv_dtype,
-        out_dtype=torch.bfloat16 if is_fp8(dtype) else dtype,
+        out_dtype=torch.float32 if shard else torch.bfloat16 if is_fp8(dtype) else dtype,
         kv_layout="x" if layout == "x-packed" else layout,
         new=new,
         window_size=window,
         sinks=torch.float32 if sinks else None,
         gate=(torch.bfloat16 if is_fp8(dtype) else dtype) if gate else None,
         scales="number",
-        return_lse=lse,
+        return_lse=lse or shard is not None,
         score_mod=named_by(score_mod, score_mod_args),
         value_dim=value_dim,
         **options,

@@ -30,6 +30,13 @@ def call_of(question: Question) -> str:
     return f"{batch}; {sizes}, pages of {model.page_size} ({layout}); {bounds}"
 
 
+def shard_of(question: Question) -> str:
+    """Keys of a rank among those of the batch."""
+    rank, world, stripe = question.shard or (0, 1, 1)
+    own = sum(question.batch.key_bounds.own_before(keys) for keys in question.seq_lens)
+    return f"rank {rank} of {world} has {own} of {sum(question.seq_lens)} keys, in stripes of {stripe}"
+
+
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.") if not is_fp8(dtype) else str(dtype).removeprefix("torch.float8_")
 

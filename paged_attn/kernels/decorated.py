@@ -7,7 +7,7 @@ first; `kernels/torch` does not, so that plain torch needs no Triton.
 from ..launching.backend import decorating
 
 with decorating():
-    from .common import copying, merge, numerics, output, records, schedule, scores, softmax
+    from .common import copying, exchange, merge, numerics, output, records, schedule, scores, softmax
     from .portable import attention_kernel, cache_tiles, cache_write
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "cache_tiles",
     "cache_write",
     "copying",
+    "exchange",
     "merge",
     "numerics",
     "output",

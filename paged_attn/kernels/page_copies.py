@@ -52,7 +52,7 @@ def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
         0 if call.page_starts is not None else call.page_table.stride(0), call.page_starts, _bound(call.mods),
         copies.shortest, copies.pages, tiles.parts, copies.from_page, PAGE, tiles.keys, tiles.heads, copies.kv_heads,
         copies.head_dim, _padded(copies.head_dim), copies.value_dim, _padded(copies.value_dim), call.new is not None,
-        copies.dependent,
+        copies.dependent, copies.stripes,
     )  # fmt: skip
     options = {"num_warps": WARPS} | ({"launch_pdl": True} if copies.dependent else {})
     step = Step(copy_pages_kernel, (tiles.programs,), args, options, own=tensors)
@@ -73,6 +73,6 @@ def _padded(dims: int) -> int:
 def _bound(mods: Modifiers) -> Modifiers:
     """Return the modifiers that bound keys to the left; pages of keys before the bound may be gone."""
     if mods.left is None:
-        return Modifiers()
+        return Modifiers(shard_rank=mods.shard_rank)
     assert mods.prefix_lens is None  # pages between a prefix and a window may be gone, too
     return Modifiers(**{name: value for name, value in mods._asdict().items() if name not in NO_BOUND_TO_THE_LEFT})

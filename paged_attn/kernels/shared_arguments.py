@@ -54,15 +54,25 @@ def numbers_of(launch: Launch, call: Call) -> tuple[Any, ...]:
     )
 
 
-def merge_states(out: Rows, lse: Any, outs: Any, lses: Any) -> list[Step]:
+def heads_of(heads: int, dims: int) -> Heads:
+    """What kernels know of results of so many heads."""
+    return Heads(KV_HEADS=1, GROUP=heads, VALUE_DIM=dims, VALUE_PADDED=max(16, next_power_of_2(dims)))
+
+
+# Joined states have the same bits whichever kernel joins them: no compiler may choose which products to round.
+JOINS_ALIKE = {"enable_fp_fusion": False}
+
+
+def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -> list[Step]:
     """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
     parts, tokens, heads, head_dim = outs.shape
-    shape = Heads(KV_HEADS=1, GROUP=heads, VALUE_DIM=head_dim, VALUE_PADDED=max(16, next_power_of_2(head_dim)))
+    shape = heads_of(heads, head_dim)
     rows = _rows_per_merge(heads, shape.VALUE_PADDED)
     grid = (tokens, cdiv(heads, rows))
-    args = (out, lse, outs, lses, parts, tokens * heads, shape, rows)
+    args = (out, lse, outs, lses, sinks, parts, tokens * heads, shape, rows)
     # every program has work here, and more warps were not tried
-    return [Step(merge_states_kernel, grid, args, {"num_warps": min(4, _warps(rows, shape.VALUE_PADDED))})]
+    options = JOINS_ALIKE | {"num_warps": min(4, _warps(rows, shape.VALUE_PADDED))}
+    return [Step(merge_states_kernel, grid, args, options)]
 
 
 def _rows_per_merge(live: int, dim: int) -> int:

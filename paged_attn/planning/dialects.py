@@ -95,8 +95,8 @@ class Direct(Protocol):
     ) -> None:  # fmt: skip
         """Write the part "keys" or "values", or both if `part` is None."""
 
-    def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
-        """Merge states `outs` and `lses` into out and lse."""
+    def merge_states(self, out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
+        """Merge states `outs` and `lses`, and sinks, into out and lse."""
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from ..arguments import BY_ROWS, OF_MODELS, WITHIN, bound
 from ..launching.backend import Device
 from ..planning.dialects import dialect
 from ..records.formats import is_fp8
+from ..records.key_bounds import key_bounds_of
 from .score_mod_ref import Named
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> 
         tokens=batch.tokens,
         seqs=batch.seqs,
         max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
-        max_seqlen_k=batch.max_seqlen_k,
+        max_seqlen_k=key_bounds_of(model).most_own(batch.max_seqlen_k),
         ragged=batch.ragged,
         # with one fp8 query token, q_scale is one number
         token_scales=model.token_scales and (batch.tokens > 1 or not is_fp8(model.dtype)),

@@ -66,6 +66,7 @@ def prepare(
     scales: str = "number",
     integers: torch.dtype = torch.int32,
     page_indices: torch.dtype | None = None,
+    shard: tuple[int, int, int] | None = None,
     return_lse: bool = False,
     batch_invariant: bool = False,
     max_seqs: int = 256,
@@ -96,6 +97,8 @@ def prepare(
         new: calls pass k_new and v_new.
         causal, window_size, clip_spans, chunk, softcap, alibi_symmetric, return_lse, batch_invariant: as in
             paged_attention.
+        shard: as in paged_attention, of any rank: all ranks have the same kernels.  Calls are then those of
+            distributed.paged_attention: out_dtype is float32 if None, and return_lse True.
         causal_seqs: calls pass a tensor as causal.
         head_windows: calls pass a tensor as window_size.
         prefix_lens: calls pass prefix_lens.
@@ -127,8 +130,9 @@ def prepare(
         refuse(prepare, others)
     given = {name: unboxed(value) for name, value in locals().items()}
     own = dict(
-        cache_dtype=cache_dtype or dtype, out_dtype=out_dtype or dtype, score_mod=named(score_mod, score_mod_args)
-    )
+        cache_dtype=cache_dtype or dtype, out_dtype=out_dtype or (dtype if shard is None else torch.float32),
+        return_lse=return_lse or shard is not None, score_mod=named(score_mod, score_mod_args),
+    )  # fmt: skip
     model = Model(**{name: given[name] for name in Model._fields} | own)
     return compile_for(model, batches_up_to(max_seqs, max_tokens, max_seqlen), device, processes)
 

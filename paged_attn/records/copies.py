@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import layout
-from .problem import Problem
+from .problem import Problem, Stripes
 from .rounding import cdiv
 
 PAGE = 128  # slots of a page: whole tiles
@@ -30,6 +30,7 @@ class Copies(NamedTuple):
     value_dim: int
     dtype: torch.dtype
     dependent: bool  # launches may begin before the one ahead has ended
+    stripes: Stripes | None  # of keys over ranks
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Keys, values and page table as meta tensors."""
@@ -58,6 +59,7 @@ def copies_of(p: Problem) -> Copies:
         value_dim=p.value_width,
         dtype=p.cache,
         dependent=p.device.dependent,
+        stripes=p.stripes,
     )
 
 

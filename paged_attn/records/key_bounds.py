@@ -21,6 +21,7 @@ class KeyBounds(NamedTuple):
     right: int = -1
     chunk: int | None = None  # as in paged_attention
     positions: bool = False  # query_positions are given, none before the context's end; `right` counts slots
+    shard: tuple[int, int, int] | None = None  # as in paged_attention
 
     @property
     def reach(self) -> int:
@@ -56,6 +57,22 @@ class KeyBounds(NamedTuple):
             visible = visible & (key_pos // self.chunk == pos // self.chunk)
         return visible
 
+    def own_before(self, pos: Position) -> Position:
+        """Number of this rank's keys before a position.  Without a shard every key is its own."""
+        if self.shard is None:
+            return pos
+        rank, world, stripe = self.shard
+        pos = at_least(pos, 0)
+        rest = pos % (stripe * world) - rank * stripe
+        return pos // (stripe * world) * stripe + at_most(at_least(rest, 0), stripe)
+
+    def most_own(self, keys: int) -> int:
+        """The most keys of a rank among so many consecutive ones; less than 0 stands for any number of keys."""
+        if self.shard is None or keys < 0:
+            return keys
+        _, world, stripe = self.shard
+        return keys // (stripe * world) * stripe + min(keys % (stripe * world), stripe)
+
 
 CAUSAL = KeyBounds(right=0)
 
@@ -63,7 +80,7 @@ CAUSAL = KeyBounds(right=0)
 def key_bounds_of(options: Any, positions: bool = False) -> KeyBounds:
     """Bounds from the options of a call or of a model.  Windows by head are unknown on the host and bound nothing."""
     left, right = options.window_size
-    return KeyBounds(left, 0 if options.causal else -1 if positions else right, options.chunk, positions)
+    return KeyBounds(left, 0 if options.causal else -1 if positions else right, options.chunk, positions, options.shard)
 
 
 def at_least(x: Position, bound: Position | int) -> Position:

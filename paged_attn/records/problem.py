@@ -23,6 +23,13 @@ from .plan import UNBOUNDED
 FAR_CAP = 64.0
 
 
+class Stripes(NamedTuple):
+    """How keys lie over ranks, whichever of them this is."""
+
+    WORLD: int  # ranks
+    STRIPE: int  # consecutive positions that lie with one rank
+
+
 class Problem(NamedTuple):
     """The facts that decide a plan."""
 
@@ -33,7 +40,7 @@ class Problem(NamedTuple):
     head_dim: int
     page_size: int
     max_seqlen_q: int  # upper bounds, not readings
-    max_seqlen_k: int
+    max_seqlen_k: int  # keys in the caches, as is the next: of a shard its own
     window_left: int  # -1: none
     ragged: bool  # cu_seqlens_q given
     positive: bool  # the softmax scale is positive
@@ -61,6 +68,7 @@ class Problem(NamedTuple):
     prefix: bool = False  # keys that stay visible behind a window
     spans: bool = False  # keys that some queries see before and behind them, perhaps beyond a window
     latent: bool = False  # values are the first dims of keys, in the same memory
+    stripes: Stripes | None = None  # of keys over ranks
     head_windows: bool = False  # each head has a window, whose width only the device knows
 
     @property
@@ -116,6 +124,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     # take all of a ragged table
     pages = given.page_table.shape[1 if given.page_starts is None else 0]
     room = min(pages * page_size + (tokens if new else 0), UNBOUNDED)
+    bounds = key_bounds_of(options)
     return Problem(
         tokens=tokens,
         seqs=given.seq_lens.shape[0],
@@ -124,10 +133,10 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         head_dim=head_dim,
         page_size=page_size,
         max_seqlen_q=tokens if options.max_seqlen_q is None else min(options.max_seqlen_q, tokens),
-        max_seqlen_k=room if options.max_seqlen_k is None else min(options.max_seqlen_k, room),
+        max_seqlen_k=room if options.max_seqlen_k is None else min(bounds.most_own(options.max_seqlen_k), room),
         spans=given.spans is not None,
         prefix=given.prefix_lens is not None,
-        window_left=key_bounds_of(options).reach,
+        window_left=bounds.most_own(bounds.reach),
         ragged=given.cu_seqlens_q is not None,
         positive=scale is None or scale >= TINY,
         softcap=float(options.softcap),
@@ -154,6 +163,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
         token_scales=scales_tokens(given.q_scale, q),
         latent=lies_in(v_cache, k_cache) and given.v_new is None,
         head_windows=given.head_windows is not None,
+        stripes=None if options.shard is None else Stripes(*options.shard[1:]),
     )
 
 

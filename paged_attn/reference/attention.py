@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .cache import gather, pages_of_seq
+from .cache import gather, own_number, pages_of_seq
 from .scales import Scale, narrow, per_kv_head, per_seq, per_token
 from .states import softmax
 
@@ -28,6 +28,7 @@ def paged_attention(
     kv_layout: str = "NHD",
     max_seqlen_q: int | None = None,
     max_seqlen_k: int | None = None,
+    shard: tuple[int, int, int] | None = None,
     k_new: Tensor | None = None,
     v_new: Tensor | None = None,
     softmax_scale: float | None = None,
@@ -62,6 +63,7 @@ def paged_attention(
     `max_seqlen_q`, `max_seqlen_k`, `batch_invariant` and `check` cannot change a result and are ignored.
     Without `out` the result is float64 and not rounded, and `out_scale` divides it without a clamp; rows that `only`
     leaves out are 0.  With `out` it is written there, clamped for an fp8 type, and those rows keep what they held.
+    Caches of a `shard` hold the rank's own keys, one after another; positions and lengths are those of whole sequences.
     `score_mod` is a function in torch here, of scores [heads, T, N] in float64, positions of queries [T, 1] and of keys
     [1, N], heads [heads, 1, 1] and score_mod_args; it returns the new scores.
     Returns: out [tokens, heads, value_dim], and with `return_lse` also lse [tokens, heads] in float64, which is -inf
@@ -101,8 +103,11 @@ def paged_attention(
         prefix = 0 if prefix_lens is None else int(prefix_lens[seq])
         if prefix > 0:
             key = torch.cat([torch.arange(min(prefix, first, max(seq_len, 0)), device=q.device), key])
+        if shard is not None:
+            rank, world, stripe = shard
+            key = key[key // stripe % world == rank]
         cached = key if k_new is None else key[key < context_len]
-        k, v = gather(k_cache, v_cache, pages_of_seq(page_table, seq), cached, kv_layout)
+        k, v = gather(k_cache, v_cache, pages_of_seq(page_table, seq), own_number(cached, shard), kv_layout)
         k, v = k * key_scales[seq], v * value_scales[seq]
         if k_new is not None:
             own = start + key[key >= context_len] - context_len

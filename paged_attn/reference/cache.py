@@ -51,6 +51,14 @@ def pages_of_seq(page_table: Tensor | Sequence[Tensor], seq: int) -> Tensor:
     return indices[int(indptr[seq]) : int(indptr[seq + 1])]
 
 
+def own_number(pos: Tensor, shard: tuple[int, int, int] | None) -> Tensor:
+    """Numbers of a rank's keys at its own positions [N]: how many of its keys come before each."""
+    if shard is None:
+        return pos
+    _, world, stripe = shard
+    return pos // (stripe * world) * stripe + pos % stripe
+
+
 def gather(k_cache: Tensor, v_cache: Tensor, pages: Tensor, pos: Tensor, kv_layout: str) -> tuple[Tensor, Tensor]:
     """Keys and values [N, G, D] of some positions [N] of one sequence; no other slot is touched."""
     page_size = v_cache.shape[3] if k_cache.dim() == 5 else k_cache.shape[2 if kv_layout == "HND" else 1]

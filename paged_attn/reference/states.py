@@ -6,14 +6,17 @@ import torch
 from torch import Tensor
 
 
-def merge_states(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
+def merge_states(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """What `paged_attn.merge_states` must return, in float64.
 
     outs [n, tokens, heads, head_dim] and lses [n, tokens, heads] are attention over n sets of keys, the result is
     attention over all.  A part with lse = -inf holds no key, whatever its out says.  One with inf has a sink of
-    infinity, which takes all weight and has value 0.
+    infinity, which takes all weight and has value 0.  sinks [heads] are one more part, of value 0, counted once.
     """
     outs, lses = outs.double(), lses.double()
+    if sinks is not None:
+        outs = torch.cat([outs, torch.zeros_like(outs[:1])])
+        lses = torch.cat([lses, sinks.double().expand_as(lses[:1])])
     weights, lse = softmax(lses, 0)
     weights = weights[..., None]
     return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse

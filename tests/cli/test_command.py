@@ -124,7 +124,8 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words += "--max-seqlen 512 --processes 2 "
     from_rows = {x.name: x.others[0] for x in OF_MODELS if x.help}
     for name, value in from_rows.items():
-        words += f"--{name.replace('_', '-')} " + ("" if value is True else f"{value} ")
+        said = " ".join(map(str, value if isinstance(value, tuple) else (value,)))
+        words += f"--{name.replace('_', '-')} " + ("" if value is True else f"{said} ")
     result = CliRunner().invoke(main, ["prepare", *words.split(), "--device", "b200", "--json"])
     assert result.exit_code == 0, result.output
     tensor, number = asked[0].pop("score_mod_args")
@@ -133,7 +134,7 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
         dict(
             heads=64, kv_heads=4, head_dim=64, value_dim=48, latent=True, page_size=32, side_by_side=True,
             page_stride=64, dtype=torch.bfloat16, cache_dtype=torch.float8_e4m3fn,
-            out_dtype=torch.bfloat16, kv_layout="x", new=True, causal_seqs=True, head_windows=True,
+            out_dtype=torch.float32, kv_layout="x", new=True, causal_seqs=True, head_windows=True,
             prefix_lens=True, spans=3, token_scales=True, causal=False, window_size=(127, -1), **from_rows,
             alibi=True, sinks=torch.bfloat16, qq_bias=4, query_positions=True, scales="tensor", integers=torch.int64,
             score_mod=score_mods.alibi, gate=torch.float32, qq_mask=2,

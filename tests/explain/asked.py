@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = dict(
     page_size=16,
     dtype=torch.bfloat16, kv_dtype=torch.bfloat16, layout="NHD", window=(-1, -1), causal=True, softcap=0.0, alibi=False,
     sinks=False, gate=False, qq_bias=0, query_positions=False, new=False, lse=False, batch_invariant=False,
-    max_queries=None, max_keys=None, device="sm90:132", score_mod=None, score_mod_args="",
+    shard=None, max_queries=None, max_keys=None, device="sm90:132", score_mod=None, score_mod_args="",
 )  # fmt: skip
 
 

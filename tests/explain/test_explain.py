@@ -115,6 +115,32 @@ def test_the_planner_is_told_what_a_call_would_tell_it(dtype: torch.dtype, head_
     assert told == asked.problem
 
 
+@pytest.mark.parametrize("shard", [(0, 2, 16), (2, 3, 7)])
+def test_the_planner_is_told_of_a_shard_what_a_call_would_tell_it(shard: tuple[int, int, int]) -> None:
+    asked = ask(batch=2, queries="8", keys="4000", window=(1000, -1), shard=shard)
+    given, options, _ = call_to(asked._replace(max_seqlen_k=4000))
+    told = problem.problem_of(given, options._replace(max_seqlen_k=4000), asked.device, interpreted=False)
+    assert told == asked.problem
+    assert told.max_seqlen_k == -(-4000 // shard[1] // shard[2]) * shard[2]
+
+
+def test_own_keys_and_the_exchange_of_a_shard_are_told() -> None:
+    """4 ranks read a quarter each, and exchange 3 quarters of [8 tokens, 32 heads, 129] float32."""
+    whole, lines = told(batch=8, keys="131072"), told(batch=8, keys="131072", shard=(1, 4, 16))
+    assert lines["shard"] == "rank 1 of 4 has 262144 of 1048576 keys, in stripes of 16"
+    assert "keys and values 4.29 GB" in whole["memory"]
+    assert "keys and values 1.07 GB" in lines["memory"]
+    assert "log-sum-exps 1.02 kB" in lines["memory"]
+    assert lines["exchange"] == (
+        "99.1 kB to other ranks and as much from them, float32 states of 256 rows; behind 1 launch one more through "
+        "Peers, or pack_kernel, an all-to-all and unpack_kernel"
+    )
+    assert "exchange" not in whole
+    few = told(batch=3, keys="40", window=(3, -1), shard=(2, 4, 16))
+    assert few["shard"].startswith("rank 2 of 4 has 24 of 120 keys")
+    assert "keys and values 49.2 kB" in few["memory"], "3 sequences of 4 keys that a query sees"
+
+
 def test_the_planner_is_told_of_a_users_function_what_a_call_would_tell_it() -> None:
     from tests.score_mods import relative
 

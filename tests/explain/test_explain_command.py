@@ -49,6 +49,7 @@ def test_the_command_tells_a_line_per_fact() -> None:
         "--layout x-packed --dtype fp8 --new --page-size 544 --head-dim 80",
         "--dtype float32 --batch 3 --batch-invariant --device gfx942",
         "--queries 8 --max-queries 64 --max-keys 131072 --device sm89:142",
+        "--queries 8 --keys 4096 --shard 3 4 16 --window 1000 -1 --alibi --softcap 30",
     ],
 )
 def test_the_command_takes_every_option(words: str) -> None:
@@ -71,6 +72,8 @@ def test_the_command_takes_every_option(words: str) -> None:
             "kv_dtype must be bfloat16 | float8_e4m3fn | float8_e5m2, for dtype is bfloat16, got float32",
         ),
         ("--layout x-packed --head-dim 20", "wants a head_dim divisible by 8"),
+        ("--shard 2 2 16", "rank must be less than world, got (2, 2, 16)"),
+        ("--shard 0 2 16 --sinks", "a shard is without sinks, gate, new keys and batch_invariant"),
         ("--new --batch-invariant", "batch_invariant is not to be had"),
         ("--device sm86", "or with its multiprocessors, like sm89:142, got 'sm86'"),
     ],

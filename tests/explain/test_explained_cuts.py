@@ -56,12 +56,13 @@ def shares_of(shares, begins, sequences, ends, batch, mods, S: tl.constexpr, NUM
     ("16x1", "1500", (-1, -1), False),  # 72 tiles to a share, where 55 will do
 ])  # fmt: skip
 @pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("apart", "shard"), [(False, None), (True, None), (False, (1, 2, 40))])
 def test_shares_and_pieces_are_those_of_the_device(
-    queries: str, keys: str, window: tuple[int, int], blocks: bool, whole: bool, apart: bool, device: str
-) -> None:
+    queries: str, keys: str, window: tuple[int, int], blocks: bool, whole: bool, apart: bool,
+    shard: tuple[int, int, int] | None, device: str,
+) -> None:  # fmt: skip
     """`blocks`: all are about as long, so shares begin with them."""
-    asked = ask(queries=queries, keys=keys, window=window, device="sm80:20")
+    asked = ask(queries=queries, keys=keys, window=window, shard=shard, device="sm80:20")
     launch = planner.plan(asked.problem).launches[-1]
     shape = launch.shape._replace(SPLIT=True, APART=apart, ONE_SCAN=True, WHOLE=whole)
     launch = launch._replace(shape=shape, programs=7, least=2)
@@ -71,6 +72,7 @@ def test_shares_and_pieces_are_those_of_the_device(
     seqs = len(lens)
     batch = Batch(starts, lens, None, 0, seqs, 0, launch.shortest, launch.longest, launch.least, 2)
     mods = Modifiers(*(window[0] if window[0] >= 0 else None, 0, *[None] * 6))
+    mods = mods._replace(shard_rank=None if shard is None else 16 * shard[0] + 2)
     shares, sequences = (torch.zeros(n, 2, dtype=torch.int32, device=device) for n in (launch.programs, seqs))
     ends = torch.full((16 * seqs, 2), -1, dtype=torch.int32, device=device)
     begins = torch.zeros(launch.programs, 3, dtype=torch.int32, device=device)
@@ -84,7 +86,7 @@ def test_shares_and_pieces_are_those_of_the_device(
     pieces = [last - first + 1 for first, last in ends.tolist() if first >= 0]
     assert (done.cut, done.pieces) == (sum(x > 1 for x in pieces), sum(x for x in pieces if x > 1))
     (room,) = {room for _, _, room in begins.tolist()}
-    assert not blocks or not whole or room >= max(tiles)
+    assert shard or not blocks or not whole or room >= max(tiles)
     assert room == 0 or whole
     line = [(seq, max(n, room)) for seq, (count, n) in enumerate(sequences.tolist()) for _ in range(count)]
     for (begin, end), (seq, before, _) in zip(shares.tolist(), begins.tolist(), strict=True):

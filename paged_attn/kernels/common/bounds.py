@@ -3,6 +3,7 @@
 A row sees the keys between two bounds, and neither bound moves back from one token to the next.  So the first and the
 last token of a block, with the heads that see fewest and most keys, have the bounds of the block.  Masks between the
 bounds are in scores.py.
+Bounds are positions until the end, where those of a shard become numbers of its own keys.
 """
 
 import triton
@@ -11,6 +12,7 @@ import triton.language as tl
 from .head_windows import LEFT, RIGHT, side_of_block, side_of_rows
 from .numerics import load_clamped
 from .records import RowTile, Span
+from .shards import own_before
 
 
 @triton.jit
@@ -134,6 +136,9 @@ def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.
         prefix = prefix_of(block.seq, None, block.seq_len, mods)
         if mods.left is None:
             last_key = tl.maximum(last_key, prefix - 1)
+    if mods.shard_rank is not None:
+        first_key, last_key = own_before(first_key, mods, S), own_before(last_key + 1, mods, S) - 1
+        prefix = own_before(prefix, mods, S)
     if BLIND:
         last_key = tl.where(valid, last_key, -1)
     token = tl.cast(block.first_token + block.first, tl.int64)
@@ -203,4 +208,11 @@ def visible_range(block, mods, TOKENS: tl.constexpr, S: tl.constexpr = None):
             lo = tl.where(prefix > 0, 0, lo)
             full_hi = tl.where(prefix >= full_lo, tl.maximum(full_hi, prefix), full_hi)
             full_lo = tl.where(prefix >= full_lo, 0, full_lo)
+    if mods.shard_rank is not None:
+        lo, hi, resume = own_before(lo, mods, S), own_before(hi, mods, S), own_before(resume, mods, S)
+        full_lo, full_hi, prefix = (
+            own_before(full_lo, mods, S),
+            own_before(full_hi, mods, S),
+            own_before(prefix, mods, S),
+        )
     return Span(lo, hi, full_lo, full_hi, prefix, resume)

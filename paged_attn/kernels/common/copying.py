@@ -7,6 +7,7 @@ from .blocking import page_at, pages_of
 from .bounds import visible_range
 from .numerics import load_int
 from .records import Batch, Block
+from .shards import own_before
 
 
 @triton.jit
@@ -36,12 +37,13 @@ def copy_pages_kernel(
     cache, copies, table, query_starts, seq_lens, page_table, page_table_stride, page_starts, mods, shortest, pages,
     parts, FROM_PAGE: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
-    VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr,
+    VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
     """Copy one of `parts` parts of a sequence's keys, KEYS at a time, x HEADS of its KV heads.
 
-    Pages from the first visible key on are copied; keys before it become zeros.
-    NEW: the call's own keys lie elsewhere.  DEPENDENT: as in `cache_write.write_kv_kernel`.
+        Pages from the first visible key on are copied; keys before it become zeros.
+    NEW: the call's own keys lie elsewhere.  SHARD: how keys lie over ranks (`problem.Stripes`), or None.
+    DEPENDENT: as in `cache_write.write_kv_kernel`.
     """
     if DEPENDENT:
         tl.extra.cuda.gdc_wait()
@@ -53,10 +55,10 @@ def copy_pages_kernel(
     batch = Batch(query_starts, seq_lens, page_table, page_table_stride, 0, 0, shortest, 0, 0, 0, page_starts)
     first_token, end = load_int(query_starts + seq), load_int(seq_lens + seq)
     query_len = load_int(query_starts + seq + 1) - first_token
-    first = visible_range(Block(seq, first_token, query_len, end, 0), mods, 1).lo
+    first = visible_range(Block(seq, first_token, query_len, end, 0), mods, 1, SHARD).lo
     if NEW:
         end -= query_len
-    end = tl.minimum(tl.where(query_len >= shortest, end, 0), pages * PAGE)
+    end = tl.minimum(tl.where(query_len >= shortest, own_before(end, mods, SHARD), 0), pages * PAGE)
     from_pages = pages_of(batch, seq)
     first_page = tl.cast(seq, tl.int64) * pages
     for tile in range(first // PAGE * (PAGE // KEYS) + part, tl.cdiv(end, KEYS), parts):

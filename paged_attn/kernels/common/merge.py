@@ -202,10 +202,37 @@ def exp_below(x):
 
 
 @triton.jit
-def join_results(outs, lses, at, valid, dim, stride, num_parts, HEAD_DIM: tl.constexpr):
-    """(accumulator, maximum, sum) of num_parts results of rows [R], by their natural log-sum-exps.
+def add_result(acc, top, total, out, lse):
+    """(accumulator, maximum, sum) of rows [R] with one more result, by its natural log-sum-exp."""
+    # infinity less itself is no number: one of a sink weighs as the largest number does, without a limit
+    score = tl.minimum(lse, MAX_FLOAT32, propagate_nan=tl.PropagateNan.ALL)
+    both = tl.maximum(top, score)
+    base = base_of(both)
+    decay, weight = exp_below(top - base), exp_below(score - base)
+    total = total * decay + tl.where(lse == float("inf"), float("inf"), weight)
+    weight = tl.where(lse == float("inf"), 0.0, weight)
+    acc = acc * decay[:, None] + tl.where((weight > 0)[:, None], out, 0.0) * weight[:, None]
+    return acc, both, total
+
+
+@triton.jit
+def add_sinks(acc, top, total, sinks, head, valid):
+    """`add_result` of the sinks of heads [R], if there are any: values are 0."""
+    if sinks is not None:
+        sink = tl.load(sinks + head, mask=valid, other=float("-inf")).to(tl.float32)
+        acc, top, total = add_result(acc, top, total, acc * 0.0, sink)
+    return acc, top, total
+
+
+@triton.jit
+def join_results(
+    outs, lses, at, valid, dim, out_stride, lse_stride, num_parts, HEAD_DIM: tl.constexpr,
+    VOLATILE: tl.constexpr = False,
+):  # fmt: skip
+    """(accumulator, maximum, sum) of num_parts results of rows [R] by their log-sum-exps, natural ones.
 
     Large log-sum-exps may differ by little, so they are subtracted before they are converted to base 2.
+    Strides: from part to part, in elements.  VOLATILE: other devices may have written what is loaded.
     """
     inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
     zero = at * 0.0
@@ -215,27 +242,30 @@ def join_results(outs, lses, at, valid, dim, stride, num_parts, HEAD_DIM: tl.con
         loaded = ()
         for i in tl.static_range(STATES_PER_LOAD):
             live = first + i < num_parts
-            index = at + (first + i) * stride
-            lse = tl.load(lses + index, mask=valid & live, other=float("-inf"))
-            out = tl.load(outs + index[:, None] * HEAD_DIM + dim[None, :], mask=inside & live, other=0.0)
+            lse_at = lses + (at + (first + i) * lse_stride)
+            lse = tl.load(lse_at, mask=valid & live, other=float("-inf"), volatile=VOLATILE)
+            out_at = outs + (at * HEAD_DIM + (first + i) * out_stride)[:, None] + dim[None, :]
+            out = tl.load(out_at, mask=inside & live, other=0.0, volatile=VOLATILE)
             loaded = loaded + ((out.to(tl.float32), lse),)  # type: ignore[assignment]
         for i in tl.static_range(STATES_PER_LOAD):
-            out, lse = loaded[i]
-            # infinity less itself is no number: one of a sink weighs as the largest number does, without a limit
-            score = tl.minimum(lse, MAX_FLOAT32, propagate_nan=tl.PropagateNan.ALL)
-            both = tl.maximum(top, score)
-            base = base_of(both)
-            decay, weight = exp_below(top - base), exp_below(score - base)
-            total = total * decay + tl.where(lse == float("inf"), float("inf"), weight)
-            weight = tl.where(lse == float("inf"), 0.0, weight)
-            acc = acc * decay[:, None] + tl.where((weight > 0)[:, None], out, 0.0) * weight[:, None]
-            top = both
+            acc, top, total = add_result(acc, top, total, loaded[i][0], loaded[i][1])
     return acc, top, total
 
 
 @triton.jit
-def merge_states_kernel(out, lse, outs, lses, num_parts, part_stride, S: tl.constexpr, ROWS: tl.constexpr):
-    """Join num_parts finished results of ROWS heads of one token, by their log-sum-exps, and store them."""
+def store_joined(out, lse, acc, top, total, row, token, index, head, valid, dim, S: tl.constexpr):
+    """Joined rows [R] of some tokens, `index` of them behind a first one, and heads; row: where log-sum-exps lie."""
+    rows = RowTile(token, 0, index, head, head, head, head, head, valid, 0, 0, 0, 0, 0, 0, 0)
+    store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
+    if lse is not None:
+        seen = total != 0  # also where it is not a number
+        found = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)) * LN2, float("-inf"))
+        tl.store(lse + row, found, mask=valid)
+
+
+@triton.jit
+def merge_states_kernel(out, lse, outs, lses, sinks, num_parts, part_stride, S: tl.constexpr, ROWS: tl.constexpr):
+    """Join num_parts finished results of ROWS heads of one token, and the sinks, by log-sum-exps, and store them."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -243,8 +273,6 @@ def merge_states_kernel(out, lse, outs, lses, num_parts, part_stride, S: tl.cons
     at = token * HEADS + head
     dim = tl.arange(0, S.VALUE_PADDED)
     stride = tl.cast(part_stride, tl.int64)
-    acc, top, total = join_results(outs, lses, at, valid, dim, stride, num_parts, S.VALUE_DIM)
-    rows = RowTile(token, 0, tl.zeros_like(head), head, head, head, head, head, valid, 0, 0, 0, 0, 0, 0, 0)
-    store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
-    seen = total != 0  # also where it is not a number
-    tl.store(lse + at, tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)) * LN2, float("-inf")), mask=valid)
+    acc, top, total = join_results(outs, lses, at, valid, dim, stride * S.VALUE_DIM, stride, num_parts, S.VALUE_DIM)
+    acc, top, total = add_sinks(acc, top, total, sinks, head, valid)
+    store_joined(out, lse, acc, top, total, at, token, tl.zeros_like(head), head, valid, dim, S)

@@ -103,6 +103,8 @@ class Modifiers(NamedTuple):
     BY_HEAD_TO_THE_RIGHT: Any = None  # constexpr True: heads may have a smaller `right`, in slots
     alibi_stride_seq: Any = None  # from slopes of a sequence to the next; None: all sequences share slopes
     ALIBI_SYMMETRIC: Any = None  # constexpr True: the bias is -slope * |key - query|
+    # 16 * rank + 2, where keys lie over ranks (`shards.py`): Triton would compile anew for 1 and for multiples of 16
+    shard_rank: Any = None
 
 
 # Modifiers that do not bound keys to the left; all others do.
@@ -204,9 +206,9 @@ class RowTile(NamedTuple):
     kv_head: Any
     index: Any  # [R], token within the block
     member: Any  # [R], head within the group
-    slot: Any  # [R], in the sequence
+    slot: Any  # [R], in the whole sequence
     pos: Any  # [R], the slot unless queries have positions of their own
-    first_key: Any  # [R], slots of the first and last visible key; last < first where nothing is
+    first_key: Any  # [R], first and last visible key; of a shard, numbers of own keys; last < first where nothing is
     last_key: Any
     valid: Any  # [R]
     context_len: Any
@@ -219,7 +221,7 @@ class RowTile(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Half-open ranges of key slots: [lo, hi) some row may see, [full_lo, full_hi) every row sees.
+    """Half-open ranges of keys as they lie in the cache: [lo, hi) some row may see, [full_lo, full_hi) every row sees.
 
     If queries have positions of their own, some of the call's own keys may be hidden in either (`scores.cut_own`).
     """

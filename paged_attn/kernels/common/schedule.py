@@ -18,6 +18,7 @@ from .bounds import before_window, first_key_of, prefix_of, span_around
 from .head_windows import LEFT, side_of_block
 from .numerics import load_int
 from .records import Share
+from .shards import own_before
 
 # Tiles by which shares that begin with blocks may exceed even shares, if a share is one block, and otherwise.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
@@ -53,7 +54,7 @@ def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
         query_len -= load_int(batch.query_starts + seq, inside)
     served = (query_len >= tl.maximum(batch.shortest, 1)) & (query_len <= batch.longest)
     context_len = seq_len - query_len
-    tiles = tiles_before(seq_len, context_len, S)
+    tiles = tiles_before(own_before(seq_len, mods, S), context_len, S)
     if mods.prefix_lens is not None and mods.left is not None:
         head, resume = line_around_gap(seq, inside, seq_len, context_len, mods, S, kv_head)
         tiles -= resume - head
@@ -82,7 +83,7 @@ def first_tile(seq, inside, context_len, mods, S: tl.constexpr, kv_head=None):
         if mods.spans is not None:
             begin, _ = span_around(context_len, seq, inside, mods)
             first = before_window(first, begin, mods)
-        return tile_of(first, context_len, S)
+        return tile_of(own_before(first, mods, S), context_len, S)
 
 
 # A prefix that stays visible outside a window leaves a gap of keys that no query sees.  A sequence's line has the tiles
@@ -96,7 +97,7 @@ def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv
     The line of fixed pieces has the gap's tiles, too, because a piece's number follows from its place; these tiles do
     no work.
     """
-    prefix = prefix_of(seq, inside, seq_len, mods)
+    prefix = own_before(prefix_of(seq, inside, seq_len, mods), mods, S)
     resume = first_tile(seq, inside, context_len, mods, S, kv_head)
     if S.PIECE is None:
         head = tl.cdiv(tl.maximum(prefix, 0), S.TILE)

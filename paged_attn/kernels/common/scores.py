@@ -10,6 +10,7 @@ import triton.language as tl
 from .bounds import shows_position
 from .head_windows import LEFT, RIGHT, side_of_rows
 from .numerics import LOG2E
+from .shards import place_of_key
 
 
 @triton.jit
@@ -57,11 +58,20 @@ def load_slopes(rows, mods, S: tl.constexpr):
 
 
 @triton.jit
+def reaches_own(tile, rows, mods, S: tl.constexpr):
+    """Whether a tile may hold the call's own keys."""
+    if mods.shard_rank is None:
+        return tile + S.TILE > rows.context_len
+    else:
+        return place_of_key(tile + (S.TILE - 1), mods, S) >= rows.context_len
+
+
+@triton.jit
 def add_qq_bias(scores, rows, key, tile, mods, S: tl.constexpr):
     """Scores plus the query-query bias, if a tile may hold the call's own keys."""
     if mods.qq_bias is not None:  # noqa: SIM102 (one is decided at compile time)
-        if tile + S.TILE > rows.context_len:
-            scores = _add_entries(scores, rows, tile + key, mods)
+        if reaches_own(tile, rows, mods, S):
+            scores = _add_entries(scores, rows, place_of_key(tile + key, mods, S), mods)
     return scores
 
 
@@ -80,12 +90,15 @@ def hides_between(mods, S: tl.constexpr):
 def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
     """Scores with minus infinity where a query's bits (qq_mask) hide own keys; a word of each row covers 32 keys."""
     if mods.qq_mask is not None:
-        first = tile - rows.context_len
-        if (first + S.TILE > 0) & (first < 32 * mods.qq_words):
+        first = place_of_key(tile, mods, S) - rows.context_len
+        reaches = first + S.TILE > 0 if mods.shard_rank is None else reaches_own(tile, rows, mods, S)
+        if reaches & (first < 32 * mods.qq_words):
             ptr = mods.qq_mask + (rows.token + rows.index) * mods.qq_mask_stride
             for i in range(mods.qq_words):
                 word = tl.load(ptr + i, mask=rows.valid, other=-1)
                 bit = first - 32 * i + key
+                if mods.shard_rank is not None:
+                    bit = place_of_key(tile + key, mods, S) - rows.context_len - 32 * i
                 hides = (word[:, None] >> (bit & 31)[None, :]) & 1 == 0
                 scores = tl.where(hides & ((bit >= 0) & (bit < 32))[None, :], float("-inf"), scores)
     return scores
@@ -118,13 +131,14 @@ def position_of(slot, rows, mods):
 def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
     """Correct ALiBi, computed with slots of keys, to positions of own keys, if a tile may hold some."""
     if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
-        if tile + S.TILE > rows.context_len:
-            pos = position_of(tile + key, rows, mods)
+        if reaches_own(tile, rows, mods, S):
+            slot = place_of_key(tile + key, mods, S)
+            pos = position_of(slot, rows, mods)
             if mods.ALIBI_SYMMETRIC is not None:
-                by_slot = tl.abs((tile + key)[None, :] - rows.pos[:, None])
+                by_slot = tl.abs(slot[None, :] - rows.pos[:, None])
                 step = by_slot - tl.abs(pos[None, :] - rows.pos[:, None])
             else:
-                step = (pos - (tile + key))[None, :]
+                step = (pos - slot)[None, :]
             scores += slope[:, None] * step.to(tl.float32)
     return scores
 
@@ -135,8 +149,9 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
     scores = cut_by_mask(scores, rows, key, tile, mods, S)
     CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
     if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)
-        if tile + S.TILE > rows.context_len:
-            pos = position_of(tile + key, rows, mods)
+        if reaches_own(tile, rows, mods, S):
+            place = place_of_key(tile + key, mods, S)
+            pos = position_of(place, rows, mods)
             before = scores
             if mods.left is not None:
                 left = side_of_rows(mods.left, rows.kv_head, rows.member, LEFT, mods, S)
@@ -146,7 +161,7 @@ def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
                 seen = pos[None, :] <= (rows.pos + right)[:, None]
                 scores = tl.where(seen, scores, float("-inf"))
             if mods.spans is not None and mods.CLIP_SPANS is None:
-                slot = (tile + key)[None, :]
+                slot = place[None, :]
                 together = (slot >= rows.span_begin[:, None]) & (slot < rows.span_end[:, None])
                 scores = tl.where(together, before, scores)
             if mods.prefix_lens is not None:
@@ -163,7 +178,7 @@ def call_score_mod(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.cons
     """
     if S.SCORE_MOD is not None:
         last = rows.context_len + rows.query_len - 1
-        key_pos = tile + key
+        key_pos = place_of_key(tile + key, mods, S)
         if mods.query_positions is not None:
             # No branch here: Triton would join it with that of the bias.  Loads of the function by these positions
             # would then depend on the scores, and Triton's pipeliner refuses such loads up to 3.8.
@@ -184,7 +199,10 @@ def modify(scores, rows, key, tile, mods, S: tl.constexpr, FULL: tl.constexpr = 
         scores = softcap(scores, mods.softcap, S.FAR_CAP)
     if mods.alibi_slopes is not None:
         slope = load_slopes(rows, mods, S)
-        distance = key[None, :] + (tile - rows.pos)[:, None]
+        if mods.shard_rank is None:
+            distance = key[None, :] + (tile - rows.pos)[:, None]
+        else:
+            distance = place_of_key(tile + key, mods, S)[None, :] - rows.pos[:, None]
         if mods.ALIBI_SYMMETRIC is not None:
             distance = -tl.abs(distance)
         scores += slope[:, None] * distance.to(tl.float32)

@@ -40,6 +40,8 @@ class Shape(NamedTuple):
     BY_HEAD: bool = False  # KV heads have programs in proportion to the keys that their heads see (`head_programs`)
     BY_ROW: bool = False  # Hopper: scores have a scale for each row, by NORMALIZED or by token scales
     SCORE_MOD: Any = None  # a user's function, `score_mod.of_this_dialect`
+    WORLD: int = 1  # ranks that keys lie over (`shards.py`)
+    STRIPE: int | None = None  # consecutive positions that lie with one rank
     REST: int | None = None  # latents: padded key dims behind the values, 0: none; None: not latents
 
 

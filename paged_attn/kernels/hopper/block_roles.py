@@ -3,6 +3,7 @@
 from ..common.blocking import pages_of
 from ..common.bounds import visible_range
 from ..common.records import Block
+from ..common.shards import own_before, own_block
 from .args import Turn, Turns, queries_leave_early
 from .consuming import pingpong
 from .consuming.ahead import consume_items_ahead
@@ -35,17 +36,17 @@ def load_items(
         if item.begin < item.end:
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
-            kv_head, end = item.block.kv_head // P.PARTS, item.end
+            block, kv_head, end = own_block(item.block, mods, S), item.block.kv_head // P.PARTS, item.end
             if FIRST and queries_leave_early(P):  # a slot for keys is free sooner than the one for queries
                 end -= 1
                 turn = load_tile(
-                    box, new_box, ring, turn, table, batch, item.block, kv_head, end, lo, PART, STAGES, S, P
+                    box, new_box, ring, turn, table, batch, block, kv_head, end, lo, PART, STAGES, S, P
                 )  # fmt: skip
             if FIRST and P.QUERY_BOX:
                 load_queries(query_box, queries, done, ring, turn, item, S, P)
                 done += 1
             turn = load_tiles(
-                box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, end, lo, PART, STAGES, S, P
+                box, new_box, ring, turn, table, batch, block, kv_head, item.begin, end, lo, PART, STAGES, S, P
             )  # fmt: skip
         number += 1
         item = read(mail, number, 1)
@@ -83,7 +84,8 @@ def hand_out_items(
         if working:
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
-            block, kv_head, tile, end = item.block, item.block.kv_head // P.PARTS, item.begin, item.end
+            block, kv_head = own_block(item.block, mods, S), item.block.kv_head // P.PARTS
+            tile, end = item.begin, item.end
             if ALONE:
                 for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
                     at = end - 1 - i
@@ -142,7 +144,7 @@ def convert_items(raw, rings, jobs, S: gl.constexpr, P: gl.constexpr):
     while item.block.kv_head >= 0:
         lo = visible_range(item.block, jobs.mods, S.BLOCK_Q, S).lo
         raw_turns, turns = convert_tiles(
-            raw, raw_turns, rings, turns, item.begin, item.end, lo, item.block.seq_len, S, P
+            raw, raw_turns, rings, turns, item.begin, item.end, lo, own_before(item.block.seq_len, jobs.mods, S), S, P
         )  # fmt: skip
         number += 1
         item = read(jobs.mail, number, 4)

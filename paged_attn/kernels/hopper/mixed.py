@@ -12,6 +12,7 @@ from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch, Scratch
 from ..common.schedule import find_share, room_of, unflatten, work
+from ..common.shards import own_block
 from .args import Jobs, Results, Rings, Turn, Turns
 from .block_roles import consume_items, hand_out_items, load_items
 from .blocks import make_rings
@@ -87,10 +88,10 @@ def hand_out_share(
                 done += 1
                 table = pages_of(batch, item.block.seq)
                 lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
+                block = own_block(item.block, mods, S)
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, item.block, kv_head, item.begin, item.end, lo, 0, STAGES,
-                    S, P,
-                )  # fmt: skip
+                    box, new_box, ring, turn, table, batch, block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
+                )
             unit += count
     publish(mail, number, no_item(unit))
 

@@ -3,6 +3,7 @@
 from ..common.blocking import pages_of
 from ..common.bounds import visible_range
 from ..common.schedule import room_of
+from ..common.shards import own_block
 from .args import (
     Turn,
     Turns,
@@ -43,21 +44,22 @@ def load_share(
             item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, walk.ahead), tiles, mods, S, several)
             table = pages_of(batch, item.block.seq)
             lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
+            block = own_block(item.block, mods, S)
             begin, end = tiles_of_item(item, mods, S)
             if value_box is None:
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, item.block, head, begin, end, lo, 0, STAGES, S, P, FROM
+                    box, new_box, ring, turn, table, batch, block, head, begin, end, lo, 0, STAGES, S, P, FROM
                 )
             elif values is None:
                 for i in range(end - begin):
                     turn = load_in_turn(
-                        box, value_box, new_box, new_value_box, ring, turn, table, batch, item.block, head,
+                        box, value_box, new_box, new_value_box, ring, turn, table, batch, block, head,
                         end - 1 - i, lo, STAGES, S, P,
                     )  # fmt: skip
             else:
                 for i in range(end - begin):
                     turn = load_both(
-                        box, value_box, new_box, new_value_box, ring, values, turn, table, batch, item.block, head,
+                        box, value_box, new_box, new_value_box, ring, values, turn, table, batch, block, head,
                         end - 1 - i, lo, STAGES, S, P,
                     )  # fmt: skip
             unit += count

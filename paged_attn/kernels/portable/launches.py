@@ -180,6 +180,7 @@ def _launch(p: Problem, config: Config, blocks: int, one_block: bool, shortest: 
         NORMALIZED=p.query == torch.bfloat16 and p.compute == torch.float16,
         FAR_CAP=p.far_cap,
         SCORE_MOD=of_this_dialect(p.score_mod),
+        **(p.stripes._asdict() if p.stripes else {}),
         BY_HEAD=shares > 0 and cut_by_head(p),
         REST=rest,
     )

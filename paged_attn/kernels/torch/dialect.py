@@ -33,8 +33,8 @@ def _call(given: Tensors, options: Options, scale: float, cap: float | None, lse
     return Call(given, options, sizes, scale, cap, lse)
 
 
-def merge_states(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor) -> None:
+def merge_states(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
     """Write what merge_states returns to out and lse."""
     with quiet(outs.device):
-        for result, joined in zip((out, lse), join(outs.float(), lses)):
+        for result, joined in zip((out, lse), join(outs.float(), lses, sinks)):
             result.copy_(joined)

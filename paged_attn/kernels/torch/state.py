@@ -60,12 +60,17 @@ def finish(state: State) -> tuple[Tensor, Tensor]:
     return state.acc / total.masked_fill(total == 0, 1.0), lse.squeeze(-1)
 
 
-def join(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-    """Results [n, ..., D] over disjoint sets of keys, and their log-sum-exps [n, ...], as one result; float32."""
-    top = lses.amax(0)
+def join(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Results [n, ..., D] over disjoint sets of keys, and their log-sum-exps [n, ...], as one result; float32.
+
+    sinks: one more part, whose log-sum-exps these are, for the last axes of lses; its value is 0.
+    """
+    top = lses.amax(0) if sinks is None else torch.maximum(lses.amax(0), sinks.float())
     base = top.clamp(min=LOWEST, max=-LOWEST)
     weights = torch.where(lses.isinf(), 0.0, (lses - base).exp())
     total = weights.sum(0)
+    if sinks is not None:
+        total = total + torch.where(sinks.isinf(), 0.0, (sinks.float() - base).exp())
     lse = torch.where(top.isinf(), top, base + total.log())
     weights = (weights / total.masked_fill(total == 0, 1.0))[..., None]
     return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse

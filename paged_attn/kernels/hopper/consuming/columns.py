@@ -13,6 +13,7 @@ import triton
 from ...common.bounds import row_tile, visible_range
 from ...common.records import State
 from ...common.scores import scale_by_token
+from ...common.shards import own_before
 from ...common.softmax import start
 from ..args import Turn, Turns, in_one_ring, is_shared
 from ..asm.registers import anew
@@ -184,6 +185,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
     count = (item.block.query_len - item.block.first) * S.GROUP
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, ROWS.parent))
     sums = no_sums(state, S, P)
+    end_key = own_before(item.block.seq_len, mods, S)
     k_at, v_at = k_turn, v_turn
     if EARLY:
         k = take_keys(keys, k_turn, None, S, P)
@@ -198,7 +200,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
             k = take_keys(keys, k_at, None, S, P)
         scores = multiply_keys_by_columns(k, q, S, P)
         if EARLY:
-            v = take_values(values, v_turn, tile, lo, item.block.seq_len, rows.context_len, S, P)
+            v = take_values(values, v_turn, tile, lo, end_key, rows.context_len, S, P)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         k_turn = leave(keys, k_turn, P.KEY_STAGES, P)
         if IN_ONE:
@@ -211,7 +213,7 @@ def attend_columns(q, rings, turns, item, lo, rows, span, state, scale, mods, S:
         room = weights_room(rings, turns.query, i, S, P)
         state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, rings.extra, S, P)
         if not EARLY:
-            v = take_values(values, v_at, tile, lo, item.block.seq_len, rows.context_len, S, P)
+            v = take_values(values, v_at, tile, lo, end_key, rows.context_len, S, P)
         acc = warpgroup_mma(v, room.permute((1, 0)), state.acc, is_async=True)
         if EARLY:
             k = take_keys(keys, k_turn, tile > item.begin, S, P)

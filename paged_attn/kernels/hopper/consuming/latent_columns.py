@@ -5,6 +5,7 @@ whose slots are released sooner.
 """
 
 from ...common.records import State
+from ...common.shards import own_before
 from ..args import Turn, Turns, slots_of_tile
 from ..asm.registers import anew
 from ..layouts import product_layout
@@ -111,7 +112,7 @@ def attend_latent(
         if SLOTS > 1:
             slots = slots + (anew(advance(turn, P.KEY_STAGES).stage),)  # type: ignore[assignment]
         state, sums = weigh_columns(scores, unit, state, sums, i == 0, count, room, flags, S, P)
-        end = item.block.seq_len
+        end = own_before(item.block.seq_len, mods, S)
         if P.CONSUMERS == 1:
             clear_dead(keys, turn, tile, lo, end, rows.context_len, ROWS_CLEARED_AT_ONCE, S, P)
         else:

@@ -10,6 +10,7 @@ from ...common.merge import tell_cut
 from ...common.output import store_partial, store_rows
 from ...common.records import State
 from ...common.scores import scale_by_token
+from ...common.shards import own_before
 from ...common.softmax import base_of, start
 from ..args import Turns
 from ..asm.maxima import rescale
@@ -102,7 +103,7 @@ def attend_in_turn(
     Both rings have equally many slots, and share a turn.
     """
     keys, rests = rings.key, rings.value
-    end, count, context_len = item.block.seq_len, item.end - item.begin, rows.context_len
+    end, count, context_len = own_before(item.block.seq_len, mods, S), item.end - item.begin, rows.context_len
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
     slopes = slopes_of(rows, mods, S)
     key = gl.arange(0, S.TILE, layout=gl.SliceLayout(0, product_layout(S.TILE, False, P.ROWS)))

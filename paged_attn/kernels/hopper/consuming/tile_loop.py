@@ -4,6 +4,7 @@ import triton
 
 from ...common.blocking import end_in, gap_before
 from ...common.records import State
+from ...common.shards import own_before
 from ..args import Item, Turns, queries_leave_early
 from ..asm.registers import pin
 from ..layouts import product_layout, weights_layout
@@ -120,7 +121,8 @@ def send_tiles(
     """
     keys, values = rings.key, rings.value
     k_turn, v_turn = turns.key, turns.value
-    begin, end, end_key, context_len = item.begin, item.end, item.block.seq_len, rows.context_len
+    begin, end, context_len = item.begin, item.end, rows.context_len
+    end_key = own_before(item.block.seq_len, mods, S)
     acc, row_max, sums = state.acc, spread(state.max, P.ROWS), spread(state.sum, P.ROWS)
     ROWS_AT_ONCE: gl.constexpr = 32 if S.APART else S.TILE  # values to clear; inside the loop registers are few
     slopes = slopes_of(rows, mods, S)

@@ -3,6 +3,7 @@
 from ...common.blocking import end_in, gap_before
 from ...common.numerics import LOG2E, scale_of
 from ...common.scores import add_qq_bias, call_score_mod, cut_own, hides_between, load_slopes, move_own, softcap
+from ...common.shards import added_apart, place_of_key, spread
 from ...common.softmax import base_of
 from ..args import slots_of_tile
 from ..asm.numbers import logistic, tanh
@@ -134,21 +135,26 @@ def places_of_keys(L: gl.constexpr, S: gl.constexpr):
 
 @gluon.jit
 def add_alibi(
-    scores, factor, rows, slopes, first, offset, SYMMETRIC: gl.constexpr, BY_ROW: gl.constexpr, S: gl.constexpr,
-    P: gl.constexpr,
-):  # fmt: skip
+    scores, factor, rows, slopes, first, offset, mods, BY_ROW: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
     """Return scores [R, N] * factor + slope * (key - query) + offset [R, 4], by two operations for each score.
 
-    SYMMETRIC: - slope * |key - query| instead, by four operations.
+    Symmetric ALiBi: - slope * |key - query| instead, by four operations.
     A key's number splits into a part known at compile time and a part of the thread (`places_of_keys`).  Converting an
     integer for each score would take as long as its exponential.
     """
     x = by_thread(scores)
     L: gl.constexpr = x.type.layout
     known, pair = places_of_keys(L, S)
+    if mods.shard_rank is not None:
+        if added_apart(S.STRIPE, S.TILE):
+            known, pair, first = spread(known, S), spread(pair, S), place_of_key(first, mods, S)
+        else:  # no number is known then
+            pair = place_of_key(first + known + pair, mods, S)
+            known, first = 0 * known, 0 * first
     slope = _by_row(slopes, L)
     distance = (_by_row(first - rows.pos, L) + pair).to(gl.float32)
-    if SYMMETRIC:
+    if mods.ALIBI_SYMMETRIC is not None:
         # whole numbers, whose sum is exact
         bias = -slope * gl.abs(distance + known.to(gl.float32))
         if offset is not None:
@@ -247,8 +253,7 @@ def judge(
             if shift is not None:
                 offset += shift
         if mods.alibi_slopes is not None:
-            SYMMETRIC: gl.constexpr = mods.ALIBI_SYMMETRIC is not None
-            scores = add_alibi(scores, factor, rows, slopes, first, offset, SYMMETRIC, BY_ROW, S, P)
+            scores = add_alibi(scores, factor, rows, slopes, first, offset, mods, BY_ROW, S, P)
             scores = move_own(scores, rows, slopes, key, first, mods, S)
         elif mods.softcap is not None and mods.qq_bias is None and S.SCORE_MOD is None:
             unit = factor * LOG2E

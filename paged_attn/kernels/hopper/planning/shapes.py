@@ -105,6 +105,7 @@ def shape_of(p: Problem, tile: int, tokens: int, rows: int, split: bool) -> Shap
         BY_ROW=p.token_scales or (p.query == torch.bfloat16 and p.compute == torch.float16),
         FAR_CAP=p.far_cap,
         SCORE_MOD=of_this_dialect(p.score_mod),
+        **(p.stripes._asdict() if p.stripes else {}),
         APART=p.new,
     )
 
