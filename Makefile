@@ -18,7 +18,7 @@ STAMP := $(VENV)/installed
 PIP   := PIP_DISABLE_PIP_VERSION_CHECK=1 $(VPY) -m pip install --quiet
 
 # A Python whose torch already sees a GPU is used as it is: no environment, no network.
-ifneq ($(filter demo test-gpu test-suites fuzz bench,$(MAKECMDGOALS)),)
+ifneq ($(filter demo test-gpu test-gpus test-suites fuzz bench,$(MAKECMDGOALS)),)
 HAS_GPU := $(shell $(PYTHON) -c 'import torch; assert torch.cuda.is_available()' >/dev/null 2>&1 && echo yes)
 endif
 RUN   := $(if $(HAS_GPU),$(PYTHON),$(VPY))
@@ -31,7 +31,7 @@ SIMULATE := SIMULATE=1 $(VPY) -m pytest tests -n 2 --dist worksteal
 PUBLIC := $(wildcard tests/test_*.py) tests/calls tests/checks
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test thorough simulate test-gpu test-suites fuzz bench without-triton tritons newest hosts test-hosts wheel check docs format clean
+.PHONY: help demo test thorough simulate test-gpu test-gpus test-suites fuzz bench without-triton tritons newest hosts test-hosts wheel check docs format clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -53,6 +53,9 @@ simulate: $(STAMP)  ## Hopper kernels without a Hopper GPU
 
 test-gpu: $(READY)  ## the suite on this machine's GPU; ARGS="-m smoke" for a part, -m "thorough or not thorough" for every case
 	$(RUN) -m pytest tests $(BESIDE) --durations 20 --junitxml build/test-gpu.xml $(ARGS)
+
+test-gpus: $(READY)  ## ranks that are GPUs, on a machine with several
+	$(RUN) -m pytest tests/distributed -m gpus $(ARGS)
 
 SUITE ?= build/suites/flash-attention
 test-suites: $(READY)  ## FlashAttention's own tests, a sample, from a checkout of its repository: SUITE=path SAMPLE=500 SEED=1

@@ -9,6 +9,7 @@ from .launching.locks import FIRST
 
 __version__ = "0.2.0"
 __all__ = [
+    "distributed",
     "merge_states",
     "pad_batch",
     "paged_attention",
@@ -46,8 +47,8 @@ if TYPE_CHECKING or not _is_command():  # imports torch, which takes seconds, an
 
 
 def __getattr__(name: str) -> Any:
-    if name == "reference":
-        return importlib.import_module(".reference", __name__)
+    if name in ("distributed", "reference"):
+        return importlib.import_module(f".{name}", __name__)
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with FIRST:

@@ -64,6 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="is not about Hopper kernels"))
         elif hopper and not (has_hopper or simulator.SIMULATES):
             item.add_marker(pytest.mark.skip(reason="needs a Hopper GPU, or SIMULATE=1"))
+        elif item.get_closest_marker("gpus") and torch.cuda.device_count() < 2:
+            item.add_marker(pytest.mark.skip(reason="needs several GPUs"))
         elif gpu and not has_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
     if has_gpu and not simulator.SIMULATES:

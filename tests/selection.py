@@ -28,7 +28,7 @@ def mark(items: list[pytest.Item]) -> None:
     """Add `host` and `smoke` to those that they are true of."""
     met: set[str] = set()
     for item in items:
-        kernels = item.get_closest_marker("gpu") or item.get_closest_marker("hopper")
+        kernels = any(item.get_closest_marker(name) for name in ("gpu", "gpus", "hopper"))
         if not kernels and "device" not in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.host)
             continue

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 import paged_attn
+from paged_attn import distributed
 from paged_attn.cli import bench_command, demo_command, main
+from paged_attn.distributed import groups
 from paged_attn.explain import question
 from paged_attn.launching import backend, gpus, launch
 from paged_attn.preparation import offline
@@ -137,6 +139,31 @@ def in_the_interpreter(folder: Path) -> None:
         offline.compile_only(backend.Device("sm90", 132), print)
 
 
+def sharded(**given: Any) -> Callable[[Path], object]:
+    shard: Any = dict(shard=(0, 2, 16), **given)
+    return lambda folder: paged_attn.paged_attention(**call_of("plain", "cpu") | shard)
+
+
+def with_other_lengths(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "gather", lambda x, group: torch.stack([x, x + 1]))
+        patch.setattr(torch.distributed, "get_rank", lambda group: 0)
+        groups.agree(None, seq_lens=torch.ones(2))
+
+
+def without_a_rank(folder: Path) -> None:
+    peers = distributed.Peers.of_one_process(2, max_tokens=1, heads=2, head_dim=8, timeout=0.0, device="cpu")[0]
+    for _ in range(2):
+        distributed.merge(torch.zeros(1, 2, 8), torch.zeros(1, 2), peers)
+
+
+def forked(folder: Path) -> None:
+    peers = distributed.Peers.of_one_process(1, max_tokens=1, heads=1, head_dim=8, device="cpu")[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.getpid", lambda: -1)
+        distributed.merge(torch.zeros(1, 1, 8), torch.zeros(1, 1), peers)
+
+
 def traced_with_a_score_mod(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -194,6 +221,11 @@ PROVOKED: tuple[Callable[[Path], object], ...] = (
     in_plain_torch,
     in_the_interpreter,
     traced_with_a_score_mod,
+    sharded(),  # sinks are given
+    sharded(sinks=None, batch_invariant=True),
+    with_other_lengths,
+    without_a_rank,
+    forked,
     lambda folder: named(lambda score: score, ()),
     lambda folder: named_by("nothing:alibi", ""),
     without_metadata,

@@ -1,0 +1,23 @@
+"""Keys over ranks: each rank has some keys of every sequence, and all results are joined over a group of processes.
+
+The folder imports the public functions, checks, launching and kernels/common/exchange.py; adapters may import it.
+A new way of exchanging states is a file here beside peers.py, and a branch of `merging.merge`.
+"""
+
+from .attention import paged_attention
+from .merging import merge
+from .own import own_lens, own_positions, page_table, slots
+from .peers import Peers
+from .prompts import gathered_table, zigzag
+
+__all__ = [
+    "Peers",
+    "gathered_table",
+    "merge",
+    "own_lens",
+    "own_positions",
+    "page_table",
+    "paged_attention",
+    "slots",
+    "zigzag",
+]

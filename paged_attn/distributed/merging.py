@@ -1,0 +1,122 @@
+"""The states of all ranks joined: one exchange, then each rank joins the rows that it gives.
+
+States travel as float32, and are joined in the ranks' order by one code.  So every rank gets the bits of
+`merge_states` in one process, by every way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..calls.untraced import untraced
+from ..checks.axes import Door
+from ..checks.dtypes import FLOAT, FLOAT32
+from ..checks.options import choice, refused
+from ..checks.overlap import no_overlap
+from ..launching.backend import device_of
+from ..launching.launch import Launches, Step
+from ..launching.template import arguments_for
+from . import groups, steps
+from .peers import Peers
+from .steps import GIVES, Sizes
+
+
+@untraced
+def merge(
+    out: Tensor,
+    lse: Tensor,
+    group: Any,
+    sinks: Tensor | None = None,
+    give: str = "heads",
+    *,
+    into: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over the keys of all ranks from each rank's attention over its own.
+
+    Every rank calls it, with tensors of the same shapes.
+
+    Args:
+        out: [tokens, heads, head_dim] float16 | bfloat16 | float32; results over this rank's keys, last axis
+            contiguous.  They are exchanged as float32: give float32 ones, or the parts are rounded before they join.
+        lse: [tokens, heads] float32; their log-sum-exps, minus infinity where the rank has no key.
+        group: a torch.distributed process group, a DeviceMesh of one dimension, None for all processes, or Peers.
+        sinks: [heads] float16 | bfloat16 | float32; counted once, here.
+        give: "heads": rank r returns heads r * heads // world ... of all tokens; heads is a multiple of world.
+            "all": every rank returns everything.
+        into: [tokens, given heads, head_dim]; written and returned; its dtype decides what results are rounded to.
+            None: made by the call, of out's dtype.
+        return_lse: also return the log-sum-exps over all keys, sinks included.
+
+    Returns:
+        [tokens, given heads, head_dim]; with return_lse also [tokens, given heads] float32.
+
+    Raises:
+        ValueError: names the tensor, the axis and both sizes.  Nothing has been sent.
+        TypeError: names the dtype or type wanted.
+        RuntimeError: names the rank that did not answer Peers within their timeout in an earlier merge.
+
+    Source: Milakov & Gimelshein 2018; Ye et al. 2025 (attention states).
+    """
+    choice("give", give, GIVES)
+    peers = group if isinstance(group, Peers) else None
+    process_group = groups.process_group(group)
+    rank, world = (peers.rank, peers.world) if peers is not None else groups.rank_and_world(process_group)
+    lse = lse.contiguous() if isinstance(lse, Tensor) else lse
+    sizes = _sizes(out, lse, sinks, into, give, world, peers)
+    if into is None:
+        into = out.new_empty((sizes.tokens, sizes.given, sizes.dims))
+    merged = torch.empty(into.shape[:2], dtype=torch.float32, device=out.device) if return_lse else None
+    if sizes.tokens:
+        if peers is not None and peers.holds(sizes):
+            peers.exchange(out, lse, sinks, into, merged, sizes)
+        else:
+            by_collective(out, lse, sinks, into, merged, sizes, process_group, rank)
+    return into if merged is None else (into, merged)
+
+
+def _sizes(
+    out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor | None, give: str, world: int, peers: Peers | None
+) -> Sizes:
+    """Everything the host can know about a merge: raises, or returns its sizes."""
+    door = Door()
+    if peers is not None and peers.why_not is None:
+        door.device, door.first = peers.device, "group"
+    door.tensor("out", out, ("tokens", "heads", "head_dim"), FLOAT)
+    door.tensor("lse", lse, ("tokens", "heads"), FLOAT32)
+    if sinks is not None:
+        door.tensor("sinks", sinks, ("heads",), FLOAT)
+    tokens, heads, dims = out.shape
+    if give == "heads" and heads % world:
+        raise refused("out", f"[tokens, heads, head_dim] with heads a multiple of world = {world}", list(out.shape))
+    given = heads // world if give == "heads" else heads
+    if into is not None:
+        door.sizes["given heads"] = given
+        door.tensor("into", into, ("tokens", "given heads", "head_dim"), FLOAT)
+        no_overlap("into", into, out=out, lse=lse)  # rows of peers may come before all of this rank's are sent
+    device_of(out.device)
+    return Sizes(tokens, heads, given, dims, world)
+
+
+def by_collective(
+    out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes, group: Any,
+    rank: int,
+) -> None:  # fmt: skip
+    """Packed states in one all-to-all or, where every rank gives all rows, in one all-gather."""
+    sent = torch.empty(steps.packed_shape(sizes), dtype=torch.float32, device=out.device)
+    launch([sent, out, lse], lambda sent, out, lse: steps.pack(sent, out, lse, sizes))
+    came = groups.exchange(sent, group) if sizes.given < sizes.heads else groups.gather(sent[0], group)
+    tensors = [into, merged, came, sinks]
+    launch(tensors, lambda into, merged, came, sinks: steps.unpack(into, merged, came, sinks, sizes, rank))
+
+
+def launch(tensors: list[Any], made: Any) -> Launches:
+    """Launch what is made of these tensors."""
+    with arguments_for(tensors) as held:
+        step: Step = made(*held)
+        launches = Launches([step], next(x for x in tensors if x is not None).device)
+    launches.first(tuple([x for x in tensors if x is not None]))
+    return launches

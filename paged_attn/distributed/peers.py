@@ -1,0 +1,145 @@
+"""Peers: ranks that store rows in each other's memory, and raise flags there."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..checks.options import integer, number, refused
+from ..launching.backend import INTERPRET, device_of
+from ..launching.launch import Launches
+from ..launching.template import arguments_for
+from . import groups, steps, symmetric
+from .steps import MAX_PROGRAMS, MAX_RANKS, Sizes
+
+PHASES = {"both": {}, "send": {"RECEIVE": False}, "receive": {"SEND": False}}
+
+
+class Peers:
+    """A group whose ranks are devices of one host that reach each other's memory: for `distributed.merge`.
+
+    Made once, by every rank of the group alike, before CUDA graphs are captured; all of a model's layers use it, on one
+    stream.  A merge is then one launch: each program stores its rows with their owners, raises a flag there, waits for
+    the flags of others, and joins.  Calls in CUDA graphs and others may follow each other in any order, the same on
+    every rank.  Where ranks do not reach each other's memory, `why_not` says why and merges go through collectives of
+    the process group, as do those that are larger than `max_tokens`, `heads` and `head_dim` say.
+
+    Args:
+        process_group: a torch.distributed process group or a DeviceMesh of one dimension; None: all processes.
+        max_tokens: the most query tokens of a merge that goes this way.
+        heads: the most query heads of a rank's results.
+        head_dim: dims of results.
+        timeout: seconds that a rank is waited for.  A merge that waits longer gives NaN, and every later one raises
+            RuntimeError; the CUDA context stays usable.
+        device: of the results; None: the current CUDA device, or the CPU where kernels are interpreted.
+    """
+
+    def __init__(
+        self,
+        process_group: Any = None,
+        *,
+        max_tokens: int,
+        heads: int,
+        head_dim: int,
+        timeout: float = 10.0,
+        device: torch.device | str | None = None,
+    ) -> None:
+        for name, value in dict(max_tokens=max_tokens, heads=heads, head_dim=head_dim).items():
+            integer(name, value, 1, "an int")
+        number("timeout", timeout, "a number of seconds >= 0", 0)
+        self.process_group = groups.process_group(process_group)
+        self.rank, self.world = groups.rank_and_world(self.process_group)
+        self.device = _device(device)
+        self._size(max_tokens, heads, head_dim, timeout)
+        shared = symmetric.share(self._count, self.device, self.process_group)
+        self.why_not = shared if isinstance(shared, str) else None
+        if not isinstance(shared, str):
+            self._shared = shared
+            self._begin(shared.own, shared.addresses)
+
+    def _size(self, max_tokens: int, heads: int, head_dim: int, timeout: float) -> None:
+        self.timeout, self._dims = timeout, head_dim
+        self._room = -(-max_tokens * heads // 4) * 4  # rows that any rank may own
+        blocks, flags = 2 * self.world * self._room * (head_dim + 1), 2 * self.world * MAX_PROGRAMS
+        self._count = blocks + flags
+        if self.world > MAX_RANKS:
+            raise refused("process_group", f"a group of at most {MAX_RANKS} ranks", self.world)
+        if self._count >= 1 << 31:
+            limit = "such that 2 * world * max_tokens * heads * (head_dim + 1) < 2^31"
+            raise refused("max_tokens", limit, f"{max_tokens} for {self.world} ranks")
+
+    def _begin(self, own: Tensor, addresses: Sequence[int]) -> None:
+        """own: this rank's memory, all zero; addresses: of every rank's."""
+        self._own = own
+        self._addresses = tuple(addresses)
+        self._turns = torch.zeros(MAX_PROGRAMS + 1, dtype=torch.int32, device=own.device)  # and FAILED
+        self._process = os.getpid()
+        self._word = torch.zeros(1, dtype=torch.int32, pin_memory=own.is_cuda)
+        self._absent = ctypes.c_int32.from_address(self._word.data_ptr())
+        self._launches: dict[Any, Launches] = {}
+        self._compiled = dict(TIMED=not INTERPRET, DEPENDENT=device_of(own.device).dependent)
+
+    @classmethod
+    def of_one_process(
+        cls, world: int, *, max_tokens: int, heads: int, head_dim: int, timeout: float = 10.0, device: Any = None
+    ) -> list[Peers]:
+        """Return ranks of one process on one device, for tests: their memory is slices of one tensor.
+
+        `send` and `receive` of each are to be called in any order in which no receive waits for a later send.
+        """
+        made = []
+        for rank in range(world):
+            peers = cls.__new__(cls)
+            peers.process_group, peers.rank, peers.world, peers.why_not = None, rank, world, None
+            peers.device = _device(device)
+            peers._size(max_tokens, heads, head_dim, timeout)
+            made.append(peers)
+        together = torch.zeros(world, made[0]._count, dtype=torch.float32, device=made[0].device)
+        for peers, own in zip(made, together):
+            peers._begin(own, [x.data_ptr() for x in together])
+        return made
+
+    def _way(self) -> steps.Way:
+        return steps.Way(self._addresses, self.rank, self._room, self._word.data_ptr(), int(self.timeout * 1e9))
+
+    def holds(self, sizes: Sizes) -> bool:
+        """Whether a merge goes this way."""
+        return self.why_not is None and sizes.dims == self._dims and sizes.tokens * sizes.given <= self._room
+
+    def exchange(
+        self, out: Tensor, lse: Tensor, sinks: Tensor | None, into: Tensor, merged: Tensor | None, sizes: Sizes,
+        phase: str = "both",
+    ) -> None:  # fmt: skip
+        """Join the states of all ranks; phase: "send" or "receive", one half of it."""
+        if self._process != os.getpid():
+            raise RuntimeError("Peers do not survive a fork: make them in the process that uses them")
+        if self._absent.value:
+            raise RuntimeError(f"rank {self._absent.value - 1} did not answer within {self.timeout:g} s")
+        tensors = (into, merged, out, lse, sinks, self._turns)
+        given = tuple([x for x in tensors if x is not None])
+        key = (
+            sizes,
+            phase,
+            *[(x.dtype, x.stride(), x.data_ptr() % 16) if x is not None else None for x in tensors[:5]],
+        )
+        launches = self._launches.get(key)
+        if launches is not None and launches.kept is not None:
+            launches.again([x.data_ptr() for x in given])
+            return
+        if launches is None:
+            with arguments_for(tensors) as held:
+                step = steps.to_peers(held, self._way(), sizes, **self._compiled, **PHASES[phase])
+                launches = self._launches[key] = Launches([step], self.device)
+        launches.first(given)
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    if device is None:
+        device = "cpu" if INTERPRET else torch.device("cuda", torch.cuda.current_device())
+    found = torch.device(device)
+    return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" and found.index is None else found
