@@ -20,7 +20,10 @@ SAID = {
     "fp8_cache": r"64 instead of 128 KiB; .*\nwith e4m3 queries as well .*%",
     "shared_prefix": r"4 sequences in 9 pages instead of 15: the same results",
 }
-APART = {"tensor_parallel": r"2 processes of 1 KV head each on \w+: tokens as of one process"}
+APART = {
+    "tensor_parallel": r"2 processes of 1 KV head each on \w+: tokens as of one process",
+    "keys_over_gpus": r"keys over 2 ranks by \w+: 3 steps and a prompt as of one",
+}
 SHARED = {"tiny_model"}  # what examples import
 
 

@@ -23,13 +23,14 @@ TAGS = HIDDEN | {
     "html", "meta", "link", "title", "path", "body", "header", "footer", "main", "nav", "aside", "article", "section",
     "div", "span", "p", "a", "br", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "ul", "ol", "li", "dl", "dt", "dd",
     "table", "thead", "tbody", "tr", "th", "td", "pre", "code", "em", "strong", "b", "img", "blockquote", "details",
-    "summary", "form", "input", "label", "button", "noscript",
+    "summary", "form", "input", "label", "button", "noscript", "small",
 }  # fmt: skip
 EMPTY = {"meta", "link", "img", "br", "hr", "input"}
 API = (DOCS / "api.md").read_text(encoding="utf-8")
 NAMES = re.findall(r"^::: paged_attn\.(\w+)$", API, re.M)
-MEMBERS = re.findall(r"\w+", re.findall(r"^      members: \[(.*)\]$", API, re.M)[0])
-WRITTEN = [*(x for x in NAMES if x != "reference"), *(f"reference.{x}" for x in MEMBERS)]
+MEMBERS = dict(re.findall(r"^::: paged_attn\.(\w+)\n    options:\n      members: \[(.*)\]$", API, re.M))
+WRITTEN = [x for x in NAMES if x not in MEMBERS]
+WRITTEN += [f"{module}.{x}" for module, members in MEMBERS.items() for x in re.findall(r"\w+", members)]
 FORMULA = "sum_j softmax_j(modify(scale * <q[t, h], k[j]>)) * v[j]"
 
 
