@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -41,6 +44,15 @@ def test_an_example_of_processes_shows_what_it_says(name: str, device: str) -> N
     script = f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\n"
     script += f"if __name__ == '__main__': import {name}; {name}.main()"
     assert re.fullmatch(APART[name], run(script).strip())
+
+
+@pytest.mark.long
+def test_torchrun_starts_the_ranks_of_an_example() -> None:
+    run_by = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environ = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run([*run_by, str(EXAMPLES / "keys_over_gpus.py")], env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert re.fullmatch(APART["keys_over_gpus"], done.stdout.strip())
 
 
 def test_every_example_is_run() -> None:
