@@ -11,7 +11,8 @@ from .. import api
 from ..calls import checked
 from ..calls.untraced import untraced
 from ..checks.options import choice
-from ..records import layout
+from ..launching.backend import device_of
+from ..records.formats import is_fp8, page_of, value_dim_of
 from . import groups
 from .merging import merge
 
@@ -68,13 +69,13 @@ def paged_attention(
     process_group = groups.process_group(group)
     rank, world = groups.rank_and_world(process_group)
     if stripe is None:
-        stripe = layout.page_of(k_cache, options.get("kv_layout", "NHD"))[0]
-    if checked.enabled(check):
+        stripe = page_of(k_cache, options.get("kv_layout", "NHD"))[0]
+    if checked.enabled(check, device_of(q.device)):
         _agree(process_group, q, seq_lens, cu_seqlens_q, stripe, give, options)
     if q_heads == "own":
         gathered = groups.gather(q, process_group)  # [world, tokens, own heads, head_dim]
         q = gathered.transpose(0, 1).flatten(1, 2)
-    value_dim = layout.value_dim_of(k_cache, v_cache)
+    value_dim = value_dim_of(k_cache, v_cache)
     states = torch.empty((*q.shape[:2], value_dim), dtype=torch.float32, device=q.device)
     own, lse = api.paged_attention(
         q, k_cache, v_cache, page_table, seq_lens, cu_seqlens_q, shard=(rank, world, stripe), out=states,
@@ -82,7 +83,7 @@ def paged_attention(
     )  # fmt: skip
     if out is None:
         heads = q.shape[1] // world if give == "heads" else q.shape[1]
-        dtype = torch.bfloat16 if layout.is_fp8(q.dtype) else q.dtype
+        dtype = torch.bfloat16 if is_fp8(q.dtype) else q.dtype
         out = torch.empty((q.shape[0], heads, value_dim), dtype=dtype, device=q.device)
     return merge(own, lse, group, sinks, give, into=out, return_lse=return_lse)
 

@@ -6,6 +6,7 @@ States travel as float32, and are joined in the ranks' order by one code.  So ev
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -17,11 +18,9 @@ from ..checks.dtypes import FLOAT, FLOAT32
 from ..checks.options import choice, refused
 from ..checks.overlap import no_overlap
 from ..launching.backend import device_of
-from ..launching.launch import Launches, Step
-from ..launching.template import arguments_for
-from . import groups, steps
+from . import groups
 from .peers import Peers
-from .steps import GIVES, Sizes
+from .sizes import GIVES, Sizes
 
 
 @untraced
@@ -106,17 +105,7 @@ def by_collective(
     rank: int,
 ) -> None:  # fmt: skip
     """Packed states in one all-to-all or, where every rank gives all rows, in one all-gather."""
-    sent = torch.empty(steps.packed_shape(sizes), dtype=torch.float32, device=out.device)
-    launch([sent, out, lse], lambda sent, out, lse: steps.pack(sent, out, lse, sizes))
+    halves: Any = importlib.import_module(".in_torch" if device_of(out.device).in_torch else ".steps", __package__)
+    sent = halves.packed(out, lse, sizes)
     came = groups.exchange(sent, group) if sizes.given < sizes.heads else groups.gather(sent[0], group)
-    tensors = [into, merged, came, sinks]
-    launch(tensors, lambda into, merged, came, sinks: steps.unpack(into, merged, came, sinks, sizes, rank))
-
-
-def launch(tensors: list[Any], made: Any) -> Launches:
-    """Launch what is made of these tensors."""
-    with arguments_for(tensors) as held:
-        step: Step = made(*held)
-        launches = Launches([step], next(x for x in tensors if x is not None).device)
-    launches.first(tuple([x for x in tensors if x is not None]))
-    return launches
+    halves.unpacked(into, merged, came, sinks, sizes, rank)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..checks.options import integer, number, refused
 from ..launching.backend import INTERPRET, device_of
-from ..launching.launch import Launches
-from ..launching.template import arguments_for
-from . import groups, steps, symmetric
-from .steps import MAX_PROGRAMS, MAX_RANKS, Sizes
+from . import groups, symmetric
+from .sizes import MAX_PROGRAMS, MAX_RANKS, Sizes
+
+if TYPE_CHECKING:
+    from ..launching.launch import Launches
 
 PHASES = {"both": {}, "send": {"RECEIVE": False}, "receive": {"SEND": False}}
 
@@ -36,7 +37,7 @@ class Peers:
         head_dim: dims of results.
         timeout: seconds that a rank is waited for.  A merge that waits longer gives NaN, and every later one raises
             RuntimeError; the CUDA context stays usable.
-        device: of the results; None: the current CUDA device, or the CPU where kernels are interpreted.
+        device: of the results; None: the current CUDA device, or the CPU without one and where kernels are interpreted.
     """
 
     def __init__(
@@ -56,7 +57,10 @@ class Peers:
         self.rank, self.world = groups.rank_and_world(self.process_group)
         self.device = _device(device)
         self._size(max_tokens, heads, head_dim, timeout)
-        shared = symmetric.share(self._count, self.device, self.process_group)
+        if device_of(self.device).in_torch:
+            shared: Any = "plain torch reaches no other rank's memory"
+        else:
+            shared = symmetric.share(self._count, self.device, self.process_group)
         self.why_not = shared if isinstance(shared, str) else None
         if not isinstance(shared, str):
             self._shared = shared
@@ -104,9 +108,6 @@ class Peers:
             peers._begin(own, [x.data_ptr() for x in together])
         return made
 
-    def _way(self) -> steps.Way:
-        return steps.Way(self._addresses, self.rank, self._room, self._word.data_ptr(), int(self.timeout * 1e9))
-
     def holds(self, sizes: Sizes) -> bool:
         """Whether a merge goes this way."""
         return self.why_not is None and sizes.dims == self._dims and sizes.tokens * sizes.given <= self._room
@@ -132,14 +133,17 @@ class Peers:
             launches.again([x.data_ptr() for x in given])
             return
         if launches is None:
-            with arguments_for(tensors) as held:
-                step = steps.to_peers(held, self._way(), sizes, **self._compiled, **PHASES[phase])
-                launches = self._launches[key] = Launches([step], self.device)
+            from . import steps  # needs Triton
+
+            way = steps.Way(self._addresses, self.rank, self._room, self._word.data_ptr(), int(self.timeout * 1e9))
+            more = self._compiled | PHASES[phase]
+            launches = self._launches[key] = steps.launches_of(tensors, self.device, way, sizes, more)
         launches.first(given)
 
 
 def _device(device: torch.device | str | None) -> torch.device:
     if device is None:
-        device = "cpu" if INTERPRET else torch.device("cuda", torch.cuda.current_device())
+        on_a_cpu = INTERPRET or not torch.cuda.is_available()
+        device = "cpu" if on_a_cpu else torch.device("cuda", torch.cuda.current_device())
     found = torch.device(device)
     return torch.device("cuda", torch.cuda.current_device()) if found.type == "cuda" and found.index is None else found

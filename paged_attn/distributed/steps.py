@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
 
 from ..kernels.common.exchange import Exchange, exchange_kernel, pack_kernel, unpack_kernel
 from ..kernels.shared_arguments import JOINS_ALIKE, heads_of
-from ..launching.launch import Step
+from ..launching.launch import Launches, Step
+from ..launching.template import arguments_for
 from ..records import layout
 from ..records.rounding import cdiv
+from .sizes import MAX_PROGRAMS, MAX_RANKS, Sizes, fours_of, packed_shape
 
-GIVES = ("heads", "all")
 ELEMENTS = 512  # of a rank's rows that a program handles at a time: 16 bytes of each thread
 WARPS = 4
-MAX_PROGRAMS = 128  # programs that wait for peers run side by side
-MAX_RANKS = 32 * WARPS  # peers: a thread for each
-
-
-class Sizes(NamedTuple):
-    """What decides the launches of a merge, alike on all ranks."""
-
-    tokens: int
-    heads: int  # of each rank's results
-    given: int  # of a rank's joined rows
-    dims: int
-    world: int
 
 
 class Way(NamedTuple):
@@ -41,16 +33,6 @@ class Way(NamedTuple):
 def _compiled(sizes: Sizes, **more: Any) -> Exchange:
     block = max(1, ELEMENTS // heads_of(1, sizes.dims).VALUE_PADDED)
     return Exchange(RANKS=sizes.world, HEADS=sizes.heads, OWN_HEADS=sizes.given, BLOCK=block, **more)
-
-
-def fours_of(sizes: Sizes) -> int:
-    """Rows of a block, by four: the next block begins on 16 bytes."""
-    return cdiv(sizes.tokens * sizes.given, 4)
-
-
-def packed_shape(sizes: Sizes) -> tuple[int, int]:
-    """A block for each owner."""
-    return sizes.heads // sizes.given, 4 * fours_of(sizes) * (sizes.dims + 1)
 
 
 def pack(sent: Any, out: Any, lse: Any, sizes: Sizes) -> Step:
@@ -82,3 +64,32 @@ def to_peers(tensors: Sequence[Any], way: Way, sizes: Sizes, **more: Any) -> Ste
     grid = (min(MAX_PROGRAMS, cdiv(sizes.tokens * sizes.given, exchange.BLOCK)),)
     options = JOINS_ALIKE | {"num_warps": WARPS} | ({"launch_pdl": True} if exchange.DEPENDENT else {})
     return Step(exchange_kernel, grid, args, options)
+
+
+def launches_of(tensors: Sequence[Any], device: torch.device, way: Way, sizes: Sizes, more: dict[str, Any]) -> Launches:
+    """Return the one launch of a merge through peers."""
+    with arguments_for(tensors) as held:
+        return Launches([to_peers(held, way, sizes, **more)], device)
+
+
+# ---- halves of a merge by a collective ---------------------------------------------------------------------------
+
+
+def packed(out: Tensor, lse: Tensor, sizes: Sizes) -> Tensor:
+    """Return this rank's states in a block for each owner."""
+    sent = torch.empty(packed_shape(sizes), dtype=torch.float32, device=out.device)
+    _launch([sent, out, lse], lambda sent, out, lse: pack(sent, out, lse, sizes))
+    return sent
+
+
+def unpacked(into: Tensor, merged: Tensor | None, came: Tensor, sinks: Tensor | None, sizes: Sizes, rank: int) -> None:
+    """Join the blocks of all ranks."""
+    tensors = [into, merged, came, sinks]
+    _launch(tensors, lambda into, merged, came, sinks: unpack(into, merged, came, sinks, sizes, rank))
+
+
+def _launch(tensors: list[Any], made: Callable[..., Step]) -> None:
+    """Launch what is made of these tensors."""
+    with arguments_for(tensors) as held:
+        launches = Launches([made(*held)], tensors[0].device)
+    launches.first(tuple([x for x in tensors if x is not None]))

@@ -66,6 +66,13 @@ class KeyBounds(NamedTuple):
         rest = pos % (stripe * world) - rank * stripe
         return pos // (stripe * world) * stripe + at_most(at_least(rest, 0), stripe)
 
+    def place_of(self, number: Position) -> Position:
+        """The position of this rank's key of a number; without a shard the number itself."""
+        if self.shard is None:
+            return number
+        rank, world, stripe = self.shard
+        return number // stripe * (stripe * world) + rank * stripe + number % stripe
+
     def most_own(self, keys: int) -> int:
         """The most keys of a rank among so many consecutive ones; less than 0 stands for any number of keys."""
         if self.shard is None or keys < 0:

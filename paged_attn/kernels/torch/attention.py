@@ -44,10 +44,15 @@ def words(call: Call) -> list[str]:
     served, others = _parted(sight, scales, sequences(call))
     found = [(group, "flash attention of torch") for group in groups_of(call, sight, served)]
     for group in groups_of(call, sight, others):
-        blocked = f"blocks over tiles of {blocks.tile_of(call)} keys: {why or 'a window bounds its queries'}"
+        blocked = f"blocks over tiles of {blocks.tile_of(call)} keys: {why or _why_not(sight)}"
         found.append((group, blocked))
     texts = Counter(f"{_count(group)}, {how}" for group, how in found)
     return [f"{count} groups of {text}" if count > 1 else text for text, count in texts.items()]
+
+
+def _why_not(sight: Sight) -> str:
+    """Why flash attention does not take several queries of a call."""
+    return "a window bounds its queries" if sight.bounded else "its keys lie with several ranks"
 
 
 def _count(group: Sequence[Seq]) -> str:

@@ -78,6 +78,7 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
         of_cache = source is cache.cached
         _scale(call, group, weights.view(*shape, -1), queries.scale, of_cache)
         view = weights.view(shape[0], sizes.heads, block.rows, -1)
+        key = sight.widest.place_of(key)
         key_pos = _positions_of_keys(sight, group, key)
         view = scores.modify(call, view, group, queries.slots, key, queries.pos, key_pos)
         if (
@@ -126,7 +127,7 @@ def _sinks(call: Call, block: Block) -> Tensor | None:
 def _tiles(
     call: Call, sight: Sight, group: Sequence[Seq], block: Block
 ) -> Iterator[tuple[Source, list[Span], Tensor, Tensor]]:
-    """Tiles: (the source, positions of each sequence, slots [B, N] of the keys, bool [B, N] whether a slot is read)."""
+    """Tiles: (the source, positions of each sequence, keys [B, N] by number, bool [B, N] whether they are read)."""
     runs = [runs_of(sight, seq, block.first, block.end) for seq in group]
     for whole in ([Span(0, x.prefix) for x in runs], [Span(x.first, x.end) for x in runs]):
         for piece in _pieces(call, whole):

@@ -73,7 +73,10 @@ def _numbers(call: Call) -> Scaled | None:
 
 def takes(sight: Sight, seq: Seq) -> bool:
     """Whether a query sees one run of keys: a single query any run, several queries all keys up to their own."""
-    return seq.query_len == 1 or (not sight.bounded and seq.context_len >= 0)
+    if seq.query_len == 1:
+        return True
+    apart = sight.widest.shard is not None and sight.is_causal(seq)  # queries do not stand among the rank's keys
+    return not sight.bounded and seq.context_len >= 0 and not apart
 
 
 def attend(call: Call, sight: Sight, scales: Scaled, group: Sequence[Seq]) -> State | None:

@@ -5,6 +5,7 @@ Shapes: R rows, N keys, D dims of values; any dims in front.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -68,9 +69,9 @@ def join(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tenso
     top = lses.amax(0) if sinks is None else torch.maximum(lses.amax(0), sinks.float())
     base = top.clamp(min=LOWEST, max=-LOWEST)
     weights = torch.where(lses.isinf(), 0.0, (lses - base).exp())
-    total = weights.sum(0)
+    total = functools.reduce(torch.add, weights)  # in the order of parts, whatever their shape
     if sinks is not None:
         total = total + torch.where(sinks.isinf(), 0.0, (sinks.float() - base).exp())
     lse = torch.where(top.isinf(), top, base + total.log())
     weights = (weights / total.masked_fill(total == 0, 1.0))[..., None]
-    return torch.where(weights == 0, 0.0, weights * outs).sum(0), lse
+    return functools.reduce(torch.add, torch.where(weights == 0, 0.0, weights * outs)), lse

@@ -20,7 +20,7 @@ class Sight(NamedTuple):
     """What decides who sees what in a call, in the host's numbers where a loop depends on it."""
 
     window: KeyBounds  # by positions; of heads with windows of their own: the chunk alone
-    widest: KeyBounds  # the window of the head that sees most
+    widest: KeyBounds  # the window of the head that sees most; with a shard, also which keys are the rank's
     causal: bool | list[bool]
     windows: Tensor | None  # int64 [H, 2]
     positions: Tensor | None  # int64 [tokens]
@@ -56,7 +56,7 @@ def sight_of(given: Tensors, options: Options) -> Sight:
             window, windows = widest, None
     return Sight(
         window=window,
-        widest=widest,
+        widest=widest._replace(shard=options.shard),
         causal=bool(options.causal) if given.causal_seqs is None else given.causal_seqs.tolist(),
         windows=windows,
         positions=None if given.query_positions is None else given.query_positions.long(),
@@ -68,7 +68,10 @@ def sight_of(given: Tensors, options: Options) -> Sight:
 
 
 class Runs(NamedTuple):
-    """The keys that some row may see: [0, prefix) and [first, end), prefix <= first."""
+    """The keys that some row may see: [0, prefix) and [first, end), prefix <= first.
+
+    With a shard these are numbers of the rank's own keys.
+    """
 
     first: int
     end: int
@@ -90,13 +93,15 @@ def runs_of(sight: Sight, seq: Seq, first_row: int, end_row: int) -> Runs:
             end = max(end, min(past, seq.seq_len))
             first = first if sight.clip_spans else min(first, max(begin, 0))
     prefix = 0 if sight.prefix is None else max(0, min(sight.prefix[seq.number], seq.seq_len))
-    return Runs(first, max(end, prefix, first), min(prefix, first))
+    first, end, prefix = first, max(end, prefix, first), min(prefix, first)
+    return Runs(*[sight.widest.own_before(x) for x in (first, end, prefix)])
 
 
 def seen_by_all(sight: Sight, seq: Seq, first_row: int, end_row: int, first: int, end: int) -> bool:
     """Whether queries [first_row, end_row) all see keys [first, end), as far as the host can tell."""
     if not sight.simple:
         return False
+    first, end = sight.widest.place_of(first), sight.widest.place_of(end - 1) + 1
     slots = seq.context_len + first_row, seq.context_len + end_row - 1
     if sight.is_causal(seq) and end > slots[0] + 1:
         return False
