@@ -28,7 +28,7 @@ BESIDE = $(shell $(RUN) -c 'import xdist, os; print("-n", min(12, os.cpu_count()
 SIMULATE := SIMULATE=1 $(VPY) -m pytest tests -n 2 --dist worksteal
 
 # What tests the public functions, in whatever dialect.
-PUBLIC := $(wildcard tests/test_*.py) tests/calls tests/checks
+PUBLIC := $(wildcard tests/test_*.py) tests/calls tests/checks tests/distributed
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test thorough simulate test-gpu test-gpus test-suites fuzz bench without-triton tritons newest hosts test-hosts wheel check docs format clean

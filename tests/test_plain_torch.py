@@ -114,6 +114,20 @@ def test_scores_whose_logarithms_lose_bits_go_to_blocks(monkeypatch: pytest.Monk
         assert bool(made) == by_blocks
 
 
+@pytest.mark.parametrize(("causal", "query_len", "by_flash"), [(True, 1, 1), (True, 5, 0), (False, 5, 1)])
+def test_flash_attention_serves_keys_of_a_rank_where_queries_need_no_place_among_them(
+    causal: bool, query_len: int, by_flash: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    flash = plain.FLASH
+    monkeypatch.setattr(plain, "FLASH", lambda *args, **options: made.append(args) or flash(*args, **options))
+    case = Case("rank", (query_len,), (90,), causal=causal, page_size=8, shard=(1, 3, 4))
+    run(case, "cpu")
+    assert len(made) == by_flash
+    with torch_ways.cut(3, 8):
+        run(case, "cpu")
+
+
 @pytest.mark.parametrize("own", [False, True])
 def test_pages_in_a_row_are_read_where_they_lie(own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     copies: list[int] = []

@@ -19,6 +19,7 @@ SHARDS = [(1, 2, 1), (2, 3, 5), (0, 4, 8), (3, 4, 16), (1, 2, 64)]
 
 FEATURES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "not causal": dict(causal=False),
     "alibi": dict(alibi=True),
     "alibi both ways": dict(alibi=True, alibi_symmetric=True, causal=False, qq_mask=1, positions="tree"),
     "softcap, window": dict(softcap=5.0, window_size=(20, -1)),

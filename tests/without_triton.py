@@ -17,14 +17,14 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "without-triton"
 SUITE = (
     "test_paged_attention.py", "test_edges.py", "test_properties.py",
-    "test_ops.py", "test_padding.py", "test_step.py", "test_plain_torch.py", "calls/test_write_kv.py",
+    "test_ops.py", "test_shard.py", "test_padding.py", "test_step.py", "test_plain_torch.py", "calls/test_write_kv.py",
     "calls/test_merge_states.py", "checks/test_check.py", "checks/test_contents.py",
 )  # fmt: skip
 IMPORT = """
 import importlib.util, paged_attn
 assert importlib.util.find_spec("triton") is None
 from paged_attn.launching import backend
-assert not backend.HAS_TRITON and paged_attn.prepare and paged_attn.paged_attention
+assert not backend.HAS_TRITON and paged_attn.distributed.merge and paged_attn.prepare and paged_attn.paged_attention
 """
 COMMANDS = (
     ["-c", IMPORT],

@@ -1,6 +1,6 @@
 """Keys over ranks: each rank has some keys of every sequence, and all results are joined over a group of processes.
 
-The folder imports the public functions, checks, launching and kernels/common/exchange.py; adapters may import it.
+The folder imports public functions, checks, dialects, launching and kernels/common/exchange.py.  Adapters may use it.
 A new way of exchanging states is a file here beside peers.py, and a branch of `merging.merge`.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,6 +17,8 @@ from paged_attn.distributed import steps
 from paged_attn.distributed.steps import Sizes
 from tests import own_process
 from tests.distributed.works import states
+
+pytestmark = pytest.mark.kernels
 
 
 def synchronize(device: str) -> None:
@@ -160,9 +163,6 @@ os.wait()
     assert said.strip() == "Peers do not survive a fork: make them in the process that uses them"
 
 
-SHARED = torch.zeros(2, 4, 8)
-
-
 def test_torch_compile_leaves_a_merge_alone(device: str) -> None:
     peers = distributed.Peers.of_one_process(1, max_tokens=2, heads=2, head_dim=8, device=device)[0]
 
@@ -173,6 +173,18 @@ def test_torch_compile_leaves_a_merge_alone(device: str) -> None:
     assert torch.equal(torch.compile(doubled, backend="eager")(out, lse), 2 * out + 1)
 
 
+def warm(merge: Merge, peers: list[distributed.Peers]) -> None:
+    """Compile and load what each rank launches, while no kernel waits: the others send first, and receive last."""
+    for rank in peers:
+        others = [x for x in peers if x is not rank]
+        for x in others:
+            merge.give(x, "send")
+        merge.give(rank, "both")
+        for x in others:
+            merge.give(x, "receive")
+        torch.cuda.synchronize()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("world", [2, 4])
 def test_ranks_on_streams_of_one_device_wait_for_each_other(world: int) -> None:
@@ -180,11 +192,8 @@ def test_ranks_on_streams_of_one_device_wait_for_each_other(world: int) -> None:
     peers = distributed.Peers.of_one_process(world, max_tokens=tokens, heads=heads, head_dim=64, device="cuda")
     rng = random.Random(world)
     merges = [merge_of(rng, world, heads, 64, "cuda", tokens) for _ in range(20)]
-    for merge in merges[:4]:  # compiles
-        for phase in ("send", "receive"):
-            for x in peers:
-                merge.give(x, phase)
-    torch.cuda.synchronize()
+    for merge in merges:
+        warm(merge, peers)
     streams = [torch.cuda.Stream() for _ in peers]
     for merge in merges:
         order = list(range(world))
@@ -233,29 +242,37 @@ def test_graphs_and_eager_calls_follow_each_other(world: int) -> None:
             merge.check()
 
 
+def shared() -> dict[str, Any]:
+    out = torch.zeros(2, 4, 8)
+    return dict(out=out, into=out[:, :2])
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (
-            dict(out=torch.zeros(2, 3, 8)),
+            lambda: dict(out=torch.zeros(2, 3, 8)),
             "out must be [tokens, heads, head_dim] with heads a multiple of world = 2, got [2, 3, 8]",
         ),
-        (dict(lse=torch.zeros(2, 5)), "lse must be [tokens, heads] with heads = 4 from out, got [2, 5]"),
-        (dict(sinks=torch.zeros(3)), "sinks must be [heads] with heads = 4 from out, got [3]"),
+        (lambda: dict(lse=torch.zeros(2, 5)), "lse must be [tokens, heads] with heads = 4 from out, got [2, 5]"),
+        (lambda: dict(sinks=torch.zeros(3)), "sinks must be [heads] with heads = 4 from out, got [3]"),
         (
-            dict(into=torch.zeros(2, 4, 8)),
+            lambda: dict(into=torch.zeros(2, 4, 8)),
             "into must be [tokens, given heads, head_dim] with given heads = 2, got [2, 4, 8]",
         ),
-        (dict(into=SHARED[:, :2], out=SHARED), "into must share no memory with out"),
-        (dict(give="some"), "give must be 'heads' or 'all', got 'some'"),
+        (shared, "into must share no memory with out"),
+        (lambda: dict(give="some"), "give must be 'heads' or 'all', got 'some'"),
     ],
-    ids=str,
+    ids=["out", "lse", "sinks", "into", "memory", "give"],
 )
-def test_what_cannot_be_merged_is_refused_before_anything_is_sent(changes: dict[str, Any], message: str) -> None:
-    peers = distributed.Peers.of_one_process(2, max_tokens=2, heads=4, head_dim=8, device="cpu")
-    given: dict[str, Any] = dict(out=torch.zeros(2, 4, 8), lse=torch.zeros(2, 4), group=peers[0]) | changes
-    if given["out"].shape[1] == 3:
-        given["lse"] = torch.zeros(2, 3)
+def test_what_cannot_be_merged_is_refused_before_anything_is_sent(
+    changes: Callable[[], dict[str, Any]], message: str, device: str
+) -> None:
+    peers = distributed.Peers.of_one_process(2, max_tokens=2, heads=4, head_dim=8, device=device)
+    with torch.device(device):
+        given: dict[str, Any] = dict(out=torch.zeros(2, 4, 8), lse=torch.zeros(2, 4), group=peers[0]) | changes()
+        if given["out"].shape[1] == 3:
+            given["lse"] = torch.zeros(2, 3)
     with pytest.raises(ValueError) as error:
         distributed.merge(**given)
     assert str(error.value) == message

@@ -179,6 +179,10 @@ def test_a_cpu_has_plain_torch_and_the_way_of_each_group() -> None:
     assert lines["group 1"] == "2 sequences of 1 query at 900 to 910 keys, flash attention of torch"
     assert lines["group 2"] == "1 sequence of 300 queries at 2000 keys, flash attention of torch"
     assert told(device="cpu", softcap=3.0)["group 1"].endswith("blocks over tiles of 512 keys: scores are modified")
+    of_a_rank = told(device="cpu", queries="1,300", keys="900,900", batch=2, shard=(1, 2, 16))
+    assert of_a_rank["shard"] == "rank 1 of 2 has 896 of 1800 keys, in stripes of 16"
+    assert of_a_rank["group 1"].endswith("flash attention of torch")
+    assert of_a_rank["group 2"].endswith("blocks over tiles of 512 keys: its keys lie with several ranks")
     bounded = told(device="cpu", queries="300", keys="900", window=(50, -1))["group 1"]
     assert bounded.endswith("a window bounds its queries")
 

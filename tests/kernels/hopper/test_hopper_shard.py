@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +12,15 @@ from tests import hopper_plans
 from tests.cases import build, problem_of, run
 from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, PACKED, ragged, sized
 
-pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
+pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "copied")]
+
+
+@pytest.fixture
+def copied() -> Iterator[None]:
+    """Plans in which even the few scores that a test can afford are worth a copy into whole pages."""
+    with hopper_plans.planned(MIN_SCORES_WORTH_A_COPY=0, MIN_SCORES_PER_COPIED_KEY=0):
+        yield
+
 
 # Lengths that end on borders of stripes and of tiles, and beside them; some ranks have none of the shorter ones' keys.
 DECODES = ragged((1, 1024), (1, 0), (1, 1), (1, 1500), (1, 130), (1, 257)) | dict(decode_form=True)
