@@ -16,7 +16,7 @@ from paged_attn.records.plan import UNBOUNDED, Launch
 from tests.planning.problems import problem_of_case, suites
 
 TABLE = Path(__file__).with_name("choices.txt")
-# Of a launch's records what is chosen, not what follows from the call or from the rest.
+# Fields of a launch's records that are chosen, without fields that follow from the call or from other fields.
 SHAPE = ("LIVE", "PIECE", "MERGE", "WHOLE", "PAIRED", "ONE_BLOCK", "LEADS", "CLEAR", "PEEL")
 PIPE = (
     "CONSUMERS", "LOADERS", "BOX", "COLUMNS", "CONVERT", "RAW_STAGES", "JOINED", "GROUPED", "TERMS", "PARTS",
