@@ -104,7 +104,7 @@ def main() -> None:
     import torch
     import transformers
 
-    from benchmarks.hosts.transformers_8b import SHAPE, build, prompts
+    from benchmarks.hosts.llama_8b import SHAPE, build, prompts
     from paged_attn.integrations.transformers import register
 
     began = time.perf_counter()

@@ -145,7 +145,7 @@ def _start(device: Device, local: bool, other_assembler: bool) -> None:
 
 def compile_call(model: Model, batch: Lengths, writes: tuple[str, ...]) -> dict[str, Compiled]:
     """Compile the kernels of a batch, and the kernels of these writes into the model's cache."""
-    from .. import paged_attention
+    from ..api import paged_attention
 
     call = call_of(model, batch)
     paged_attention(**call)
