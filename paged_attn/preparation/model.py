@@ -134,23 +134,16 @@ def variants_of(model: Model, batch: Lengths, device: Device) -> set[Any]:
 
 def problem_of(model: Model, batch: Lengths, device: Device, **options: Any) -> Problem:
     """The planner's Problem for a batch.  options: arguments of calls that are no fields of a model."""
-    return _problem_of(model, device, **options)._replace(
-        tokens=batch.tokens,
-        seqs=batch.seqs,
-        max_seqlen_q=min(batch.max_seqlen_q, batch.tokens),
-        max_seqlen_k=key_bounds_of(model).most_own(batch.max_seqlen_k),
-        ragged=batch.ragged,
-        # with one fp8 query token, q_scale is one number
-        token_scales=model.token_scales and (batch.tokens > 1 or not is_fp8(model.dtype)),
-    )
+    keys = key_bounds_of(model).most_own(batch.max_seqlen_k)
+    return _problem_of(model, device, **options).of_batch(*batch._replace(max_seqlen_k=keys))
 
 
 @functools.lru_cache(maxsize=64)
 def _problem_of(model: Model, device: Device, **options: Any) -> Problem:
-    """The planner's Problem for a minimal batch, whose lengths the caller replaces."""
+    """The planner's Problem for an example: decodes of two sequences."""
     from ..records import problem
 
-    example = call_of(model, Lengths(False, 1, 1, 1, 1)) | options
+    example = call_of(model, Lengths(False, 2, 2, 1, 1)) | options
     return problem.problem_of(*bound(example), device, interpreted=False)
 
 

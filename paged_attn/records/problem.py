@@ -112,6 +112,18 @@ class Problem(NamedTuple):
         """Whether there may be keys between a prefix and a window that no query sees."""
         return self.prefix and (self.window_left >= 0 or self.head_windows)
 
+    def of_batch(self, ragged: bool, seqs: int, tokens: int, max_seqlen_q: int, max_seqlen_k: int) -> Problem:
+        """The problem of another batch of the same calls.  This problem's batch has two tokens or more."""
+        return self._replace(
+            ragged=ragged,
+            seqs=seqs,
+            tokens=tokens,
+            max_seqlen_q=min(max_seqlen_q, tokens),
+            max_seqlen_k=max_seqlen_k,
+            # with one fp8 query token, q_scale is one number
+            token_scales=self.token_scales and (tokens > 1 or not is_fp8(self.query)),
+        )
+
 
 def problem_of(given: Tensors, options: Options, device: Device, interpreted: bool) -> Problem:
     """The Problem of a call.  Only shapes, dtypes, strides and addresses of tensors are read, so an example will do."""
