@@ -57,7 +57,7 @@ def any_calls(seed: int, count: int) -> Iterator[Problem]:
         problem = problem_of(any_model(rng), any_batch(rng), H200)
         only = rng.choice([None, None, None, "decode", "prefill"]) if problem.ragged else None
         problem = problem._replace(only=only, batch_invariant=rng.random() < 0.1)
-        if hopper.covers(problem):
+        if not hopper.uncovered(problem):
             count -= 1
             yield problem
 

@@ -22,7 +22,7 @@ from .regimes import regime_of
 from .shapes import in_boxes, is_decode
 from .wide_heads import shares_take
 
-__all__ = ["copies", "covers", "launches", "need_of", "regime", "uncovered"]
+__all__ = ["copies", "launches", "need_of", "regime", "uncovered"]
 
 _TIMES = "the portable kernels take twice as long for products as the Hopper kernels"
 MIN_SCORES_PER_COPIED_KEY: Annotated[
@@ -132,11 +132,6 @@ def _why_not_compiled(asked: ScoreMod) -> str | None:
         from ..score_mod_trial import why_not  # Gluon is optional
 
     return why_not(asked)
-
-
-def covers(p: Problem) -> bool:
-    """Whether the Hopper kernels take a call; the portable kernels take the rest."""
-    return not uncovered(p)
 
 
 def launches(p: Problem) -> tuple[Launch, ...]:
