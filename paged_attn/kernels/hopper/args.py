@@ -124,6 +124,14 @@ class Ring(NamedTuple):
     at: Any  # address of the first slot of keys that assembly multiplies; otherwise never used
 
 
+class Loader(NamedTuple):
+    """A warp that loads tiles: what the copy engine reads, and the ring that it fills."""
+
+    box: Any  # descriptor of the cache
+    new_box: Any  # descriptor of keys, or values, outside the cache
+    ring: Any  # Ring
+
+
 class Gates(NamedTuple):
     """Array of all barriers at which warps of a consumer wait by themselves, and its address."""
 

@@ -1,16 +1,15 @@
 """Roles of the warps of `blocks_kernel`: load items, hand them out, multiply, convert."""
 
-from ..common.blocking import pages_of
 from ..common.bounds import visible_range
 from ..common.records import Block
-from ..common.shards import own_before, own_block
+from ..common.shards import own_before
 from .args import Turn, Turns, queries_leave_early
 from .consuming import pingpong
 from .consuming.ahead import consume_items_ahead
 from .consuming.columns import consume_columns
 from .consuming.consumer import consume
 from .loading.convert import convert_tiles
-from .loading.loader import load_tile, load_tiles
+from .loading.loader import begin_item, load_tile, load_tiles
 from .loading.queries import load_queries
 from .schedule.items import ask, begin_lists, item_from, leave_lists, settle
 from .schedule.lists import first_of_many
@@ -24,8 +23,8 @@ TILES_LEFT_AT_NEXT_ITEM = gl.constexpr(4)
 
 @gluon.jit
 def load_items(
-    box, new_box, query_box, ring, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr,
-    S: gl.constexpr, P: gl.constexpr,
+    loader, query_box, queries, jobs, FIRST: gl.constexpr, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
 ):  # fmt: skip
     """One loader warp: load part PART of every item's tiles and, if FIRST, the queries."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
@@ -34,28 +33,23 @@ def load_items(
     item = read(mail, number, 1)
     while item.block.kv_head >= 0:
         if item.begin < item.end:
-            table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
-            block, kv_head, end = own_block(item.block, mods, S), item.block.kv_head // P.PARTS, item.end
+            block, table, kv_head, lo = begin_item(batch, item, mods, S, P)
+            end = item.end
             if FIRST and queries_leave_early(P):  # a slot for keys is free sooner than the one for queries
                 end -= 1
-                turn = load_tile(
-                    box, new_box, ring, turn, table, batch, block, kv_head, end, lo, PART, STAGES, S, P
-                )  # fmt: skip
+                turn = load_tile(loader, turn, table, batch, block, kv_head, end, lo, PART, STAGES, S, P)
             if FIRST and P.QUERY_BOX:
-                load_queries(query_box, queries, done, ring, turn, item, S, P)
+                load_queries(query_box, queries, done, loader.ring, turn, item, S, P)
                 done += 1
             turn = load_tiles(
-                box, new_box, ring, turn, table, batch, block, kv_head, item.begin, end, lo, PART, STAGES, S, P
+                loader, turn, table, batch, block, kv_head, item.begin, end, lo, PART, STAGES, S, P
             )  # fmt: skip
         number += 1
         item = read(mail, number, 1)
 
 
 @gluon.jit
-def hand_out_items(
-    box, new_box, ring, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
+def hand_out_items(loader, jobs, lists, PART: gl.constexpr, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """The scheduling warp: publish the next item, taken late for balance, and load part PART of the value tiles.
 
     A single consumer has no other consumer whose products run while its next keys arrive.  Its next item is published
@@ -76,15 +70,11 @@ def hand_out_items(
         publish(mail, number, item)
         if ALONE:
             rest_end = gl.minimum(end, tile + TILES_LEFT_AT_NEXT_ITEM)
-            turn = load_tiles(
-                box, new_box, ring, turn, table, batch, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P
-            )
+            turn = load_tiles(loader, turn, table, batch, block, kv_head, tile, rest_end, lo, PART, STAGES, S, P)
         number += 1
         working = item.block.kv_head >= 0
         if working:
-            table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
-            block, kv_head = own_block(item.block, mods, S), item.block.kv_head // P.PARTS
+            block, table, kv_head, lo = begin_item(batch, item, mods, S, P)
             tile, end = item.begin, item.end
             if ALONE:
                 for i in range(gl.maximum(end - TILES_LEFT_AT_NEXT_ITEM - tile, 1)):  # all but the rest
@@ -92,18 +82,14 @@ def hand_out_items(
                     if at <= tile + TILES_LEFT_AT_NEXT_ITEM:
                         from_many, answer = ask(counters, taken, lists, P)
                     if at >= tile + TILES_LEFT_AT_NEXT_ITEM:
-                        turn = load_tile(
-                            box, new_box, ring, turn, table, batch, block, kv_head, at, lo, PART, STAGES, S, P
-                        )
+                        turn = load_tile(loader, turn, table, batch, block, kv_head, at, lo, PART, STAGES, S, P)
             else:
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, block, kv_head, tile + 1, end, lo, PART, STAGES, S, P
+                    loader, turn, table, batch, block, kv_head, tile + 1, end, lo, PART, STAGES, S, P
                 )  # fmt: skip
                 from_many, answer = ask(counters, taken, lists, P)
                 if tile < end:
-                    turn = load_tile(
-                        box, new_box, ring, turn, table, batch, block, kv_head, tile, lo, PART, STAGES, S, P
-                    )
+                    turn = load_tile(loader, turn, table, batch, block, kv_head, tile, lo, PART, STAGES, S, P)
             taken, from_many = settle(counters, taken, from_many, answer, next_many, lists, P)
     leave_lists(counters)
     if P.FOLLOWS:

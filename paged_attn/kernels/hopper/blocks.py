@@ -9,7 +9,7 @@ import triton
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch
-from .args import Jobs, Results, Rings
+from .args import Jobs, Loader, Results, Rings
 from .block_roles import beside_first, consume_items, hand_out_items, load_items
 from .consuming.column_softmax import make_flags
 from .consuming.columns import make_weights
@@ -108,6 +108,7 @@ def blocks_kernel(
         dim = dims_from(gl.arange(0, S.VALUE_PADDED, layout=gl.BlockedLayout([1], [32], [P.ROWS // 16], [0])), P)
         clear_padding(out, lse, batch, live, dim, S)
     start_with(gates, P)
+    keys, values = Loader(key_box, new_key_box, raw.key), Loader(value_box, new_value_box, raw.value)
     LAST: gl.constexpr = P.LOADERS - 1
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != NONE)  # warpgroups
     gl.static_assert(P.FROM_DIM == 0 or (BESIDE == 0 and P.LOADERS == 1))
@@ -115,48 +116,48 @@ def blocks_kernel(
     if BESIDE == 0 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, OF_KEYS)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (keys, query_box, queries, jobs, True, 0, K, S, OF_KEYS)),
+            (hand_out_items, (values, jobs, lists, LAST, V, S, P)),
         ], [1, 1], registers_of(P))  # fmt: skip
     elif BESIDE == 0 and P.LOADERS == 2:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (keys, query_box, queries, jobs, True, 0, K, S, P)),
+            (load_items, (keys, query_box, queries, jobs, False, 1, K, S, P)),
+            (load_items, (values, query_box, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (values, jobs, lists, LAST, V, S, P)),
         ], [1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif BESIDE == 1 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (keys, query_box, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (values, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1], registers_of(P))  # fmt: skip
     elif BESIDE == 1 and P.LOADERS == 2:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (keys, query_box, queries, jobs, True, 0, K, S, P)),
+            (load_items, (keys, query_box, queries, jobs, False, 1, K, S, P)),
+            (load_items, (values, query_box, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (values, jobs, lists, LAST, V, S, P)),
         ], [4, 1, 1, 1, 1], registers_of(P))  # fmt: skip
     elif BESIDE == 2 and P.LOADERS == 1:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
             (beside_first, (out, results, query, raw, rings, jobs, 2, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (keys, query_box, queries, jobs, True, 0, K, S, P)),
+            (hand_out_items, (values, jobs, lists, LAST, V, S, P)),
         ], [4, 4, 1, 1], registers_of(P))  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_items, (out, results, query, rings, jobs, 0, S, P)),
             (beside_first, (out, results, query, raw, rings, jobs, 1, S, P)),
             (beside_first, (out, results, query, raw, rings, jobs, 2, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, True, 0, K, S, P)),
-            (load_items, (key_box, new_key_box, query_box, raw.key, queries, jobs, False, 1, K, S, P)),
-            (load_items, (value_box, new_value_box, query_box, raw.value, queries, jobs, False, 0, V, S, P)),
-            (hand_out_items, (value_box, new_value_box, raw.value, jobs, lists, LAST, V, S, P)),
+            (load_items, (keys, query_box, queries, jobs, True, 0, K, S, P)),
+            (load_items, (keys, query_box, queries, jobs, False, 1, K, S, P)),
+            (load_items, (values, query_box, queries, jobs, False, 0, V, S, P)),
+            (hand_out_items, (values, jobs, lists, LAST, V, S, P)),
         ], [4, 4, 1, 1, 1, 1], registers_of(P))  # fmt: skip

@@ -6,21 +6,18 @@ from a counter.  A third warpgroup serves few rows.  Blocks and few rows have ri
 
 import triton
 
-from ..common.blocking import pages_of
-from ..common.bounds import visible_range
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch, Scratch
 from ..common.schedule import find_share, room_of, unflatten, work
-from ..common.shards import own_block
-from .args import Jobs, Results, Rings, Turn, Turns
+from .args import Jobs, Loader, Results, Rings, Turn, Turns
 from .block_roles import consume_items, hand_out_items, load_items
 from .blocks import make_rings
 from .consuming.column_softmax import make_flags
 from .consuming.columns import consume_columns, make_weights
 from .layouts import lanes_layout
 from .loading.gates import KEYS, VALUES, make_gates, start_with
-from .loading.loader import load_tiles
+from .loading.loader import begin_item, load_tiles
 from .loading.queries import bring_queries, load_queries, make_queries
 from .loading.ring import make_read_ring
 from .schedule.arrival import told_in
@@ -47,17 +44,15 @@ def lanes(S: gl.constexpr):
 
 
 @gluon.jit
-def hand_out_blocks(box, new_box, ring, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+def hand_out_blocks(loader, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """Make the lists and run `block_roles.hand_out_items`, in one warp; another warp makes the shares of few rows."""
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
     lists = known_same(make_lists(jobs.batch, lanes(ONE), jobs.mods, ONE, P))
-    hand_out_items(box, new_box, ring, jobs, lists, P.LOADERS - 1, STAGES, S, P)
+    hand_out_items(loader, jobs, lists, P.LOADERS - 1, STAGES, S, P)
 
 
 @gluon.jit
-def hand_out_share(
-    box, new_box, query_box, ring, queries, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr
-):
+def hand_out_share(loader, query_box, queries, jobs, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
     """The scheduling warp of few rows: publish the pieces of a share, and load their queries and key tiles."""
     mail, batch, mods = jobs.mail, jobs.batch, jobs.mods
     ONE: gl.constexpr = replaced(S, SCAN=one_scan(S.SCAN))
@@ -80,18 +75,16 @@ def hand_out_share(
             before += blocks * tiles
             seq += 1
         else:
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, ahead), tiles, mods, S)
+            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, ahead), blocks, tiles, mods, S, P)
             publish(mail, number, item)
             number += 1
             if item.begin < item.end:
-                load_queries(query_box, queries, done, ring, turn, item, S, P)
+                load_queries(query_box, queries, done, loader.ring, turn, item, S, P)
                 done += 1
-                table = pages_of(batch, item.block.seq)
-                lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
-                block = own_block(item.block, mods, S)
+                block, table, _, lo = begin_item(batch, item, mods, S, P)
                 turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
-                )
+                    loader, turn, table, batch, block, kv_head, item.begin, item.end, lo, 0, STAGES, S, P
+                )  # fmt: skip
             unit += count
     publish(mail, number, no_item(unit))
 
@@ -174,18 +167,16 @@ def mixed_kernel(
     V: gl.constexpr = P.VALUE_STAGES
     FK: gl.constexpr = G.KEY_STAGES
     FV: gl.constexpr = G.VALUE_STAGES
+    keys, values = Loader(key_box, new_key_box, rings.key), Loader(value_box, new_value_box, rings.value)
+    few_keys = Loader(few_key_box, few_new_key_box, few_rings.key)
+    few_values = Loader(few_value_box, few_new_value_box, few_rings.value)
     gl.warp_specialize([
         (consume_items, (out, results, query, rings, jobs, 0, S, P)),
         (consume_few, (out, few_results, query, few_rings, few_jobs, F, G)),
-        (load_items, (key_box, new_key_box, query_box, rings.key, queries, jobs, True, 0, K, S, P)),
-        (hand_out_blocks, (value_box, new_value_box, rings.value, jobs, V, S, P)),
-        (hand_out_share, (
-            few_key_box, few_new_key_box, few_query_box, few_rings.key, few_rings.queries, few_jobs, FK, F, G
-        )),
-        (load_items, (
-            few_value_box, few_new_value_box, few_query_box, few_rings.value, few_rings.queries, few_jobs, False, 0,
-            FV, F, G
-        )),
+        (load_items, (keys, query_box, queries, jobs, True, 0, K, S, P)),
+        (hand_out_blocks, (values, jobs, V, S, P)),
+        (hand_out_share, (few_keys, few_query_box, few_rings.queries, few_jobs, FK, F, G)),
+        (load_items, (few_values, few_query_box, few_rings.queries, few_jobs, False, 0, FV, F, G)),
     ], [4, 1, 1, 1, 1], [
         REGISTERS_OF_FEW_ROWS, REGISTERS_OF_LOADERS, REGISTERS_OF_LOADERS, REGISTERS_OF_LOADERS, REGISTERS_OF_LOADERS
     ])  # fmt: skip

@@ -1,77 +1,52 @@
 """Roles of the warps of `shares_kernel`: load the tiles of a share, multiply, convert."""
 
-from ..common.blocking import pages_of
-from ..common.bounds import visible_range
 from ..common.schedule import room_of
-from ..common.shards import own_block
-from .args import (
-    Turn,
-    Turns,
-    has_latent_rows,
-    raw_slots_of_rest,
-)
+from .args import Turn, Turns, has_latent_rows
 from .consuming.columns import consume_columns
 from .consuming.consumer import consume
 from .consuming.fold import tiles_of_item
 from .consuming.latent_rows import consume_latent_rows
 from .loading.latent_fp8 import widen_tiles
-from .loading.loader import load_both, load_in_turn, load_tiles
+from .loading.loader import begin_item, load_both, load_tiles
 from .schedule.walk import Walk, item_at
 from .shim import gdc_launch_dependents, gl, gluon, mbarrier
 
 
 @gluon.jit
 def load_share(
-    box, new_box, ring, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-    value_box=None, new_value_box=None, values=None, FROM: gl.constexpr = 0,
+    loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr, values=None,
+    FROM: gl.constexpr = 0,
 ):  # fmt: skip
     """One loader warp: load the tiles of a share into a ring, last tile of an item first.
 
-    value_box: load keys and values, in turn into `ring` or, with `values`, each into its own ring.  FROM: first dim.
+    values: a second Loader, whose tiles this warp loads, too.  FROM: first dim.
     """
     turn = Turn(0, 0)
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
-    head = kv_head
-    if P.PARTS > 1:
-        head = kv_head // P.PARTS  # the cache's head
     while unit < share.end:
         blocks, tiles = room_of(batch, share, seq, mods, S, kv_head)
         if unit >= before + blocks * tiles:
             before += blocks * tiles
             seq += 1
         else:
-            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, walk.ahead), tiles, mods, S, several)
-            table = pages_of(batch, item.block.seq)
-            lo = visible_range(item.block, mods, S.BLOCK_Q, S).lo
-            block = own_block(item.block, mods, S)
+            at = Walk(unit, seq, before, kv_head, walk.ahead)
+            item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
+            block, table, head, lo = begin_item(batch, item, mods, S, P)
             begin, end = tiles_of_item(item, mods, S)
-            if value_box is None:
-                turn = load_tiles(
-                    box, new_box, ring, turn, table, batch, block, head, begin, end, lo, 0, STAGES, S, P, FROM
-                )
-            elif values is None:
-                for i in range(end - begin):
-                    turn = load_in_turn(
-                        box, value_box, new_box, new_value_box, ring, turn, table, batch, block, head,
-                        end - 1 - i, lo, STAGES, S, P,
-                    )  # fmt: skip
+            if values is None:
+                turn = load_tiles(loader, turn, table, batch, block, head, begin, end, lo, 0, STAGES, S, P, FROM)
             else:
                 for i in range(end - begin):
-                    turn = load_both(
-                        box, value_box, new_box, new_value_box, ring, values, turn, table, batch, block, head,
-                        end - 1 - i, lo, STAGES, S, P,
-                    )  # fmt: skip
+                    turn = load_both(loader, values, turn, table, batch, block, head, end - 1 - i, lo, STAGES, S, P)
             unit += count
 
 
 @gluon.jit
-def load_rests(box, new_box, ring, batch, share, walk, mods, S: gl.constexpr, P: gl.constexpr):
-    """One loader warp: load the dims of fp8 latents behind the values, if any."""
-    if S.REST > 0:
-        RESTS: gl.constexpr = raw_slots_of_rest(P)
-        FROM: gl.constexpr = S.VALUE_DIM
-        load_share(box, new_box, ring, batch, share, walk, mods, RESTS, S, P, None, None, None, FROM)
+def load_values_of_share(loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr):
+    """One loader warp: load the values of a share, or the dims of latents behind their values, if any."""
+    FROM: gl.constexpr = 0 if S.REST is None else S.VALUE_DIM
+    if S.REST != 0:
+        load_share(loader, batch, share, walk, mods, STAGES, S, P, None, FROM)
 
 
 @gluon.jit
@@ -90,8 +65,8 @@ def consume_share(
             before += blocks * tiles
             seq += 1
         else:
-            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, walk.ahead), tiles, mods, S, several)
+            at = Walk(unit, seq, before, kv_head, walk.ahead)
+            item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
             if S.PIECE is not None:
                 if item.begin < item.end:
                     turns = consume(out, results, query, rings, turns, item, mods, NUMBER, S, P)
@@ -120,7 +95,18 @@ def convert_share(raw, rings, batch, share, walk, mods, S: gl.constexpr, P: gl.c
             before += blocks * tiles
             seq += 1
         else:
-            several = blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
-            item, count = item_at(batch, share, Walk(unit, seq, before, kv_head, walk.ahead), tiles, mods, S, several)
+            at = Walk(unit, seq, before, kv_head, walk.ahead)
+            item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
             raw_turns, turns = widen_tiles(raw, raw_turns, rings, turns, item.end - item.begin, S, P)
             unit += count
+
+
+@gluon.jit
+def beside_first(
+    out, results, query, raw, rings, batch, share, walk, mods, NUMBER: gl.constexpr, S: gl.constexpr, P: gl.constexpr
+):
+    """A warpgroup beside the first consumer: the second one, or the converter, which comes last."""
+    if NUMBER < P.CONSUMERS:
+        consume_share(out, results, query, rings, batch, share, walk, mods, NUMBER, S, P)
+    else:
+        convert_share(raw, rings, batch, share, walk, mods, S, P)

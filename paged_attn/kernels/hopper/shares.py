@@ -4,12 +4,15 @@ A program's work follows from the sequences' lengths alone, as in the portable k
 line of units into shares.  Each loader and each consumer (one or two, of four warps) walks along the share by itself.
 """
 
+import triton
+
 from ..common.merge import partial_of
 from ..common.output import clear_padding, tokens_of
 from ..common.records import Batch
 from ..common.schedule import find_share, unflatten, work
 from .args import (
     LatentRoom,
+    Loader,
     Results,
     Rings,
     has_latent_rows,
@@ -31,8 +34,25 @@ from .loading.queries import make_queries
 from .loading.ring import WARPGROUP, make_meeting, make_ring, ring_of
 from .schedule.arrival import told_in
 from .schedule.walk import Walk, bring_heads, share_of_heads
-from .share_roles import consume_share, convert_share, load_rests, load_share
+from .share_roles import beside_first, consume_share, load_share, load_values_of_share
 from .shim import fence_async_shared, gdc_launch_dependents, gdc_wait, gl, gluon
+
+
+@triton.constexpr_function
+def loaders_of(S, P):
+    """Number of warps that load: 1 where there are keys alone, or where one warp loads keys and values."""
+    keys_alone = S.REST == 0 and P.CONVERT == 0
+    both = S.REST is None and P.CONSUMERS == 1 and (P.VALUE_STAGES == 0 or P.BRIEF)
+    return 1 if keys_alone or both else 2
+
+
+@triton.constexpr_function
+def registers_of(P, loaders):
+    """Registers of a thread of each partition but the first, which gets what is left."""
+    convert = [P.CONVERT_REGISTERS] * (P.CONVERT != 0)
+    consumers = [(464 + 8 * len(convert) - sum(convert)) // 16 * 8] * (P.CONSUMERS - 1)
+    loader = 40 if P.CONVERT or P.CONSUMERS == 2 else 64
+    return consumers + convert + [loader] * loaders
 
 
 @gluon.jit(do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"])
@@ -73,7 +93,7 @@ def shares_kernel(
         values = make_ring(gl.float16, S.TILE, S.REST, P.VALUE_STAGES, 1, REST_READERS) if S.REST > 0 else keys
         RESTS: gl.constexpr = raw_slots_of_rest(P)
         raw_keys = make_ring(key_box.dtype, S.TILE, DIMS, P.RAW_STAGES, 1, WARPGROUP)
-        raw_rests = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys
+        raw_values = make_ring(key_box.dtype, S.TILE, S.REST, RESTS, 1, WARPGROUP) if S.REST > 0 else raw_keys
     else:
         keys = make_ring(key_box.dtype, S.TILE, DIMS, P.KEY_STAGES, P.LOADERS, READERS)
         if in_one_ring(S, P) or S.REST == 0:
@@ -111,88 +131,49 @@ def shares_kernel(
     else:
         index, kv_head, num_shares, ahead = share_of_heads(batch, mods, P.ROWS // 16, S)
         first = work(batch, lane, lane < batch.num_seqs, mods, S, kv_head)
+    if not P.CONVERT:
+        raw_keys, raw_values = keys, values
+    raw = Rings(raw_keys, raw_values, queries, queries.slots, queries.slots)
     share, seq, before = find_share(batch, first, index, num_shares, lane, mods, S, kv_head)
     walk = Walk(share.begin, seq, before, kv_head, ahead)
     results = Results(lse, partial_of(scratch, slots * S.LIVE), told_in(scratch, slots, S), scales)
-    K: gl.constexpr = P.KEY_STAGES
-    V: gl.constexpr = P.VALUE_STAGES
-    FROM: gl.constexpr = S.VALUE_DIM
     start_together()
-    if P.CONSUMERS == 2 and S.REST is None:
+    K: gl.constexpr = P.RAW_STAGES if P.CONVERT else P.KEY_STAGES
+    V: gl.constexpr = raw_slots_of_rest(P) if P.CONVERT else P.VALUE_STAGES
+    load_keys, load_values = Loader(key_box, new_key_box, raw_keys), Loader(value_box, new_value_box, raw_values)
+    LOADERS: gl.constexpr = loaders_of(S, P)
+    with_keys = load_values if LOADERS == 1 and S.REST is None else None
+    BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != 0)  # warpgroups
+    if BESIDE == 2:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
-            (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
-            (load_share, (value_box, new_value_box, values, batch, share, walk, mods, V, S, P)),
-        ], [4, 1, 1], [232, 40, 40])  # fmt: skip
-    elif P.CONVERT:
-        raw = Rings(raw_keys, raw_rests, queries, queries.slots, queries.slots)
-        R: gl.constexpr = P.RAW_STAGES
-        if P.CONSUMERS == 2:
-            gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
-                (convert_share, (raw, rings, batch, share, walk, mods, S, P)),
-                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, mods, R, S, P)),
-                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, mods, S, P)),
-            ], [4, 4, 1, 1], [(472 - P.CONVERT_REGISTERS) // 16 * 8, P.CONVERT_REGISTERS, 40, 40])  # fmt: skip
-        else:
-            gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-                (convert_share, (raw, rings, batch, share, walk, mods, S, P)),
-                (load_share, (key_box, new_key_box, raw_keys, batch, share, walk, mods, R, S, P)),
-                (load_rests, (value_box, new_value_box, raw_rests, batch, share, walk, mods, S, P)),
-            ], [4, 1, 1], [P.CONVERT_REGISTERS, 40, 40])  # fmt: skip
-    elif S.REST is not None:
-        if P.CONSUMERS == 2 and S.REST == 0:
-            gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
-            ], [4, 1], [232, 40])  # fmt: skip
-        elif P.CONSUMERS == 2:
-            gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 1, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
-                (load_share, (
-                    value_box, new_value_box, values, batch, share, walk, mods, V, S, P, None, None, None,
-                    FROM
-                )),
-            ], [4, 1, 1], [232, 40, 40])  # fmt: skip
-        elif S.REST == 0:
-            gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
-            ], [1], [64])  # fmt: skip
-        else:
-            gl.warp_specialize([
-                (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-                (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
-                (load_share, (
-                    value_box, new_value_box, values, batch, share, walk, mods, V, S, P, None, None, None,
-                    FROM
-                )),
-            ], [1, 1], [64, 64])  # fmt: skip
-    elif in_one_ring(S, P):
-        gl.static_assert(S.DIM == S.VALUE_PADDED)
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 1, S, P)),
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 2, S, P)),
+            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
+            (load_values_of_share, (load_values, batch, share, walk, mods, V, S, P)),
+        ], [4, 4, 1, 1], registers_of(P, LOADERS))  # fmt: skip
+    elif BESIDE == 1 and LOADERS == 2:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (load_share, (
-                key_box, new_key_box, keys, batch, share, walk, mods, K, S, P, value_box, new_value_box
-            )),
-        ], [1], [64])  # fmt: skip
-    elif P.BRIEF:
-        gl.static_assert(K == V)
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 1, S, P)),
+            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
+            (load_values_of_share, (load_values, batch, share, walk, mods, V, S, P)),
+        ], [4, 1, 1], registers_of(P, LOADERS))  # fmt: skip
+    elif BESIDE == 1:
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (load_share, (
-                key_box, new_key_box, keys, batch, share, walk, mods, K, S, P, value_box, new_value_box, values
-            )),
-        ], [1], [64])  # fmt: skip
+            (beside_first, (out, results, query, raw, rings, batch, share, walk, mods, 1, S, P)),
+            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
+        ], [4, 1], registers_of(P, LOADERS))  # fmt: skip
+    elif LOADERS == 2:
+        gl.warp_specialize([
+            (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
+            (load_share, (load_keys, batch, share, walk, mods, K, S, P)),
+            (load_values_of_share, (load_values, batch, share, walk, mods, V, S, P)),
+        ], [1, 1], registers_of(P, LOADERS))  # fmt: skip
     else:
+        gl.static_assert(with_keys is None or K == V or V == 0)
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (load_share, (key_box, new_key_box, keys, batch, share, walk, mods, K, S, P)),
-            (load_share, (value_box, new_value_box, values, batch, share, walk, mods, V, S, P)),
-        ], [1, 1], [64, 64])  # fmt: skip
+            (load_share, (load_keys, batch, share, walk, mods, K, S, P, with_keys)),
+        ], [1], registers_of(P, LOADERS))  # fmt: skip

@@ -1,7 +1,9 @@
 """Loader warps: load pages of keys or values into shared memory through the copy engine (TMA)."""
 
-from ...common.blocking import gap_before, in_cache, page_at
-from ..args import slots_of_tile
+from ...common.blocking import gap_before, in_cache, page_at, pages_of
+from ...common.bounds import visible_range
+from ...common.shards import own_block
+from ..args import in_one_ring, slots_of_tile
 from ..shim import gl, gluon, load_box, mbarrier
 from .packed import boxes_of, places_of_slot
 from .ring import advance, bytes_of_slot, wait_empty
@@ -107,27 +109,27 @@ def fill_slots(
 
 
 @gluon.jit
+def begin_item(batch, item, mods, S: gl.constexpr, P: gl.constexpr):
+    """(block, its page table, KV head of the cache, first key that some row sees, inclusive) of an item."""
+    block = item.block
+    table = pages_of(batch, block.seq)
+    lo = visible_range(block, mods, S.BLOCK_Q, S).lo
+    head = block.kv_head
+    if P.PARTS > 1:
+        head = head // P.PARTS
+    return own_block(block, mods, S), table, head, lo
+
+
+@gluon.jit
 def load_tile(
-    box,
-    new_box,
-    ring,
-    turn,
-    table,
-    batch,
-    block,
-    kv_head,
-    tile,
-    first_key,
-    PART: gl.constexpr,
-    STAGES: gl.constexpr,
-    S: gl.constexpr,
-    P: gl.constexpr,
-    FROM: gl.constexpr = 0,
-):
+    loader, turn, table, batch, block, kv_head, tile, first_key, PART: gl.constexpr, STAGES: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr, FROM: gl.constexpr = 0,
+):  # fmt: skip
     """Load one loader's part of a tile into the next slot, from the cache or from the new keys; return the turn.
 
     first_key: first key that some row sees, inclusive.
     """
+    box, ring = loader.box, loader.ring
     if S.APART:
         context_len = block.seq_len - block.query_len
         if in_cache(tile, context_len, S):
@@ -135,7 +137,7 @@ def load_tile(
             turn = fill_slots(box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
         else:
             rows = new_rows(block, tile, PART, S, P)
-            turn = fill_slots(new_box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
+            turn = fill_slots(loader.new_box, ring, turn, rows, tile, kv_head, PART, STAGES, S, P, FROM)
         return turn
     else:
         rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, PART, S, P)
@@ -143,66 +145,37 @@ def load_tile(
 
 
 @gluon.jit
-def load_both(
-    key_box, value_box, new_key_box, new_value_box, keys, values, turn, table, batch, block, kv_head, tile,
-    first_key, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-):  # fmt: skip
-    """Load a tile of keys and the tile of values into the next slots of two rings of equal depth, by one warp."""
-    if S.APART:
-        load_tile(key_box, new_key_box, keys, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
-        return load_tile(
-            value_box, new_value_box, values, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
-        )
-    else:
-        rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
-        send_part(key_box, keys, turn, rows, tile, kv_head, 0, STAGES, S, P)
-        send_part(value_box, values, turn, rows, tile, kv_head, 0, STAGES, S, P)
-        return advance(turn, STAGES)
-
-
-@gluon.jit
-def load_in_turn(
-    key_box, value_box, new_key_box, new_value_box, ring, turn, table, batch, block, kv_head, tile, first_key,
-    STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
-):  # fmt: skip
-    """Load a tile of keys and the tile of values into the next two slots of one ring."""
-    if S.APART:
-        turn = load_tile(
-            key_box, new_key_box, ring, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
-        )
-        return load_tile(
-            value_box, new_value_box, ring, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P
-        )
-    else:
-        rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
-        send_part(key_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
-        turn = advance(turn, STAGES)
-        send_part(value_box, ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
-        return advance(turn, STAGES)
-
-
-@gluon.jit
 def load_tiles(
-    box,
-    new_box,
-    ring,
-    turn,
-    table,
-    batch,
-    block,
-    kv_head,
-    begin,
-    end,
-    first_key,
-    PART: gl.constexpr,
-    STAGES: gl.constexpr,
-    S: gl.constexpr,
-    P: gl.constexpr,
-    FROM: gl.constexpr = 0,
-):
+    loader, turn, table, batch, block, kv_head, begin, end, first_key, PART: gl.constexpr, STAGES: gl.constexpr,
+    S: gl.constexpr, P: gl.constexpr, FROM: gl.constexpr = 0,
+):  # fmt: skip
     """Load tiles [begin, end) of a block into the ring, the last tile first; return the turn."""
     for i in range(end - begin):
         turn = load_tile(
-            box, new_box, ring, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P, FROM
-        )
+            loader, turn, table, batch, block, kv_head, end - 1 - i, first_key, PART, STAGES, S, P, FROM
+        )  # fmt: skip
     return turn
+
+
+@gluon.jit
+def load_both(
+    keys, values, turn, table, batch, block, kv_head, tile, first_key, STAGES: gl.constexpr, S: gl.constexpr,
+    P: gl.constexpr,
+):  # fmt: skip
+    """Load a tile of keys and the tile of values, by one warp; return the turn.
+
+    They take the next two slots of one ring, or the next slot of each of two rings of equal depth.
+    """
+    IN_TURN: gl.constexpr = in_one_ring(S, P)
+    if S.APART:
+        after = load_tile(keys, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
+        if IN_TURN:
+            turn = after
+        return load_tile(values, turn, table, batch, block, kv_head, tile, first_key, 0, STAGES, S, P)
+    else:
+        rows = page_rows(table, batch.page_starts, tile, first_key, block.seq_len, 0, S, P)
+        send_part(keys.box, keys.ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        if IN_TURN:
+            turn = advance(turn, STAGES)
+        send_part(values.box, values.ring, turn, rows, tile, kv_head, 0, STAGES, S, P)
+        return advance(turn, STAGES)

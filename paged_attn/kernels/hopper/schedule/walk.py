@@ -9,7 +9,7 @@ from ...common.blocking import block_of, tile_of, tiles_before
 from ...common.bounds import visible_range
 from ...common.head_programs import heads_at_once, programs_by_work, seqs_at_once, share_by_work
 from ...common.schedule import first_tile, pieces_of, place_of, share_of, slot_of, slots_between
-from ..args import Item
+from ..args import Item, has_latent_rows
 from ..asm.prefetch import bring_line
 from ..layouts import heads_layout
 from ..shim import gl, gluon
@@ -27,14 +27,16 @@ class Walk(NamedTuple):
 
 
 @gluon.jit
-def item_at(batch, share, walk, tiles, mods, S: gl.constexpr, blocks=None):
-    """(item, its units) at a unit of a sequence whose blocks have `tiles` tiles each.
+def item_at(batch, share, walk, blocks, tiles, mods, S: gl.constexpr, P: gl.constexpr):
+    """(item, its units) at a unit of a sequence of `blocks` blocks of `tiles` tiles each.
 
-    blocks: of the sequence, given if shares may have several blocks.  Then blocks with many and with few keys
-    alternate, so that all shares have about equally much work.
+    Shares of latent rows may have several blocks.  Then blocks with many and with few keys alternate, so that all
+    shares have about equally much work.
     """
     if S.PIECE is None:
-        return piece_at(batch, share, walk, tiles, mods, S, blocks)
+        return piece_at(
+            batch, share, walk, tiles, mods, S, blocks if has_latent_rows(S, P) and not S.ONE_BLOCK else None
+        )
     else:
         return fixed_pieces_at(batch, share, walk, tiles, mods, S)
 
