@@ -25,7 +25,7 @@ from .calls.untraced import at_first_call, untraced
 from .checks.axes import values_apart
 from .checks.kernel_tensors import refuse_gradient, watched
 from .generated import function, listed
-from .latent import lies_in, looks_within
+from .strides import lies_in, looks_within
 
 attend = at_first_call("attend", ".calls.attend", globals())
 write = at_first_call("write", ".calls.write", globals())

@@ -2,7 +2,8 @@
 
 torch leaves anything in other strides, and views differ in them.  For example, in a latent cache with one KV head,
 `cache[..., :512].unsqueeze(2)` and `cache.unsqueeze(2)` have different strides of the head.  Code that compares tensors
-calls `same_steps`.  Code that makes kernel arguments from strides calls `settled` first.
+calls `same_steps`, or `lies_in` where keys may hold their values (multi-head latent attention).  Code that makes kernel
+arguments from strides calls `settled` first.
 """
 
 from __future__ import annotations
@@ -19,6 +20,28 @@ def same_steps(x: Tensor, y: Tensor, end: int | None = None) -> bool:
         return False
     empty = x.numel() == y.numel() == 0
     return empty or all(a == b for size, a, b in zip(x.shape[:end], x.stride(), y.stride()) if size > 1)
+
+
+def lies_in(values: object, keys: object) -> bool:
+    """Whether values [..., value_dim] are the first dims of keys [..., head_dim], in one memory."""
+    return (
+        isinstance(values, Tensor)
+        and isinstance(keys, Tensor)
+        and looks_within(values, keys)
+        and values.data_ptr() == keys.data_ptr()
+    )
+
+
+def looks_within(values: Tensor, keys: Tensor) -> bool:
+    """Whether values would be the first dims of keys, if both had the same address."""
+    return (
+        values.ndim == keys.ndim == 4
+        and 0 < values.shape[3] <= keys.shape[3]
+        and keys.numel() > 0
+        and values.dtype == keys.dtype
+        and same_steps(values, keys, 3)
+        and (values.shape[3] == 1 or values.stride(3) == keys.stride(3))
+    )
 
 
 def settled(x: Any) -> Any:

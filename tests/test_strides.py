@@ -15,8 +15,7 @@ import paged_attn
 from paged_attn.calls import call_cache, launched
 from paged_attn.checks import overlap
 from paged_attn.integrations import flash_attn
-from paged_attn.latent import lies_in
-from paged_attn.strides import same_steps, settled
+from paged_attn.strides import lies_in, same_steps, settled
 from tests.cases import E4M3, Case, build, compare, problem_of, run
 from tests.hopper_cases import DEVICE, NEW, PACKED, ragged, sized
 

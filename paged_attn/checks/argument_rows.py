@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 
 from ..arguments import BY_NAME, BY_ROWS, INSTEAD, PLACES, WITHIN, Options, Tensors
-from ..latent import MAX_DIM, lies_in
 from ..launching.locks import FIRST
-from .axes import MAX_WORDS, Axes, Door
+from ..strides import lies_in
+from .axes import MAX_DIM, MAX_WORDS, Axes, Door
 from .contents import check_attention_contents, check_write_contents
 from .dtypes import BIAS_FOR, BOOL, FLOAT, FLOAT32, FP8, HALF, INT32, INTEGER, QUERY, SAME
 from .options import boolean, both, choice, integer, number, shard, window

@@ -10,13 +10,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..latent import MAX_DIM, MAX_LATENT_DIM, lies_in
+from ..strides import lies_in
 from . import cures
 from .dtypes import CACHE_FOR, FLOAT32, FP8, SAME, names
 from .kernel_tensors import plain
 from .options import choice, kind, scale_number
 from .swapped import LAYOUTS, OTHER, reading, shares_out
 
+MAX_DIM = 512  # dims of queries and keys, and of values
+MAX_LATENT_DIM = 576  # dims of keys that hold their values
 MAX_WORDS = 32  # words of a query's mask, qq_mask
 
 PACKED = ("pages", "kv_heads", "head_dim // x", "page_size", "x")

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from ..checks.axes import MAX_DIM
 from ..checks.dtypes import CACHE_FOR, names
-from ..latent import MAX_DIM
 from ..launching import gpus
 from ..launching.backend import HAS_TRITON, Device, device_of
 from ..planning.dialects import dialect

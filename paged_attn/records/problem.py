@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..arguments import TINY, Options, Tensors, scales_tokens
 from ..kernels.common.score_mod import ScoreMod, score_mod_of
-from ..latent import lies_in
 from ..launching.backend import Device
+from ..strides import lies_in
 from . import layout
 from .formats import is_fp8, page_of, value_dim_of
 from .key_bounds import key_bounds_of

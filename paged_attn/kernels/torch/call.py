@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import Options, Tensors, scales_tokens
-from ...latent import lies_in
+from ...strides import lies_in
 
 
 class Sizes(NamedTuple):
