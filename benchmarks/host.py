@@ -99,7 +99,7 @@ def pretend() -> None:
     """Plan as for an H200, and launch nothing: kept calls end in a foreign function that does next to nothing."""
     from triton.compiler import CompiledKernel
 
-    from paged_attn.launching import backend, driver, launch
+    from paged_attn.launching import driver, launch, platform
     from paged_attn.launching.template import Descriptors
 
     def kinds(arg: Any) -> Any:
@@ -124,7 +124,7 @@ def pretend() -> None:
         def __missing__(self, address: int) -> tuple[int, Any]:
             return self.setdefault(address, (address, None))
 
-    backend.pretend(backend.Device("sm90", 132))
+    platform.pretend(platform.Device("sm90", 132))
     # pthread_equal(configuration, kernel, ...) is 0, which is the driver's success
     start = ctypes.CDLL(None)["pthread_equal"]
     # what a kernel takes is not compared with its PTX, for there is none

@@ -148,12 +148,12 @@ def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
     """What the planner is told of a call, on a device that need not be there."""
     from paged_attn.arguments import bound
     from paged_attn.checks import argument_rows as check
-    from paged_attn.launching import backend
+    from paged_attn.launching import platform
     from paged_attn.records import problem
 
     given, options = bound(inputs)
     check.check_attention(given, options)
-    return problem.problem_of(given, options, device or backend.device_of(given.q.device), backend.INTERPRET)
+    return problem.problem_of(given, options, device or platform.device_of(given.q.device), platform.INTERPRET)
 
 
 def rounds_weights(problem: Any) -> bool:

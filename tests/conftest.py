@@ -98,10 +98,10 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def quick() -> Iterator[pytest.MonkeyPatch]:
     """What makes the interpreter quick, for the test that it computes the same without."""
-    from paged_attn.launching import backend
+    from paged_attn.launching import platform
 
     with pytest.MonkeyPatch.context() as patch:
-        if backend.INTERPRET:
+        if platform.INTERPRET:
             from tests.interpreter import quicken
 
             quicken(patch)

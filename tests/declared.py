@@ -17,7 +17,7 @@ from paged_attn.arguments import (
     WITHIN,
     Argument,
 )
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from tests.score_mods import relative
 
 NAMES = [x.name for x in ARGUMENTS if x.kind != PART]  # of signatures; parts are given within others

@@ -185,7 +185,7 @@ def work(given: argparse.Namespace) -> None:
         process.simulate()
     import torch
 
-    from paged_attn.launching import backend
+    from paged_attn.launching import platform
     from tests import fuzzing
     from tests.interpreter import quicken
 
@@ -193,7 +193,7 @@ def work(given: argparse.Namespace) -> None:
     fuzzing.ON_HOST = fuzzing.ON_HOST if given.on_host is None else given.on_host
     warnings.filterwarnings("ignore")
     with pytest.MonkeyPatch.context() as patch, (given.work / "reports").open("a") as reports:
-        if backend.INTERPRET:
+        if platform.INTERPRET:
             quicken(patch)
 
         def begin(call: fuzzing.Call) -> None:

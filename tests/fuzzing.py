@@ -18,7 +18,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from paged_attn.launching import backend
+from paged_attn.launching import platform
 from paged_attn.planning import planner
 from tests import hopper_plans, portable_plans, torch_ways
 from tests.cases import Case, build, problem_of, run
@@ -166,7 +166,7 @@ def _ways(rng: random.Random) -> Iterator[str]:
     if DEVICE == "cpu" and not SIMULATES:
         yield from rng.choice([[], *([way] for way in (TORCH_WAYS if IN_TORCH else PORTABLE_WAYS))])
         return
-    hopper = SIMULATES or backend.device_of(torch.device(DEVICE, 0)).arch == "sm90"
+    hopper = SIMULATES or platform.device_of(torch.device(DEVICE, 0)).arch == "sm90"
     if not SIMULATES and (not hopper or rng.random() < 0.25):
         yield from rng.choice([[], *([way] for way in PORTABLE_WAYS)])
     elif SIMULATES or rng.random() < 0.7:

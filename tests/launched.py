@@ -56,13 +56,13 @@ def pytest_configure() -> None:
 
     comparing.compare = torch.testing.assert_close = _passes  # before others have them by name
     torch.equal = lambda *_: True
-    from paged_attn.launching import backend, launch
+    from paged_attn.launching import launch, platform
     from paged_attn.preparation import offline
     from tests import cases, hopper_cases
 
-    device = backend.Device("sm90", 132)
+    device = platform.Device("sm90", 132)
     triton.runtime.driver.set_active(offline.CompileOnly(offline.target_of(device)))
-    backend.pretend(device)
+    platform.pretend(device)
     launch.run = lambda kernel, grid, *args, **options: kernel.warmup(*args, grid=grid, **options)
     JITFunction._do_compile = _compile
     torch.cuda.is_available = lambda: True  # while tests are collected

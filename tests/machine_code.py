@@ -35,7 +35,7 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
     """(variant, compiled kernel) of every launch that the calls would make on the target."""
     import triton
 
-    from paged_attn.launching import backend
+    from paged_attn.launching import platform
     from paged_attn.preparation import offline
 
     found: list[Any] = []
@@ -47,7 +47,7 @@ def compile_calls(target: str, calls: list[tuple[str, Any]]) -> Iterator[tuple[s
         said.truncate(said.seek(0))
 
     triton.knobs.nvidia.dump_ptxas_log = True
-    offline.compile_only(backend.Device(target, MULTIPROCESSORS[target]), keep)
+    offline.compile_only(platform.Device(target, MULTIPROCESSORS[target]), keep)
     for variant, call in calls:
         try:
             with contextlib.redirect_stdout(said):

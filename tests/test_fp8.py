@@ -125,7 +125,7 @@ def test_rows_of_any_magnitude_fit_float16_and_lose_nothing(device: str) -> None
     x[:12] = (2.0 ** exponents[:, None]).float() * torch.linspace(-1.99, 1.0, 32).to(BF16).float()
     x[13, 5], x[14, 5] = torch.inf, torch.nan
     rows, powers = torch.empty_like(x), torch.empty(16, device=device)
-    with paged_attn.launching.backend.current(x.device):
+    with paged_attn.launching.platform.current(x.device):
         launch.run(normalize_kernel, (1,), x, rows, powers, 16, 32)
     largest = rows.abs().amax(1)
     assert (largest[1:12] >= 2**14).all()
@@ -139,7 +139,7 @@ def test_rows_of_any_magnitude_fit_float16_and_lose_nothing(device: str) -> None
 def test_apart_and_together_are_inverse(device: str) -> None:
     x = torch.arange(4 * 32, dtype=torch.float32, device=device).view(4, 32)
     halves, whole = torch.empty(2, 4, 16, device=device), torch.empty_like(x)
-    with paged_attn.launching.backend.current(x.device):
+    with paged_attn.launching.platform.current(x.device):
         launch.run(apart_kernel, (1,), x, halves, whole, 4, 32)
     assert torch.equal(halves[0], x[:, ::2])
     assert torch.equal(halves[1], x[:, 1::2])

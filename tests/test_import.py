@@ -35,7 +35,7 @@ def test_importing_changes_nothing() -> None:
 
 
 def test_importing_reads_no_kernels() -> None:
-    heavy = "{'calls.attend', 'kernels', 'launching.backend', 'launching.launch', 'records', 'preparation'}"
+    heavy = "{'calls.attend', 'kernels', 'launching.platform', 'launching.launch', 'records', 'preparation'}"
     run(
         f"import sys, paged_attn\nassert not {{f'paged_attn.{{x}}' for x in {heavy}}} & {{*sys.modules}}\n"
         "assert paged_attn.prepare.__name__ == 'prepare' and 'prepare' in dir(paged_attn)"
@@ -66,9 +66,9 @@ def test_a_failed_interpreted_call_leaves_triton_as_it_was() -> None:
 
 @pytest.mark.parametrize("asked, interpreted", [("1", True), ("0", False)])
 def test_the_user_says_what_is_interpreted(asked: str, interpreted: bool) -> None:
-    script = "from paged_attn.launching import backend\n"
+    script = "from paged_attn.launching import platform\n"
     script += "from paged_attn.kernels.portable.attention_kernel import attention_kernel as kernel\n"
-    script += "print(backend.INTERPRET, type(kernel).__name__)"
+    script += "print(platform.INTERPRET, type(kernel).__name__)"
     printed = run(script, TRITON_INTERPRET=asked)
     assert printed.split() == [str(interpreted), "InterpretedFunction" if interpreted else "JITFunction"]
 

@@ -12,7 +12,7 @@ import paged_attn
 from paged_attn import reference
 from paged_attn.arguments import table_parts
 from paged_attn.calls import attend, call_cache
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from tests.cases import BAD_PAGE, E4M3, Case, build, problem_of, run
 
 RAGGED = [

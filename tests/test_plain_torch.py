@@ -11,7 +11,7 @@ import torch
 
 import paged_attn
 from paged_attn.kernels.torch import blocks, cache, plain
-from paged_attn.launching import backend
+from paged_attn.launching import platform
 from paged_attn.planning.dialects import torch_dialect
 from tests import torch_ways
 from tests.cases import Case, build, compare, run
@@ -26,14 +26,14 @@ def in_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Calls of the test are made in plain torch, whatever the others are made in."""
     if torch.cuda.is_available():
         pytest.skip("tensors of these tests are on the CPU of a machine without a GPU")
-    monkeypatch.setattr(backend, "ASKED", "torch")
+    monkeypatch.setattr(platform, "ASKED", "torch")
     monkeypatch.setattr(torch_ways, "IN_TORCH", True)
     monkeypatch.setattr("tests.comparing.IN_TORCH", True)
-    backend.device_of.cache_clear()
+    platform.device_of.cache_clear()
     _forget()
     yield
     monkeypatch.undo()
-    backend.device_of.cache_clear()
+    platform.device_of.cache_clear()
     _forget()
 
 
@@ -46,8 +46,8 @@ def _forget() -> None:
 SCRIPT = """
 import sys, torch
 assert call() < 1e-5 and call(1) < 1e-5
-from paged_attn.launching import backend
-print(backend.device_of(torch.device("cpu")).arch, "triton" in sys.modules)
+from paged_attn.launching import platform
+print(platform.device_of(torch.device("cpu")).arch, "triton" in sys.modules)
 """
 
 

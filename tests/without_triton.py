@@ -23,8 +23,8 @@ SUITE = (
 IMPORT = """
 import importlib.util, paged_attn
 assert importlib.util.find_spec("triton") is None
-from paged_attn.launching import backend
-assert not backend.HAS_TRITON and paged_attn.distributed.merge and paged_attn.prepare and paged_attn.paged_attention
+from paged_attn.launching import platform
+assert not platform.HAS_TRITON and paged_attn.distributed.merge and paged_attn.prepare and paged_attn.paged_attention
 """
 COMMANDS = (
     ["-c", IMPORT],

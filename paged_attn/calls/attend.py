@@ -8,7 +8,7 @@ from torch import Tensor
 from ..arguments import SCALE, SEVERAL, Options, Tensors, of_kind, scales_tokens
 from ..checks import argument_rows as checks
 from ..checks.options import unboxed
-from ..launching.backend import device_of
+from ..launching.platform import device_of
 from ..records.key_bounds import key_bounds_of
 from ..strides import settled
 from . import call_cache, checked

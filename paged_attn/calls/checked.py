@@ -6,7 +6,7 @@ import os
 from typing import Protocol
 
 from ..checks.options import boolean
-from ..launching.backend import INTERPRET, Device
+from ..launching.platform import INTERPRET, Device
 
 
 class InTorch(Protocol):

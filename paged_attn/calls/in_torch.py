@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import Options, Tensors
 from ..checks.axes import Axes
-from ..launching.backend import Device
+from ..launching.platform import Device
 from ..planning.dialects import torch_dialect
 from .limits import scale_and_cap
 

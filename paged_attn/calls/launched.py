@@ -10,8 +10,8 @@ from ..checks.axes import Axes
 from ..kernels.common.records import KeyValues, Modifiers
 from ..kernels.portable.cache_write import write_kv_kernel
 from ..kernels.shared_arguments import merge_states
-from ..launching.backend import INTERPRET, Device
 from ..launching.launch import Launches, Step
+from ..launching.platform import INTERPRET, Device
 from ..launching.template import arguments_for
 from ..planning.planner import plan, steps_of
 from ..records import layout

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..checks import argument_rows as checks
-from ..launching.backend import device_of
+from ..launching.platform import device_of
 from .untraced import untraced
 from .ways import way_of
 

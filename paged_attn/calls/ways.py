@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any, Protocol
 
-from ..launching.backend import Device
 from ..launching.locks import FIRST
+from ..launching.platform import Device
 
 
 class Runs(Protocol):

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..checks import argument_rows as checks
 from ..checks.options import unboxed
-from ..launching.backend import device_of
+from ..launching.platform import device_of
 from ..strides import settled
 from . import call_cache, checked
 from .untraced import untraced

@@ -116,7 +116,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     score_mod, score_mod_args = options.score_mod, given.score_mod_args
     if score_mod is not None or score_mod_args is not None:
         with FIRST:  # importing the package asks for no device
-            from ..launching.backend import device_of
+            from ..launching.platform import device_of
 
         in_torch = device_of(q.device).in_torch
         more = check_score_mod(door, score_mod, () if score_mod_args is None else score_mod_args, in_torch)

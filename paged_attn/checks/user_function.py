@@ -20,7 +20,7 @@ def check_score_mod(door: Door, function: Any, args: Any, in_torch: bool) -> dic
 
     in_torch: the function may be one in torch, since plain torch makes the call.
     """
-    from ..launching.backend import under_triton  # looks for a GPU, which `import paged_attn` does not
+    from ..launching.platform import under_triton  # looks for a GPU, which `import paged_attn` does not
 
     if function is None and isinstance(args, tuple) and not args:
         return {}

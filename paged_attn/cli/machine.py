@@ -20,7 +20,7 @@ class Torch(NamedTuple):
 
 
 class Found(NamedTuple):
-    """A GPU: its name, and the fields of backend.Device."""
+    """A GPU: its name, and the fields of platform.Device."""
 
     name: str
     arch: str
@@ -62,7 +62,7 @@ def in_torch(found: Found | None, triton: bool) -> bool:
 def _asked_of_torch() -> Found | None:
     import torch
 
-    from paged_attn.launching.backend import INTERPRET, device_of
+    from paged_attn.launching.platform import INTERPRET, device_of
 
     if INTERPRET or not torch.cuda.is_available():
         return None

@@ -41,7 +41,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     import paged_attn
     from paged_attn.checks.dtypes import CACHE_FOR
     from paged_attn.checks.dtypes import names as names_of
-    from paged_attn.launching.backend import HAS_TRITON, INTERPRET, Device
+    from paged_attn.launching.platform import HAS_TRITON, INTERPRET, Device
     from paged_attn.preparation.score_mod_ref import named_by
 
     dtype = torch_dtype(given.pop("dtype"))
@@ -82,7 +82,7 @@ def prepare(as_json: bool, **given: Any) -> None:
     if host is None:
         done = paged_attn.prepare(**told, device=device)
     else:
-        from paged_attn.integrations.ready import prepare_for
+        from paged_attn.integrations.engine_kernels import prepare_for
 
         done = prepare_for(host, told, drafts, device)
     where = name_of(here()) if device is None else f"{device.arch}, {device.multiprocessors} multiprocessors"

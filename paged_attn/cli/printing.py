@@ -47,7 +47,7 @@ def here() -> torch.device:
     """The device on which calls of this process run."""
     import torch
 
-    from paged_attn.launching.backend import INTERPRET
+    from paged_attn.launching.platform import INTERPRET
 
     return torch.device("cpu" if INTERPRET or not torch.cuda.is_available() else "cuda")
 
@@ -56,7 +56,7 @@ def name_of(device: torch.device) -> str:
     """A device's name for people."""
     import torch
 
-    from paged_attn.launching.backend import device_of
+    from paged_attn.launching.platform import device_of
 
     if device.type != "cuda":
         return "the CPU, " + ("in plain torch" if device_of(device).in_torch else "through Triton's interpreter")

@@ -8,7 +8,7 @@ import torch
 
 from ..arguments import bound
 from ..calls.limits import scale_and_cap
-from ..launching.backend import ASKED, HAS_TRITON
+from ..launching.platform import ASKED, HAS_TRITON
 from ..planning.dialects import torch_dialect
 from ..preparation.model import Lengths, call_of
 from . import words

@@ -10,7 +10,7 @@ import torch
 from ..checks.axes import MAX_DIM
 from ..checks.dtypes import CACHE_FOR, names
 from ..launching import gpus
-from ..launching.backend import HAS_TRITON, Device, device_of
+from ..launching.platform import HAS_TRITON, Device, device_of
 from ..planning.dialects import dialect
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..preparation.score_mod_ref import named_by

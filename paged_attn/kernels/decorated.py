@@ -4,7 +4,7 @@ Triton decides as it decorates a function whether it is compiled or interpreted.
 first; `kernels/torch` does not, so that plain torch needs no Triton.
 """
 
-from ..launching.backend import decorating
+from ..launching.platform import decorating
 
 with decorating():
     from .common import copying, exchange, merge, numerics, output, records, schedule, scores, softmax

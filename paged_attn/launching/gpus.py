@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class GPU(NamedTuple):
-    """What the planner may know of a GPU: the fields of backend.Device."""
+    """What the planner may know of a GPU: the fields of platform.Device."""
 
     arch: str
     multiprocessors: int

@@ -12,11 +12,11 @@ import triton
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
-from . import backend, context, driver, scratch, triton_trial, triton_version
-from .backend import INTERPRET, current, interpreting
+from . import context, driver, platform, scratch, triton_trial, triton_version
 from .hooks import tell_plainly
 from .keys import settle
 from .locks import FIRST
+from .platform import INTERPRET, current, interpreting
 from .template import STREAM, Descriptors, Hole, Placed, caller, fill, filler
 
 STATES, COUNTERS = Hole(-3), Hole(-2)  # scratch, between a call's tensors, memory of its own, and STREAM
@@ -116,7 +116,7 @@ class Launches:
         """Launch with these tensors; compile kernels that are not compiled yet."""
         kept = []
         rooms: dict[int, scratch.Room] = {}  # held until all steps are launched, so that nobody else gets the memory
-        common = triton_version.options(KEEPS and backend.device_of(self.device).capability > 0)
+        common = triton_version.options(KEEPS and platform.device_of(self.device).capability > 0)
         with current(self.device):
             stream = self.stream(self.index)
             if self.own is not None:
@@ -130,7 +130,7 @@ class Launches:
                 compiled = run(step.kernel, step.grid, *fill(step.args, everything), **options)
                 if KEEPS and isinstance(compiled, CompiledKernel) and len(step.args) == len(step.kernel.arg_names):
                     kept.append(_kept(step, compiled, len(everything)))
-        if len(kept) == len(self.steps) and not triton_trial.why_untrusted(backend.device_of(self.device).arch):
+        if len(kept) == len(self.steps) and not triton_trial.why_untrusted(platform.device_of(self.device).arch):
             self.kept = kept
 
     def again(self, addresses: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import triton
 
-from . import backend, child, triton_version
+from . import child, platform, triton_version
 
 SECONDS = 600  # limit of a trial; most of its time is compiling
 
@@ -46,7 +46,7 @@ def why_not(arch: str) -> str | None:
 
 def _device(arch: str) -> int | None:
     """Index of the first GPU of this architecture; None if there is none."""
-    if backend.INTERPRET or not torch.cuda.is_available() or torch.version.hip:
+    if platform.INTERPRET or not torch.cuda.is_available() or torch.version.hip:
         return None
     facts = (torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count()))
     return next((i for i, (major, minor) in enumerate(facts) if f"sm{major}{minor}" == arch), None)

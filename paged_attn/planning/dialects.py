@@ -11,8 +11,8 @@ import importlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..launching.backend import Device
 from ..launching.locks import FIRST
+from ..launching.platform import Device
 
 if TYPE_CHECKING:
     from torch import Tensor

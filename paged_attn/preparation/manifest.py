@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..launching import triton_version
-from ..launching.backend import Device
+from ..launching.platform import Device
 from .engine_steps import Padded, Served
 from .processes import read
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from ..arguments import BY_ROWS, OF_MODELS, WITHIN, bound
-from ..launching.backend import Device
+from ..launching.platform import Device
 from ..planning.dialects import dialect
 from ..records.formats import is_fp8
 from ..records.key_bounds import key_bounds_of

@@ -7,7 +7,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 
-from ..launching import backend, launch, triton_version
+from ..launching import launch, platform, triton_version
 from ..launching.hooks import tell_plainly
 from ..launching.keys import settle
 
@@ -28,16 +28,16 @@ class CompileOnly:
         return 0
 
 
-def target_of(device: backend.Device) -> GPUTarget:
+def target_of(device: platform.Device) -> GPUTarget:
     """What Triton calls the device's architecture."""
     if device.capability:
         return GPUTarget("cuda", device.capability, 32)
     return GPUTarget("hip", device.arch, 64)
 
 
-def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None:
+def compile_only(device: platform.Device, found: Callable[[Any], object]) -> None:
     """From now on, compile each kernel of a launch for this device and pass it to `found` instead of launching."""
-    if backend.INTERPRET:
+    if platform.INTERPRET:
         raise RuntimeError("kernels are interpreted in this process: start it with TRITON_INTERPRET=0")
 
     def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
@@ -46,7 +46,7 @@ def compile_only(device: backend.Device, found: Callable[[Any], object]) -> None
         found(kernel.warmup(*args, grid=grid, **options))
 
     triton.runtime.driver.set_active(CompileOnly(target_of(device)))
-    backend.pretend(device)
+    platform.pretend(device)
     launch.run = run
 
 

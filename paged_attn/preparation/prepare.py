@@ -13,8 +13,8 @@ from ..arguments import OF_MODELS
 from ..checks.argument_rows import check_options
 from ..checks.keywords import refuse, told
 from ..checks.options import choice, integer, kind, unboxed
-from ..launching import backend
-from ..launching.backend import Device, device_of
+from ..launching import platform
+from ..launching.platform import Device, device_of
 from .model import Lengths, Model, batches_up_to
 from .processes import ModelBatches, Pool, Track, processors
 from .score_mod_ref import named
@@ -155,7 +155,7 @@ def compile_for(
             f"{model.page_stride}"
         )
     local = not isinstance(device, Device)
-    if backend.INTERPRET and local:
+    if platform.INTERPRET and local:
         return Summary(0, 0, 0.0)
     facts = device if isinstance(device, Device) else device_of(torch.device(device or "cuda"))
     if facts.in_torch:

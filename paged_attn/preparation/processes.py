@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..launching import triton_version
-from ..launching.backend import Device
 from ..launching.locks import FIRST
+from ..launching.platform import Device
 from ..planning.dialects import DIALECTS, dialect
 from ..records.formats import is_fp8
 from .model import Lengths, Model, call_of, distinct, new_dtype, new_rows

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..arguments import TINY, Options, Tensors, scales_tokens
 from ..kernels.common.score_mod import ScoreMod, score_mod_of
-from ..launching.backend import Device
+from ..launching.platform import Device
 from ..strides import lies_in
 from . import layout
 from .formats import is_fp8, page_of, value_dim_of

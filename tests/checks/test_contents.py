@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import paged_attn
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from tests.bad_input import Change, Inputs, as_bytes, refuses, value
 from tests.cases import BAD_PAGE, Case, build, run
 

@@ -18,7 +18,7 @@ from paged_attn import distributed
 from paged_attn.cli import bench_command, demo_command, main
 from paged_attn.distributed import groups
 from paged_attn.explain import question
-from paged_attn.launching import backend, gpus, launch
+from paged_attn.launching import gpus, launch, platform
 from paged_attn.preparation import offline
 from paged_attn.preparation.score_mod_ref import named, named_by
 from paged_attn.serving import pages, scheduler, trace
@@ -95,7 +95,7 @@ def without_matplotlib(folder: Path) -> None:
 
 def prepare_for_the_interpreter(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "INTERPRET", True)
+        patch.setattr(platform, "INTERPRET", True)
         main(["prepare"], standalone_mode=False)
 
 
@@ -114,7 +114,7 @@ def without_triton(call: Callable[[], object]) -> Callable[[Path], object]:
 
     def run(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(backend, "HAS_TRITON", False)
+            patch.setattr(platform, "HAS_TRITON", False)
             patch.setattr(question, "HAS_TRITON", False)
             call()
 
@@ -124,19 +124,19 @@ def without_triton(call: Callable[[], object]) -> Callable[[Path], object]:
 def asked_for(dialect: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PAGED_ATTN_DIALECT", dialect)
-        backend._asked()
+        platform._asked()
 
 
 def in_plain_torch(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "device_of", lambda device: backend.Device("cpu", 2))
+        patch.setattr(platform, "device_of", lambda device: platform.Device("cpu", 2))
         paged_attn.paged_attention(**call_of("plain", "cpu"), score_mod="relu")
 
 
 def in_the_interpreter(folder: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backend, "INTERPRET", True)
-        offline.compile_only(backend.Device("sm90", 132), print)
+        patch.setattr(platform, "INTERPRET", True)
+        offline.compile_only(platform.Device("sm90", 132), print)
 
 
 def sharded(**given: Any) -> Callable[[Path], object]:

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import paged_attn
 from paged_attn.arguments import OF_MODELS
 from paged_attn.cli import main, prepare_command
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation import prepare as preparation
 from tests import score_mods
 
@@ -166,7 +166,7 @@ def test_prepare_refuses_before_it_begins(asked: list[dict[str, Any]], monkeypat
         result = CliRunner().invoke(main, ["prepare", *words.split()])
         assert result.exit_code == 2, words
         assert message in " ".join(result.output.split())
-    monkeypatch.setattr("paged_attn.launching.backend.INTERPRET", True)
+    monkeypatch.setattr("paged_attn.launching.platform.INTERPRET", True)
     assert "name a --device to compile for" in CliRunner().invoke(main, ["prepare"]).output
     assert not asked
 

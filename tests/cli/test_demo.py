@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 import paged_attn
 from paged_attn import reference
 from paged_attn.cli import main
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation.model import Lengths, distinct
 from paged_attn.serving import first_kernels, trace
 from paged_attn.serving.demo import Sizes, serve

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from paged_attn.cli import info_command, machine, main
 from paged_attn.integrations import probes
-from paged_attn.launching import backend, triton_trial
+from paged_attn.launching import platform, triton_trial
 from tests.own_process import run
 
 H200 = machine.Found("NVIDIA H200", "sm90", 132)
@@ -44,7 +44,7 @@ def test_the_device_is_the_one_that_torch_sees() -> None:
     if not torch.cuda.is_available():
         assert found is None
         return
-    facts = backend.device_of(torch.device("cuda"))
+    facts = platform.device_of(torch.device("cuda"))
     assert found == dict(name=torch.cuda.get_device_name(), arch=facts.arch, multiprocessors=facts.multiprocessors)
 
 
@@ -92,8 +92,8 @@ def test_plain_torch_serves_where_no_kernel_does(
     ],
 )  # fmt: skip
 def test_info_tells_what_tensors_on_the_cpu_meet(environ: dict[str, str], told: str) -> None:
-    script = "import torch\nfrom paged_attn.cli import machine\nfrom paged_attn.launching import backend\n"
-    script += "arch = backend.device_of(torch.device('cpu')).arch\n"
+    script = "import torch\nfrom paged_attn.cli import machine\nfrom paged_attn.launching import platform\n"
+    script += "arch = platform.device_of(torch.device('cpu')).arch\n"
     script += "assert machine.in_torch(None, True) == (arch == 'cpu'), arch\nprint(arch)"
     assert run(script, **{"PAGED_ATTN_DIALECT": "", **environ}).strip() == told
 

@@ -17,8 +17,8 @@ import triton
 from click.testing import CliRunner
 
 from paged_attn.cli import main
-from paged_attn.integrations import ready as home
-from paged_attn.launching import backend
+from paged_attn.integrations import engine_kernels as home
+from paged_attn.launching import platform
 from paged_attn.preparation import subprocess as apart
 from paged_attn.preparation.engine_steps import Padded, Served, plain
 from paged_attn.preparation.manifest import Asked
@@ -137,7 +137,7 @@ import json, multiprocessing, sys
 from tests.preparation.asked import H200, TINY
 
 def worker(number):
-    from paged_attn.integrations.ready import ready
+    from paged_attn.integrations.engine_kernels import ready
     done = ready(lambda: [TINY], H200, print, print)
     print(json.dumps(done), flush=True)
 
@@ -152,7 +152,7 @@ if __name__ == "__main__":
 
 
 @compiles
-@pytest.mark.skipif(not backend.INTERPRET, reason="is the same with a GPU")
+@pytest.mark.skipif(not platform.INTERPRET, reason="is the same with a GPU")
 def test_of_two_daemonic_workers_one_compiles_and_the_other_finds_all(tmp_path: Path) -> None:
     script = tmp_path / "engine.py"
     script.write_text(ENGINE)
@@ -204,7 +204,7 @@ PADDED = Padded(
 BEGIN = """
 import json, os, sys, threading, time
 import torch
-from paged_attn.integrations.ready import begin
+from paged_attn.integrations.engine_kernels import begin
 from tests.preparation.asked import H200
 from tests.integrations.test_ready import PADDED
 
@@ -225,7 +225,7 @@ turning.set()
 
 
 @compiles
-@pytest.mark.skipif(not backend.INTERPRET, reason="is the same with a GPU")
+@pytest.mark.skipif(not platform.INTERPRET, reason="is the same with a GPU")
 def test_forked_processes_compile_while_the_host_goes_on(tmp_path: Path) -> None:
     """The host has threads that work meanwhile; what it began with, and what lies on disk, is not compiled again."""
     environment = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "TRITON_INTERPRET": "0"}
@@ -295,7 +295,7 @@ import torch
 import triton
 
 import paged_attn
-from paged_attn.integrations.ready import ready
+from paged_attn.integrations.engine_kernels import ready
 from paged_attn.preparation.engine_steps import Padded, Served, plain
 
 compiled = []

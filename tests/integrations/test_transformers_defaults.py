@@ -269,7 +269,7 @@ def test_bounds_are_those_of_the_settings() -> None:
 def test_only_padded_batches_of_whole_heads_are_foreseen(
     graphs: Any, ranks: int, begins: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from paged_attn.integrations import ready as home
+    from paged_attn.integrations import engine_kernels as home
 
     found: list[Any] = []
     monkeypatch.setattr(home, "begin", lambda served, *_: found.append([*served()]))
@@ -282,7 +282,7 @@ def test_only_padded_batches_of_whole_heads_are_foreseen(
 
 
 def test_registering_a_model_waits_for_kernels_of_any_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paged_attn.integrations import ready as home
+    from paged_attn.integrations import engine_kernels as home
 
     found: list[Any] = []
     waited: list[str] = []

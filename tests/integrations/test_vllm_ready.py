@@ -22,7 +22,7 @@ with warnings.catch_warnings():
     from vllm import config as vllm_config
     from vllm.model_executor.layers.attention.attention import Attention
 
-    from paged_attn.integrations.ready import OF_HOST
+    from paged_attn.integrations.engine_kernels import OF_HOST
     from paged_attn.integrations.vllm import ready
     from paged_attn.preparation.engine_steps import plain
     from tests.integrations import vllm_asked, vllm_batch

@@ -19,7 +19,7 @@ from transformers.generation.continuous_batching import initialization, model_ru
 
 from paged_attn.integrations import transformers as adapter
 from paged_attn.integrations.transformers import ready
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation.model import distinct
 from paged_attn.preparation.processes import compile_call
 from tests.preparation import keys

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation.engine_steps import Served
 from paged_attn.preparation.model import distinct
 from paged_attn.preparation.processes import compile_call

@@ -72,8 +72,8 @@ from pathlib import Path
 import torch
 import triton
 
-from paged_attn.launching import backend, triton_version
-from paged_attn.launching.backend import Device
+from paged_attn.launching import platform, triton_version
+from paged_attn.launching.platform import Device
 from paged_attn.preparation import offline
 
 library = Path(triton_version.options(True)["extern_libs"]["libdevice"])

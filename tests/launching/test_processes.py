@@ -43,7 +43,7 @@ def test_a_child_calls_after_any_number_of_calls(calls: int) -> None:
     "moment",
     [
         "first.wait()",
-        "'paged_attn.launching.backend' in sys.modules",
+        "'paged_attn.launching.platform' in sys.modules",
         "'paged_attn.kernels' in sys.modules",
         "launched",
     ],

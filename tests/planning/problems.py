@@ -11,7 +11,7 @@ import torch
 from benchmarks import traces
 from benchmarks.suites import SUITES
 from paged_attn.arguments import OF_MODELS
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.problem import Problem

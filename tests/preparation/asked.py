@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation.engine_steps import Served
 from paged_attn.preparation.manifest import Asked
 from paged_attn.preparation.model import Model

@@ -10,7 +10,7 @@ from typing import Any
 
 import triton
 
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation import offline
 
 Key = tuple[str, str]  # a kernel's name; what Triton tells its variants by

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation.model import Lengths, Model, batches_up_to, distinct, variants_of
 from tests.preparation.models import E4M3, LLAMA, MODELS
 from tests.preparation.traffic import KEYS, SEQS, TOKENS, lengths_of, steps

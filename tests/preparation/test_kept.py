@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.preparation import manifest
 from tests.preparation.asked import ASKED, TINY
 

@@ -10,7 +10,7 @@ import torch
 
 import paged_attn
 from paged_attn.calls import launched
-from paged_attn.launching import backend
+from paged_attn.launching import platform
 from paged_attn.preparation.model import Lengths, Model, call_of, problem_of
 from tests.preparation.models import MODELS
 
@@ -27,7 +27,7 @@ class Planned(Exception):
     """Carries what the planner was told."""
 
 
-@pytest.mark.skipif(not backend.INTERPRET, reason="a model's calls are made of tensors on the CPU")
+@pytest.mark.skipif(not platform.INTERPRET, reason="a model's calls are made of tensors on the CPU")
 @pytest.mark.parametrize(
     "batch", [Lengths(False, 3, 3, 1, 200), Lengths(True, 3, 70, 64, 200)], ids=["decode", "ragged"]
 )
@@ -39,7 +39,7 @@ def test_the_planner_is_told_of_a_model_what_it_is_told_of_its_calls(
         raise Planned(problem)
 
     monkeypatch.setattr(launched, "plan", told)
-    model, device = Model(**MODELS[name]), backend.device_of(torch.device("cpu"))
+    model, device = Model(**MODELS[name]), platform.device_of(torch.device("cpu"))
     with pytest.raises(Planned) as planned:
         paged_attn.paged_attention(**call_of(model, batch))
     want = problem_of(model, batch, device)

@@ -24,7 +24,7 @@ PREPARE = """
 import json, sys
 import torch
 import paged_attn
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from tests.score_mods import relative
 
 if __name__ == "__main__":

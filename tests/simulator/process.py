@@ -16,7 +16,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 
 from paged_attn.kernels.hopper.asm.barriers import TAG
 from paged_attn.kernels.hopper.loading.gates import KINDS
-from paged_attn.launching import backend, launch, scratch
+from paged_attn.launching import launch, platform, scratch
 from paged_attn.preparation import offline
 
 from .arguments import memory_of, values_of
@@ -34,7 +34,7 @@ def edit(ptx: str) -> str:
 @functools.cache
 def simulate() -> None:
     """From now on, in this process."""
-    device = backend.Device("sm90", MULTIPROCESSORS)
+    device = platform.Device("sm90", MULTIPROCESSORS)
     kernels: dict[tuple[str, int], Kernel] = {}
     launches: collections.Counter[str] = collections.Counter()
 
@@ -62,7 +62,7 @@ def simulate() -> None:
     CUDABackend.make_cubin = lambda *_: b""
     triton.knobs.cache.dir = str(Path(triton.knobs.cache.dir) / "simulated")
     triton.runtime.driver.set_active(offline.CompileOnly(offline.target_of(device)))
-    backend.pretend(device)
+    platform.pretend(device)
     launch.run = run
     scratch._empty = _poisoned
     torch.set_num_threads(1)

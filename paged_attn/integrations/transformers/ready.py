@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paged_attn.integrations.ready import Begun
+    from paged_attn.integrations.engine_kernels import Begun
     from paged_attn.preparation.engine_steps import Padded
     from paged_attn.preparation.model import Model
 
@@ -23,7 +23,7 @@ def prepare(model: Any) -> None:
     """Compile the kernels for batches of any prompts, and wait for them."""
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-    from paged_attn.integrations.ready import begin
+    from paged_attn.integrations.engine_kernels import begin
 
     page = _page_size(ContinuousBatchingConfig())
     keys = min(getattr(model.config.get_text_config(), "max_position_embeddings", None) or KEYS, KEYS)
@@ -39,7 +39,7 @@ def prepare_for(manager: Any, hints: Any) -> None:
     # Without graphs the host pads no batch; with tensor parallelism a rank has only a part of the heads.
     if not (varlen or decodes) or getattr(manager.distributed_helper, "tp_size", 1) > 1:
         return
-    from paged_attn.integrations.ready import begin
+    from paged_attn.integrations.engine_kernels import begin
 
     found = begin(lambda: served_by(model, settings, hints), model.device, *_log())
     if found is not None:

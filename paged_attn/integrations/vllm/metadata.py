@@ -15,9 +15,9 @@ from vllm.v1.attention.backend import (
 )
 from vllm.v1.attention.backends.utils import compute_mm_prefix_range_tensor
 
+from paged_attn.integrations.engine_kernels import BUCKET
 from paged_attn.integrations.flash_attn.rswa import twice
 from paged_attn.integrations.flash_attn.unified import spans_of
-from paged_attn.integrations.ready import BUCKET
 
 from . import host
 from .ready import make_ready, of_layer

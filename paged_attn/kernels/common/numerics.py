@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ...launching.backend import INTERPRET as _INTERPRET
+from ...launching.platform import INTERPRET as _INTERPRET
 
 INTERPRET = tl.constexpr(_INTERPRET)
 LOG2E = tl.constexpr(1.4426950408889634)

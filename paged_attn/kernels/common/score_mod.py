@@ -14,9 +14,9 @@ from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from ...launching.backend import INTERPRET
 from ...launching.keys import settle
 from ...launching.locks import FIRST
+from ...launching.platform import INTERPRET
 
 POINTERS = {
     torch.float16: "*fp16",

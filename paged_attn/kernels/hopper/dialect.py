@@ -4,9 +4,9 @@ import functools
 import warnings
 
 from ...launching import triton_trial, triton_version
-from ...launching.backend import Device
 from ...launching.launch import Step
 from ...launching.locks import FIRST
+from ...launching.platform import Device
 from ...records.call import Call
 from ...records.plan import Launch
 from ..shared_arguments import numbers_of

@@ -1,7 +1,7 @@
 """The dialect of the portable Triton kernels: every call on every device, and the interpreter."""
 
-from ...launching.backend import Device
 from ...launching.launch import Step
+from ...launching.platform import Device
 from ...records.call import Call
 from ...records.plan import Launch
 from ...records.problem import Problem

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...launching.backend import interpreting, under_triton
+from ...launching.platform import interpreting, under_triton
 
 MOST_AT_ONCE = 1 << 16  # scores of a program in the interpreter
 

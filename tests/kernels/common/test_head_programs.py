@@ -16,7 +16,7 @@ import triton.language as tl
 import paged_attn
 from paged_attn.kernels.common.head_programs import programs_by_work, share_by_work
 from paged_attn.kernels.common.records import Batch, Modifiers
-from paged_attn.launching import backend
+from paged_attn.launching import platform
 from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of
 
@@ -36,7 +36,7 @@ def counted_by_program(score, query_pos, key_pos, head, counts):
     return score
 
 
-@pytest.mark.skipif(not backend.INTERPRET, reason="a GPU may have other kernels, whose programs are others")
+@pytest.mark.skipif(not platform.INTERPRET, reason="a GPU may have other kernels, whose programs are others")
 @pytest.mark.parametrize("seqs", [4, 6])
 @pytest.mark.parametrize("invariant", [False, True])
 def test_programs_share_evenly_what_heads_see(

@@ -18,7 +18,7 @@ from paged_attn.kernels.common.bounds import row_tile, visible_range
 from paged_attn.kernels.common.records import Block, Modifiers, Source
 from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.tiles import may_hide
-from paged_attn.launching import backend
+from paged_attn.launching import platform
 from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of
 from tests.kernels.common.test_visited_tiles import BLOCK_Q, CALLS, LENGTHS, TILE, counted, tensors
@@ -176,7 +176,7 @@ def test_a_tile_is_masked_where_a_head_does_not_see_all_of_it(name: str, windows
                 assert bool(out[tile]) == (not whole), where
 
 
-@pytest.mark.skipif(not backend.INTERPRET, reason="counts what the portable kernels visit; a GPU may have others")
+@pytest.mark.skipif(not platform.INTERPRET, reason="counts what the portable kernels visit; a GPU may have others")
 @every
 @pytest.mark.parametrize("lengths", CALLS)
 @pytest.mark.parametrize("name", MASKS | GAPS)

@@ -18,7 +18,7 @@ from paged_attn.kernels.common.bounds import visible_range
 from paged_attn.kernels.common.records import Block, Modifiers, Source
 from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.tiles import may_hide
-from paged_attn.launching import backend
+from paged_attn.launching import platform
 from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of
 from tests.masks import BOUNDS as MASKS
@@ -113,7 +113,7 @@ CALLS = {
 }
 
 
-@pytest.mark.skipif(not backend.INTERPRET, reason="counts what the portable kernels visit; a GPU may have others")
+@pytest.mark.skipif(not platform.INTERPRET, reason="counts what the portable kernels visit; a GPU may have others")
 @pytest.mark.parametrize("lengths", CALLS)
 @pytest.mark.parametrize("name", MASKS | GAPS)
 def test_a_call_visits_the_tiles_that_its_mask_shows_and_no_other(name: str, lengths: str, device: str) -> None:

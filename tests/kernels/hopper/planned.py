@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.records.problem import Problem
 
 H200 = Device("sm90", 132)

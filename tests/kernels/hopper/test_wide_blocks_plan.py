@@ -12,7 +12,7 @@ import torch
 from paged_attn.kernels.hopper.planning import coverage, regimes
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_SLOTS, blocks_take
 from paged_attn.kernels.hopper.planning.operands import WIDEN
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from tests.cases import E4M3, Case, build, problem_of
 from tests.planning.test_any_plan import complaints
 

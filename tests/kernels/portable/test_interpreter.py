@@ -15,7 +15,7 @@ from torch import Tensor
 from triton.runtime.interpreter import InterpreterBuilder, InterpreterError
 
 import paged_attn
-from paged_attn.launching import backend, triton_version
+from paged_attn.launching import platform, triton_version
 from tests import replayed
 from tests.cases import E4M3, Case, bits, build, run
 from tests.interpreter import PATCHES, READ, is_as_read, quicken
@@ -23,7 +23,7 @@ from tests.test_paged_attention import EVERYTHING, FEW, Cut
 
 Both = Callable[[Callable[[], Any]], tuple[Any, Any]]
 
-pytestmark = pytest.mark.skipif(not backend.INTERPRET, reason="needs the interpreter")
+pytestmark = pytest.mark.skipif(not platform.INTERPRET, reason="needs the interpreter")
 
 INVARIANT = Case("invariant", (9, 1), (75, 40), heads=4, head_dim=24, window_size=(37, -1), batch_invariant=True)
 CASES = {

@@ -9,7 +9,7 @@ import torch
 
 from paged_attn.explain.question import need_of
 from paged_attn.kernels.portable import tuning
-from paged_attn.launching.backend import Device
+from paged_attn.launching.platform import Device
 from paged_attn.planning import planner
 from paged_attn.records.problem import Problem
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paged_attn.launching.backend import INTERPRET, Device, device_of, in_torch
+from paged_attn.launching.platform import INTERPRET, Device, device_of, in_torch
 from paged_attn.preparation import manifest, subprocess
 from paged_attn.preparation.engine_steps import Padded, Served, plain
 from paged_attn.preparation.manifest import Asked
