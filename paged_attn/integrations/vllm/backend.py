@@ -4,41 +4,24 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import torch
 from vllm import envs
-from vllm.v1.attention.backend import AttentionBackend, MultipleOf
+from vllm.v1.attention.backend import AttentionBackend
 
 from . import host
 from .impl import SERVED, Impl
 from .metadata import Builder
 
-PAGE = 8  # page sizes are multiples of so many tokens, for Hopper's kernels
 MOST_DIMS = 512
 
 
-class Backend(AttentionBackend):
+class Backend(host.Common, AttentionBackend):
     """Attention on a GPU for decoders, for encoders and from decoders to encoders; its name is CUSTOM."""
 
     accept_output_buffer: bool = True
     forward_includes_kv_cache_update: bool = False
-    supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
+    impl: ClassVar[type] = Impl
+    builder: ClassVar[type] = Builder
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2"]
-
-    @staticmethod
-    def get_name() -> str:
-        return "CUSTOM"
-
-    @staticmethod
-    def get_impl_cls() -> type[Impl]:
-        return Impl
-
-    @staticmethod
-    def get_builder_cls() -> type[Builder]:
-        return Builder
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(PAGE)]
 
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:

@@ -20,6 +20,7 @@ class Impl(impl.Impl):
 class Backend(backend.Backend):
     """The backend with the name TRITON_ATTN_DIFFKV."""
 
+    impl: ClassVar[type] = Impl
     head_size_v: ClassVar[int] = 128
 
     @classmethod
@@ -29,10 +30,6 @@ class Backend(backend.Backend):
     @staticmethod
     def get_name() -> str:
         return "TRITON_ATTN_DIFFKV"
-
-    @staticmethod
-    def get_impl_cls() -> type[Impl]:
-        return Impl
 
     @classmethod
     def supports_attn_type(cls, attn_type: str) -> bool:

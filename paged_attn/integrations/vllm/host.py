@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
+
+import torch
 
 FORWARD = ("self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output", "output_scale",
            "output_block_scale")  # fmt: skip
@@ -23,6 +25,35 @@ SERVED = ("mm_req_doc_ranges", "rswa_prefix_lens", "encoder_seq_lens")
 IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logits_indices", "max_logits_per_req",
            "encoder_seq_lens_cpu", "dcp_local_seq_lens_cpu", "dcp_local_seq_lens_cpu_upper_bound", "positions",
            "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip
+
+
+PAGE = 8  # tokens that Hopper's kernels want of a page, or a multiple
+
+
+class Common:
+    """Answers to vLLM that all backends of this library give alike; a backend inherits it before vLLM's class."""
+
+    supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
+    impl: ClassVar[type]
+    builder: ClassVar[type]
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @classmethod
+    def get_impl_cls(cls) -> type:
+        return cls.impl
+
+    @classmethod
+    def get_builder_cls(cls) -> type:
+        return cls.builder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        from vllm.v1.attention.backend import MultipleOf
+
+        return [MultipleOf(PAGE)]
 
 
 def check(impl: type, builder: type, batch: type) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.attention import mla_attention as frame
-from vllm.v1.attention.backend import AttentionCGSupport, AttentionType, MultipleOf
+from vllm.v1.attention.backend import AttentionCGSupport, AttentionType
 
 from paged_attn import paged_attention, write_kv
 from paged_attn.integrations.engine_kernels import BUCKET
@@ -22,7 +22,6 @@ from .impl import fp8_of
 from .ready import make_ready, of_latents
 
 host.check_latent(frame.MLACommonImpl)
-PAGE = 8
 MOST_DIMS, MOST_RANK = 576, 512
 
 
@@ -159,35 +158,20 @@ class Impl(frame.MLACommonImpl):
         return {} if self.fp8 is None else {"k_scale": scale, "v_scale": scale}
 
 
-class Backend(frame.MLACommonBackend):
+class Backend(host.Common, frame.MLACommonBackend):
     """The backend of latent attention with the name CUSTOM: what vLLM asks before it chooses a backend."""
 
-    supported_dtypes: ClassVar[list[Any]] = [torch.float16, torch.bfloat16, torch.float32]
+    impl: ClassVar[type] = Impl
+    builder: ClassVar[type] = Builder
     supported_kv_cache_dtypes: ClassVar[list[Any]] = ["auto", "float16", "bfloat16", "fp8", "fp8_e4m3"]
-
-    @staticmethod
-    def get_name() -> str:
-        return "CUSTOM"
-
-    @staticmethod
-    def get_impl_cls() -> type[Impl]:
-        return Impl
-
-    @staticmethod
-    def get_builder_cls() -> type[Builder]:
-        return Builder
 
     @classmethod
     def get_supported_head_sizes(cls) -> list[int]:
         return []
 
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(PAGE)]
-
     @classmethod
     def supports_block_size(cls, block_size: int | None) -> bool:
-        return block_size is None or block_size % PAGE == 0
+        return block_size is None or block_size % host.PAGE == 0
 
     @classmethod
     def supports_compute_capability(cls, capability: Any) -> bool:
