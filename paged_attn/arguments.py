@@ -43,6 +43,8 @@ class Argument(NamedTuple):
     # Tensor that is checked by its row: names of its axes.  A name that no other tensor has is an axis of its own.
     axes: tuple[str, ...] = ()
     dtypes: str = ""  # of such a tensor: a key of KINDS in checks/argument_rows.py, or "beside scores"
+    mods: tuple[str, ...] = ()  # fields of kernels/common/records.Modifiers that carry it
+    bounds_left: bool = False  # whether these fields decide the first key that a query sees
     help: str = ""  # help of its option of the command; "": cli/command_options.py defines the option by hand
 
 
@@ -84,7 +86,8 @@ ARGUMENTS = (
     ),
     Argument(
         "shard", OPTION, None, "int[]?", ("shard",), ("max_seqlen_k", "window_left", "stripes"), ("shard",), ("shard",),
-        others=((1, 2, 3), (0, 4, 16)), help="Keys over ranks: this one, how many there are, positions of a stripe.",
+        others=((1, 2, 3), (0, 4, 16)), mods=("shard_rank",), bounds_left=True,
+        help="Keys over ranks: this one, how many there are, positions of a stripe.",
     ),
     Argument("page_starts", PART, None, "Tensor?", (), ("max_seqlen_k",), ("page_indices",), ()),
     Argument(
@@ -99,60 +102,79 @@ ARGUMENTS = (
     Argument(
         "causal", OPTION, True, "bool", ("boolean", "True, False or a bool tensor"), (), ("causal",), ("causal",),
         others=(False,),
+        mods=("right", "position_right"),
     ),
     Argument(
-        "causal_seqs", PART, None, "Tensor?", (), (), ("causal_seqs",), ("causal_seqs",), axes=("seqs",), dtypes="bool"
+        "causal_seqs", PART, None, "Tensor?", (), (), ("causal_seqs",), ("causal_seqs",), axes=("seqs",), dtypes="bool",
+        mods=("causal",),
     ),
     Argument(
         "window_size", OPTION, (-1, -1), "int[]", ("window",), ("window_left",), ("window_size",), ("window",),
         others=((5, -1), (-1, 5)),
+        mods=("left",), bounds_left=True,
     ),
     Argument(
         "head_windows", PART, None, "Tensor?", (), ("head_windows",), ("head_windows",), ("head_windows",),
         axes=("heads", "2"), dtypes="integer",
+        mods=("head_windows", "head_windows_stride", "BY_HEAD_TO_THE_RIGHT"), bounds_left=True,
     ),
     Argument(
         "prefix_lens", TENSOR, None, "Tensor?", (), ("prefix",), ("prefix_lens",), ("prefix_lens",),
         axes=("seqs",), dtypes="integer",
+        mods=("prefix_lens",), bounds_left=True,
     ),
     Argument(
         "spans", TENSOR, None, "Tensor?", (), ("spans",), ("spans",), ("spans",),
         axes=("seqs", "R", "2"), dtypes="integer",
+        mods=("spans", "spans_count", "spans_stride", "spans_step"), bounds_left=True,
     ),
     Argument(
         "clip_spans", OPTION, False, "bool", ("boolean",), (), ("clip_spans",), ("clip_spans",),
         others=(True,), help="The window and the chunk bound spans, too.",
+        mods=("CLIP_SPANS", "spans_right"), bounds_left=True,
     ),
     Argument(
         "chunk", OPTION, None, "int?", ("integer", 1), ("window_left",), ("chunk",), ("chunk",),
         others=(100, 5), help="Chunked attention: positions of a chunk.",
+        mods=("chunk",), bounds_left=True,
     ),
     Argument(
         "softcap", OPTION, 0.0, "float", ("number", "a finite number >= 0", 0), ("softcap",), ("softcap",),
         ("softcap",), others=(3.0,), help="Scores become N tanh(score / N); 0: off.",
+        mods=("softcap",),
     ),
     Argument(
         "alibi_slopes", TENSOR, None, "Tensor?", (), ("alibi",), ("alibi",), ("alibi",),
         axes=("heads",), dtypes="float32",  # or of each sequence
+        mods=("alibi_slopes", "alibi_stride_seq"),
     ),
     Argument(
         "alibi_symmetric", OPTION, False, "bool", ("boolean",), (), ("alibi_symmetric",), ("alibi_symmetric",),
-        others=(True,), help="ALiBi lowers scores of keys after a query, too.",
+        others=(True,), mods=("ALIBI_SYMMETRIC",), help="ALiBi lowers scores of keys after a query, too.",
     ),
-    Argument("sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",), axes=("heads",), dtypes="beside scores"),
+    Argument(
+        "sinks", TENSOR, None, "Tensor?", (), (), ("sinks",), ("sinks",), axes=("heads",), dtypes="beside scores",
+        mods=("sinks",),
+    ),
     Argument(
         "qq_bias", TENSOR, None, "Tensor?", (), ("qq_bias",), ("qq_bias",), ("qq_bias",),
         axes=("n", "n"), dtypes="beside scores",  # or [seqs, n, n]
+        mods=("qq_bias", "qq_bias_stride", "qq_bias_size", "qq_bias_stride_seq"),
     ),
     Argument(
-        "qq_mask", TENSOR, None, "Tensor?", (), (), ("qq_mask",), ("qq_mask",), axes=("tokens", "words"), dtypes="int32"
+        "qq_mask", TENSOR, None, "Tensor?", (), (), ("qq_mask",), ("qq_mask",),
+        axes=("tokens", "words"), dtypes="int32", mods=("qq_mask", "qq_mask_stride", "qq_words"),
     ),
     Argument(
         "query_positions", TENSOR, None, "Tensor?", (), (), ("query_positions",), ("query_positions",),
         axes=("tokens",), dtypes="integer",
+        mods=("query_positions",), bounds_left=True,
     ),
     Argument("score_mod", OPTION, None, None, (), ("score_mod",), ("score_mod",), ("score_mod",)),
-    Argument("score_mod_args", SEVERAL, (), None, (), ("score_mod",), ("score_mod",), ("score_mod_args",)),
+    Argument(
+        "score_mod_args", SEVERAL, (), None, (), ("score_mod",), ("score_mod",), ("score_mod_args",),
+        mods=("score_mod_args",),
+    ),
     Argument(
         "q_scale", SCALE, None, "Tensor?", (), ("token_scales",), ("scales", "token_scales"), ("token_scales",)
     ),
@@ -180,6 +202,7 @@ BY_NAME = {x.name: x for x in ARGUMENTS}
 # Options that Model has as a field of the same name and type; Model describes the other options in its own way.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
 BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors that are checked by their rows
+LEFT = tuple(field for x in ARGUMENTS if x.bounds_left for field in x.mods)  # fields of Modifiers: the first key seen
 # The argument in which callers pass each PART.
 WITHIN = {"page_starts": "page_table", "causal_seqs": "causal", "head_windows": "window_size"}
 INSTEAD: dict[str, Any] = {"causal_seqs": False, "head_windows": (-1, -1)}  # the option's value if the part is given

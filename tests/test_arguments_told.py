@@ -24,6 +24,7 @@ from paged_attn.cli.explain_command import explain
 from paged_attn.cli.prepare_command import prepare as prepare_command
 from paged_attn.explain import question
 from paged_attn.explain.question import Question, question_of
+from paged_attn.kernels.common.records import Modifiers
 from paged_attn.preparation import prepare as preparing
 from paged_attn.preparation.model import Lengths, Model, call_of
 from paged_attn.records.problem import Problem, problem_of
@@ -100,6 +101,13 @@ def test_the_planner_is_told_of_an_argument_what_the_table_says(argument: Argume
 
 def test_every_fact_of_a_problem_has_an_argument_that_decides_it() -> None:
     lacks("the table's columns of plans", {name for x in ARGUMENTS for name in x.plan}, {*Problem._fields} - {"device"})
+
+
+def test_every_modifier_is_carried_for_one_argument() -> None:
+    """A mask states whether it decides the first key that a query sees, for keys are copied from there on."""
+    carried = [field for x in ARGUMENTS for field in x.mods]
+    assert sorted(carried) == sorted(Modifiers._fields)
+    assert [x.name for x in ARGUMENTS if x.bounds_left and not x.mods] == []
 
 
 # ---- a model's calls, and what asks about them -------------------------------------------------------------------

@@ -4,13 +4,14 @@ from typing import NamedTuple
 
 from triton.language import constexpr
 
+from ..arguments import LEFT
 from ..launching.launch import Step, own
 from ..records import layout
 from ..records.call import Call
 from ..records.copies import PAGE, Copies
 from ..records.rounding import cdiv, next_power_of_2
 from .common.copying import copy_pages_kernel
-from .common.records import KV, NO_BOUND_TO_THE_LEFT, KeyValues, Modifiers
+from .common.records import KV, KeyValues, Modifiers
 
 WARPS = 4
 BYTES_AT_ONCE = 16 << 10  # of keys, and as many of values: eight times 16 bytes in the registers of each thread
@@ -75,4 +76,4 @@ def _bound(mods: Modifiers) -> Modifiers:
     if mods.left is None:
         return Modifiers(shard_rank=mods.shard_rank)
     assert mods.prefix_lens is None  # pages between a prefix and a window may be gone, too
-    return Modifiers(**{name: value for name, value in mods._asdict().items() if name not in NO_BOUND_TO_THE_LEFT})
+    return Modifiers(**{name: getattr(mods, name) for name in LEFT})

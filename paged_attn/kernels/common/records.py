@@ -107,14 +107,6 @@ class Modifiers(NamedTuple):
     shard_rank: Any = None
 
 
-# Modifiers that do not bound keys to the left; all others do.
-NO_BOUND_TO_THE_LEFT = (
-    "right", "softcap", "alibi_slopes", "qq_bias", "qq_bias_stride", "qq_bias_size", "sinks", "score_mod_args",
-    "position_right", "causal", "qq_bias_stride_seq", "qq_mask", "qq_mask_stride", "qq_words",
-    "alibi_stride_seq", "ALIBI_SYMMETRIC",
-)  # fmt: skip
-
-
 class Scales(NamedTuple):
     """Each scale is a number, times ptr[KV head * stride] if ptr is given.  Stride 0 is one for all heads, 1 one each.
 
