@@ -89,11 +89,12 @@ test-hosts: $(STAMP)  ## the adapters against their real hosts, on the CPU
 wheel: $(STAMP)  ## the package as a wheel, in dist/; `make thorough` installs one and tries every verb
 	$(VPY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-check: $(STAMP)  ## format, lint, types, and that imports run one way
+check: $(STAMP)  ## format, lint, types, that imports run one way, and how docstrings open
 	$(VPY) -m ruff format --check .
 	$(VPY) -m ruff check .
 	$(VPY) -m mypy
 	$(VENV)/bin/lint-imports --no-cache
+	$(VPY) -m tools.openings
 
 docs: $(STAMP)  ## the pages under docs/ as a site, in site/; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(VPY) -m mkdocs build --strict --quiet --site-dir site
