@@ -199,6 +199,29 @@ ARGUMENTS = (
 )  # fmt: skip
 
 BY_NAME = {x.name: x for x in ARGUMENTS}
+
+
+class Refused(NamedTuple):
+    """Two arguments that a call may not both give other than by default."""
+
+    argument: str
+    beside: str
+    message: str  # what the call is told; names of options in braces stand for their values
+
+
+REFUSED = (
+    # The tile at the border would be two tiles, one of the cache and one of k_new.
+    Refused(
+        "k_new",
+        "batch_invariant",
+        "k_new must be None with batch_invariant = True, for results would depend on where the cache ends",
+    ),
+    Refused(
+        "head_windows",
+        "window_size",
+        "window_size must be (-1, -1) beside head_windows, got {window_size}",
+    ),
+)
 # Options that Model has as a field of the same name and type; Model describes the other options in its own way.
 OF_MODELS = [x for x in ARGUMENTS if x.kind == OPTION and x.model == (x.name,) and x.check[:1] not in ((), ("choice",))]
 BY_ROWS = [x for x in ARGUMENTS if x.axes]  # tensors that are checked by their rows

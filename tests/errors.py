@@ -49,6 +49,9 @@ def said() -> Iterator[Said]:
                     error = "UserWarning" if name == "warn" else name
                     where = f"{path.relative_to(ROOT)}:{node.lineno}"
                     yield Said(_template(node.args[0]), error, where)
+                elif name == "Refused":  # a row of the argument table, whose last field is the message
+                    template = re.sub(r"\{[^}]*\}", ANY, _template(node.args[-1]))
+                    yield Said(template, "ValueError", f"{path.relative_to(ROOT)}:{node.lineno}")
 
 
 def _template(node: ast.expr) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from paged_attn.arguments import ARGUMENTS, OPTION
+from paged_attn.arguments import ARGUMENTS, BY_NAME, OPTION, REFUSED
 from tests.cases import E4M3, E5M2, Case, is_fp8
 from tests.random_batches import random_decodes, random_lengths
 
@@ -46,6 +46,12 @@ def one_of(*values: Any) -> Draw:
 
 def maybe(share: float) -> Draw:
     return lambda rng, known: sometimes(rng, share)
+
+
+def refused(name: str, fields: Fields) -> bool:
+    """Whether an argument may not stand beside one that these fields of a case give."""
+    others = [x.argument if x.beside == name else x.beside for x in REFUSED if name in (x.argument, x.beside)]
+    return any(fields.get(field) for other in others for field in BY_NAME[other].model)
 
 
 # What the Hopper kernels may be asked for, of a model and of a case.  Later lines know what earlier ones have drawn.
@@ -88,7 +94,7 @@ OPTIONS: dict[str, Draw] = {
         if is_fp8(f["cache_dtype"]) or is_fp8(f["dtype"])
         else "none"
     ),
-    "batch_invariant": lambda rng, f: not f["new"] and sometimes(rng, 0.1),
+    "batch_invariant": lambda rng, f: not refused("batch_invariant", f) and sometimes(rng, 0.1),
     "decode_form": maybe(0.2),
     "positions": one_of("", "", "", "", "slots", "tree"),
     "gate": maybe(0.1),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..arguments import BY_NAME, BY_ROWS, INSTEAD, PLACES, WITHIN, Options, Tensors
+from ..arguments import BY_NAME, BY_ROWS, PLACES, REFUSED, WITHIN, Options, Tensors
 from ..launching.locks import FIRST
 from ..strides import lies_in
 from .axes import MAX_DIM, MAX_WORDS, Axes, Door
@@ -132,13 +132,7 @@ def check_attention(given: Tensors, options: Options) -> Axes:
     door.scale("v_scale", given.v_scale, "v_cache", v_cache.dtype)
     door.scale("out_scale", given.out_scale, "out", (q if out is None else out).dtype, axis=None)
     check_options(**options._asdict())
-    if given.head_windows is not None and tuple(options.window_size) != INSTEAD["head_windows"]:
-        raise ValueError(f"window_size must be (-1, -1) beside head_windows, got {options.window_size}")
-    if options.batch_invariant and k_new is not None:
-        # The tile at the border would be two tiles, one of the cache and one of k_new.
-        raise ValueError(
-            "k_new must be None with batch_invariant = True, for results would depend on where the cache ends"
-        )
+    _check_together(given, options)
     if options.shard is not None:
         _check_shard(given, options)
     return Axes(
@@ -181,6 +175,21 @@ def _doubt(door: Door, max_seqlen_k: object) -> None:
     kv_heads, page_size, max_pages = sizes["kv_heads"], sizes["page_size"], sizes["max_pages"]
     if looks_swapped(sizes["heads"], kv_heads, page_size, max_pages, max_seqlen_k):
         warn(door.cache, kv_heads, page_size, max_pages, max_seqlen_k)
+
+
+def _check_together(given: Tensors, options: Options) -> None:
+    """Refuse two arguments that the table has as REFUSED."""
+    values = given._asdict() | options._asdict()
+    for rule in REFUSED:
+        if all(_differs_from_default(name, values[name]) for name in (rule.argument, rule.beside)):
+            raise ValueError(rule.message.format(**options._asdict()))
+
+
+def _differs_from_default(name: str, value: Any) -> bool:
+    default = BY_NAME[name].default
+    if default is None:
+        return value is not None
+    return bool((tuple(value) if isinstance(default, tuple) else value) != default)
 
 
 def check_options(**given: Any) -> None:

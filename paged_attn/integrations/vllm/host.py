@@ -27,7 +27,7 @@ IGNORED = ("query_start_loc_cpu", "num_reqs", "logits_indices_padded", "num_logi
            "is_prefilling", "seq_lens_cpu_upper_bound", "req_idx", "replayssm_decode_base_cpu")  # fmt: skip
 
 
-PAGE = 8  # tokens that Hopper's kernels want of a page, or a multiple
+PAGE = 8  # page sizes are multiples of so many tokens, for Hopper's kernels
 
 
 class Common:
