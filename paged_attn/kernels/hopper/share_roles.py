@@ -14,12 +14,12 @@ from .shim import gdc_launch_dependents, gl, gluon, mbarrier
 
 @gluon.jit
 def load_share(
-    loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr, values=None,
-    FROM: gl.constexpr = 0,
+    loader, batch, share, walk, mods, STAGES: gl.constexpr, S: gl.constexpr, P: gl.constexpr,
+    BOTH: gl.constexpr = False, values=None, FROM: gl.constexpr = 0,
 ):  # fmt: skip
     """One loader warp: load the tiles of a share into a ring, last tile of an item first.
 
-    values: a second Loader, whose tiles this warp loads, too.  FROM: first dim.
+    BOTH: load the tiles of `values`, a second Loader, too.  FROM: first dim.
     """
     turn = Turn(0, 0)
     unit, seq, before, kv_head = walk.unit, walk.seq, walk.before, walk.kv_head
@@ -33,11 +33,11 @@ def load_share(
             item, count = item_at(batch, share, at, blocks, tiles, mods, S, P)
             block, table, head, lo = begin_item(batch, item, mods, S, P)
             begin, end = tiles_of_item(item, mods, S)
-            if values is None:
-                turn = load_tiles(loader, turn, table, batch, block, head, begin, end, lo, 0, STAGES, S, P, FROM)
-            else:
+            if BOTH:
                 for i in range(end - begin):
                     turn = load_both(loader, values, turn, table, batch, block, head, end - 1 - i, lo, STAGES, S, P)
+            else:
+                turn = load_tiles(loader, turn, table, batch, block, head, begin, end, lo, 0, STAGES, S, P, FROM)
             unit += count
 
 
@@ -46,7 +46,7 @@ def load_values_of_share(loader, batch, share, walk, mods, STAGES: gl.constexpr,
     """One loader warp: load the values of a share, or the dims of latents behind their values, if any."""
     FROM: gl.constexpr = 0 if S.REST is None else S.VALUE_DIM
     if S.REST != 0:
-        load_share(loader, batch, share, walk, mods, STAGES, S, P, None, FROM)
+        load_share(loader, batch, share, walk, mods, STAGES, S, P, False, None, FROM)
 
 
 @gluon.jit

@@ -142,7 +142,7 @@ def shares_kernel(
     V: gl.constexpr = raw_slots_of_rest(P) if P.CONVERT else P.VALUE_STAGES
     load_keys, load_values = Loader(key_box, new_key_box, raw_keys), Loader(value_box, new_value_box, raw_values)
     LOADERS: gl.constexpr = loaders_of(S, P)
-    with_keys = load_values if LOADERS == 1 and S.REST is None else None
+    BOTH: gl.constexpr = LOADERS == 1 and S.REST is None
     BESIDE: gl.constexpr = P.CONSUMERS - 1 + (P.CONVERT != 0)  # warpgroups
     if BESIDE == 2:
         gl.warp_specialize([
@@ -172,8 +172,8 @@ def shares_kernel(
             (load_values_of_share, (load_values, batch, share, walk, mods, V, S, P)),
         ], [1, 1], registers_of(P, LOADERS))  # fmt: skip
     else:
-        gl.static_assert(with_keys is None or K == V or V == 0)
+        gl.static_assert(not BOTH or K == V or V == 0)
         gl.warp_specialize([
             (consume_share, (out, results, query, rings, batch, share, walk, mods, 0, S, P)),
-            (load_share, (load_keys, batch, share, walk, mods, K, S, P, with_keys)),
+            (load_share, (load_keys, batch, share, walk, mods, K, S, P, BOTH, load_values)),
         ], [1], registers_of(P, LOADERS))  # fmt: skip
