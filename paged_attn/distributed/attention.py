@@ -11,7 +11,7 @@ from .. import api
 from ..calls import checked
 from ..calls.untraced import untraced
 from ..checks.options import choice
-from ..launching.backend import device_of
+from ..launching.platform import device_of
 from ..records.formats import is_fp8, page_of, value_dim_of
 from . import groups
 from .merging import merge

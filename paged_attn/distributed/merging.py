@@ -17,7 +17,7 @@ from ..checks.axes import Door
 from ..checks.dtypes import FLOAT, FLOAT32
 from ..checks.options import choice, refused
 from ..checks.overlap import no_overlap
-from ..launching.backend import device_of
+from ..launching.platform import device_of
 from . import groups
 from .peers import Peers
 from .sizes import GIVES, Sizes

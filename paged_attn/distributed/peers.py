@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..checks.options import integer, number, refused
-from ..launching.backend import INTERPRET, device_of
+from ..launching.platform import INTERPRET, device_of
 from . import groups, symmetric
 from .sizes import MAX_PROGRAMS, MAX_RANKS, Sizes
 
