@@ -189,7 +189,8 @@ def paged_attention(
             for the same keys and options.  With qq_bias or causal=False, chunks themselves change what a query sees.
             Not with k_new, because tiles would depend on where the cache ends.
         check: True: first verify what only the device knows (page ids, lengths), with a host sync.  None: as the
-            environment variable PAGED_ATTN_CHECK said at the first call.  Unset, it is 1 in the interpreter, else 0.
+            environment variable PAGED_ATTN_CHECK said at the first call.  Unset, it is 1 in
+            plain torch and in the interpreter, else 0.
 
     Returns:
         [tokens, heads, value_dim] in the dtype of q, or in that of out.  With return_lse also [tokens, heads] float32.
