@@ -37,8 +37,8 @@ def quick_kernels(device: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, An
         out.copy_(result)
         return (out, lse.float()) if options[attending.RETURN_LSE] else out
 
-    def merge(outs: Tensor, lses: Tensor) -> tuple[Tensor, Tensor]:
-        out, lse = reference.merge_states(outs, lses)
+    def merge(outs: Tensor, lses: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+        out, lse = reference.merge_states(outs, lses, sinks=sinks)
         return out.to(outs.dtype), lse.float()
 
     if device != "cpu":
