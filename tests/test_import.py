@@ -42,6 +42,7 @@ def test_importing_reads_no_kernels() -> None:
     )
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU nothing is interpreted")
 def test_an_interpreted_call_leaves_triton_as_it_was() -> None:
     """Kernels of the user's, which are compiled, find their language."""
@@ -53,6 +54,7 @@ def test_an_interpreted_call_leaves_triton_as_it_was() -> None:
     )
 
 
+@pytest.mark.kernels
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU nothing is interpreted")
 def test_a_failed_interpreted_call_leaves_triton_as_it_was() -> None:
     run(
@@ -64,6 +66,7 @@ def test_a_failed_interpreted_call_leaves_triton_as_it_was() -> None:
     )
 
 
+@pytest.mark.kernels
 @pytest.mark.parametrize("asked, interpreted", [("1", True), ("0", False)])
 def test_the_user_says_what_is_interpreted(asked: str, interpreted: bool) -> None:
     script = "from paged_attn.launching import platform\n"

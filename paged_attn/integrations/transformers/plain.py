@@ -118,11 +118,14 @@ def _behind(table: Tensor, place: Tensor, chunk: int) -> Tensor:
 
 
 def _without_padding(batch: LayerArguments, padding: Tensor) -> LayerArguments:
-    """Make a sequence without keys from the padding before each sequence: the sequence's first queries."""
+    """Make a sequence without keys from the padding before each sequence: the sequence's first queries.
+
+    A length below 0 tells checked calls that the queries are padding.
+    """
     starts = batch.cu_seqlens_q[:-1]
     return LayerArguments(
         batch.page_table.repeat_interleave(2, 0),
-        torch.stack([torch.zeros_like(batch.seq_lens), batch.seq_lens], 1).flatten(),
+        torch.stack([torch.full_like(batch.seq_lens, -1), batch.seq_lens], 1).flatten(),
         torch.cat([torch.stack([starts, starts + padding], 1).flatten(), batch.cu_seqlens_q[-1:]]),
     )
 
