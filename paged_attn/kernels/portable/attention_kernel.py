@@ -189,7 +189,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
 
 
 @triton.jit(
-    do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "slots"],
+    do_not_specialize=["num_seqs", "num_tokens", "page_table_stride", "least", "slots"],
 )
 def attention_kernel(
     out, lse, scratch, query, cache, key_box, value_box, new, query_starts, seq_lens, page_table,
