@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import triton.language as tl
-
 # Over tiles of 32 keys, sequences of up to 87: within a tile, across tiles, longer than all.
 MASKS: dict[str, dict[str, Any]] = {
     "chunk of a tile": dict(chunk=32),
@@ -86,7 +84,7 @@ BY_HAND: list[tuple[int, int, dict[str, Any], list[int]]] = [
 class Mask(NamedTuple):
     """What kernels are given of a mask, the arguments of a call for it, and what it shows."""
 
-    mods: dict[str, Any]  # a list is a tensor of one sequence
+    mods: dict[str, Any]  # a list is a tensor of one sequence, True a constexpr
     call: dict[str, Any]
     sees: Callable[[int, int], bool]  # (position of a query, position of a key)
 
@@ -127,12 +125,12 @@ BOUNDS = {
         lambda q, k: q - 3 <= k <= q or together(q, k),
     ),
     "spans in a window": Mask(
-        dict(left=3, right=0, spans=[SPANS], CLIP_SPANS=tl.constexpr(True), spans_right=2, **COUNT),
+        dict(left=3, right=0, spans=[SPANS], CLIP_SPANS=True, spans_right=2, **COUNT),
         dict(spans=[SPANS], window_size=(3, 2), clip_spans=True),
         lambda q, k: q - 3 <= k <= q + 2 and (k <= q or together(q, k)),
     ),
     "spans in chunks": Mask(
-        dict(left=8, right=0, chunk=9, spans=[SPANS], CLIP_SPANS=tl.constexpr(True), **COUNT),
+        dict(left=8, right=0, chunk=9, spans=[SPANS], CLIP_SPANS=True, **COUNT),
         dict(spans=[SPANS], chunk=9, clip_spans=True),
         lambda q, k: q // 9 == k // 9 and (k <= q or together(q, k)),
     ),

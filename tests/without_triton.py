@@ -31,6 +31,7 @@ COMMANDS = (
     ["-m", "paged_attn", "info", "--json"],
     ["-m", "paged_attn", "check"],
     ["-m", "paged_attn", "explain", "--queries", "1x300,5x1", "--keys", "1x900,5x600", "--json"],
+    ["-m", "paged_attn", "explain", "--keys", "1x900,5x600", "--batch", "6", "--shard", "1", "2", "16"],
     ["-m", "paged_attn", "demo", "--requests", "12", "--output", str(FOLDER / "demo.png")],
     ["-m", "pytest", "-q", *[f"tests/{name}" for name in SUITE]],
 )

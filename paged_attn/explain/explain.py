@@ -31,8 +31,6 @@ def _in_torch(question: Question) -> Iterator[tuple[str, str]]:
     yield "device", f"{question.device.arch}, {question.device.multiprocessors} threads"
     if question.shard is not None:
         yield "shard", words.shard_of(question)
-    if question.shard is not None:
-        yield "shard", words.shard_of(question)
     yield "kernels", f"{torch_dialect().TITLE}: {_why(question.device.arch)}"
     for number, text in enumerate(_ways(question), 1):
         yield f"group {number}", text

@@ -15,7 +15,7 @@ from ..planning.dialects import dialect
 from ..preparation.model import Lengths, Model, new_dtype, problem_of
 from ..preparation.score_mod_ref import named_by
 from ..records.formats import is_fp8
-from ..records.key_bounds import key_bounds_of
+from ..records.key_bounds import KeyBounds, key_bounds_of
 from .work import Ceilings, page_ids, visible_keys, visible_pairs
 
 if TYPE_CHECKING:  # these modules need Triton
@@ -47,15 +47,19 @@ class Question(NamedTuple):
     gpu: str | None  # key in CEILINGS; None: no ceilings are known
 
     @property
+    def key_bounds(self) -> KeyBounds:
+        return key_bounds_of(self.model, self.model.query_positions)
+
+    @property
     def batch(self) -> KnownBatch:
         """Lengths and bounds on keys, by which launches are cut."""
         from .host_schedule import KnownBatch
 
-        return KnownBatch(self.query_lens, self.seq_lens, key_bounds_of(self.model, self.model.query_positions))
+        return KnownBatch(self.query_lens, self.seq_lens, self.key_bounds)
 
     @property
     def shard(self) -> tuple[int, int, int] | None:
-        return self.batch.key_bounds.shard
+        return self.key_bounds.shard
 
     @property
     def problem(self) -> Problem:

@@ -30,7 +30,9 @@ def ask(**changes: Any) -> Question:
 
 
 def told(**changes: Any) -> dict[str, str]:
-    return dict(explain.explain(ask(**changes)))
+    lines = list(explain.explain(ask(**changes)))
+    assert len({name for name, _ in lines if not name.startswith(" ")}) == sum(not x.startswith(" ") for x, _ in lines)
+    return dict(lines)
 
 
 def printed(words: str) -> str:

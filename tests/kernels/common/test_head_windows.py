@@ -21,7 +21,7 @@ from paged_attn.kernels.portable.tiles import may_hide
 from paged_attn.launching import platform
 from paged_attn.planning import planner
 from tests.cases import Case, build, problem_of
-from tests.kernels.common.test_visited_tiles import BLOCK_Q, CALLS, LENGTHS, TILE, counted, tensors
+from tests.kernels.common.test_visited_tiles import BLOCK_Q, CALLS, LENGTHS, TILE, counted, modifiers, tensors
 from tests.masks import COUNT, SPANS, blocks_of, together
 
 FAR = 1 << 30
@@ -62,7 +62,7 @@ MASKS = {
         dict(right=0, spans=[SPANS], **COUNT), dict(spans=[SPANS]), lambda a, b, q, k: q - a <= k <= q or together(q, k)
     ),
     "spans in windows": Beside(
-        dict(right=0, spans=[SPANS], CLIP_SPANS=tl.constexpr(True), spans_right=FAR, **COUNT),
+        dict(right=0, spans=[SPANS], CLIP_SPANS=True, spans_right=FAR, **COUNT),
         dict(spans=[SPANS], clip_spans=True),
         lambda a, b, q, k: q - a <= k <= q + b and (k <= q or together(q, k)),
     ),
@@ -80,12 +80,10 @@ def seen_by(mask: Beside, windows: str, kv_head: int, query: int, keys: int) -> 
     return [[k for k in range(keys) if mask.sees(before, behind, query, k)] for before, behind in sides]
 
 
-def modifiers(mask: Beside, windows: str, device: str) -> Modifiers:
+def windowed(mask: Beside, windows: str, device: str) -> Modifiers:
     table = torch.tensor(WINDOWS[windows], dtype=torch.int32, device=device)
     to_the_right = tl.constexpr(True) if mask.mods["right"] else None
-    return Modifiers(
-        left=FAR, head_windows=table, BY_HEAD_TO_THE_RIGHT=to_the_right, **tensors(mask.mods, 1, device)
-    )  # fmt: skip
+    return modifiers(mask.mods, device, left=FAR, head_windows=table, BY_HEAD_TO_THE_RIGHT=to_the_right)
 
 
 def blocks() -> Iterator[tuple[int, int, int, range]]:
@@ -111,7 +109,7 @@ def ask_kernel(out, query_len, seq_len, first, kv_head, mods, TOKENS: tl.constex
 @pytest.mark.parametrize("name", MASKS)
 def test_bounds_of_a_block_are_those_of_the_heads_of_its_kv_head(name: str, windows: str, device: str) -> None:
     mask, out = MASKS[name], torch.zeros(6, dtype=torch.int32, device=device)
-    mods = modifiers(mask, windows, device)
+    mods = windowed(mask, windows, device)
     for queries, keys, first, block in blocks():
         for kv_head in (0, 1):
             rows = [row for q in block for row in seen_by(mask, windows, kv_head, q, keys)]
@@ -139,7 +137,7 @@ def rows_kernel(out, query_len, seq_len, kv_head, mods, TOKENS: tl.constexpr, RO
 @pytest.mark.parametrize("name", MASKS)
 def test_bounds_of_a_row_are_those_of_its_head(name: str, windows: str, device: str) -> None:
     mask, out = MASKS[name], torch.zeros(2, 16, dtype=torch.int32, device=device)
-    mods = modifiers(mask, windows, device)
+    mods = windowed(mask, windows, device)
     for queries, keys in LENGTHS:
         for kv_head in (0, 1):
             rows_kernel[(1,)](out, queries, keys, kv_head, mods, BLOCK_Q, 16, Shape(TILE, False, GROUP))
@@ -165,7 +163,7 @@ def hide_kernel(
 def test_a_tile_is_masked_where_a_head_does_not_see_all_of_it(name: str, windows: str, device: str) -> None:
     mask, tiles = (MASKS | GAPS)[name], 12
     out = torch.zeros(tiles, dtype=torch.int32, device=device)
-    mods = modifiers(mask, windows, device)
+    mods = windowed(mask, windows, device)
     for queries, keys, first, block in blocks():
         for kv_head in (0, 1):
             hide_kernel[(1,)](out, queries, keys, first, kv_head, mods, tiles, BLOCK_Q, Shape(TILE, False, GROUP))

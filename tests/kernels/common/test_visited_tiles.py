@@ -45,6 +45,12 @@ def tensors(values: dict[str, Any], seqs: int, device: str) -> dict[str, Any]:
     return {name: as_tensor(x) if isinstance(x, list) else x for name, x in values.items()}
 
 
+def modifiers(mods: dict[str, Any], device: str, **more: Any) -> Modifiers:
+    """What kernels are given of a mask for one sequence."""
+    given = {name: tl.constexpr(True) if x is True else x for name, x in mods.items()}
+    return Modifiers(**tensors(given, 1, device), **more)
+
+
 @triton.jit
 def ask_kernel(out, query_len, seq_len, first, mods, TOKENS: tl.constexpr, S: tl.constexpr):
     span = visible_range(Block(0, 0, query_len, seq_len, first), mods, TOKENS)
@@ -63,7 +69,7 @@ def test_bounds_of_a_block_are_those_of_its_mask(name: str, device: str) -> None
         seen = [[k for k in range(keys) if mask.sees(context + q, k)] for q in range(queries)]
         for first in range(0, queries, BLOCK_Q):
             rows = seen[first : first + BLOCK_Q]
-            mods = Modifiers(**tensors(mask.mods, 1, device))
+            mods = modifiers(mask.mods, device)
             ask_kernel[(1,)](out, queries, keys, first, mods, BLOCK_Q, Shape(TILE, False))
             lo, hi, full_lo, full_hi, tile = out.tolist()
             where = f"{queries} queries, {keys} keys, block at {first}"
@@ -90,7 +96,7 @@ def test_a_tile_is_masked_where_it_hides_a_key_from_a_row_and_nowhere_else(name:
     for queries, keys in LENGTHS:
         context = keys - queries
         for first in range(0, queries, BLOCK_Q):
-            mods = Modifiers(**tensors(mask.mods, 1, device))
+            mods = modifiers(mask.mods, device)
             hide_kernel[(1,)](out, queries, keys, first, mods, tiles, BLOCK_Q, Shape(TILE, False))
             rows = range(context + first, context + min(first + BLOCK_Q, queries))
             for tile in range(-(-keys // TILE)):
