@@ -150,9 +150,10 @@ def _copied(cache: Tensor, ids: Tensor, which: int) -> Tensor:
 def _slots(
     call: Call, cache: Tensor, layout: Layout, which: int, group: Sequence[Seq], spans: Sequence[Span]
 ) -> Tensor:
-    """Keys of several sequences [B, N, G, D]."""
+    """Keys of several sequences [B, N, G, D], by whole pages where no slot behind a span comes along."""
     size, position = call.sizes.page_size, _positions(spans, call.device)
-    column, slot = position // size, position % size
+    whole = layout is NHD and _dense(cache) and _in_whole_pages(spans, size)
+    column, slot = (position[:, ::size] if whole else position) // size, position % size
     table, starts = call.given.page_table, call.given.page_starts
     index = torch.tensor([seq.number for seq in group], device=call.device)
     if starts is None:
@@ -160,6 +161,9 @@ def _slots(
     else:
         page = table[starts[index][:, None] + column]
     page = torch.where(_live(spans, call.device), page, 0).long()
+    if whole:
+        pages = _copied(cache, page.flatten(), which)
+        return _without_empty(pages.view(len(group), -1, *cache.shape[2:])[:, : position.shape[1]], spans)
     rows = cache.permute(layout.slots)
     if layout is NHD and _dense(cache) and cache.stride(0) == cache[0].numel():
         flat = cache.view(-1, cache.shape[2] * cache.shape[3])
@@ -169,6 +173,12 @@ def _slots(
     else:
         found = rows[page, slot]
     return _without_empty(found.flatten(3), spans)
+
+
+def _in_whole_pages(spans: Sequence[Span], size: int) -> bool:
+    """Whether every span begins with a page, and ends with a page or with the longest span."""
+    longest = max(span.end - span.first for span in spans)
+    return all(span.first % size == 0 and (span.end % size == 0 or span.end - span.first == longest) for span in spans)
 
 
 def _positions(spans: Sequence[Span], device: torch.device) -> Tensor:

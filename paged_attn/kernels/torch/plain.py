@@ -19,7 +19,7 @@ from .visible import Sight, runs_of
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
 # Keys are gathered piece by piece for one query, so that a piece stays in the processor's cache.  A piece has so many
 # bytes, and at least so many keys, which outweigh its operations.
-PIECE_BYTES, FEWEST_KEYS = 1 << 20, 512
+PIECE_BYTES, FEWEST_KEYS = 1 << 21, 512
 MANY_QUERIES = 32  # from so many queries on a piece has MOST_KEYS: joining pieces costs more than memory
 MOST_KEYS = 16384
 # The largest log-sum-exp by which pieces are joined.  The last bit of a larger one is more than a result may be off.
