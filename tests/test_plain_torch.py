@@ -209,3 +209,27 @@ def test_without_flash_attention_every_call_is_made_in_blocks(monkeypatch: pytes
     monkeypatch.setattr(plain, "FLASH", None)
     for dtype in (torch.float32, torch.bfloat16):
         run(Case("blocks", **LENGTHS, dtype=dtype, sinks=True), "cpu")
+
+
+def test_runs_of_keys_that_meet_in_a_tile_leave_the_same_bits_in_any_chunks() -> None:
+    """The window of the first query of a chunk decides where its keys behind the prefix begin."""
+    torch.manual_seed(0)
+    q, cache, table = torch.randn(600, 4, 16), torch.randn(2, 40, 16, 2, 16), torch.arange(40, dtype=torch.int32)[None]
+
+    def said(begin: int, end: int) -> torch.Tensor:
+        lens, starts, prefix = (torch.tensor(x, dtype=torch.int32) for x in ([end], [0, end - begin], [270]))
+        mine: Any = (q[begin:end], *cache, table, lens, starts)
+        return paged_attn.paged_attention(*mine, prefix_lens=prefix, window_size=(40, -1), batch_invariant=True)
+
+    whole = said(270, 600)
+    for begin, end in ((270, 300), (313, 314), (300, 330), (330, 600)):
+        assert torch.equal(said(begin, end), whole[begin - 270 : end - 270]), (begin, end)
+
+
+def test_gathering_by_pages_brings_no_slot_behind_a_sequence() -> None:
+    """Sequences as long as the longest, and those that end with a page, are gathered by pages; others slot by slot."""
+    for keys in ((70, 70, 70), (64, 70, 70), (63, 70, 70), (70, 48, 64)):
+        run(Case(f"{keys}", (1, 1, 1), keys, page_size=16, heads=4, kv_heads=2), "cpu")
+    assert cache._in_whole_pages([cache.Span(16, 70), cache.Span(32, 64)], 16)
+    assert not cache._in_whole_pages([cache.Span(16, 70), cache.Span(32, 63)], 16)
+    assert not cache._in_whole_pages([cache.Span(8, 62)], 16)

@@ -187,6 +187,7 @@ def asked(*names: str) -> dict[str, Any]:
     return {x["name"]: x for x in told}
 
 
+@pytest.mark.kernels
 def test_no_batch_asks_for_a_kernel_that_was_not_made_ready() -> None:
     for told in asked("llama", "llama as general", "gemma2", "gpt_oss").values():
         assert told["missing"] == [], told["name"]

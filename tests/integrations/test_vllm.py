@@ -15,6 +15,7 @@ with warnings.catch_warnings():
 
     from paged_attn.integrations.vllm import backend
     from tests.integrations import vllm_batch as made
+    from tests.torch_ways import IN_TORCH
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # float32, sums in another order
 HALF_STEP = {"atol": 0.02, "rtol": 2.0**-4}  # an e4m3 result: half a step of 3 bits, and as much again
@@ -116,7 +117,8 @@ def test_queries_may_be_fp8_too() -> None:
     out, told = made.attend(impl, kv, made.MIXED, of=made.layer(0.5), query=torch.float8_e4m3fn)
     scales = {f"{name}_scale": torch.tensor(0.5) for name in "qkv"}
     want = made.wanted(told, **scales, out=torch.empty(out.shape))
-    torch.testing.assert_close(out, want, **CLOSE)
+    # plain torch rounds weights to bfloat16
+    torch.testing.assert_close(out, want, **(dict(rtol=0, atol=2**-7 * 3) if IN_TORCH else CLOSE))
 
 
 def test_results_may_be_quantised_where_vllm_fuses_that() -> None:

@@ -27,6 +27,8 @@ with warnings.catch_warnings():
     from paged_attn.preparation.engine_steps import plain
     from tests.integrations import vllm_asked, vllm_batch
 
+pytestmark = pytest.mark.kernels
+
 QUICK = ("llama", "gemma2, sliding", "gpt-oss, sliding", "fp8 cache and queries", "mimo")
 OTHERS = [name for name in vllm_asked.LAYERS if name not in QUICK]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import cache, scores, state
-from .cache import Source, Span, sources
+from .cache import Span, sources
 from .call import Call, Seq, of_group, per_head
 from .visible import Sight, mask_of, runs_of, seen_by_all
 
@@ -43,6 +43,17 @@ class Queries(NamedTuple):
     scale: Tensor | float  # of scores, [B, G, 1, T, 1] or of all
 
 
+class Tile(NamedTuple):
+    """Keys of each sequence, gathered."""
+
+    spans: list[Span]  # positions, of which `live` are read
+    key: Tensor  # int64 [B, N], numbers of keys
+    live: Tensor  # bool [B, N], whether a key is read
+    keys: Tensor  # float32 [B, N, G, D]
+    values: Tensor  # float32 [B, N, G, D]
+    of_cache: bool  # else keys of the call's own
+
+
 def tile_of(call: Call) -> int:
     """Keys of a tile."""
     return INVARIANT_TILE if call.options.batch_invariant else TILE
@@ -71,18 +82,17 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
     acc = queries.parts.new_zeros((*shape[:2], sizes.group * block.rows, sizes.value_dim))
     found = state.start(acc, _sinks(call, block))
     rows = slice(block.lead, block.lead + block.end - block.first)
-    for source, spans, key, live in _tiles(call, sight, group, block):
-        keys, values = (x.transpose(1, 2) for x in _in_place(call, source(call, group, spans), key, spans))
+    for tile in (_fixed_tiles if call.options.batch_invariant else _tiles)(call, sight, group, block):
+        key, live, of_cache, values = tile.key, tile.live, tile.of_cache, tile.values.transpose(1, 2)
         # contiguous: products of one shape and one layout round alike
-        weights = queries.parts @ keys.contiguous().transpose(2, 3)
-        of_cache = source is cache.cached
+        weights = queries.parts @ tile.keys.transpose(1, 2).contiguous().transpose(2, 3)
         _scale(call, group, weights.view(*shape, -1), queries.scale, of_cache)
         view = weights.view(shape[0], sizes.heads, block.rows, -1)
         key = sight.widest.place_of(key)
         key_pos = _positions_of_keys(sight, group, key)
         view = scores.modify(call, view, group, queries.slots, key, queries.pos, key_pos)
         if (
-            not all(seen_by_all(sight, seq, block.first, block.end, *x) for seq, x in zip(group, spans))
+            not all(seen_by_all(sight, seq, block.first, block.end, *x) for seq, x in zip(group, tile.spans))
             or not live.all()
         ):
             mask = mask_of(sight, group, queries.tokens, queries.slots, key, key_pos, queries.pos)
@@ -124,42 +134,40 @@ def _sinks(call: Call, block: Block) -> Tensor | None:
     return by_head.expand(-1, -1, block.rows, 1).flatten(1, 2)
 
 
-def _tiles(
-    call: Call, sight: Sight, group: Sequence[Seq], block: Block
-) -> Iterator[tuple[Source, list[Span], Tensor, Tensor]]:
-    """Tiles: (the source, positions of each sequence, keys [B, N] by number, bool [B, N] whether they are read)."""
+def _tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iterator[Tile]:
+    """Tiles of both runs of keys that a block's queries see."""
     runs = [runs_of(sight, seq, block.first, block.end) for seq in group]
     for whole in ([Span(0, x.prefix) for x in runs], [Span(x.first, x.end) for x in runs]):
-        for piece in _pieces(call, whole):
+        for begin in range(0, max(x.end - x.first for x in whole), TILE):
+            piece = [Span(x.first + begin, min(x.first + begin + TILE, x.end)) for x in whole]
             for source, spans in sources(call, group, piece):
-                first, count = [x.first for x in spans], max(x.end - x.first for x in spans)
-                if call.options.batch_invariant:
-                    first, count = [x.first // INVARIANT_TILE * INVARIANT_TILE for x in spans], INVARIANT_TILE
-                key = torch.tensor(first, device=call.device)[:, None] + torch.arange(count, device=call.device)
-                begin, end = torch.tensor(spans, device=call.device).T[..., None]
-                yield source, spans, key, (key >= begin) & (key < end)
+                count = max(x.end - x.first for x in spans)
+                first, end = torch.tensor(spans, device=call.device).T[..., None]
+                key = first + torch.arange(count, device=call.device)
+                keys, values = (x.float() for x in source(call, group, spans))
+                yield Tile(spans, key, key < end, keys, values, source is cache.cached)
 
 
-def _pieces(call: Call, whole: Sequence[Span]) -> Iterator[list[Span]]:
-    """Tiles of each sequence's run of keys, those of batch_invariant calls at multiples of their size."""
-    if call.options.batch_invariant:
-        (run,), step = whole, INVARIANT_TILE
-        for begin in range(run.first // step * step, run.end, step):
-            yield [Span(max(begin, run.first), min(begin + step, run.end))]
-        return
-    for begin in range(0, max(x.end - x.first for x in whole), TILE):
-        yield [Span(x.first + begin, min(x.first + begin + TILE, x.end)) for x in whole]
+def _fixed_tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iterator[Tile]:
+    """Tiles of a batch_invariant call: those at multiples of INVARIANT_TILE that hold a key of either run.
 
-
-def _in_place(call: Call, found: tuple[Tensor, Tensor], key: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Keys and values in float32; of a tile of fixed size at their places, beside zeros."""
-    keys, values = (x.float() for x in found)
-    if not call.options.batch_invariant:
-        return keys, values
-    (span,), before = spans, spans[0].first - int(key[0, 0])
-    behind = INVARIANT_TILE - before - (span.end - span.first)
-    keys, values = (torch.nn.functional.pad(x, (0, 0, 0, 0, before, behind)) for x in (keys, values))
-    return keys, values
+    A tile has all its keys in one update, wherever the runs end: zeros stand for keys between them.
+    """
+    (seq,), size = group, INVARIANT_TILE
+    runs = runs_of(sight, seq, block.first, block.end)
+    both = [x for x in (Span(0, runs.prefix), Span(runs.first, runs.end)) if x.end > x.first]
+    for first in sorted({begin for x in both for begin in range(x.first // size * size, x.end, size)}):
+        live = torch.zeros(1, size, dtype=torch.bool, device=call.device)
+        keys = torch.zeros(1, size, call.sizes.kv_heads, call.sizes.head_dim, device=call.device)
+        values = keys.new_zeros(*keys.shape[:3], call.sizes.value_dim)
+        for run in both:
+            span = Span(max(first, run.first), min(first + size, run.end))
+            if span.end > span.first:
+                places = slice(span.first - first, span.end - first)
+                keys[:, places], values[:, places] = cache.cached(call, group, [span])
+                live[:, places] = True
+        key = torch.arange(first, first + size, device=call.device)[None]
+        yield Tile([Span(first, first + size)], key, live, keys, values, True)
 
 
 def _scale(call: Call, group: Sequence[Seq], weights: Tensor, scale: Tensor | float, of_cache: bool) -> None:
