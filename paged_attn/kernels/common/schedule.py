@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 
 from .blocking import tile_of, tiles_before
-from .bounds import before_window, first_key_of, prefix_of, span_around
-from .head_windows import LEFT, side_of_block
+from .bounds import LEFT, before_window, first_key_of, prefix_of, side_of_block, span_around
 from .numerics import load_int
 from .records import Share
 from .shards import own_before

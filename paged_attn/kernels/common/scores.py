@@ -7,8 +7,7 @@ tile's first key.
 import triton
 import triton.language as tl
 
-from .bounds import shows_position
-from .head_windows import LEFT, RIGHT, side_of_rows
+from .bounds import LEFT, RIGHT, shows_position, side_of_rows
 from .numerics import LOG2E
 from .shards import place_of_key
 
