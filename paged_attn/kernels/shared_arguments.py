@@ -7,8 +7,7 @@ from ..records.call import ROOM, Call
 from ..records.plan import Launch
 from ..records.rounding import cdiv, next_power_of_2
 from .common.merge import merge_blocks_kernel, merge_states_kernel
-from .common.records import Rows
-from .common.shape import Heads
+from .common.records import Heads, Rows
 
 
 def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:

@@ -6,8 +6,7 @@ import torch
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ..kernels.common.records import KV, KeyValues, PageStarts, Rows
-from ..kernels.common.shape import Shape
+from ..kernels.common.records import KV, KeyValues, PageStarts, Rows, Shape
 from .formats import MANTISSA
 
 # Strides of tokens and heads from which on offsets inside a block of rows need 64 bits.  Below them, 32 bits suffice

@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from ..kernels.common.shape import Shape
+from ..kernels.common.records import Shape
 
 UNBOUNDED = 2**31 - 1  # upper bound on query tokens of a sequence where there is none
 

@@ -10,8 +10,8 @@ from ...records.plan import UNBOUNDED, Config, Launch, Merge
 from ...records.problem import Problem
 from ...records.regime import Threshold
 from ...records.rounding import cdiv, next_power_of_2
+from ..common.records import Shape
 from ..common.score_mod import of_this_dialect
-from ..common.shape import Shape
 from .score_mod_loads import loads_by_score
 from .tuning import (
     MAX_SCRATCH_BYTES,

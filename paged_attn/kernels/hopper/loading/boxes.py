@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...common.records import KV, Rows
-from ...common.shape import Shape
+from ...common.records import KV, Rows, Shape
 from ..args import Pipe, dim_parts
 from ..planning.shapes import KEYS_PER_CORE_MATRIX, MAX_BOX_ELEMENTS, VALUES_PER_CORE_ROW
 from ..shim import TensorDescriptor, gl

@@ -8,8 +8,8 @@ import triton
 from ....records.plan import Config, Launch
 from ....records.problem import Problem
 from ....records.rounding import next_power_of_2
+from ...common.records import Shape
 from ...common.score_mod import of_this_dialect
-from ...common.shape import Shape
 from ...portable.launches import merge_of
 from ...portable.tuning import SHARED_MEMORY
 from ..args import Pipe
