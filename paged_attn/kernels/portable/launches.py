@@ -11,8 +11,7 @@ from ...records.problem import Problem
 from ...records.regime import Threshold
 from ...records.rounding import cdiv, next_power_of_2
 from ..common.records import Shape
-from ..common.score_mod import of_this_dialect
-from .score_mod_loads import loads_by_score
+from ..common.score_mod import loads_by_score, of_this_dialect
 from .tuning import (
     MAX_SCRATCH_BYTES,
     WIDE,

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from paged_attn.kernels.portable.score_mod_loads import address_depends_on_first_load
+from paged_attn.kernels.common.score_mod import address_depends_on_first_load
 from tests.own_process import run
 
 SCRIPT = """
-from paged_attn.kernels.common.score_mod import ScoreMod, type_of
-from paged_attn.kernels.portable.score_mod_loads import loads_by_score
+from paged_attn.kernels.common.score_mod import ScoreMod, loads_by_score, type_of
 from tests.score_mods import MODS
 for name, mod in MODS.items():
     if loads_by_score(ScoreMod(mod.triton, tuple(type_of(x) for x in mod.args(4, "cpu")))):
