@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..kernels.page_copies import WARPS, tiles_of_copies
-from ..kernels.portable.words import some
+from ..kernels.portable.dialect import some
 from ..launching.scratch import Need
 from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
 from ..planning.planner import in_whole_pages, plan

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...records.plan import Launch
-from ..portable.words import size_of, some, words_of_pieces
+from ..portable.dialect import size_of, some, words_of_pieces
 
 
 def warps_of(launch: Launch) -> int:
