@@ -11,7 +11,7 @@ import torch
 
 import paged_attn
 from paged_attn.calls import launched as called
-from paged_attn.kernels import page_copies as launched
+from paged_attn.kernels import shared_steps as launched
 from paged_attn.launching import scratch
 from paged_attn.planning import planner
 from paged_attn.records.copies import PAGE, copies_of, over

@@ -9,7 +9,7 @@ from ..arguments import Options, Tensors, scales_tokens
 from ..checks.axes import Axes
 from ..kernels.common.records import KeyValues, Modifiers
 from ..kernels.portable.cache_write import write_kv_kernel
-from ..kernels.shared_arguments import merge_states
+from ..kernels.shared_steps import merge_states
 from ..launching.launch import Launches, Step
 from ..launching.platform import INTERPRET, Device
 from ..launching.template import arguments_for

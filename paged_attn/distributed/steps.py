@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.common.exchange import Exchange, exchange_kernel, pack_kernel, unpack_kernel
-from ..kernels.shared_arguments import JOINS_ALIKE, heads_of
+from ..kernels.shared_steps import JOINS_ALIKE, heads_of
 from ..launching.launch import Launches, Step
 from ..launching.template import arguments_for
 from ..records import layout

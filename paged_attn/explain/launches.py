@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..kernels.page_copies import WARPS, tiles_of_copies
 from ..kernels.portable.dialect import some
+from ..kernels.shared_steps import COPY_WARPS, tiles_of_copies
 from ..launching.scratch import Need
 from ..planning.dialects import DIALECTS, Dialect, chosen, dialect
 from ..planning.planner import in_whole_pages, plan
@@ -94,7 +94,7 @@ def _copies(copies: Copies) -> str:
     """The launch that copies pages, before all other launches."""
     keys = f"up to {copies.pages * PAGE} keys of each sequence"
     return (
-        f"copy_pages_kernel, {tiles_of_copies(copies).programs} programs of {WARPS} warps: {keys} from pages of "
+        f"copy_pages_kernel, {tiles_of_copies(copies).programs} programs of {COPY_WARPS} warps: {keys} from pages of "
         f"{copies.from_page} into pages of {PAGE} of the call's own, {bytes_of(copies.bytes)}"
     )
 

@@ -122,7 +122,7 @@ def need_of(launch: Launch) -> Need:
 
 def grids(launch: Launch) -> dict[str, tuple[int, ...]]:
     """Grids of a launch's kernels, by name, in order."""
-    from ..kernels.shared_arguments import merge_grid
+    from ..kernels.shared_steps import merge_grid
 
     found: dict[str, tuple[int, ...]] = {dialect(launch.dialect).kernel_of(launch): launch.grid}
     if launch.merge is not None:

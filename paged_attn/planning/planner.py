@@ -6,8 +6,7 @@ capture of a CUDA graph is therefore right for every replay.
 
 import functools
 
-from ..kernels.page_copies import copied
-from ..kernels.shared_arguments import merge_blocks
+from ..kernels.shared_steps import copied, merge_blocks
 from ..launching.launch import Step
 from ..records.call import Call
 from ..records.copies import Copies, over

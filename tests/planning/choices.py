@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paged_attn.kernels.page_copies import tiles_of_copies
+from paged_attn.kernels.shared_steps import tiles_of_copies
 from paged_attn.planning import planner
 from paged_attn.planning.dialects import dialect
 from paged_attn.records.plan import UNBOUNDED, Launch

@@ -9,7 +9,7 @@ from ...launching.locks import FIRST
 from ...launching.platform import Device
 from ...records.call import Call
 from ...records.plan import Launch
-from ..shared_arguments import numbers_of
+from ..shared_steps import numbers_of
 from .planning.coverage import copies, launches, need_of, regime, uncovered
 from .words import heads_of, kernel_of, tiles_of, warps_of
 

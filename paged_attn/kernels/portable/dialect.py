@@ -7,7 +7,7 @@ from ...records import layout
 from ...records.call import ROOM, Call
 from ...records.plan import Launch
 from ...records.problem import Problem
-from ..shared_arguments import numbers_of
+from ..shared_steps import numbers_of
 from .attention_kernel import attention_kernel
 from .regimes import launches, regime
 
