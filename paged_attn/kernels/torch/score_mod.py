@@ -1,35 +1,25 @@
-"""A user's function in plain torch: one in torch is called, one under @triton.jit interpreted over blocks of scores.
+"""A user's function under @triton.jit in plain torch: Triton's interpreter applies it to blocks of scores.
 
-Shapes: H heads, T queries, N keys.
+Only such a function imports this file, and with it Triton.  Shapes: H heads, T queries, N keys.
 """
-
-from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import triton.language as tl
 from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
 
-from ...launching.platform import interpreting, under_triton
+from ...launching.platform import interpreting
+from ..common.score_mod import interpreted
 
 MOST_AT_ONCE = 1 << 16  # scores of a program in the interpreter
 
 
-def applied(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
+def applied_by_triton(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
     """Scores [H, T, N] as the function has them, of queries at positions [T] and keys at positions [N]."""
-    if under_triton(function):
-        return _interpreted(function, scores, pos, key_pos, args)
-    head = torch.arange(len(scores), device=scores.device)[:, None, None]
-    new: Tensor = function(scores, pos[:, None], key_pos[None], head, *args)
-    return new.to(scores.dtype).expand_as(scores)
-
-
-def _interpreted(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
-    """Scores as a function under @triton.jit has them, by Triton's interpreter, a few rows at a time."""
-    from ..common.score_mod import interpreted  # with Triton, which the function has imported before
-
     heads, queries, keys = scores.shape
     columns = 1 << max(0, keys - 1).bit_length()
     rows = max(1, min(MOST_AT_ONCE // columns, 1 << (heads * queries - 1).bit_length()))
@@ -53,9 +43,18 @@ def _interpreted(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, ar
 
 
 @functools.cache
-def _kernel() -> Any:
-    from triton.runtime.interpreter import InterpretedFunction
+def _kernel() -> InterpretedFunction:
+    return InterpretedFunction(apply_score_mod)
 
-    from . import score_mod_kernel
 
-    return InterpretedFunction(score_mod_kernel.apply_score_mod)
+def apply_score_mod(
+    scores, query_pos, heads, key_pos, rows, keys, args, SCORE_MOD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
+):
+    """Replace scores [rows, keys] by what a function makes of them, ROWS a program."""
+    row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
+    live = (row < rows)[:, None] & (key < keys)[None, :]
+    row, key = tl.minimum(row, rows - 1), tl.minimum(key, keys - 1)  # the function is asked of what is there only
+    at = scores + row[:, None] * keys + key[None, :]
+    query, head = tl.load(query_pos + row)[:, None], tl.load(heads + row)[:, None]
+    new = SCORE_MOD(tl.load(at), query, tl.load(key_pos + key)[None, :], head, *args)
+    tl.store(at, new.to(tl.float32), mask=live)

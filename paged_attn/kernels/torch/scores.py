@@ -6,10 +6,12 @@ Shapes: scores [B, H, T, N] float32; slots and positions of queries [B, T], of k
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...launching.platform import under_triton
 from .call import Call, Seq
 
 
@@ -60,7 +62,16 @@ def bias_of(qq_bias: Tensor, group: Sequence[Seq], query: Tensor, key: Tensor) -
 
 def _call(call: Call, scores: Tensor, pos: Tensor, key_pos: Tensor) -> Tensor:
     """The user's function, of each sequence's scores."""
-    from .score_mod import applied
-
     function, args = call.options.score_mod, call.given.score_mod_args or ()
     return torch.stack([applied(function, *x, args) for x in zip(scores, pos, key_pos)])
+
+
+def applied(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
+    """Scores [H, T, N] as the function has them, of queries at positions [T] and keys at positions [N]."""
+    if under_triton(function):
+        from .score_mod import applied_by_triton  # imports Triton, which the function has imported before
+
+        return applied_by_triton(function, scores, pos, key_pos, args)
+    head = torch.arange(len(scores), device=scores.device)[:, None, None]
+    new: Tensor = function(scores, pos[:, None], key_pos[None], head, *args)
+    return new.to(scores.dtype).expand_as(scores)
