@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import blocks, plain
-from .call import Call, Seq, narrow, sequences, tokens_of
+from .call import Call, Seq, narrow, quiet, sequences, tokens_of
 from .visible import Sight, runs_of, sight_of
 
 TOGETHER = 4096  # keys of a group's sequences, with those that only fill up
@@ -71,13 +70,6 @@ def _parted(sight: Sight, scales: plain.Scaled | None, found: Iterable[Seq]) -> 
         is_plain = scales is not None and plain.takes(sight, seq) and _keys(sight, seq) > 0
         (served if is_plain else others).append(seq)
     return served, others
-
-
-@contextlib.contextmanager
-def quiet(device: torch.device) -> Iterator[None]:
-    """Neither gradients nor autocast in the operations within."""
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        yield
 
 
 def groups_of(call: Call, sight: Sight, found: list[Seq]) -> Iterator[list[Seq]]:

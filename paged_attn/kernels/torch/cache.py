@@ -1,4 +1,6 @@
-"""Keys and values of some positions, gathered from pages of any layout; no other slot reaches a result.
+"""Reads and writes of the cache: keys and values of some positions, gathered from pages of any layout, and new ones.
+
+No other slot of a page reaches a result.
 
 Shapes: B sequences, N positions of each, G KV heads, D dims.  Pages are gathered whole where they lie dense, and their
 dead slots cut off; otherwise slot by slot.
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .call import Call, Seq
+from .call import Call, Seq, narrow, per_head, quiet
 
 KEPT = 16 << 20  # bytes of a scratch tensor that stays for the next call: pages of fresh memory cost more than a copy
 _scratch = threading.local()
@@ -214,3 +216,38 @@ def scratch(which: int, count: int, dtype: torch.dtype, device: torch.device) ->
         with torch.inference_mode(False):  # a tensor of that mode is good for no other
             found = kept[key] = torch.empty(count, dtype=dtype, device=device)
     return found[:count]
+
+
+# ---- new keys and values ------------------------------------------------------------------------
+
+
+def write(
+    k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slot_mapping: Tensor, k_scale: Any,
+    v_scale: Any, kv_layout: str, part: str | None,
+) -> None:  # fmt: skip
+    """Write the keys, the values, or both, of tokens whose slot is not negative."""
+    layouts = layouts_of(k_cache, kv_layout)
+    size = k_cache.permute(layouts[0].slots).shape[1]
+    with quiet(k.device):
+        kept = slot_mapping >= 0
+        slots = slot_mapping.long()
+        if not bool(kept.all()):
+            slots, k, v = slots[kept], k[kept], v if v is None else v[kept]
+        if part != "values":
+            _scatter(k_cache, layouts[0], k, slots, size, k_scale)
+        if part != "keys" and v is not None and v_cache is not None:
+            _scatter(v_cache, layouts[1], v, slots, size, v_scale)
+
+
+def _scatter(cache: Tensor, layout: Layout, new: Tensor, slots: Tensor, size: int, scale: Any) -> None:
+    """New [tokens, kv_heads, dims] / scale into slots of a cache, rounded to nearest."""
+    by = per_head(scale, new.shape[1])
+    if isinstance(by, Tensor):
+        new = new.float() / by[:, None]
+    elif by != 1.0:
+        new = new.float() / by
+    stored = narrow(new, cache.dtype)
+    if cache.dtype.itemsize == 1:
+        cache, stored = cache.view(torch.uint8), stored.view(torch.uint8)
+    rows = cache.permute(layout.slots)
+    rows[slots // size, slots % size] = stored.unflatten(-1, rows.shape[3:]) if rows.ndim == 5 else stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
@@ -73,6 +74,13 @@ class Call(NamedTuple):
     def by_token(self) -> bool:
         """Whether q_scale has a number for each token."""
         return scales_tokens(self.given.q_scale, self.given.q)
+
+
+@contextlib.contextmanager
+def quiet(device: torch.device) -> Iterator[None]:
+    """Neither gradients nor autocast in the operations within."""
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
 
 
 def sequences(call: Call) -> Iterator[Seq]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from ...arguments import Options, Tensors
-from .attention import attend, quiet, words
-from .cache import layouts_of
-from .call import Call, Sizes
+from .attention import attend, words
+from .cache import layouts_of, write
+from .call import Call, Sizes, quiet
 from .state import join
-from .write import write
 
 __all__ = ["attention", "merge_states", "ways", "write"]
 
