@@ -8,14 +8,14 @@ from ..launching.platform import decorating
 
 with decorating():
     from .common import copying, exchange, merge, numerics, output, records, schedule, scores, softmax
-    from .portable import attention_kernel, cache_tiles, cache_write
+    from .portable import attention_kernel, cache_write, loads
 
 __all__ = [
     "attention_kernel",
-    "cache_tiles",
     "cache_write",
     "copying",
     "exchange",
+    "loads",
     "merge",
     "numerics",
     "output",

@@ -23,7 +23,7 @@ from ..common.schedule import (
 )
 from ..common.scores import scale_by_token
 from ..common.softmax import merge, start
-from .latent_parts import load_queries
+from .loads import load_queries
 from .tiles import attend_keys
 
 MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads x sequences whose work is counted at a time

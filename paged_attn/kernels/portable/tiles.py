@@ -6,8 +6,7 @@ import triton.language as tl
 from ..common.numerics import LOG2E, products, unpack
 from ..common.scores import cut_own, hides_between, mask, modify
 from ..common.softmax import update
-from .cache_tiles import lives, load_box, load_ids, load_kv, locate
-from .latent_parts import load_latent
+from .loads import lives, load_box, load_ids, load_kv, load_latent, locate
 
 
 @triton.jit
