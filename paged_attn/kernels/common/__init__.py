@@ -1,4 +1,4 @@
-"""Device code that all dialects share: records, blocks, bounds, shares, scores, the softmax, output, numbers.
+"""Device code that all dialects share: records, blocks, bounds, shares, scores, the softmax, output, number formats.
 
 The folder imports launching, and no other folder of the package.
 A new mask or modifier is a function in scores.py or bounds.py, and a field in records.py.
@@ -6,4 +6,4 @@ A new mask or modifier is a function in scores.py or bounds.py, and a field in r
 
 import importlib
 
-importlib.import_module("..decorated", __package__)  # all kernels, which imports those of this package
+importlib.import_module("..decorated", __package__)  # imports the kernels of all folders at once

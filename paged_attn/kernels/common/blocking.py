@@ -1,13 +1,14 @@
 """Numbering of a sequence's query blocks, key tiles and pages.
 
-Tiles are counted from position 0.  With Shape.APART a sequence's tiles are two runs: of the cache, and of the call's
-own keys.  The cache ends in the last tile of the first run, and new keys begin with the next tile.  The unused slots
-between them are the gap.
+Tiles are counted from position 0.  With Shape.APART a sequence's tiles are two runs: tiles of cached keys, then tiles
+of new keys.  New keys begin with the first slot of a tile.  The last tile of cached keys may therefore end in unused
+slots, which this file calls the gap.
 
 A sequence has cdiv(query_len, BLOCK_Q) blocks.  A launch serves the sequences with shortest..longest query tokens,
 inclusive.
 
-Page ids of a sequence lie in a row of a dense page table, or from its start on in a ragged page table.
+A dense page table has a row of page ids for each sequence.  A ragged page table has all page ids in one row, and each
+sequence's ids begin at an entry of its own.
 """
 
 import triton
@@ -19,13 +20,13 @@ from .records import Block
 
 @triton.jit
 def in_cache(tile, context_len, S: tl.constexpr):
-    """Whether a tile is of the first run, with cached keys."""
+    """Whether a tile is one of cached keys, the first run of tiles."""
     return tile * S.TILE < context_len
 
 
 @triton.jit
 def gap(context_len, S: tl.constexpr):
-    """Slots between the last cached key and the first new key; context_len is negative with fewer keys than queries."""
+    """Unused slots between the last cached key and the first new key; a negative context_len counts as 0."""
     cached = tl.maximum(context_len, 0)
     return tl.cdiv(cached, S.TILE) * S.TILE - cached
 
@@ -48,7 +49,7 @@ def tiles_before(end, context_len, S: tl.constexpr):
 
 @triton.jit
 def gap_before(tile, context_len, S: tl.constexpr):
-    """Slots of earlier tiles without a key: slot i of this tile is position tile * TILE + i - gap_before."""
+    """Unused slots in earlier tiles: key i of this tile is at position tile * TILE + i - gap_before."""
     if S.APART:
         return tl.where(in_cache(tile, context_len, S), 0, gap(context_len, S))
     else:
@@ -57,7 +58,7 @@ def gap_before(tile, context_len, S: tl.constexpr):
 
 @triton.jit
 def end_in(tile, end, context_len, S: tl.constexpr):
-    """`end`, limited to the cache's end in tiles with cached keys; exclusive."""
+    """End, exclusive, of a tile's keys: `end`, or in a tile of cached keys the end of the cache if it comes first."""
     if S.APART:
         return tl.where(in_cache(tile, context_len, S), tl.minimum(end, context_len), end)
     else:
@@ -96,7 +97,7 @@ def last_at_most(query_starts, num_seqs, value, BLOCK_Q: tl.constexpr):
 
 @triton.jit
 def find_block(batch, block, kv_head, S: tl.constexpr):
-    """Return the block with a number, counted over all sequences."""
+    """Return block number `block` of a launch; blocks are counted over all sequences."""
     if S.ONE_BLOCK:
         return block_of(batch, block, 0, kv_head, S)
     else:
@@ -117,7 +118,7 @@ def pages_of(batch, seq):
 
 @triton.jit
 def page_at(pages, column, page_starts):
-    """Address of the id of a sequence's page number `column`, one or [N]."""
+    """Address of entry `column`, a scalar or [N], of a sequence's page ids, which begin at `pages`."""
     if page_starts is None:
         return pages + column
     else:

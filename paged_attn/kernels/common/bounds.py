@@ -1,9 +1,10 @@
-"""Bounds of the keys that rows see: causal, windows, chunks, spans and prefixes, of one row and of a block's.
+"""Bounds of the keys that one row, and the rows of a block, see: causal, windows, chunks, spans and prefixes.
 
-A row sees the keys between two bounds, and neither bound moves back from one token to the next.  So the first and the
-last token of a block, with the heads that see fewest and most keys, have the bounds of the block.  Masks between the
-bounds are in scores.py.
-Bounds are positions until the end, where those of a shard become numbers of its own keys.
+A row sees the keys between two bounds, and neither bound moves back from one token to the next.  A block's bounds
+therefore follow from its first and last token, and from the heads that see the fewest and the most keys.  Masks between
+the bounds are in scores.py.
+
+Bounds are computed as positions.  For a shard they are converted last, to numbers of the rank's own keys.
 
 With windows by query head, the modifiers `left` and `right` only say that bounds exist; head_windows has the bounds.
 """
@@ -16,13 +17,13 @@ from .records import RowTile, Span
 from .shards import own_before
 
 LEFT, RIGHT = tl.constexpr(0), tl.constexpr(1)
-# Farther than any key; a position plus this number still fits 32 bits, as in attend.py.
+# Farther than any key; a position plus this number still fits 32 bits.  Equal to `limits.FAR`.
 FAR_KEYS = tl.constexpr(1 << 30)
 
 
 @triton.jit
 def load_side(head, SIDE: tl.constexpr, mods):
-    """Keys that query heads, one or [N], see to a side, as uint32; -1 (all keys) becomes the largest number."""
+    """Number of keys that query heads, a scalar or [N], see to a side, uint32; -1 (all keys) becomes 2^32 - 1."""
     if mods.head_windows_stride is None:
         at = mods.head_windows + (2 * head + SIDE)
     else:
@@ -32,13 +33,13 @@ def load_side(head, SIDE: tl.constexpr, mods):
 
 @triton.jit
 def bounded(keys):
-    """Number of keys, at most FAR_KEYS, as int32."""
+    """A uint32 number of keys as int32, at most FAR_KEYS."""
     return tl.minimum(keys, FAR_KEYS).to(tl.int32, bitcast=True)
 
 
 @triton.jit
 def side_of_rows(number, kv_head, member, SIDE: tl.constexpr, mods, S: tl.constexpr):
-    """Keys that rows see to a side: `number` for all heads, or [R] by each row's head."""
+    """Number of keys that rows see to a side: `number`, or, with windows by head, [R] from each row's head."""
     if mods.head_windows is None:
         return number
     else:
@@ -47,7 +48,7 @@ def side_of_rows(number, kv_head, member, SIDE: tl.constexpr, mods, S: tl.conste
 
 @triton.jit
 def side_of_block(number, kv_head, SIDE: tl.constexpr, mods, S: tl.constexpr):
-    """(fewest, most) keys that the heads of a KV head see to a side; kv_head None: bounds for any head."""
+    """(fewest, most) keys that the query heads of a KV head see to a side; kv_head None: bounds for any KV head."""
     if mods.head_windows is None:
         return number, number
     elif kv_head is None:
@@ -63,13 +64,13 @@ def side_of_block(number, kv_head, SIDE: tl.constexpr, mods, S: tl.constexpr):
 
 @triton.jit
 def chunk_of(pos, mods):
-    """Number of the chunk that holds a position; negative below position 0, where queries without keys lie."""
+    """Number of the chunk that holds a position; negative for negative positions, as queries before key 0 have."""
     return tl.where(pos < 0, pos + 1 - mods.chunk, pos) // mods.chunk
 
 
 @triton.jit
 def first_key_of(pos, left, mods):
-    """First key, inclusive, that a query at `pos` sees if `left` and the chunk bound keys to the left."""
+    """First key, inclusive, that a query at `pos` sees: `left` keys before it, but in its own chunk."""
     first = pos - left
     if mods.chunk is not None:
         first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)
@@ -91,7 +92,7 @@ def span_around(slot, seq, inside, mods):
 
 @triton.jit
 def before_window(first, begin, mods):
-    """First key, inclusive, of a window that begins at `first` and a span that begins at `begin`, unless clipped."""
+    """First key, inclusive, of a window from `first` on and a span from `begin` on; CLIP_SPANS: of the window alone."""
     if mods.CLIP_SPANS is None:
         first = tl.maximum(tl.minimum(first, begin), 0)
     return first
@@ -99,7 +100,7 @@ def before_window(first, begin, mods):
 
 @triton.jit
 def behind_query(end, past, slot, seq_len, right, mods):
-    """End, exclusive, of keys up to `end` and a span up to `past`, which the window may clip to `right` keys."""
+    """End, exclusive, of keys up to `end` and a span up to `past`; CLIP_SPANS: window and chunk limit `past`."""
     if mods.spans_right is not None:
         past = tl.minimum(past, slot + right + 1)
     if mods.CLIP_SPANS is not None:
@@ -109,7 +110,7 @@ def behind_query(end, past, slot, seq_len, right, mods):
 
 @triton.jit
 def right_of(seq, mods):
-    """Slots after its own that a query of a sequence sees, if `right` or `causal` is given."""
+    """Number of slots after its own that a query sees: `right`, or 0 in sequences that `causal` marks."""
     if mods.causal is None:
         return mods.right
     else:
@@ -120,7 +121,8 @@ def right_of(seq, mods):
 def end_within(end, pos, mods):
     """`end`, exclusive, limited to the end of the chunk of a query at `pos`.
 
-    Positions that are no slots bound no slots; then `shows_position` masks the call's own keys.
+    Queries with positions of their own have no such limit, because `end` counts slots.  For these, `shows_position`
+    masks the call's own keys.
     """
     if mods.chunk is not None and mods.query_positions is None:
         end = tl.minimum(end, (chunk_of(pos, mods) + 1) * mods.chunk)
@@ -131,7 +133,7 @@ def end_within(end, pos, mods):
 def shows_position(pos, row_pos, left, mods):
     """Whether queries at row_pos [R] see own keys at pos [N], by `left` and the chunk: [R, N].
 
-    Only for own keys with positions that are no slots; comes with `left`.
+    Only for query_positions, which give the call's own keys positions that differ from their slots.
     """
     seen = pos[None, :] >= (row_pos - left)[:, None]
     if mods.chunk is not None:
@@ -147,10 +149,10 @@ def prefix_of(seq, inside, seq_len, mods):
 
 @triton.jit
 def row_tile(block, row, mods, TOKENS: tl.constexpr, S: tl.constexpr, BLIND: tl.constexpr = True):
-    """Rows [R] of up to TOKENS tokens from block.first on: token-major, the group's heads side by side.
+    """RowTile of up to TOKENS query tokens from block.first on; row [R]: token * GROUP + head of the group.
 
-    BLIND: invalid rows see nothing; otherwise they see what later tokens would.  Hopper's blocks are not BLIND, because
-    a row that saw nothing in the first tile has the next tile weighed twice.
+    BLIND: rows behind the last query token see no key; otherwise these rows see what later tokens would see.  Hopper's
+    blocks are not BLIND, because a row that sees nothing in the first tile counts the next tile twice.
     """
     index = row // S.GROUP
     valid = (block.first + index < block.query_len) & (row < TOKENS * S.GROUP)
@@ -207,8 +209,8 @@ def first_seen(rows, mods):
 def visible_range(block, mods, TOKENS: tl.constexpr, S: tl.constexpr = None):
     """Span of the keys that up to TOKENS queries from block.first on see, within the sequence.
 
-    A query's own position is at least context_len, and at most its slot.  So context_len decides where keys that some
-    row may see begin, and the slot where keys that every row sees begin.
+    If queries have positions of their own, a position is at least context_len and at most the query's slot.  So lo
+    follows from context_len, and full_lo from the last query's slot.
     """
     context_len = block.seq_len - block.query_len
     first_pos = context_len + block.first

@@ -1,4 +1,4 @@
-"""The kernel that copies keys and values of small pages into whole pages, unchanged."""
+"""The kernel that copies keys and values, unchanged, into whole pages: the call's own pages of PAGE slots."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ from .shards import own_before
 
 @triton.jit
 def addresses_of_heads(ptr, row, head, PADDED: tl.constexpr):
-    """Addresses [N, H, PADDED] of slots [N], which begin at offsets `row`, and heads [H], which begin at `head`."""
+    """Addresses [N, H, PADDED] of slots with offsets row [N] and heads with offsets head [H], in elements."""
     return ptr + (row[:, None, None] + head[None, :, None]) + tl.arange(0, PADDED)[None, None, :]
 
 
@@ -39,9 +39,9 @@ def copy_pages_kernel(
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     VALUE_PADDED: tl.constexpr, NEW: tl.constexpr, DEPENDENT: tl.constexpr, SHARD: tl.constexpr,
 ):  # fmt: skip
-    """Copy one of `parts` parts of a sequence's keys, KEYS at a time, x HEADS of its KV heads.
+    """Copy every `parts`-th tile of KEYS keys of one sequence, for HEADS of its KV heads.
 
-        Pages from the first visible key on are copied; keys before it become zeros.
+    The first page is that of the first visible key; earlier keys in it become zeros.
     NEW: the call's own keys lie elsewhere.  SHARD: how keys lie over ranks (`problem.Stripes`), or None.
     DEPENDENT: as in `cache_write.write_kv_kernel`.
     """
@@ -68,7 +68,7 @@ def copy_pages_kernel(
         slot = (pos % FROM_PAGE).to(tl.int64)
         there = tl.broadcast_to((kv_head < KV_HEADS)[None, :], (KEYS, HEADS))
         asked = live[:, None] & there
-        # both loads come before the stores, for the compiler does not know that copies and cache do not overlap
+        # both loads come before the stores: the compiler does not know that copies and cache do not overlap
         keys = load_heads(cache.key, page, slot, kv_head, asked, HEAD_DIM, DIM)
         values = load_heads(cache.value, page, slot, kv_head, asked, VALUE_DIM, VALUE_PADDED)
         store_heads(keys, copies.key, first_page, pos, kv_head, there, HEAD_DIM, DIM)

@@ -1,8 +1,10 @@
-"""States of rows from rank to rank: each rank's results over its own keys, joined with those of all others.
+"""Exchange between ranks: each rank's results over its own keys are joined with the results of all other ranks.
 
-An owner is a rank that joins rows.  Rows of an owner are token-major: row = token * heads + head, of the heads that are
-its own, or of all.  A block holds one rank's states of one owner's rows: [room, VALUE_DIM] results, then [room]
-log-sum-exps, both float32.  room is a multiple of 4 rows, so every block begins on 16 bytes.
+An owner is a rank that joins rows: those of all heads, or of OWN_HEADS of them.  An owner's rows are token-major:
+row = token * OWN_HEADS + head.
+
+A block holds one rank's results for one owner's rows: [room, VALUE_DIM] results, then [room] log-sum-exps, both
+float32.  room is a multiple of 4 rows, so every block begins on 16 bytes.
 """
 
 from typing import NamedTuple
@@ -17,27 +19,27 @@ class Exchange(NamedTuple):
     """How an exchange is compiled."""
 
     RANKS: int
-    HEADS: int  # of a rank's results
-    OWN_HEADS: int  # of an owner's rows; HEADS where every rank owns all
-    BLOCK: int  # rows at a time
-    ROOM: int = 0  # of peers: rows that a block has room for
-    FLAGS: int = 0  # words of each rank, for one program each
-    THREADS: int = 1  # of a program, at least RANKS
+    HEADS: int  # heads of a rank's results
+    OWN_HEADS: int  # heads of an owner's rows; HEADS if every rank owns all rows
+    BLOCK: int  # rows that a program handles at a time
+    ROOM: int = 0  # by peers: rows of a block; a collective's block has as many rows as a call needs
+    FLAGS: int = 0  # flags of each rank, one for each program
+    THREADS: int = 1  # threads of a program, at least RANKS
     SEND: bool = True
     RECEIVE: bool = True
-    TIMED: bool = True  # waiting programs ask for the time; otherwise they look once
-    DEPENDENT: bool = False
+    TIMED: bool = True  # programs wait for flags until a timeout; otherwise they look at the flags once
+    DEPENDENT: bool = False  # a programmatic dependent launch
 
 
 @triton.constexpr_function
 def lanes_for(count):
-    """Lanes for so many."""
+    """`count` rounded up to a power of two."""
     return 1 << (count - 1).bit_length()
 
 
 @triton.jit
 def rows_of_step(step, tokens, E: tl.constexpr):
-    """(rows [BLOCK] of an owner, which of them there are)."""
+    """(rows [BLOCK] of an owner in step `step`, mask of the rows that exist)."""
     row = step * E.BLOCK + tl.arange(0, E.BLOCK)
     return row, row < tokens * E.OWN_HEADS
 
@@ -53,7 +55,7 @@ def first_head(owner, E: tl.constexpr):
 
 @triton.jit
 def load_rows(out, lse, owner, row, valid, dim, E: tl.constexpr, S: tl.constexpr):
-    """(results [R, D], log-sum-exps [R]) of rows of an owner, of this rank's keys."""
+    """Load this rank's (results [R, D] as float32, log-sum-exps [R]) for rows of an owner."""
     token = (row // E.OWN_HEADS).to(tl.int64)
     head = first_head(owner, E) + row % E.OWN_HEADS
     inside = valid[:, None] & (dim < S.VALUE_DIM)[None, :]
@@ -64,7 +66,7 @@ def load_rows(out, lse, owner, row, valid, dim, E: tl.constexpr, S: tl.constexpr
 
 @triton.jit
 def store_rows(block, room, x, lse, row, valid, dim, S: tl.constexpr):
-    """Store rows as `load_rows` returns them into a block."""
+    """Store results x [R, D] and log-sum-exps [R] into a block."""
     inside = valid[:, None] & (dim < S.VALUE_DIM)[None, :]
     tl.store(block + row.to(tl.int64)[:, None] * S.VALUE_DIM + dim[None, :], x, mask=inside)
     tl.store(block + room * S.VALUE_DIM + row, lse, mask=valid)
@@ -74,7 +76,10 @@ def store_rows(block, room, x, lse, row, valid, dim, S: tl.constexpr):
 def join_rows(
     out, lse, blocks, room, sinks, owner, row, valid, dim, E: tl.constexpr, S: tl.constexpr, VOLATILE: tl.constexpr, ok
 ):  # fmt: skip
-    """Rows [R] of an owner from the blocks of all ranks, in their order; ok: all have come, or the rows become NaN."""
+    """Join rows [R] of an owner from the blocks of all ranks, in the ranks' order, and store them.
+
+    ok: all blocks have arrived; otherwise the rows become NaN.
+    """
     size = room * (S.VALUE_DIM + 1)
     lses, at = blocks + room * S.VALUE_DIM, row.to(tl.int64)
     acc, top, total = join_results(blocks, lses, at, valid, dim, size, size, E.RANKS, S.VALUE_DIM, VOLATILE)
@@ -84,12 +89,12 @@ def join_rows(
     store_joined(out, lse, acc, top, total, row, tl.cast(0, tl.int64), index, head, valid, dim, S)
 
 
-# fours: room of a block, by four rows.
+# fours: rows of a block / 4.
 
 
 @triton.jit(do_not_specialize=["fours", "tokens"])
 def pack_kernel(blocks, fours, out, lse, tokens, E: tl.constexpr, S: tl.constexpr):
-    """A block for each owner, one after another: what a collective sends."""
+    """Write the blocks that a collective sends: one for each owner, in the owners' order."""
     OWNERS: tl.constexpr = E.HEADS // E.OWN_HEADS
     owner, room = tl.program_id(0) % OWNERS, 4 * tl.cast(fours, tl.int64)
     row, valid = rows_of_step(tl.program_id(0) // OWNERS, tokens, E)
@@ -100,7 +105,7 @@ def pack_kernel(blocks, fours, out, lse, tokens, E: tl.constexpr, S: tl.constexp
 
 @triton.jit(do_not_specialize=["fours", "tokens", "rank"])
 def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr, S: tl.constexpr):
-    """Rows of this rank, from what a collective has brought."""
+    """Join the rows that this rank owns from the blocks that a collective has received."""
     row, valid = rows_of_step(tl.program_id(0), tokens, E)
     room, dim = 4 * tl.cast(fours, tl.int64), tl.arange(0, S.VALUE_PADDED)
     join_rows(out, lse, blocks, room, sinks, rank, row, valid, dim, E, S, False, True)
@@ -108,15 +113,14 @@ def unpack_kernel(out, lse, blocks, fours, sinks, tokens, rank, E: tl.constexpr,
 
 # ---- by stores to peers --------------------------------------------------------------------------
 #
-# A rank's memory, which all of its peers can write: [2, RANKS] blocks, one turn's and the other's, each written by the
-# rank of its number; then [2, RANKS, FLAGS] words, one for each program of each rank, 1 where its rows have come.
+# Each rank has memory that all peers can write.  Blocks [2, RANKS] come first: axis 0 is the turn, axis 1 the rank that
+# writes the block.  Flags follow, int32 [2, RANKS, FLAGS]: 1 once the rows of that program of that rank have arrived.
 #
-# A call takes the other turn than the one before.  When a rank sends again in a turn, it has had a flag of every peer
-# in the turn between.  So each peer had begun that call: it had ended the one before, and read what lay here.
+# Calls alternate between two turns.  Before a rank writes a turn's blocks again, it has seen a flag of every peer in
+# the other turn.  A peer raises this flag after its call before, in which it has read the first turn's blocks.
 #
-# This holds as long as every rank ends every call with all flags.  A rank that has waited in vain has FAILED: its
-# later calls send nothing, wait for nobody and give NaN.  Otherwise a flag that was raised too late would pass for the
-# flag of a later call.
+# This holds as long as every rank ends every call with all flags.  A rank that has waited in vain has FAILED: its later
+# calls send nothing, wait for nobody and give NaN.  Otherwise a late flag would count as the flag of a later call.
 
 
 @triton.jit
@@ -129,7 +133,7 @@ def now(lane):
 
 @triton.jit
 def look(flags, E: tl.constexpr):
-    """Flags as they are now; what was stored before they were raised can be loaded then."""
+    """Load flags, with acquire semantics: rows that were stored before a flag was raised can be loaded afterwards."""
     if E.TIMED:
         return tl.inline_asm_elementwise(
             "ld.acquire.sys.global.b32 $0, [$1];", "=r,l", [flags.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
@@ -138,7 +142,7 @@ def look(flags, E: tl.constexpr):
         return tl.load(flags)
 
 
-# Threads read flags and clocks at moments of their own, and must leave the loop together.  So there is a lane for each
+# Threads read flags and clocks at different moments, but must leave the loop together.  So there is a lane for each
 # thread, and one reduction over all lanes decides for all threads.
 
 
@@ -151,7 +155,7 @@ def absence(flags, source, others, late, E: tl.constexpr):
 
 @triton.jit
 def wait_for(flags, source, others, timeout, lane, E: tl.constexpr):
-    """RANKS - r, with r the first rank whose flag is down after so many nanoseconds; 0 as soon as all are raised."""
+    """RANKS - r, with r the first rank whose flag is down after `timeout` ns; 0 as soon as all flags are raised."""
     found = absence(flags, source, others, lane < 0, E)
     if E.TIMED:
         until = now(lane) + timeout
@@ -162,20 +166,20 @@ def wait_for(flags, source, others, timeout, lane, E: tl.constexpr):
 
 @triton.jit
 def memory_at(address):
-    """A rank's memory, which begins on 16 bytes."""
+    """Pointer to a rank's memory, float32, which begins on 16 bytes."""
     return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
 
 
 @triton.jit
 def flags_of(memory, E: tl.constexpr, S: tl.constexpr):
-    """The words behind all blocks."""
+    """Pointer to the flags, int32, behind all blocks of a rank's memory."""
     BLOCKS: tl.constexpr = 2 * E.RANKS * E.ROOM * (S.VALUE_DIM + 1)
     return (memory + BLOCKS).to(tl.pointer_type(tl.int32), bitcast=True)
 
 
 @triton.jit
 def send_all(peers, turn, out, lse, tokens, rank, program, programs, E: tl.constexpr, S: tl.constexpr):
-    """This program's rows of every owner into its memory, and then its flag there."""
+    """Store this program's rows of every owner into the owner's memory, and then raise the program's flag there."""
     SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
     LANES: tl.constexpr = lanes_for(E.RANKS)
     RANKS: tl.constexpr = E.RANKS
@@ -188,7 +192,7 @@ def send_all(peers, turn, out, lse, tokens, rank, program, programs, E: tl.const
         for i in tl.static_range(RANKS):
             block = memory_at(peers[i]) + (turn * RANKS + rank) * SIZE
             store_rows(block, E.ROOM, loaded[i][0], loaded[i][1], row, valid, dim, S)
-    tl.debug_barrier()  # a flag is one thread's store: it must not overtake those of others
+    tl.debug_barrier()  # a flag is one thread's store, and must not overtake the stores of other threads
     lane = tl.arange(0, LANES)
     address = lane.to(tl.int64) * 0 + peers[0]
     for i in tl.static_range(1, RANKS - 1):
@@ -203,7 +207,10 @@ def receive_all(
     merged, merged_lse, peers, turn, failed, word, sinks, tokens, rank, program, programs, timeout, E: tl.constexpr,
     S: tl.constexpr,
 ):  # fmt: skip
-    """Wait for this program's rows of every other rank and join them; tell word and FAILED which rank is missing."""
+    """Wait for this program's rows of every other rank, join them, and lower the flags.
+
+    If a rank does not answer, `word` becomes 1 + the rank, and `failed` becomes 1.
+    """
     SIZE: tl.constexpr = E.ROOM * (S.VALUE_DIM + 1)
     RANKS: tl.constexpr = E.RANKS
     memory = memory_at(peers[RANKS - 1])
@@ -214,7 +221,7 @@ def receive_all(
     flags = flags_of(memory, E, S) + (turn * RANKS + source) * E.FLAGS + program
     has_failed = tl.load(failed)
     absent = wait_for(flags, source, others, tl.where(has_failed > 0, 0, timeout), lane, E)
-    tl.debug_barrier()  # others' threads have looked, too, before any loads
+    tl.debug_barrier()  # all threads have looked before any thread loads rows
     if (absent > 0) & (has_failed == 0):
         tl.store(word.to(tl.pointer_type(tl.int32)), 1 + RANKS - absent)
         tl.store(failed, 1)
@@ -229,7 +236,7 @@ def receive_all(
 
 @triton.jit
 def take_turn(turns, turn, program, programs, E: tl.constexpr):
-    """The other turn for the next call, in the words of this program and of those that this call has not."""
+    """Store the next call's turn for this program, and for the programs that only larger calls have."""
     WORDS: tl.constexpr = lanes_for(E.FLAGS)
     word = tl.arange(0, WORDS)
     tl.store(turns + word, 1 - turn, mask=(word < E.FLAGS) & (word % programs == program))
@@ -239,11 +246,13 @@ def take_turn(turns, turn, program, programs, E: tl.constexpr):
 def exchange_kernel(
     merged, merged_lse, out, lse, sinks, peers, turns, word, tokens, rank, timeout, E: tl.constexpr, S: tl.constexpr
 ):
-    """Send rows to their owners, and join what they send.
+    """Send rows to their owners, and join the rows that this rank owns.
 
-    peers: addresses of all ranks' memory, from the next rank on; this rank's is last.
-    turns: int32 [FLAGS + 1]; the turn of each program, then FAILED, which is 1 once a rank did not answer.
-    word: address of the host's word, which becomes 1 + the rank that did not answer.
+    peers: addresses of all ranks' memory, from the next rank on; this rank's address is last.
+
+    turns: int32 [FLAGS + 1]: the turn of each program, then FAILED, which is 1 once a rank did not answer.
+
+    word: address of an int32 on the host, 1 + the rank that did not answer.
     """
     if E.DEPENDENT:
         tl.extra.cuda.gdc_wait()

@@ -1,8 +1,8 @@
 """Programs of KV heads in proportion to the tiles that their heads see, if windows differ by head.
 
 Only the device knows the windows.  A KV head with a narrow window needs few programs, and full heads get the others.
-KV heads that see equally much get equally many programs, walk along equal lines, and read the tokens of a page side by
-side.
+KV heads that see equally many tiles get equally many programs, which walk along equal lines and read the tokens of a
+page at the same time.
 """
 
 import triton
@@ -45,12 +45,13 @@ def whole_programs(part, shares, there):
 def programs_by_work(batch, head, lane, mods, S: tl.constexpr):
     """Programs [HEADS] of each KV head, so that no program has much more work than others.
 
-    The largest number of equal shares is taken for which there are enough programs; each lane tries another number.
+    Each lane tries another number of equal shares.  The largest number is taken for which the programs suffice.
     """
     programs, there = tl.num_programs(0), head < S.KV_HEADS
     units = work_of_heads(batch, head, lane, mods, S).to(tl.float32)
     part = units / tl.maximum(tl.sum(units, 0), 1.0)
-    STEP: tl.constexpr = tl.cdiv(S.KV_HEADS + 1, lane.shape[0])  # KV_HEADS shares less always suffice
+    # programs - KV_HEADS shares always fit: rounding adds at most one program for each KV head
+    STEP: tl.constexpr = tl.cdiv(S.KV_HEADS + 1, lane.shape[0])
     shares = tl.maximum(programs - lane * STEP, 0)
     count = whole_programs(part[:, None], shares[None, :], there[:, None])
     fewer = tl.min(tl.where(tl.sum(count, 0) <= programs, lane, lane.shape[0]), 0)

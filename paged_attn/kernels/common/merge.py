@@ -1,4 +1,4 @@
-"""Merging of states: the pieces of one launch, or results and log-sum-exps of a user."""
+"""Merging of states: pieces of one launch, or finished results by their log-sum-exps."""
 
 import triton
 import triton.language as tl
@@ -69,7 +69,10 @@ def join_rows(
 def join_if_last(
     out, lse, partial, counters, share, holders, pieces, token, tokens, kv_head, ahead, slots, scales, S: tl.constexpr
 ):  # fmt: skip
-    """Count a share that has stored its pieces of a block; the last of the holders joins all pieces in order."""
+    """Count this share, which has stored its pieces of a block; the last share to be counted joins all pieces in order.
+
+    share: number of the share in which the block begins.  holders: how many shares have pieces of the block.
+    """
     tl.debug_barrier()  # one thread counts, after the stores of all threads
     counter = counters + place_of(share, kv_head, ahead, S)
     before = tl.atomic_add(counter, 1, sem="acq_rel")
@@ -106,7 +109,7 @@ def tell_cut(cuts, block, pieces, first_row, S: tl.constexpr):
 
 @triton.jit
 def load_pieces(partial, at, there, dim, BEYOND: tl.constexpr, S: tl.constexpr):
-    """(maxima, sums, accumulators) of rows [R] of a piece, BEYOND rows behind `at`."""
+    """Load (maxima [R], sums [R], accumulators [R, D]) from scratch rows at + BEYOND; where not there: of no key."""
     row_max = tl.load(partial.max + at + BEYOND, there, float("-inf"))
     row_sum = tl.load(partial.sum + at + BEYOND, there, 0.0)
     acc = partial.acc + at[:, None] * S.VALUE_PADDED + dim[None, :] + BEYOND * S.VALUE_PADDED
@@ -120,7 +123,7 @@ def join_lanes(
 ):  # fmt: skip
     """Join the states of ROWS rows: each of LANES groups of threads joins every LANES-th piece, then groups are joined.
 
-    row: [LANES * ROWS].  States that are loaded together have one maximum and one address, for less code to fetch.
+    row: [LANES * ROWS].  States that are loaded together share a maximum and an address: less code to fetch.
     """
     lane = tl.arange(0, LANES * ROWS) // ROWS
     zero = lane * 0.0
@@ -203,8 +206,8 @@ def exp_below(x):
 
 @triton.jit
 def add_result(acc, top, total, out, lse):
-    """(accumulator, maximum, sum) of rows [R] with one more result, by its natural log-sum-exp."""
-    # infinity less itself is no number: one of a sink weighs as the largest number does, without a limit
+    """Add results out [R, D], with natural log-sum-exps lse [R], to a state (accumulator, maximum, sum) of rows."""
+    # inf - inf is NaN: an infinite log-sum-exp, as of a sink, becomes the largest float32 with an infinite sum
     score = tl.minimum(lse, MAX_FLOAT32, propagate_nan=tl.PropagateNan.ALL)
     both = tl.maximum(top, score)
     base = base_of(both)
@@ -217,7 +220,7 @@ def add_result(acc, top, total, out, lse):
 
 @triton.jit
 def add_sinks(acc, top, total, sinks, head, valid):
-    """`add_result` of the sinks of heads [R], if there are any: values are 0."""
+    """Add the sinks of heads [R], which have the value 0, to a state, if there are sinks."""
     if sinks is not None:
         sink = tl.load(sinks + head, mask=valid, other=float("-inf")).to(tl.float32)
         acc, top, total = add_result(acc, top, total, acc * 0.0, sink)
@@ -229,7 +232,7 @@ def join_results(
     outs, lses, at, valid, dim, out_stride, lse_stride, num_parts, HEAD_DIM: tl.constexpr,
     VOLATILE: tl.constexpr = False,
 ):  # fmt: skip
-    """(accumulator, maximum, sum) of num_parts results of rows [R] by their log-sum-exps, natural ones.
+    """Join num_parts results of rows [R] by their natural log-sum-exps: (accumulator [R, D], maximum, sum).
 
     Large log-sum-exps may differ by little, so they are subtracted before they are converted to base 2.
     Strides: from part to part, in elements.  VOLATILE: other devices may have written what is loaded.
@@ -254,7 +257,7 @@ def join_results(
 
 @triton.jit
 def store_joined(out, lse, acc, top, total, row, token, index, head, valid, dim, S: tl.constexpr):
-    """Joined rows [R] of some tokens, `index` of them behind a first one, and heads; row: where log-sum-exps lie."""
+    """Finish and store joined rows [R] of heads `head` and tokens token + index; row [R]: log-sum-exp in lse."""
     rows = RowTile(token, 0, index, head, head, head, head, head, valid, 0, 0, 0, 0, 0, 0, 0)
     store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
     if lse is not None:

@@ -34,7 +34,7 @@ def load_int(ptr, mask=None):
 
 @triton.jit
 def load_clamped(ptr, mask=None):
-    """`load_int` of numbers of any size, clamped to the range of int32."""
+    """Load integers of any size as int32, clamped to its range."""
     if mask is None:
         x = tl.load(ptr)
     else:
@@ -59,7 +59,7 @@ def rounded_product(x, factor):
 
 @triton.jit
 def products(q, k, S: tl.constexpr):
-    """Scores [R, N], float32, of queries [R, D] and keys [D, N], both in parts."""
+    """Scores [R, N], float32, of queries and keys, tuples of as many parts: [R, D / PARTS] and [D / PARTS, N]."""
     scores = tl.full([S.ROWS, S.TILE], 0.0, tl.float32)
     for i in tl.static_range(len(q)):
         scores = dot(q[i], k[i], scores, S)
@@ -219,9 +219,10 @@ def quotient(x, by):
 
 @triton.jit
 def scale_of(number, ptr, stride, kv_head, stride_seq=None, block=None):
-    """Return a scale: a number, times a number in memory (ptr) for the KV head, or for all with stride 0.
+    """Return number * ptr[kv_head * stride], or `number` if ptr is None; stride 0: all KV heads share the scale.
 
-    stride_seq: from sequence to sequence, None: all have the same.  Nothing is read for a sequence without keys.
+    stride_seq: elements between sequences; None: all sequences share the scale.  Nothing is read for a sequence without
+    keys.
     """
     if ptr is None:
         return number

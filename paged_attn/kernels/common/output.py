@@ -7,18 +7,18 @@ from .numerics import LOG2E, decode, encode, in_parts, normalize, opaque, quotie
 from .records import Query, RowTile
 from .softmax import finish, log_sum_exp
 
-MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # times the stride of rows that are not WIDE, it fits 32 bits (FAR_HEADS)
+MAX_HEADS_OF_NARROW_ROWS = tl.constexpr(128)  # whose offsets fit 32 bits if rows are not WIDE (`layout.FAR_HEADS`)
 
 
 @triton.jit
 def addresses(rows, dim, tensor, HEAD_DIM: tl.constexpr, S: tl.constexpr):
-    """(addresses [R, D] in a Rows tensor, mask of those that exist)."""
+    """(addresses [R, D] in a Rows tensor, mask [R, D] of the elements that exist)."""
     return places(rows, dim, tensor.ptr, tensor.stride_token, tensor.stride_head, tensor.WIDE, HEAD_DIM, S)
 
 
 @triton.jit
 def places(rows, dim, ptr, stride_token, stride_head, WIDE: tl.constexpr, HEAD_DIM: tl.constexpr, S: tl.constexpr):
-    """(addresses [R, D], mask of those that exist); with PAIRED heads a row has one half of the dims."""
+    """(addresses [R, D], mask [R, D] of the elements that exist); with PAIRED heads a row has one half of the dims."""
     head = rows.kv_head * S.GROUP
     if S.KV_HEADS * S.GROUP > MAX_HEADS_OF_NARROW_ROWS or WIDE is not None:
         head = tl.cast(head, tl.int64)
@@ -52,7 +52,7 @@ def load_query(query, rows, dim, PARTS: tl.constexpr, S: tl.constexpr):
 
 @triton.jit
 def rows_from(token, kv_head, row, valid, S: tl.constexpr):
-    """A RowTile with the fields that storing rows [R] needs; row: counted from `token` on, which is int64."""
+    """A RowTile with the fields that storing rows [R] needs; row [R]: counted from token on, int64."""
     return RowTile(token, kv_head, row // S.GROUP, row % S.GROUP, row, row, row, row, valid, 0, 0, 0, 0, 0, 0, 0)
 
 
@@ -66,7 +66,7 @@ def quantize(x, scales, tensor):
 
 @triton.jit
 def store_lse(lse, rows, state, S: tl.constexpr):
-    """Store the log-sum-exps of finished rows."""
+    """Store the log-sum-exps [R] of a state of finished rows."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     at = rows.token * HEADS + rows.kv_head * S.GROUP + rows.index * HEADS + rows.member
     tl.store(lse + at, log_sum_exp(state.max, state.sum), mask=rows.valid)
@@ -111,7 +111,7 @@ def store_rows(
 
 @triton.jit
 def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.constexpr = False):
-    """Store the state of one piece at scratch rows at [R]; the acc of rows that saw nothing only if ALL."""
+    """Store the state of one piece in scratch rows at [R]; accumulators of rows that saw no key only if ALL."""
     seen = valid
     if not ALL:
         seen &= state.sum != 0  # True for NaN
@@ -122,13 +122,13 @@ def store_partial(partial, at, valid, dim, state, S: tl.constexpr, ALL: tl.const
 
 @triton.jit
 def tokens_of(batch):
-    """Query tokens of all sequences; further rows of the call are padding."""
+    """Number of query tokens of all sequences; later tokens of the call are padding."""
     return tl.load(batch.query_starts + batch.num_seqs).to(tl.int32)
 
 
 @triton.jit
 def clear_padding(out, lse, batch, live, dim, S: tl.constexpr):
-    """Write output 0 and log-sum-exp -inf to tokens from `live` on, behind the last sequence; programs divide them."""
+    """Write output 0 and log-sum-exp -inf to tokens from `live` on, which are padding; programs share the rows."""
     HEADS: tl.constexpr = S.KV_HEADS * S.GROUP
     for row in range(live * HEADS + tl.program_id(0), batch.num_tokens * HEADS, tl.num_programs(0)):
         token = tl.cast(row // HEADS, tl.int64)

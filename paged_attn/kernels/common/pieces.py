@@ -1,4 +1,4 @@
-"""Sizes of the pieces into which the keys of blocks are cut; blocks stay whole unless cuts end the launch sooner.
+"""Sizes of the pieces into which the keys of blocks are cut; blocks stay whole unless cutting ends the launch sooner.
 
 Three ways are compared, and each lane of a warp tries one size of pieces:
 
@@ -17,17 +17,17 @@ import triton.language as tl
 
 from .schedule import QUOTIENT_TOLERANCE, work
 
-# Keys whose tiles take as long as writing, reading and joining the state of one piece.
+# Keys that take as long to process as the state of one piece takes to be written, read and joined.
 KEYS_WORTH_A_CUT = tl.constexpr(640)
-# Pieces of the longest block that are tried first; more only if even these leave programs idle.
+# Numbers of pieces of the longest block up to which each number is tried; larger ones are tried by doubling.
 MAX_PIECES = tl.constexpr(8)
-# Keys whose tiles take as long as joining one piece beyond MAX_PIECES; one program joins all pieces of a block.
+# Keys that take as long to process as joining one piece beyond MAX_PIECES; one program joins all pieces of a block.
 KEYS_WORTH_A_JOIN = tl.constexpr(64)
 # Larger numbers of pieces that are tried: items for a quarter of the programs, for half, one for each, two for each.
 NUM_DOUBLINGS = tl.constexpr(4)
 MAX_NUMBERS_TRIED = tl.constexpr(16)  # lanes for numbers of pieces; as many lanes again cut behind whole rounds
-INFINITE_TIME = tl.constexpr(3e38)  # tiles; time of a way that is not tried
-CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # time of the pieces of an even share, in KEYS_WORTH_A_CUT
+INFINITE_TIME = tl.constexpr(3e38)  # in tiles; time of a cut that is not tried
+CUTS_PER_EVEN_SHARE = tl.constexpr(1.8)  # cuts (KEYS_WORTH_A_CUT) whose time the pieces of an even share cost
 PIECES_PER_PROGRAM = 4  # states of cut blocks in scratch, for each program
 # Keys of a sequence for each of its queries, from which on its blocks are about equally long.
 MIN_KEYS_PER_QUERY = tl.constexpr(8)
@@ -62,9 +62,9 @@ def survey(batch, lane, mods, S: tl.constexpr):
 
 @triton.jit
 def time_of(size, items, total, cut, programs):
-    """Time in tiles of `items` items of up to `size` tiles, each of which takes `cut` tiles more, on all programs.
+    """Time, in tiles, of `items` items of up to `size` tiles on all programs; each item takes `cut` tiles more.
 
-    At most the rounds of largest items, and at most an even share and one item.
+    The smaller one of two upper bounds: rounds of largest items, and an even share plus one item.
     """
     rounds = tl.ceil(items / programs - QUOTIENT_TOLERANCE) * (size + cut)
     return tl.minimum(rounds, total / programs * (1 + cut / tl.maximum(size, 1.0)) + size + cut)
@@ -82,11 +82,11 @@ def pieces_tried(number, filling):
 
 @triton.jit
 def sharers_of(tiles, blocks, most, several, num_programs, S: tl.constexpr):
-    """Programs that could have even shares; 0 if blocks do not suit, or are enough for all programs.
+    """Number of programs that could have even shares; 0 if blocks do not suit, or are enough for all programs.
 
-    Blocks of one sequence read the same keys, and find them in L2 if they do so at the same time.  So if sequences have
-    several blocks, each block gets equally many programs, and all blocks must be equally long.  Sequences with few keys
-    for each query do not suit.
+    Blocks of one sequence read the same keys, and find them in L2 if they read at the same time.  So if sequences have
+    several blocks, each block gets equally many programs, and all blocks must be equally long.  Blocks do not suit if
+    sequences have few keys for each query.
     """
     each = (num_programs.to(tl.float32) / tl.maximum(blocks, 1) + QUOTIENT_TOLERANCE).to(tl.int32)
     number = tl.where(several == 1, num_programs, each * blocks)

@@ -58,8 +58,8 @@ class Batch(NamedTuple):
     num_tokens: Any
     shortest: Any  # query tokens of the sequences that this launch serves, inclusive; other launches serve the others
     longest: Any
-    least: Any  # tiles of a share, at least
-    slots: Any  # scratch states of a share; Hopper: of the launch
+    least: Any  # fewest tiles of a share
+    slots: Any  # scratch states of each share; Hopper: of the launch
     page_starts: Any = None  # PageStarts of a ragged page table; None: one row for each sequence
 
 
@@ -108,10 +108,10 @@ class Modifiers(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Each scale is a number, times ptr[KV head * stride] if ptr is given.  Stride 0 is one for all heads, 1 one each.
+    """Each scale is a number, times ptr[KV head * stride] if ptr is given; stride 0: all KV heads share the scale.
 
-    A scale with a stride_seq also has a row for each sequence.
-    A scale is no record of its own, because a loop cannot ask whether a record is absent.
+    With a stride_seq, ptr has a row for each sequence.  The fields of one scale are no record of their own, because a
+    loop cannot ask whether a record is absent.
     """
 
     softmax: Any
@@ -144,7 +144,7 @@ class Scratch(NamedTuple):
     # float32, divided by merge.partial_of.  With a merge launch, int32 [blocks, KV_HEADS, 2] follow: pieces of a block
     # (1: whole), and the row of its first state.
     states: Any
-    # int32, programs that have stored states of a cut block, by KV head and the share in which the block begins.
+    # int32, how many programs have stored states of a cut block; by KV head and the share in which the block begins.
     # Counters of groups of pieces follow, by the slot of the first (hopper/schedule/arrival.py).  0 between launches.
     counters: Any
 
@@ -168,7 +168,7 @@ class Partial(NamedTuple):
 class Shape(NamedTuple):
     """Compile-time constants of a kernel."""
 
-    GROUP: int  # query heads per KV head
+    GROUP: int  # query heads of a KV head
     KV_HEADS: int
     HEAD_DIM: int
     DIM: int  # HEAD_DIM rounded up to a power of two; latents: VALUE_PADDED
@@ -180,7 +180,7 @@ class Shape(NamedTuple):
     LIVE: int  # rows of a state in scratch
     TILE: int  # keys per step
     CHUNK: int  # keys of a tile that are sure to lie in one page: the largest power of two that divides both
-    STAGES: int  # tiles in flight
+    STAGES: int  # pipeline stages: tiles in flight
     COMPUTE: Any  # tl.dtype of the operands of both products
     PRECISION: str  # of a float32 dot
     ONE_BLOCK: bool  # a sequence's queries fit one block: block = sequence, no search
@@ -232,14 +232,14 @@ class Block(NamedTuple):
 
 
 class Share(NamedTuple):
-    """One program's part of the batch's work, in units of tiles, and the cut of all shares."""
+    """One program's part of the line, in units of one tile, and how the line is cut into all shares."""
 
     index: Any
     begin: Any  # units [begin, end) of the line
     end: Any
     size: Any
     extra: Any  # the first `extra` shares have size + 1 units
-    tiles: Any  # units of every block on the line if shares begin with blocks; otherwise 0
+    tiles: Any  # units of each block on the line if shares begin with blocks; otherwise 0
 
 
 class RowTile(NamedTuple):
@@ -255,7 +255,7 @@ class RowTile(NamedTuple):
     member: Any  # [R], head within the group
     slot: Any  # [R], in the whole sequence
     pos: Any  # [R], the slot unless queries have positions of their own
-    first_key: Any  # [R], first and last visible key; of a shard, numbers of own keys; last < first where nothing is
+    first_key: Any  # [R], first and last visible key; last < first: none.  Of a shard: numbers of own keys
     last_key: Any
     valid: Any  # [R]
     context_len: Any
@@ -263,7 +263,7 @@ class RowTile(NamedTuple):
     query_len: Any
     span_begin: Any  # [R], of the spans that hold a row's slot; arbitrary without spans
     span_end: Any
-    prefix: Any  # keys before it are visible, too; arbitrary without prefixes
+    prefix: Any  # end, exclusive, of the prefix that is visible, too; arbitrary without prefixes
     seq: Any
 
 
@@ -293,7 +293,7 @@ class Source(NamedTuple):
     end: Any
     scale: Any  # of the scores: softmax, query and key scales in one
     page_starts: Any = None  # PageStarts of the page table
-    prefix: Any = None  # keys before this position are found, too
+    prefix: Any = None  # keys before this position are visible, too
 
 
 class Query(NamedTuple):

@@ -19,20 +19,20 @@ from .numerics import load_int
 from .records import Share
 from .shards import own_before
 
-# Tiles by which shares that begin with blocks may exceed even shares, if a share is one block, and otherwise.
+# Tiles by which shares that begin with blocks may exceed even shares: if each share is one block, and otherwise.
 EXTRA_TILES_OF_ONE_BLOCK, EXTRA_TILES_OF_SEVERAL = tl.constexpr(4), tl.constexpr(2)
-# Eighths of an even share by which they may exceed it if a sequence has several blocks.  Shares that begin at equal
-# places of these blocks read the keys in step, and all but the first find the keys in L2.
+# Eighths of an even share by which shares may exceed it if a sequence has several blocks, and no share has two blocks.
+# Shares at equal places of a sequence's blocks then read the same keys at the same time, mostly from L2.
 EXTRA_EIGHTHS_IN_STEP = tl.constexpr(3)
-QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # computed quotients of whole numbers may be off by so much
+QUOTIENT_TOLERANCE = tl.constexpr(1e-3)  # error, at most, of a quotient of whole numbers in float32
 
 
 @triton.jit
 def unflatten(S: tl.constexpr):
     """(block or share, KV head) of this program.
 
-    If memory decides, neighbouring programs have the heads of one block, whose keys lie in the same pages.  If
-    arithmetic decides, neighbouring programs have the blocks of one head, with equal keys.
+    If memory bounds the launch, neighbouring programs have the KV heads of one block, whose keys lie in the same pages.
+    If arithmetic bounds the launch, neighbouring programs have the blocks of one KV head, which read the same keys.
     """
     pid = tl.program_id(0)
     if S.ONE_BLOCK or S.SPLIT:
@@ -66,7 +66,7 @@ def work(batch, seq, inside, mods, S: tl.constexpr, kv_head=None):
 
 @triton.jit
 def room_of(batch, share, seq, mods, S: tl.constexpr, kv_head=None):
-    """(blocks of a sequence, units of each block on the line)."""
+    """(number of blocks of a sequence, units of each block on the line)."""
     blocks, tiles = work(batch, seq, True, mods, S, kv_head)
     return blocks, tl.maximum(tiles, share.tiles)
 
@@ -91,10 +91,10 @@ def first_tile(seq, inside, context_len, mods, S: tl.constexpr, kv_head=None):
 
 @triton.jit
 def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv_head=None):
-    """(tiles of the prefix, with which a sequence's line begins, the tile with which the line goes on).
+    """(number of tiles of the prefix, which come first on a sequence's line; tile with which the line continues).
 
-    The line of fixed pieces has the gap's tiles, too, because a piece's number follows from its place; these tiles do
-    no work.
+    With pieces of a fixed size the line has the tiles of the gap, too, because a piece's number follows from its
+    position.  These tiles do no work.
     """
     prefix = own_before(prefix_of(seq, inside, seq_len, mods), mods, S)
     resume = first_tile(seq, inside, context_len, mods, S, kv_head)
@@ -107,7 +107,7 @@ def line_around_gap(seq, inside, seq_len, context_len, mods, S: tl.constexpr, kv
 
 @triton.jit
 def place_on_line(unit, block, mods, S: tl.constexpr):
-    """Tile of a unit of a block's line, if there may be a gap."""
+    """Tile at unit `unit` of a block's line, which may leave out a gap."""
     context_len = block.seq_len - block.query_len
     head, resume = line_around_gap(block.seq, None, block.seq_len, context_len, mods, S, block.kv_head)
     return unit + tl.where(unit < head, 0, resume - head)
@@ -115,7 +115,7 @@ def place_on_line(unit, block, mods, S: tl.constexpr):
 
 @triton.jit
 def units_of(batch, seq, mods, S: tl.constexpr, kv_head=None):
-    """Units of each of some sequences [N], 0 behind the last."""
+    """Units of each of the sequences seq [N]; 0 behind the last sequence."""
     blocks, tiles = work(batch, seq, seq < batch.num_seqs, mods, S, kv_head)
     return blocks * tiles
 
@@ -131,7 +131,7 @@ def total_work(batch, lane, mods, S: tl.constexpr, kv_head=None):
 
 @triton.jit
 def passed_by(ends, unit):
-    """(number of sequences that end at or before a unit, their units)."""
+    """(number of sequences that end at or before `unit`, units of these); ends [N]: end of each sequence, exclusive."""
     return tl.sum((ends <= unit).to(tl.int32), 0), tl.max(tl.where(ends <= unit, ends, 0), 0)
 
 
@@ -228,8 +228,8 @@ def share_of(unit, share):
     return (unit - tl.where(larger, 0, share.extra)) // (share.size + tl.where(larger, 1, 0))
 
 
-# Shares of KV heads that are cut alike lie side by side in scratch.  With Shape.BY_HEAD, `ahead` is the number of
-# programs of the KV heads before this one, whose shares follow each other.
+# If KV heads are cut alike (`ahead` is None), equal shares of all KV heads lie side by side in scratch.  With
+# Shape.BY_HEAD, the shares of one KV head follow each other, and `ahead` counts the shares of all KV heads before it.
 
 
 @triton.jit
@@ -243,7 +243,7 @@ def place_of(share, kv_head, ahead, S: tl.constexpr):
 
 @triton.jit
 def slot_of(share, slots, slot, kv_head, ahead, S: tl.constexpr):
-    """Number of slot `slot` of a KV head's share among all slots; slots: of each share."""
+    """Number of slot `slot` of a KV head's share among all slots; slots: number of slots of a share."""
     if ahead is None:
         return (slots * share + slot) * S.KV_HEADS + kv_head
     else:
@@ -252,13 +252,13 @@ def slot_of(share, slots, slot, kv_head, ahead, S: tl.constexpr):
 
 @triton.constexpr_function
 def slots_between(kv_heads, alike):
-    """Distance of neighbouring slots of a KV head's share; alike: KV heads are cut alike."""
+    """Slots from one slot of a KV head's share to the next; alike: KV heads are cut alike."""
     return kv_heads if alike else 1
 
 
 @triton.jit
 def pieces_of(first, tile, count, S: tl.constexpr):
-    """Pieces [begin, end) that begin in `count` tiles from `tile` on of a block whose keys begin in tile `first`."""
+    """Pieces [begin, end) that begin in tiles [tile, tile + count) of a block; its keys begin in tile `first`."""
     PIECE: tl.constexpr = S.PIECE // S.TILE
     begin = tl.where(tile == 0, first // PIECE, tl.cdiv(first + tile, PIECE))
     return begin, tl.cdiv(first + tile + count, PIECE)

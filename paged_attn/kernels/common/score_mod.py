@@ -1,4 +1,4 @@
-"""A user's score_mod: its key in a plan, its form in kernels, its trial compilation, and loads that the trial finds.
+"""A user's score_mod: key in a plan, form in kernels, trial compilation, and whether loads depend on the score.
 
 A loop cannot be pipelined if a load of its score_mod depends on the score.  Triton's pipeliner moves that load, and
 with it the product that makes the score, to an earlier stage of the loop.  Up to Triton 3.8 the pipeliner then fails,

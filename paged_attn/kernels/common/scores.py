@@ -1,7 +1,10 @@
 """Scores between q @ k^T and the softmax: scale, modifiers in their fixed order, masks.
 
-All dialects use these functions.  key [N]: numbers of keys within a tile, from 0, in any layout.  tile: position of the
-tile's first key.
+Portable and Hopper kernels use these functions.
+
+key [N]: number of each key within a tile, from 0, in any layout.
+
+tile: position of the tile's first key; with a shard, the number of this key among the rank's own keys.
 """
 
 import triton
@@ -87,7 +90,7 @@ def hides_between(mods, S: tl.constexpr):
 
 @triton.jit
 def cut_by_mask(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores with minus infinity where a query's bits (qq_mask) hide own keys; a word of each row covers 32 keys."""
+    """Scores with minus infinity where a query's bits (qq_mask) hide the call's own keys; a word has 32 keys."""
     if mods.qq_mask is not None:
         first = place_of_key(tile, mods, S) - rows.context_len
         reaches = first + S.TILE > 0 if mods.shard_rank is None else reaches_own(tile, rows, mods, S)
@@ -128,7 +131,7 @@ def position_of(slot, rows, mods):
 
 @triton.jit
 def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
-    """Correct ALiBi, computed with slots of keys, to positions of own keys, if a tile may hold some."""
+    """Correct ALiBi, which `modify` computes from slots of keys, to the positions of the call's own keys in a tile."""
     if mods.query_positions is not None:  # noqa: SIM102 (one is decided at compile time)
         if reaches_own(tile, rows, mods, S):
             slot = place_of_key(tile + key, mods, S)
@@ -144,7 +147,10 @@ def move_own(scores, rows, slope, key, tile, mods, S: tl.constexpr):
 
 @triton.jit
 def cut_own(scores, rows, key, tile, mods, S: tl.constexpr):
-    """Scores with minus infinity where bits, or a window of positions, hide own keys; slots cannot tell these."""
+    """Scores with minus infinity where qq_mask, or a window by positions, hides the call's own keys.
+
+    Bounds in slots (`mask`) cannot hide these keys.
+    """
     scores = cut_by_mask(scores, rows, key, tile, mods, S)
     CUTS: tl.constexpr = mods.left is not None or mods.position_right is not None
     if mods.query_positions is not None and CUTS:  # noqa: SIM102 (one is decided at compile time)

@@ -1,8 +1,8 @@
-"""Keys over ranks: which keys of a sequence lie with this rank, and at which positions these stand.
+"""Keys over ranks: which keys of a sequence are this rank's own, and their positions.
 
 Stripes of Shape.STRIPE consecutive positions go to ranks 0, 1, ... in turn.  A rank's caches hold its own keys one
-after another.  A later position never has fewer own keys before it, so the own keys between two positions are those
-between two numbers: bounds of rows and of tiles cost two numbers a row, and nothing a key.
+after another, numbered from 0.  The order of own keys is that of their positions, so own keys between two positions lie
+between two numbers.  Bounds are converted once for each row, and masks need no position of a key.
 """
 
 import triton
@@ -19,7 +19,7 @@ def rank_of(mods):
 
 @triton.jit
 def own_before(pos, mods, S: tl.constexpr):
-    """How many own keys stand before a position, of one or of [N]; without a shard all do."""
+    """Number of own keys before position `pos`, a scalar or [N]; without a shard, `pos` itself."""
     if mods.shard_rank is None:
         return pos
     else:
@@ -33,7 +33,7 @@ def own_before(pos, mods, S: tl.constexpr):
 
 @triton.jit
 def spread(key, S: tl.constexpr):
-    """The position of an own key of rank 0 by its number, of one or of [N]."""
+    """Position of rank 0's own key number `key`, a scalar or [N]."""
     STRIPE: tl.constexpr = S.STRIPE
     BETWEEN: tl.constexpr = STRIPE * (S.WORLD - 1)
     return key + key // STRIPE * BETWEEN
@@ -41,7 +41,7 @@ def spread(key, S: tl.constexpr):
 
 @triton.jit
 def place_of_key(key, mods, S: tl.constexpr):
-    """The position of an own key by its number, of one or of [N]; without a shard they are the same."""
+    """Position of this rank's own key number `key`, a scalar or [N]; without a shard, `key` itself."""
     if mods.shard_rank is None:
         return key
     else:
@@ -50,13 +50,13 @@ def place_of_key(key, mods, S: tl.constexpr):
 
 @triton.constexpr_function
 def added_apart(stripe, tile):
-    """Whether a key's position is that of its tile plus what its number within the tile adds, whatever the tile."""
+    """Whether the position of key i of a tile is a sum of two terms: one of the tile, and one of i."""
     return stripe & (stripe - 1) == 0 or stripe % tile == 0
 
 
 @triton.jit
 def own_block(block, mods, S: tl.constexpr):
-    """A block as loaders of a shard's keys have it: seq_len counts these keys."""
+    """Return the block for loaders of a shard's keys: seq_len is the number of own keys."""
     if mods.shard_rank is None:
         return block
     else:
