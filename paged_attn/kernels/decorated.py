@@ -1,7 +1,7 @@
-"""Kernels of Triton that may be interpreted, all imported at once, whichever is asked for first.
+"""All Triton kernels that may be interpreted, imported in one scope (`platform.decorating`).
 
-Triton decides as it decorates a function whether it is compiled or interpreted.  Packages of kernels import this module
-first; `kernels/torch` does not, so that plain torch needs no Triton.
+Triton decides whether a function is compiled or interpreted when the function is decorated.  Folders of kernels import
+this module first.  `kernels/torch` does not, so that plain torch needs no Triton.
 """
 
 from ..launching.platform import decorating

@@ -44,9 +44,9 @@ def _padded(dims: int) -> int:
 # ---- copies --------------------------------------------------------------------------------------
 
 COPY_WARPS = 4
-BYTES_AT_ONCE = 16 << 10  # of keys, and as many of values: eight times 16 bytes in the registers of each thread
-# If bounds are far above lengths, most programs find nothing to copy: 8 on a multiprocessor at a time, which takes a
-# microsecond or two.  Large copies have more tiles than programs; a program may then copy several.
+BYTES_AT_ONCE = 16 << 10  # of keys, and as many of values: each thread holds eight times 16 bytes in registers
+# Large copies have more tiles than programs, and a program copies several tiles.  If bounds are far above lengths, most
+# programs find nothing to copy: with 8 on a multiprocessor at a time, that takes a microsecond or two.
 MAX_PROGRAMS = 8192
 
 
@@ -55,8 +55,8 @@ class CopyTiles(NamedTuple):
 
     keys: int
     heads: int
-    groups: int  # of heads, over all sequences
-    parts: int  # of the tiles of each group
+    groups: int  # groups of `heads` KV heads, over all sequences
+    parts: int  # programs that divide the tiles of a group
 
     @property
     def programs(self) -> int:
@@ -64,7 +64,7 @@ class CopyTiles(NamedTuple):
 
 
 def tiles_of_copies(copies: Copies) -> CopyTiles:
-    """Return tiles of as many keys and heads as registers allow."""
+    """Return tiles with as many keys and heads as registers hold, and the number of programs."""
     rows = BYTES_AT_ONCE // (max(_padded(copies.head_dim), _padded(copies.value_dim)) * copies.dtype.itemsize)
     heads = min(next_power_of_2(copies.kv_heads), rows)
     keys = min(rows // heads, PAGE)
@@ -74,7 +74,7 @@ def tiles_of_copies(copies: Copies) -> CopyTiles:
 
 def copied(copies: Copies, call: Call) -> tuple[Step, Call]:
     """Return the copying launch, and the call over the copied pages."""
-    assert copies.bytes < 1 << 31  # places in a sequence's pages are counted in 32 bits
+    assert copies.bytes < 1 << 31  # offsets in a sequence's pages have 32 bits
     tensors, tiles = copies.tensors(), tiles_of_copies(copies)
     keys, values, table = own(tensors)
     cache = layout.cache(keys, values, "NHD")
@@ -97,10 +97,10 @@ def _known(kv: KV) -> KV:
 
 
 def _bound(mods: Modifiers) -> Modifiers:
-    """Return the modifiers that bound keys to the left; pages of keys before the bound may be gone."""
+    """Return the modifiers that bound keys to the left: pages with earlier keys may be gone, and are not read."""
     if mods.left is None:
         return Modifiers(shard_rank=mods.shard_rank)
-    assert mods.prefix_lens is None  # pages between a prefix and a window may be gone, too
+    assert mods.prefix_lens is None  # pages in the gap between a prefix and a window may be gone, too
     return Modifiers(**{name: getattr(mods, name) for name in LEFT})
 
 
@@ -108,7 +108,7 @@ def _bound(mods: Modifiers) -> Modifiers:
 
 
 def merge_blocks(launch: Launch, call: Call, cutting: Step) -> Step:
-    """Return the merge launch that joins the pieces which another step leaves."""
+    """Return the merge launch that joins the pieces of the step `cutting`."""
     shape, merge, need = launch.shape, launch.merge, cutting.need
     assert need is not None
     args = (
@@ -134,16 +134,16 @@ def merge_grid(launch: Launch) -> tuple[int]:
 
 
 def heads_of(heads: int, dims: int) -> Heads:
-    """What kernels know of results of so many heads."""
+    """Return what kernels know of results [tokens, heads, dims]."""
     return Heads(KV_HEADS=1, GROUP=heads, VALUE_DIM=dims, VALUE_PADDED=_padded(dims))
 
 
-# Joined states have the same bits whichever kernel joins them: no compiler may choose which products to round.
+# Joined states have equal bits whichever kernel joins them: no compiler may choose which products to round.
 JOINS_ALIKE = {"enable_fp_fusion": False}
 
 
 def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -> list[Step]:
-    """Join [n, tokens, heads, head_dim] contiguous results and their [n, tokens, heads] log-sum-exps."""
+    """Return the step that joins results [n, tokens, heads, head_dim], contiguous, and their [n, tokens, heads] lses."""
     parts, tokens, heads, head_dim = outs.shape
     shape = heads_of(heads, head_dim)
     rows = _rows_per_merge(heads, shape.VALUE_PADDED)
@@ -155,9 +155,9 @@ def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -
 
 
 def _rows_per_merge(live: int, dim: int) -> int:
-    """Rows of a program of `merge_states`: an eighth of the heads, and no more than registers hold of eight states.
+    """Rows of a program of `merge_states`: an eighth of the heads, but no more than registers hold of eight states.
 
-    Few heads get one row for each program, because many programs finish sooner.
+    With up to eight heads, a program has one row, because many programs finish sooner.
     """
     return min(next_power_of_2(cdiv(live, 8)), max(1, 1024 // dim))
 

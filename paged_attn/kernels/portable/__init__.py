@@ -6,4 +6,4 @@ never the reverse.  A new way to find keys goes to loads.py, and a measured tile
 
 import importlib
 
-importlib.import_module("..decorated", __package__)  # all kernels, which imports those of this package
+importlib.import_module("..decorated", __package__)  # imports the kernels of all folders at once

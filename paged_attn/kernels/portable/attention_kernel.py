@@ -33,7 +33,9 @@ MAX_UNITS_AT_ONCE = tl.constexpr(256)  # KV heads x sequences whose work is coun
 def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mods, scales, S: tl.constexpr):
     """Return the state of a block's rows over its keys at positions [begin, end); begin is a multiple of TILE.
 
-    first: sinks count here.  q is a Query in the parts of the keys.  cache and new are KeyValues, new may be None.
+    first, scalar or [R]: whether sinks count here.  q: a Query, in as many parts as keys.  cache: KeyValues.
+
+    new: KeyValues, or None.
     """
     span = visible_range(block, mods, S.BLOCK_Q, S)
     begin = tl.maximum(begin, span.lo // S.TILE * S.TILE)
@@ -98,7 +100,7 @@ def attend_pieces(
 
 @triton.jit
 def share_of_heads(batch, mods, S: tl.constexpr):
-    """`share_by_work` of this program."""
+    """(share, KV head, shares of this KV head, programs of the KV heads before it) of this program, by work."""
     HEADS: tl.constexpr = heads_at_once(S.KV_HEADS)
     head, seq = tl.arange(0, HEADS), tl.arange(0, seqs_at_once(HEADS, S.SCAN, MAX_UNITS_AT_ONCE))
     return share_by_work(programs_by_work(batch, head, seq, mods, S), head, S)
@@ -150,7 +152,7 @@ def attend_share(out, lse, scratch, query, cache, boxes, new, batch, mods, scale
             else:
                 whole_begin, whole_end = pieces_of(first, 0, tiles, S)
                 begin, end = pieces_of(first, tile, count, S)
-                # keys beyond the host's bound have no scratch
+                # keys beyond the bound max_seqlen_k have no scratch
                 pieces = tl.minimum(whole_end - whole_begin, batch.slots)
                 end = tl.minimum(end, whole_begin + pieces)
                 whole = end - begin == pieces

@@ -12,7 +12,7 @@ def store_heads(
     kv, rows, token, kv_head, page, slot, number, ptr, stride,
     KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, DIM: tl.constexpr,
 ):  # fmt: skip
-    """Store some heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type."""
+    """Store heads [H, D] of one token into its slot, divided by the scale and encoded in the cache's type."""
     dim = tl.arange(0, DIM)
     inside = (kv_head < KV_HEADS)[:, None] & (dim < HEAD_DIM)[None, :]
     head = kv_head.to(tl.int64) if KV_HEADS > MAX_HEADS_OF_NARROW_ROWS or rows.WIDE is not None else kv_head

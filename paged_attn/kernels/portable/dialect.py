@@ -59,7 +59,7 @@ def step(launch: Launch, call: Call) -> Step:
 
 
 def need_of(launch: Launch) -> Need:
-    """Scratch of cut blocks, whose size depends on the device and not on the batch."""
+    """Scratch for the states of cut blocks; its size depends on the device, not on the batch."""
     shape = launch.shape
     states = launch.slots * launch.programs * shape.KV_HEADS * shape.LIVE * (shape.VALUE_PADDED + 2)
     if launch.merge is None:
@@ -111,7 +111,7 @@ def tiles_of(launch: Launch) -> str:
 
 
 def heads_of(launch: Launch) -> str:
-    """Describe the heads that have blocks of their own."""
+    """Describe the heads that have separate blocks."""
     if launch.config.head_blocks > 1:
         return f"{launch.shape.KV_HEADS} parts of {launch.shape.GROUP} heads, on one KV head"
     return f"{launch.shape.KV_HEADS} KV heads"

@@ -34,7 +34,7 @@ MAX_ROWS_OF_ONE_BLOCK: Annotated[
         "b16 x 8192 of one token 133 us, of 8 tokens (32 rows) 159",
     ),
 ] = 64
-PIECES_AT_ONCE = 8  # pieces of some rows, loaded by one step of joining
+PIECES_AT_ONCE = 8  # pieces that one step of joining loads
 MIN_JOIN_STEPS_WORTH_A_LAUNCH: Annotated[
     int,
     Threshold(
@@ -53,25 +53,25 @@ MAX_SEQS_OF_EQUAL_HEADS: Annotated[
         "64 x 8192 261 -> 129",
     ),
 ] = 4
-# Elements of a state that a program of the merge joins: four for each thread of 8 warps.
+# Elements of a state that a program of the merge launch joins: four for each thread of 8 warps.
 ELEMENTS_PER_MERGE_PROGRAM = 1024
 MAX_DIMS_PER_MERGE_PROGRAM, DIMS_OF_WIDE_ROWS = 256, 64  # up to 256 dims one program joins a row; wider rows: 64 each
 
 
 def one_block(p: Problem, shortest: int, longest: int) -> tuple[Launch, ...]:
-    """One block for each sequence, with the rows of a decode's block; shortest, longest: query tokens, inclusive."""
+    """A launch of one block for each sequence, with a decode's rows; shortest, longest: query tokens, inclusive."""
     return (_few(p, _few_config(p), shortest, longest),)
 
 
 def one_block_of_all_rows(p: Problem, shortest: int) -> tuple[Launch, ...]:
-    """One block for each sequence, with as many rows as the longest query has."""
+    """A launch of one block for each sequence, with as many rows as the longest query has."""
     config, group = _few_config(p), p.heads // p.kv_heads
     rows = max(config.rows, next_power_of_2(p.max_seqlen_q * group))
     return (_few(p, config._replace(rows=rows), shortest, UNBOUNDED),)
 
 
 def blocks(p: Problem, shortest: int) -> tuple[Launch, ...]:
-    """Blocks for all query tokens of each sequence."""
+    """A launch of blocks for all query tokens of each sequence."""
     return (_many(p, shortest),)
 
 
@@ -112,7 +112,7 @@ def _few_config(p: Problem) -> Config:
 
 
 def _few_tokens(p: Problem, config: Config) -> int:
-    """Query tokens, inclusive, up to which a sequence has few: at most 16 rows, for every block may leave states."""
+    """Most query tokens of a sequence with few queries: at most 16 rows, because every block may leave states."""
     return max(1, min(config.rows, 16) * p.kv_heads // p.heads)
 
 

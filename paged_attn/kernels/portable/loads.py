@@ -38,7 +38,7 @@ def load_ids(source, tile, S: tl.constexpr):
         return 0
     else:
         column = chunks(tile, S) // S.PAGE
-        # ids of other pages may be anything: page 0 replaces them, and load_kv drops what is read there
+        # entries without a visible key may hold anything: page 0 replaces them, and load_kv drops what is read there
         inside = column >= source.first // S.PAGE
         if source.prefix is not None:
             inside &= source.first < source.end  # otherwise only the prefix is visible
@@ -49,7 +49,7 @@ def load_ids(source, tile, S: tl.constexpr):
 
 @triton.jit
 def per_key(x, S: tl.constexpr):
-    """Repeat one value for each chunk [N // CHUNK] as one for each key [N]."""
+    """Repeat a value of each chunk, [N // CHUNK], for each key of the chunk: [N]."""
     if S.CHUNK == S.TILE:
         return x + tl.full([S.TILE], 0, tl.int32)
     else:
@@ -75,7 +75,7 @@ def locate(source, ids, tile, S: tl.constexpr):
 
 @triton.jit
 def load_box(box, page, slot, kv_head, DIM: tl.constexpr, S: tl.constexpr):
-    """Load rows [N, D] of one page by a TMA box, which computes addresses and writes shared memory by itself."""
+    """Load rows [N, D] of one page by TMA, which computes the addresses and writes shared memory."""
     return box.load([page, slot, kv_head, 0]).reshape([S.TILE, DIM])
 
 

@@ -20,7 +20,7 @@ def may_hide(tile, source, span, S: tl.constexpr):
 
 @triton.jit
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
-    """Fold the keys from position `tile` on, one tile, into the state; FULL: every row sees all of them."""
+    """Fold one tile, the keys from position `tile` on, into the state; FULL: every row sees all keys of the tile."""
     page, slot = locate(source, ids, tile, S)
     # Values of other keys become zeros, because 0 * NaN is NaN; live None: all keys are live.
     if S.REST is not None:
@@ -66,7 +66,7 @@ def attend_tiles(state, q, rows, kv, boxes, source, begin, end, span, mods, S: t
 
 @triton.jit
 def attend_around_gap(state, q, rows, kv, boxes, source, begin, end, span, mods, S: tl.constexpr):
-    """`attend_tiles` for the tiles of a prefix, and the tiles from the window on."""
+    """Fold the tiles of a prefix, and then the tiles from the window's first key on, into the state."""
     head = begin + tl.cdiv(tl.maximum(source.prefix - begin, 0), S.TILE) * S.TILE
     skipped = tl.maximum(begin + tl.maximum(source.first - begin, 0) // S.TILE * S.TILE - head, 0)
     if source.first >= source.end:  # the window has no keys here
@@ -84,7 +84,7 @@ def attend_around_gap(state, q, rows, kv, boxes, source, begin, end, span, mods,
 @triton.jit
 def attend_keys(state, q, rows, kv, boxes, source, begin, span, mods, S: tl.constexpr):
     """Fold the keys of one source from position begin on into the state."""
-    # begin was rounded down to a tile: a source without a visible key may have a dead one in that tile
+    # begin was rounded down to a tile, which may hold a dead slot even if the source has no visible key
     end = tl.where(source.first < source.end, source.end, begin)
     if source.prefix is not None:
         return attend_around_gap(state, q, rows, kv, boxes, source, begin, source.end, span, mods, S)

@@ -37,7 +37,7 @@ MAX_KEYS_OF_WHOLE_BLOCKS: Annotated[
         "portable 8 x 512: cut 15.8 us, uncut 14.1; 16 x 512 19.4, 15.8; 64 x 512 45.1, 41.9; but 4 x 512 13.4, 13.7",
     ),
 ] = 512
-# Bytes of scratch for pieces, at most, in a launch.
+# Most bytes of scratch for the pieces of a launch.
 MAX_SCRATCH_BYTES = 1 << 28
 
 # Dims of a head beyond which a state is divided among twice the threads, and blocks have fewer rows.  A state of 512
@@ -78,9 +78,8 @@ def decode_config(p: Problem) -> Config:
 def latent_config(p: Problem, rows: int) -> Config:
     """Config of wide latents with blocks of `rows` rows.
 
-    Every warp reads the queries from shared memory for each tile, so few rows get few warps.
-
-    A warpgroup's product has 64 rows, and is worth it from tiles of 64 keys on.
+    Every warp reads the queries from shared memory for each tile, so few rows get few warps.  A warpgroup's product has
+    64 rows, and pays from tiles of 64 keys on.
     """
     if p.compute == torch.float32:
         return Config(rows=rows, tile=32, stages=2, warps=8, peel=False, resident=1)
@@ -185,12 +184,12 @@ def head_blocks(p: Problem) -> int:
 
 
 def most_rows(p: Problem) -> int:
-    """Most rows of a block of wide heads: 64, as registers allow.
+    """Most rows of a block of wide heads, as registers allow: 64, with exceptions.
 
-    32 rows for batch-invariant calls, which hold two states.  32 rows for latents that are decoded, or that products do
-    not read from shared memory.
+    16 rows: latents of float32, latents before sm_80, and fp8 latents that no instruction decodes.
 
-    16 rows for latents of float32, before sm_80, or of fp8 that is decoded without an instruction.
+    32 rows: batch-invariant calls, which hold two states, and all other fp8 latents.  Other latents, too, except on
+    sm_90, whose products read shared memory.
     """
     by_hand = p.cache.itemsize == 1 and p.device.capability < 89
     if p.latent and (p.compute == torch.float32 or p.device.capability < 80 or by_hand):
