@@ -143,7 +143,7 @@ JOINS_ALIKE = {"enable_fp_fusion": False}
 
 
 def merge_states(out: Rows, lse: Any, outs: Any, lses: Any, sinks: Any = None) -> list[Step]:
-    """Return the step that joins results [n, tokens, heads, head_dim], contiguous, and their [n, tokens, heads] lses."""
+    """Return the step that joins contiguous outs [n, tokens, heads, head_dim] by log-sum-exps [n, tokens, heads]."""
     parts, tokens, heads, head_dim = outs.shape
     shape = heads_of(heads, head_dim)
     rows = _rows_per_merge(heads, shape.VALUE_PADDED)

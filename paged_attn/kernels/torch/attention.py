@@ -1,4 +1,4 @@
-"""A call of paged_attention: its sequences in groups, each by the way that serves it, and their rows stored."""
+"""One call of paged_attention: groups of sequences, each by flash attention or in blocks; results are stored."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from . import blocks, plain
 from .call import Call, Seq, narrow, quiet, sequences, tokens_of
 from .visible import Sight, runs_of, sight_of
 
-TOGETHER = 4096  # keys of a group's sequences, with those that only fill up
-MOST_QUERIES = 128
+TOGETHER = 4096  # keys of a group, at most; every sequence counts as many as the longest one
+MOST_QUERIES = 128  # queries of a group, at most
 ALIKE = 1.25, 32  # a group's longest sequence has at most so many times the keys of its shortest, and so many more
 
 
@@ -37,7 +37,7 @@ def attend(call: Call) -> None:
 
 
 def words(call: Call) -> list[str]:
-    """What is done for each group of sequences, and why not by flash attention."""
+    """How each group of sequences is computed, and why not by flash attention, in words."""
     sight = sight_of(call.given, call.options)
     scales, why = plain.scaled(call, sight), plain.why_not(call, sight)
     served, others = _parted(sight, scales, sequences(call))
@@ -50,12 +50,12 @@ def words(call: Call) -> list[str]:
 
 
 def _why_not(sight: Sight) -> str:
-    """Why flash attention does not take several queries of a call."""
+    """Why flash attention does not take sequences with several queries."""
     return "a window bounds its queries" if sight.bounded else "its keys lie with several ranks"
 
 
 def _count(group: Sequence[Seq]) -> str:
-    """Lengths of a group."""
+    """The lengths of a group's sequences, in words."""
     queries, keys = group[0].query_len, sorted({seq.seq_len for seq in group})
     of_keys = f"{keys[0]}" if len(keys) == 1 else f"{keys[0]} to {keys[-1]}"
     alike = f"{len(group)} sequences" if len(group) > 1 else "1 sequence"
@@ -63,7 +63,7 @@ def _count(group: Sequence[Seq]) -> str:
 
 
 def _parted(sight: Sight, scales: plain.Scaled | None, found: Iterable[Seq]) -> tuple[list[Seq], list[Seq]]:
-    """Sequences that flash attention serves, and others."""
+    """(sequences that flash attention serves, the other sequences)."""
     served: list[Seq] = []
     others: list[Seq] = []
     for seq in found:
@@ -73,7 +73,7 @@ def _parted(sight: Sight, scales: plain.Scaled | None, found: Iterable[Seq]) -> 
 
 
 def groups_of(call: Call, sight: Sight, found: list[Seq]) -> Iterator[list[Seq]]:
-    """Sequences of as many queries and about as many keys, which are computed at once."""
+    """Groups of sequences with equally many queries and about as many keys; a group is computed at once."""
     if call.options.batch_invariant:
         yield from ([seq] for seq in found)
         return
@@ -94,13 +94,13 @@ def groups_of(call: Call, sight: Sight, found: list[Seq]) -> Iterator[list[Seq]]
 
 
 def _keys(sight: Sight, seq: Seq) -> int:
-    """How many keys of a sequence are read."""
+    """Number of keys that are read of a sequence."""
     runs = runs_of(sight, seq, 0, seq.query_len)
     return max(runs.end - runs.first, 0) + runs.prefix
 
 
 def _clear_padding(call: Call) -> None:
-    """Zeros behind the last sequence's rows, unless `only` leaves them as they are."""
+    """Write zeros behind the last sequence's tokens; with `only`, these tokens keep what they hold."""
     if call.options.only is not None:
         return
     starts = call.given.cu_seqlens_q
@@ -112,7 +112,7 @@ def _clear_padding(call: Call) -> None:
 
 
 def _store(call: Call, group: Sequence[Seq], first: int, end: int, out: Tensor, lse: Tensor) -> None:
-    """Results [B, G, M, T, D] of tokens [first, end) of each sequence, gated, scaled and rounded."""
+    """Gate, scale, round and store results [B, G, M, T, D] of tokens [first, end) of each sequence."""
     given, tokens = call.given, tokens_of(group, first, end, call.device)
     rows = out.permute(0, 3, 1, 2, 4).reshape(-1, call.sizes.heads, call.sizes.value_dim)
     if given.gate is not None:

@@ -17,14 +17,14 @@ from .call import Call, Seq, of_group, per_head
 from .visible import Sight, mask_of, runs_of, seen_by_all
 
 TILE = 512  # keys
-SCORES = 1 << 21  # of a block and a tile, in float32
-# All products of a batch_invariant call have one shape.  Wherever the call begins, a query stands at one row of a
-# block, and a key at one place of a tile.
+SCORES = 1 << 21  # scores of a block and a tile, at most
+# All products of a batch_invariant call have one shape.  A query's position decides its row of a block, and a key's
+# position its column of a tile, wherever the call begins.
 INVARIANT_QUERIES, INVARIANT_TILE = 16, 256
 
 
 class Block(NamedTuple):
-    """Queries [first, end) of each sequence in `rows` rows, of which the first `lead` stand before them."""
+    """Queries [first, end) of each sequence, in `rows` rows; `lead` rows come before the first query."""
 
     first: int
     end: int
@@ -40,18 +40,18 @@ class Queries(NamedTuple):
     tokens: Tensor  # int64 [B, T], in q
     slots: Tensor  # int64 [B, T]
     pos: Tensor  # int64 [B, T]
-    scale: Tensor | float  # of scores, [B, G, 1, T, 1] or of all
+    scale: Tensor | float  # scale of scores: [B, G, 1, T, 1], or one for all
 
 
 class Tile(NamedTuple):
-    """Keys of each sequence, gathered."""
+    """A tile of gathered keys and values of each sequence."""
 
-    spans: list[Span]  # positions, of which `live` are read
+    spans: list[Span]  # positions; keys that are not live are not read
     key: Tensor  # int64 [B, N], numbers of keys
     live: Tensor  # bool [B, N], whether a key is read
     keys: Tensor  # float32 [B, N, G, D]
     values: Tensor  # float32 [B, N, G, D]
-    of_cache: bool  # else keys of the call's own
+    of_cache: bool  # cached keys; otherwise new keys
 
 
 def tile_of(call: Call) -> int:
@@ -109,7 +109,7 @@ def attend(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> tupl
 
 
 def _queries(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Queries:
-    """Rows that stand before or behind a block's queries are copies of these."""
+    """The queries of a block; rows before its first or behind its last query are copies of that query."""
     sizes, device = call.sizes, call.device
     starts = torch.tensor([seq.start for seq in group], device=device)[:, None]
     contexts = torch.tensor([seq.context_len for seq in group], device=device)[:, None]
@@ -127,7 +127,7 @@ def _queries(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Qu
 
 
 def _sinks(call: Call, block: Block) -> Tensor | None:
-    """float32 [G, M * T, 1]."""
+    """The sinks of all rows, float32 [G, M * T, 1]."""
     if call.given.sinks is None:
         return None
     by_head = call.given.sinks.float().view(call.sizes.kv_heads, call.sizes.group, 1, 1)
@@ -149,9 +149,9 @@ def _tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iter
 
 
 def _fixed_tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -> Iterator[Tile]:
-    """Tiles of a batch_invariant call: those at multiples of INVARIANT_TILE that hold a key of either run.
+    """Tiles of a batch_invariant call: tiles at multiples of INVARIANT_TILE that hold a key of either run.
 
-    A tile has all its keys in one update, wherever the runs end: zeros stand for keys between them.
+    One update folds in all keys of a tile, wherever the runs end.  Zeros stand for keys between the runs.
     """
     (seq,), size = group, INVARIANT_TILE
     runs = runs_of(sight, seq, block.first, block.end)
@@ -171,7 +171,7 @@ def _fixed_tiles(call: Call, sight: Sight, group: Sequence[Seq], block: Block) -
 
 
 def _scale(call: Call, group: Sequence[Seq], weights: Tensor, scale: Tensor | float, of_cache: bool) -> None:
-    """Products [B, G, M, T, N] times the softmax scale, and those of queries and keys."""
+    """Multiply products [B, G, M, T, N], in place, by the scales of softmax, queries and keys."""
     given, kv_heads = call.given, call.sizes.kv_heads
     factors = [scale] if call.by_token else [scale, of_group(per_head(given.q_scale, kv_heads), group)]
     factors += [of_group(per_head(given.k_scale, kv_heads), group)] if of_cache else []
@@ -186,7 +186,7 @@ def _scale(call: Call, group: Sequence[Seq], weights: Tensor, scale: Tensor | fl
 
 
 def _positions_of_keys(sight: Sight, group: Sequence[Seq], key: Tensor) -> Tensor:
-    """Positions [B, N] of keys: their slots, but for the call's own where queries have positions."""
+    """Positions [B, N] of keys: slots, except that the call's own keys have their queries' positions, if given."""
     if sight.positions is None:
         return key
     contexts, starts, ends = torch.tensor(

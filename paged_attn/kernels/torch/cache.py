@@ -1,9 +1,9 @@
-"""Reads and writes of the cache: keys and values of some positions, gathered from pages of any layout, and new ones.
+"""Reads and writes of the cache: gathers keys and values of some positions from any layout, and writes new ones.
 
-No other slot of a page reaches a result.
+Pages that are one piece of memory are gathered whole, and slots beyond the positions cut off.  Otherwise single slots
+are gathered.  No other slot reaches a result.
 
-Shapes: B sequences, N positions of each, G KV heads, D dims.  Pages are gathered whole where they lie dense, and their
-dead slots cut off; otherwise slot by slot.
+Shapes: B sequences, N positions of each, G KV heads, D dims.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _scratch = threading.local()
 
 
 class Layout(NamedTuple):
-    """How a layout is turned into rows of slots."""
+    """Orders of axes that turn a cache layout into slots."""
 
-    slots: tuple[int, ...]  # the order of axes that makes it [pages, page_size, kv_heads, dims ...]
-    heads: tuple[int, ...]  # and [kv_heads, pages, page_size, dims ...]
+    slots: tuple[int, ...]  # makes [pages, page_size, kv_heads, dims ...]
+    heads: tuple[int, ...]  # makes [kv_heads, pages, page_size, dims ...]
 
 
 NHD = Layout((0, 1, 2, 3), (2, 0, 1, 3))
@@ -49,9 +49,9 @@ class Span(NamedTuple):
 
 
 def cached(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Keys and values [B, N, G, D] of the cache, in the call's compute type; N is that of the longest span.
+    """Keys and values [B, N, G, D] of the cache, in the call's compute type; N is the length of the longest span.
 
-    Copies of its last position fill up a shorter span.  An empty span is filled with zeros.
+    A shorter span is filled up with copies of its last position, an empty span with zeros.
     """
     caches = (call.given.k_cache,) if call.latent else (call.given.k_cache, call.given.v_cache)
     layouts = layouts_of(call.given.k_cache, call.options.kv_layout)
@@ -61,7 +61,7 @@ def cached(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Ten
 
 
 def own(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Keys and values outside the cache, as `cached` has them; positions are slots of the sequences."""
+    """New keys and values, outside the cache, in the form of `cached`; positions are slots of the sequences."""
     k_new, v_new = call.given.k_new, call.given.v_new
     values = k_new if v_new is None else v_new
     shifts = [seq.start - seq.context_len for seq in group]
@@ -79,7 +79,7 @@ Source = Callable[[Call, Sequence[Seq], Sequence[Span]], tuple[Tensor, Tensor]]
 
 
 def sources(call: Call, group: Sequence[Seq], spans: Sequence[Span]) -> Iterator[tuple[Source, list[Span]]]:
-    """Sources of the keys of these spans, the cache first, each with the part of every span that it holds."""
+    """Sources of the keys in these spans, first the cache; each with the part of every span that the source holds."""
     if call.given.k_new is None:
         yield cached, [*spans]
         return
@@ -142,7 +142,7 @@ def _dense(cache: Tensor) -> bool:
 
 
 def _copied(cache: Tensor, ids: Tensor, which: int) -> Tensor:
-    """Pages in a row, in memory of this thread."""
+    """Copies of pages, one after another, in memory of this thread."""
     count = cache[0].numel()
     flat = cache.as_strided((cache.shape[0], count), (cache.stride(0), 1))
     room = scratch(which, len(ids) * count, cache.dtype, cache.device).view(len(ids), count)
@@ -152,7 +152,7 @@ def _copied(cache: Tensor, ids: Tensor, which: int) -> Tensor:
 def _slots(
     call: Call, cache: Tensor, layout: Layout, which: int, group: Sequence[Seq], spans: Sequence[Span]
 ) -> Tensor:
-    """Keys of several sequences [B, N, G, D], by whole pages where no slot behind a span comes along."""
+    """Keys of several sequences [B, N, G, D]; whole pages are gathered if they bring no slot behind a span."""
     size, position = call.sizes.page_size, _positions(spans, call.device)
     whole = layout is NHD and _dense(cache) and _in_whole_pages(spans, size)
     column, slot = (position[:, ::size] if whole else position) // size, position % size
@@ -178,13 +178,13 @@ def _slots(
 
 
 def _in_whole_pages(spans: Sequence[Span], size: int) -> bool:
-    """Whether every span begins with a page, and ends with a page or with the longest span."""
+    """Whether every span begins with a page, and ends with a page or is as long as the longest span."""
     longest = max(span.end - span.first for span in spans)
     return all(span.first % size == 0 and (span.end % size == 0 or span.end - span.first == longest) for span in spans)
 
 
 def _positions(spans: Sequence[Span], device: torch.device) -> Tensor:
-    """int64 [B, N]; behind a span its last position, and any from 0 on of an empty one."""
+    """Positions int64 [B, N] of spans; a shorter span repeats its last position, an empty span has any positions."""
     count = max(span.end - span.first for span in spans)
     first = torch.tensor([span.first for span in spans], device=device)[:, None]
     last = torch.tensor([max(span.end - 1, 0) for span in spans], device=device)[:, None]
@@ -192,12 +192,12 @@ def _positions(spans: Sequence[Span], device: torch.device) -> Tensor:
 
 
 def _live(spans: Sequence[Span], device: torch.device) -> Tensor:
-    """bool [B, 1], whether a span has positions."""
+    """bool [B, 1]: whether a span has positions."""
     return torch.tensor([span.end > span.first for span in spans], device=device)[:, None]
 
 
 def _without_empty(found: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Zeros for sequences that have no position: what was gathered for these may be anything."""
+    """`found`, with zeros for sequences whose span is empty, for which anything may have been gathered."""
     empty = [i for i, span in enumerate(spans) if span.end <= span.first]
     if empty:
         found = found.clone()
@@ -206,7 +206,7 @@ def _without_empty(found: Tensor, spans: Sequence[Span]) -> Tensor:
 
 
 def scratch(which: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Memory of this thread for so many elements, until the next call of this function with the same number."""
+    """Memory of this thread for `count` elements, valid until the next call with the same `which`."""
     if count * dtype.itemsize > KEPT:
         return torch.empty(count, dtype=dtype, device=device)
     key = which, dtype, device
@@ -240,7 +240,7 @@ def write(
 
 
 def _scatter(cache: Tensor, layout: Layout, new: Tensor, slots: Tensor, size: int, scale: Any) -> None:
-    """New [tokens, kv_heads, dims] / scale into slots of a cache, rounded to nearest."""
+    """Store new [tokens, kv_heads, dims] / scale into slots [tokens] of a cache, rounded to nearest."""
     by = per_head(scale, new.shape[1])
     if isinstance(by, Tensor):
         new = new.float() / by[:, None]

@@ -1,4 +1,4 @@
-"""One call, as all parts of this dialect see it."""
+"""One call: its tensors, sizes, sequences and scales, as all files of this folder see them."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Sizes(NamedTuple):
 class Seq(NamedTuple):
     """A sequence that has queries in this call, in the host's numbers."""
 
-    number: int  # among those of the call
+    number: int  # row of seq_lens
     start: int  # its first token in the batch
     query_len: int
     seq_len: int
 
     @property
     def context_len(self) -> int:
-        """Negative where there are more queries than keys: the first queries stand before key 0."""
+        """Keys before the first query; negative if a sequence has more queries than keys."""
         return self.seq_len - self.query_len
 
 
@@ -66,7 +66,7 @@ class Call(NamedTuple):
 
     @property
     def compute(self) -> torch.dtype:
-        """The dtype of products, which holds every query and key exactly; CPUs multiply no float16."""
+        """The dtype of products, which holds every query and key exactly; never float16, which CPUs do not multiply."""
         found = {x.dtype for x in (self.given.q, self.given.k_cache, self.given.k_new) if x is not None}
         return torch.float32 if {torch.float32, torch.float16} & found else torch.bfloat16
 
@@ -95,7 +95,7 @@ def sequences(call: Call) -> Iterator[Seq]:
 
 
 def tokens_of(group: Sequence[Seq], first: int, end: int, device: torch.device) -> Tensor | slice:
-    """Rows of q of tokens [first, end) of each sequence, [B * (end - first)], or a slice where they are adjacent."""
+    """Indices into q of tokens [first, end) of each sequence, [B * (end - first)]; a slice if tokens are adjacent."""
     start, count = group[0].start, end - first
     if len(group) == 1 or (
         count == group[0].query_len and all(b.start - a.start == count for a, b in itertools.pairwise(group))
@@ -140,7 +140,7 @@ def limit_of(dtype: torch.dtype) -> float:
 
 
 def narrow(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values in the nearest numbers of dtype; fp8 types saturate."""
+    """Values rounded to the nearest numbers of dtype; fp8 types saturate."""
     if dtype.itemsize == 1:
         values = values.clamp(-limit_of(dtype), limit_of(dtype))
     return values.to(dtype)

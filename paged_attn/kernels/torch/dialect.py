@@ -16,7 +16,7 @@ TITLE = "plain torch"
 
 
 def attention(given: Tensors, options: Options, scale: float, cap: float | None, lse: Tensor | None) -> None:
-    """Do what paged_attention says: write `given.out`, and log-sum-exps where these are asked for."""
+    """Compute paged_attention: write `given.out`, and the log-sum-exps if lse is not None."""
     attend(_call(given, options, scale, cap, lse))
 
 
@@ -33,7 +33,7 @@ def _call(given: Tensors, options: Options, scale: float, cap: float | None, lse
 
 
 def merge_states(out: Tensor, lse: Tensor, outs: Tensor, lses: Tensor, sinks: Tensor | None) -> None:
-    """Write what merge_states returns to out and lse."""
+    """Compute merge_states: write out and lse."""
     with quiet(outs.device):
         for result, joined in zip((out, lse), join(outs.float(), lses, sinks)):
             result.copy_(joined)

@@ -1,4 +1,4 @@
-"""Plain calls through torch's own flash attention for the CPU, which returns log-sum-exps, too.
+"""Calls that torch's flash attention for CPUs serves; the operator also returns log-sum-exps.
 
 Shapes: T queries of each of B sequences, N keys, G KV heads, M query heads of each, D dims.
 """
@@ -17,17 +17,17 @@ from .call import Call, Seq, per_head, rows_of
 from .visible import Sight, runs_of
 
 FLASH: Any = getattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", None)
-# Keys are gathered piece by piece for one query, so that a piece stays in the processor's cache.  A piece has so many
-# bytes, and at least so many keys, which outweigh its operations.
+# For a single query, keys are gathered in pieces that stay in the processor's cache.  A piece has PIECE_BYTES bytes
+# of keys, but at least FEWEST_KEYS keys, because each operation has a fixed cost.
 PIECE_BYTES, FEWEST_KEYS = 1 << 21, 512
 MANY_QUERIES = 32  # from so many queries on a piece has MOST_KEYS: joining pieces costs more than memory
 MOST_KEYS = 16384
-# The largest log-sum-exp by which pieces are joined.  The last bit of a larger one is more than a result may be off.
+# The largest log-sum-exp by which pieces are joined.  The last bit of a larger one would change results too much.
 FAR = {torch.float32: 32.0, torch.bfloat16: 2048.0}
 State = tuple[Tensor, Tensor]  # results, log-sum-exps
 
 
-# What makes flash attention of a call impossible, or wrong, in words.
+# Conditions that make flash attention of a call impossible or wrong, in words.
 REASONS: tuple[tuple[Callable[[Call, Sight], bool], str], ...] = (
     (lambda call, sight: FLASH is None, "this torch has no flash attention for CPUs"),
     (lambda call, sight: call.device.type != "cpu", "flash attention for CPUs takes no other tensors"),
@@ -51,12 +51,12 @@ class Scaled(NamedTuple):
 
 
 def why_not(call: Call, sight: Sight) -> str | None:
-    """Why no sequence of a call is served; None: those are that `takes` names."""
+    """Why flash attention serves no sequence of a call; None: it serves the sequences that `takes` accepts."""
     return next((why for holds, why in REASONS if holds(call, sight)), None)
 
 
 def scaled(call: Call, sight: Sight) -> Scaled | None:
-    """The scales of a call that flash attention serves; None: it does not."""
+    """The scales of a call that flash attention serves; None if it serves no sequence of the call."""
     return None if why_not(call, sight) else _numbers(call)
 
 
@@ -72,7 +72,7 @@ def _numbers(call: Call) -> Scaled | None:
 
 
 def takes(sight: Sight, seq: Seq) -> bool:
-    """Whether a query sees one run of keys: a single query any run, several queries all keys up to their own."""
+    """Whether flash attention serves a sequence: one query over a run of keys, or several over all keys up to each."""
     if seq.query_len == 1:
         return True
     apart = sight.widest.shard is not None and sight.is_causal(seq)  # queries do not stand among the rank's keys
@@ -80,7 +80,7 @@ def takes(sight: Sight, seq: Seq) -> bool:
 
 
 def attend(call: Call, sight: Sight, scales: Scaled, group: Sequence[Seq]) -> State | None:
-    """(results [B, G, M, T, D], log-sum-exps [B, G, M, T]) of a group; None where their scores are too large."""
+    """(results [B, G, M, T, D], log-sum-exps [B, G, M, T]) of a group; None if scores are too large to join pieces."""
     queries = group[0].query_len
     if queries > 1 and len(group) > 1:
         found = [attend(call, sight, scales, [seq]) for seq in group]
@@ -106,7 +106,7 @@ def attend(call: Call, sight: Sight, scales: Scaled, group: Sequence[Seq]) -> St
 
 
 def _few(call: Call, scales: Scaled, query: Tensor, group: Sequence[Seq], spans: Sequence[Span]) -> Iterator[State]:
-    """States of a query of each sequence [B, G, M, D]: heads of a group are rows over the same keys."""
+    """States, by pieces, of one query of each sequence [B, G, M, D]; the heads of a group are rows of one product."""
     size = call.sizes.kv_heads * call.sizes.head_dim * call.compute.itemsize
     step = max(FEWEST_KEYS, min(MOST_KEYS, PIECE_BYTES // size))
     count, rows = max(x.end - x.first for x in spans), call.sizes.group
@@ -154,7 +154,7 @@ def _shared(call: Call, scales: Scaled, query: Tensor, seq: Seq, span: Span, cau
 
 
 def _both(call: Call, keys: Tensor, values: Tensor) -> State:
-    """Keys and values of one width: results over latents are as wide as keys, and cut off behind."""
+    """Keys and values of one width; latents are their own values, and results lose the dims behind value_dim later."""
     return (keys, keys) if call.latent else (keys, values)
 
 

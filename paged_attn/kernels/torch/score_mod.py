@@ -19,7 +19,7 @@ MOST_AT_ONCE = 1 << 16  # scores of a program in the interpreter
 
 
 def applied_by_triton(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
-    """Scores [H, T, N] as the function has them, of queries at positions [T] and keys at positions [N]."""
+    """Scores [H, T, N] as the function returns them, for queries at positions [T] and keys at positions [N]."""
     heads, queries, keys = scores.shape
     columns = 1 << max(0, keys - 1).bit_length()
     rows = max(1, min(MOST_AT_ONCE // columns, 1 << (heads * queries - 1).bit_length()))
@@ -50,10 +50,13 @@ def _kernel() -> InterpretedFunction:
 def apply_score_mod(
     scores, query_pos, heads, key_pos, rows, keys, args, SCORE_MOD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr
 ):
-    """Replace scores [rows, keys] by what a function makes of them, ROWS a program."""
+    """Replace scores [rows, keys] by a function's results; a program has ROWS rows."""
     row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     live = (row < rows)[:, None] & (key < keys)[None, :]
-    row, key = tl.minimum(row, rows - 1), tl.minimum(key, keys - 1)  # the function is asked of what is there only
+    row, key = (
+        tl.minimum(row, rows - 1),
+        tl.minimum(key, keys - 1),
+    )  # the function gets no others
     at = scores + row[:, None] * keys + key[None, :]
     query, head = tl.load(query_pos + row)[:, None], tl.load(heads + row)[:, None]
     new = SCORE_MOD(tl.load(at), query, tl.load(key_pos + key)[None, :], head, *args)

@@ -1,4 +1,4 @@
-"""What scores meet before the softmax: softcap, ALiBi, query-query bias, a user's function, in this order.
+"""Modifiers of scores before the softmax: softcap, ALiBi, query-query bias, a user's function, in this order.
 
 Shapes: scores [B, H, T, N] float32; slots and positions of queries [B, T], of keys [B, N].
 """
@@ -16,20 +16,20 @@ from .call import Call, Seq
 
 
 def modifies(call: Call) -> bool:
-    """Whether scores meet more than a scale and a mask."""
+    """Whether scores are changed otherwise than by a scale and a mask."""
     given = call.given
     return call.cap is not None or given.alibi_slopes is not None or biased(call)
 
 
 def biased(call: Call) -> bool:
-    """Whether scores meet numbers that may be infinite."""
+    """Whether a modifier may make scores infinite."""
     return call.given.qq_bias is not None or call.options.score_mod is not None
 
 
 def modify(
     call: Call, scores: Tensor, group: Sequence[Seq], query: Tensor, key: Tensor, pos: Tensor, key_pos: Tensor
 ) -> Tensor:
-    """Scores with all modifiers of the call; may change them in place."""
+    """Scores with all modifiers of the call; may overwrite `scores`."""
     given = call.given
     if call.cap is not None:
         scores = scores.div_(call.cap).tanh_().mul_(call.cap)
@@ -47,7 +47,7 @@ def modify(
 
 
 def bias_of(qq_bias: Tensor, group: Sequence[Seq], query: Tensor, key: Tensor) -> Tensor:
-    """float32 [B, 1, T, N]: a bias for pairs of the call's own tokens, 0 for all others."""
+    """The query-query bias, float32 [B, 1, T, N]: 0 except for pairs of the call's own tokens."""
     context = torch.tensor([seq.context_len for seq in group], device=key.device)[:, None]
     n = qq_bias.shape[-1]
     if n == 0:
@@ -61,13 +61,13 @@ def bias_of(qq_bias: Tensor, group: Sequence[Seq], query: Tensor, key: Tensor) -
 
 
 def _call(call: Call, scores: Tensor, pos: Tensor, key_pos: Tensor) -> Tensor:
-    """The user's function, of each sequence's scores."""
+    """Scores as the user's function returns them, sequence by sequence."""
     function, args = call.options.score_mod, call.given.score_mod_args or ()
     return torch.stack([applied(function, *x, args) for x in zip(scores, pos, key_pos)])
 
 
 def applied(function: Any, scores: Tensor, pos: Tensor, key_pos: Tensor, args: Sequence[Any]) -> Tensor:
-    """Scores [H, T, N] as the function has them, of queries at positions [T] and keys at positions [N]."""
+    """Scores [H, T, N] as the function returns them, for queries at positions [T] and keys at positions [N]."""
     if under_triton(function):
         from .score_mod import applied_by_triton  # imports Triton, which the function has imported before
 

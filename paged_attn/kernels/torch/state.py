@@ -1,6 +1,6 @@
-"""Attention over a set of keys as a state, joined with the state over others.
+"""The state of attention over a set of keys, and joining the states of disjoint sets.
 
-Shapes: R rows, N keys, D dims of values; any dims in front.
+Shapes: R rows, N keys, D dims of values; any axes come first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 def start(acc: Tensor, sinks: Tensor | None) -> State:
-    """No key, or the sinks [..., R, 1] alone; acc is zeros."""
+    """State of no key, or of the sinks [..., R, 1] alone; acc: zeros [..., R, D]."""
     if sinks is None:
         top = acc.new_full((*acc.shape[:-1], 1), float("-inf"))
         return State(acc, top, torch.zeros_like(top))
@@ -64,7 +64,7 @@ def finish(state: State) -> tuple[Tensor, Tensor]:
 def join(outs: Tensor, lses: Tensor, sinks: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Results [n, ..., D] over disjoint sets of keys, and their log-sum-exps [n, ...], as one result; float32.
 
-    sinks: one more part, whose log-sum-exps these are, for the last axes of lses; its value is 0.
+    sinks: log-sum-exps of one more part, of value 0; they are broadcast to the last axes of lses.
     """
     top = lses.amax(0) if sinks is None else torch.maximum(lses.amax(0), sinks.float())
     base = top.clamp(min=LOWEST, max=-LOWEST)

@@ -1,4 +1,4 @@
-"""Who sees what: the keys that rows of a sequence may see, for the host, and the mask of a tile.
+"""Visible keys: runs of keys that rows may see, for the host, and the mask of a tile.
 
 Shapes: B sequences, T queries of each, N keys of a tile, H heads or 1.
 """
@@ -17,9 +17,9 @@ from .call import Seq
 
 
 class Sight(NamedTuple):
-    """What decides who sees what in a call, in the host's numbers where a loop depends on it."""
+    """Everything that hides keys in a call; as Python numbers if a loop depends on it."""
 
-    window: KeyBounds  # by positions; of heads with windows of their own: the chunk alone
+    window: KeyBounds  # by positions; the chunk alone if windows differ by head
     widest: KeyBounds  # the window of the head that sees most; with a shard, also which keys are the rank's
     causal: bool | list[bool]
     windows: Tensor | None  # int64 [H, 2]
@@ -31,12 +31,12 @@ class Sight(NamedTuple):
 
     @property
     def simple(self) -> bool:
-        """Whether one run of keys, whose ends the host knows, is all that a single query sees."""
+        """Whether a single query sees exactly one run of keys, whose ends the host knows."""
         return all(x is None for x in (self.windows, self.positions, self.prefix, self.spans, self.bits))
 
     @property
     def bounded(self) -> bool:
-        """Whether a window or a chunk hides keys, beside causality."""
+        """Whether anything besides causality hides keys."""
         return self.window != KeyBounds() or not self.simple
 
     def is_causal(self, seq: Seq) -> bool:
@@ -44,7 +44,7 @@ class Sight(NamedTuple):
 
 
 def sight_of(given: Tensors, options: Options) -> Sight:
-    """The arguments that hide keys, with what loops need of them on the host."""
+    """The Sight of a call."""
     left, right = options.window_size
     window = widest = KeyBounds(left, right, options.chunk)
     windows = None if given.head_windows is None else given.head_windows.long()
@@ -111,9 +111,13 @@ def seen_by_all(sight: Sight, seq: Seq, first_row: int, end_row: int, first: int
 def mask_of(
     sight: Sight, group: Sequence[Seq], rows: Tensor, query: Tensor, key: Tensor, key_pos: Tensor, pos: Tensor
 ) -> Tensor:
-    """bool [B, H, T, N], True where a query sees a key.
+    """Mask bool [B, H, T, N], True where a query sees a key.
 
-    rows: int64 [B, T], tokens in q.  query, pos: slots and positions [B, T] of queries.  key, key_pos: [B, N], of keys.
+    rows: int64 [B, T], tokens in q.
+
+    query, pos: slots and positions of queries, [B, T].
+
+    key, key_pos: slots and positions of keys, [B, N].
     """
     causal = _causal_of(sight, group, key.device)
     slot, at = query[:, None, :, None], pos[:, None, :, None]
@@ -145,7 +149,7 @@ def _causal_of(sight: Sight, group: Sequence[Seq], device: torch.device) -> Any:
 
 
 def _in_window(sight: Sight, pos: Tensor, key_pos: Tensor) -> Tensor:
-    """Keys that the window and the chunk of a query at pos show."""
+    """Whether the window and the chunk of a query at pos show a key, bool [B, H, T, N]."""
     visible = sight.window.shows(pos, key_pos)
     if sight.windows is not None:
         left, right = sight.windows.to(pos.device).T[:, None, :, None, None]
@@ -163,7 +167,7 @@ def _together(spans: list[list[list[int]]], group: Sequence[Seq], query: Tensor,
 
 
 def _bits(words: Tensor, key: Tensor) -> Tensor:
-    """bool [B, 1, T, N]: whether bits of queries [B, T, words] show keys [B, N], counted from the call's first."""
+    """Mask bool [B, 1, T, N] by bits of queries [B, T, words]; key [B, N]: numbers from the call's first own key on."""
     count = words.shape[2]
     if not count:
         return torch.ones((1, 1, 1, 1), dtype=torch.bool, device=key.device)
