@@ -1,7 +1,8 @@
 """The dialects of kernels, best first.  Each is a module `kernels/<name>/dialect.py` with the functions of Dialect.
 
-No other module names a dialect.  A new dialect is a folder under `kernels/` and a name here.  Plain torch is no dialect
-with plans: it makes a call at once from its tensors.  This file imports Triton only when a Triton dialect is asked for.
+Stages before the kernels find dialects by these names alone.  A new dialect is a folder under `kernels/` and a name
+here.  Plain torch makes no plans: it computes a call directly from its tensors.  This file imports Triton only when a
+Triton dialect is asked for.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ class Dialect(Protocol):
         """Features that a call asks for and the dialect's kernels lack; empty if they cover the call."""
 
     def copies(self, problem: Problem) -> Copies | None:
-        """Whole pages to copy the keys of an uncovered call to, if that pays and might make the call covered."""
+        """Whole pages for copies of an uncovered call's keys, if copying pays and may make the call covered."""
 
     def launches(self, problem: Problem) -> tuple[Launch, ...]:
-        """The launches of a covered call; some of them may belong to another dialect."""
+        """Launches of a covered call; a launch may belong to another dialect (`Launch.dialect`)."""
 
     def regime(self, problem: Problem) -> tuple[str, str]:
         """(name of the regime to which the planner assigns a call, the reason for its launches)."""
@@ -54,7 +55,7 @@ class Dialect(Protocol):
         """Import the dialect's kernels."""
 
     def step(self, launch: Launch, call: Call) -> Step:
-        """A launch with its arguments."""
+        """The step of a launch: kernel, grid and arguments."""
 
     def need_of(self, launch: Launch) -> Need:
         """Scratch memory that a launch with cut keys needs."""
@@ -63,10 +64,10 @@ class Dialect(Protocol):
         """Name of the launch's kernel."""
 
     def warps_of(self, launch: Launch) -> int:
-        """Warps of a program, without the warps that serve the launch beside this one."""
+        """Warps of a program, without the warps of `Launch.beside`."""
 
     def tiles_of(self, launch: Launch) -> str:
-        """How a program holds its tiles, in words."""
+        """Sizes, stages and loads of a program's tiles, in words."""
 
     def heads_of(self, launch: Launch) -> str:
         """The heads that have separate blocks, in words."""
@@ -75,7 +76,7 @@ class Dialect(Protocol):
         """Whether the kernel multiplies fp8 operands."""
 
     def compiled(self, launch: Launch) -> tuple[Any, ...]:
-        """Key of the compiled kernel among launches for the same tensors."""
+        """Key of a launch's compiled kernel: for equal tensors, launches with equal keys run one compiled kernel."""
 
 
 class Direct(Protocol):

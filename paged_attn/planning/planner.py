@@ -16,7 +16,7 @@ from .dialects import DIALECTS, chosen, dialect
 
 
 def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
-    """(the call as launches see it, the copies of keys and values that are made for them or None)."""
+    """(problem that the launches solve, copies of keys and values into whole pages that they read, or None)."""
     for name in DIALECTS[:-1]:
         found = dialect(name)
         if found.why_not_on(problem.device) is None:
@@ -30,7 +30,7 @@ def in_whole_pages(problem: Problem) -> tuple[Problem, Copies | None]:
 
 @functools.lru_cache(maxsize=4096)
 def plan(problem: Problem) -> Plan:
-    """The plan by the first dialect that covers the call, or would cover it with copies in whole pages."""
+    """The plan of the first dialect that covers the call, perhaps after a copy of its keys into whole pages."""
     if problem.only == "prefill" and not problem.ragged:
         return Plan(())
     problem, copies = in_whole_pages(problem)
@@ -40,7 +40,7 @@ def plan(problem: Problem) -> Plan:
 def steps_of(plan: Plan, call: Call) -> list[Step]:
     """The steps of a plan, in order: the copy of keys if any, then each launch and the merge of its pieces.
 
-    The merge of a launch that leads comes behind the next launch, which would otherwise wait for the merge.
+    If a launch leads (Shape.LEADS), the next launch comes before the merge, and so does not wait for it.
     """
     steps: list[Step] = []
     if plan.copies is not None:
