@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from paged_attn.launching.platform import Device
-from paged_attn.preparation.model import Lengths, Model, batches_up_to, distinct, variants_of
+from paged_attn.planning import planner
+from paged_attn.preparation.model import Lengths, Model, batches_up_to, distinct, problem_of, variants_of
 from tests.preparation.models import E4M3, LLAMA, MODELS
 from tests.preparation.traffic import KEYS, SEQS, TOKENS, lengths_of, steps
 
@@ -136,6 +137,15 @@ def test_few_of_the_batches_need_all_kernels_that_the_batches_need() -> None:
     assert kernels == every
     assert len(few) <= len(every)
     assert len(every) > 3
+
+
+def test_one_batch_prepares_decodes_whose_shares_have_other_least_sizes() -> None:
+    """The least number of a share's tiles follows the bound on keys; the portable kernel is compiled for all alike."""
+    model, device = Model(**LLAMA), Device("sm80", 108)
+    batches = [Lengths(False, 1, 1, 1, keys) for keys in (512, 1024, 1536, 2048)]
+    plans = [planner.plan.__wrapped__(problem_of(model, batch, device)) for batch in batches]
+    assert [launch.least for plan in plans for launch in plan.launches] == [1, 2, 3, 4]
+    assert distinct(model, batches, device) == batches[:1]
 
 
 ONE_KV_HEAD = LLAMA | dict(heads=8, kv_heads=1)

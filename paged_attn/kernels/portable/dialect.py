@@ -73,8 +73,8 @@ def multiplies_fp8(launch: Launch) -> bool:
 
 
 def compiled(launch: Launch) -> tuple[object, ...]:
-    """Return the key of a launch's compiled kernel."""
-    return (launch.shape, launch.config, launch.shortest, launch.longest, launch.least)
+    """Return the key of a launch's compiled kernel; `least` and `slots` follow lengths and are not specialised."""
+    return (launch.shape, launch.config, launch.shortest, launch.longest)
 
 
 # ---- in the words of `explain` -------------------------------------------------------------------
