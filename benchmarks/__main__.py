@@ -22,7 +22,7 @@ except ModuleNotFoundError as missing:
 from benchmarks import cliffs, measure, options, runner, traces, warm
 from benchmarks.peers import OURS, PEERS
 from benchmarks.suites import SUITES
-from tests.cases import Case
+from tests.support.cases import Case
 
 QUICK_CASES, QUICK_ROUNDS = 3, 5
 

@@ -20,7 +20,7 @@ from benchmarks.inputs import inputs_of
 from paged_attn.calls import call_cache, launched
 from paged_attn.kernels.hopper.planning import coverage
 from paged_attn.planning import planner
-from tests.cases import Case
+from tests.support.cases import Case
 
 SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, dtype=torch.bfloat16, bounds=True, lse=False)
 LENGTHS = {  # (sequences, queries, keys)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.masked import images
-from tests.cases import BAD_PAGE, Case, bits, build, is_fp8
+from tests.support.cases import BAD_PAGE, Case, bits, build, is_fp8
 
 
 def inputs_of(case: Case, device: str) -> dict[str, Any]:

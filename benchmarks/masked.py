@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.records.key_bounds import key_bounds_of
-from tests.cases import Case
+from tests.support.cases import Case
 
 IMAGE = 256  # tokens of an image in Gemma 3 and PaliGemma
 

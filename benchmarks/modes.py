@@ -21,7 +21,7 @@ import torch
 from benchmarks import measure, runner
 from benchmarks.inputs import inputs_of
 from benchmarks.peers import ours
-from tests.cases import Case
+from tests.support.cases import Case
 
 BYTES = 4_800_000_000
 SIZES: dict[str, Any] = dict(heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16, bounds=True)

@@ -21,7 +21,7 @@ from benchmarks.inputs import inputs_of
 from benchmarks.peers import BOUNDS, OURS, Call, Peer
 from benchmarks.peers.cannot import Cannot
 from benchmarks.work import operations, traffic
-from tests.cases import Case
+from tests.support.cases import Case
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("torch", "triton", "nvidia-cudnn-frontend", "flashinfer-python", "vllm")

@@ -17,7 +17,7 @@ from paged_attn.serving import trace
 from paged_attn.serving.pages import Pages
 from paged_attn.serving.scheduler import Scheduler
 from paged_attn.serving.trace import Request
-from tests.cases import Case
+from tests.support.cases import Case
 
 BUDGETS = (256, 2048)  # tokens in a step: decodes first, prompts in chunks behind them
 MAX_SEQS = 256

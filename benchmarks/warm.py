@@ -17,7 +17,7 @@ from benchmarks import cliffs
 from benchmarks.inputs import inputs_of
 from benchmarks.suites import SUITES
 from benchmarks.work import traffic
-from tests.cases import Case
+from tests.support.cases import Case
 
 ROOM = 8e9  # bytes of the GPU for each process: its context, and inputs
 LARGEST = 2.5e9  # bytes of a case that is called; larger ones mostly share kernels with it

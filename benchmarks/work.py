@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.masked import is_masked, keys_and_pairs
 from paged_attn.explain.work import visible_keys, visible_pairs
 from paged_attn.records.key_bounds import key_bounds_of
-from tests.cases import Case
+from tests.support.cases import Case
 
 
 def traffic(case: Case) -> int:

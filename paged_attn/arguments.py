@@ -1,8 +1,8 @@
 """The argument table of paged_attention: a row for each argument, in the order of the signature.
 
 The rows generate the records of a call, its memo key, the operators, most checks, and the options of the command.
-Signatures that people read are written by hand.  tests/test_arguments.py and test_arguments_told.py compare each
-signature with the rows, and name the arguments that it lacks.
+Signatures that people read are written by hand.  tests/arguments/test_arguments.py and test_arguments_told.py compare
+each signature with the rows, and name the arguments that it lacks.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests import durations, selection, simulator  # before the package decides whether it is interpreted
-from tests.torch_ways import IN_TORCH
+from tests import selection, simulator  # before the package decides whether it is interpreted
+from tests.support import durations
+from tests.support.torch_ways import IN_TORCH
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for kernels of tests, too: the package looks after its own alone
@@ -24,7 +25,8 @@ os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # as on GPUs; tests of the check
 # What torch compiles and loads lies in the clone, not at a name in the common temporary folder.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "inductor"))
 
-pytest.register_assert_rewrite("tests.bad_input", "tests.compiled_layer")  # their assertions are those of many files
+# Their assertions are those of many files.
+pytest.register_assert_rewrite("tests.support.bad_input", "tests.support.compiled_layer")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -102,7 +104,7 @@ def quick() -> Iterator[pytest.MonkeyPatch]:
 
     with pytest.MonkeyPatch.context() as patch:
         if platform.INTERPRET:
-            from tests.interpreter import quicken
+            from tests.support.interpreter import quicken
 
             quicken(patch)
         yield patch
@@ -118,9 +120,9 @@ def device() -> str:
 def cut() -> Iterator[Callable[..., None]]:
     """cut(segments, tile): from then on every plan of this test is cut so (`portable_plans.cut`)."""
     if IN_TORCH:
-        from tests import torch_ways as plans
+        from tests.support import torch_ways as plans
     else:
-        from tests import portable_plans as plans  # type: ignore[no-redef]
+        from tests.support import portable_plans as plans  # type: ignore[no-redef]
 
     with contextlib.ExitStack() as stack:
 
@@ -137,7 +139,7 @@ def on_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     from paged_attn.planning import planner
     from paged_attn.records.plan import Plan
     from paged_attn.records.problem import Problem
-    from tests import hopper_plans
+    from tests.support import hopper_plans
 
     made = planner.plan
 
@@ -199,6 +201,6 @@ def plans_of_other_rules(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that replaces what the planner goes by leaves no plan of it to the tests behind it."""
     yield
     if "monkeypatch" in request.fixturenames and "paged_attn.planning.planner" in sys.modules:
-        from tests.replanned import forget
+        from tests.support.replanned import forget
 
         forget()

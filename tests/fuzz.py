@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests import simulator  # before the package decides whether it is interpreted
-from tests.torch_ways import IN_TORCH
+from tests.support.torch_ways import IN_TORCH
 
 os.environ.setdefault("PAGED_ATTN_CHECK", "0")  # cases may have more queries than keys, which a checked call refuses
 
@@ -186,8 +186,8 @@ def work(given: argparse.Namespace) -> None:
     import torch
 
     from paged_attn.launching import platform
-    from tests import fuzzing
-    from tests.interpreter import quicken
+    from tests.support import fuzzing
+    from tests.support.interpreter import quicken
 
     torch.set_num_threads(1)
     fuzzing.ON_HOST = fuzzing.ON_HOST if given.on_host is None else given.on_host

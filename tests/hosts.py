@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests import index
+from tests.support import index
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "hosts"

@@ -52,13 +52,13 @@ def pytest_configure() -> None:
     import triton
     from triton.runtime.jit import JITFunction
 
-    from tests import comparing
+    from tests.support import comparing
 
     comparing.compare = torch.testing.assert_close = _passes  # before others have them by name
     torch.equal = lambda *_: True
     from paged_attn.launching import launch, platform
     from paged_attn.preparation import offline
-    from tests import cases, hopper_cases
+    from tests.support import cases, hopper_cases
 
     device = platform.Device("sm90", 132)
     triton.runtime.driver.set_active(offline.CompileOnly(offline.target_of(device)))

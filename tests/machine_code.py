@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests import sass, warm
+from tests.support import sass, warm
 
 MULTIPROCESSORS = {"sm80": 108, "sm90": 132, "sm100": 148, "gfx942": 304}
 # Bytes of shared memory that one program may have.
@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("target", choices=MULTIPROCESSORS)
     parser.add_argument("words", nargs="*", help="only variants whose names contain one of these")
     parser.add_argument("--exactly", action="store_true", help="only variants that are named by one of the words")
-    parser.add_argument("--calls", default="tests.variants", help="the module whose calls() are compiled")
+    parser.add_argument("--calls", default="tests.support.variants", help="the module whose calls() are compiled")
     parser.add_argument("--no-sass", action="store_true", help="resources only")
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "0"

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 import paged_attn
-from tests import cases, other_calls
-from tests.cases import E4M3, Case
-from tests.fuzzing import WAYS
-from tests.hopper_cases import BLOCKS, SMALL, ragged
+from tests.support import cases, other_calls
+from tests.support.cases import E4M3, Case
+from tests.support.fuzzing import WAYS
+from tests.support.hopper_cases import BLOCKS, SMALL, ragged
 
 FEW_HEADS = dict(heads=8, kv_heads=2, head_dim=128, dtype=torch.bfloat16)
 MIXED = ragged((1, 300), (70, 130), (1, 0), (9, 9), (0, 20))

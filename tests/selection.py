@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -72,18 +73,21 @@ ONE_IN = {
 # On a GPU a case is mostly the compilation of its kernels: some four seconds of a core, and twelve workers have nine
 # minutes.  In these files cases are lists and matrices of variants, of which few are another case's.  Elsewhere many
 # cases share what is compiled, and all are taken.
-OF_VARIANTS = ("tests/test_", "tests/kernels/hopper/test_hopper")
+OF_VARIANTS = (
+    *(f"tests/{folder}/" for folder in ("arguments", "compiled", "features", "reference", "steps")),
+    "tests/kernels/hopper/test_hopper",
+)
 MOST_ON_A_GPU = 8  # cases of a test
 
 
-def drawn(name: str, one_in: int) -> bool:
-    """Whether a case is one of those that are always taken, of which there is one in so many."""
-    return zlib.crc32(name.encode()) % one_in == 0
+def lot(item: pytest.Item) -> int:
+    """The lot of a case, by the names of its file and its own.  The folder of a subject has no part in it."""
+    return zlib.crc32(re.sub(r"^tests/\w+/(?=test_)", "tests/", item.nodeid).encode())
 
 
 def on_a_cpu(cases: list[pytest.Item]) -> list[pytest.Item]:
     """The first case of a test, and one in so many."""
-    return [x for x in cases if x is cases[0] or drawn(x.nodeid, ONE_IN.get(x.path.name, 1))]
+    return [x for x in cases if x is cases[0] or lot(x) % ONE_IN.get(x.path.name, 1) == 0]
 
 
 def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
@@ -92,7 +96,7 @@ def on_a_gpu(cases: list[pytest.Item]) -> list[pytest.Item]:
         return cases
     first, *others = cases
     count = min(MOST_ON_A_GPU, round(math.sqrt(len(cases))))
-    return [first, *sorted(others, key=lambda x: zlib.crc32(x.nodeid.encode()))[: count - 1]]
+    return [first, *sorted(others, key=lot)[: count - 1]]
 
 
 # Of a test's quick cases `make test` simulates the first and each so-manieth; the others `make thorough` does.

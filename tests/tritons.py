@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
 
-from tests import index
+from tests.support import index
 
 ROOT = Path(__file__).parents[1]
 TARGET = "sm90"
@@ -138,10 +138,10 @@ def tried(dialect: str) -> Iterator[dict[str, str]]:
 def _compile(variant: str) -> None:
     import triton
 
-    from tests import hopper_complaints
     from tests.kernels.portable import test_machine_code
     from tests.machine_code import compile_calls, report
-    from tests.variants import calls
+    from tests.support import hopper_complaints
+    from tests.support.variants import calls
 
     wrong = []
     compiled = list(compile_calls(TARGET, [(variant, dict(calls([variant]))[variant])]))
@@ -163,9 +163,9 @@ def _compile(variant: str) -> None:
 
 def _compile_wide(variant: str) -> None:
     """What a compiler that refuses a helper of theirs shows, and products as many as they need."""
-    from tests import hopper_complaints, variants, wide_variants
     from tests.kernels.hopper import test_wide_blocks_machine_code, test_wide_shares_machine_code
     from tests.machine_code import SHARED, compile_calls, report
+    from tests.support import hopper_complaints, variants, wide_variants
 
     few_rows = variant in wide_variants.SHARES
     tests = test_wide_shares_machine_code if few_rows else test_wide_blocks_machine_code
@@ -179,9 +179,9 @@ def _compile_wide(variant: str) -> None:
 
 
 def _simulate(variant: str) -> None:
-    from tests.cases import run
-    from tests.hopper_cases import SMALL, sized
     from tests.simulator.process import simulate
+    from tests.support.cases import run
+    from tests.support.hopper_cases import SMALL, sized
 
     simulate()
     run(sized(variant, **SMALL[variant]))

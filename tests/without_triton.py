@@ -16,9 +16,10 @@ import torch
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "without-triton"
 SUITE = (
-    "test_paged_attention.py", "test_edges.py", "test_properties.py",
-    "test_ops.py", "test_shard.py", "test_padding.py", "test_step.py", "test_plain_torch.py", "calls/test_write_kv.py",
-    "calls/test_merge_states.py", "checks/test_check.py", "checks/test_contents.py",
+    "features/test_paged_attention.py", "arguments/test_edges.py", "features/test_properties.py",
+    "compiled/test_ops.py", "features/test_shard.py", "steps/test_padding.py", "steps/test_step.py",
+    "calls/test_plain_torch.py", "calls/test_write_kv.py", "calls/test_merge_states.py",
+    "checks/test_check.py", "checks/test_contents.py",
 )  # fmt: skip
 IMPORT = """
 import importlib.util, paged_attn

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from benchmarks.peers import cudnn, flashinfer, flashmla, ours, sdpa, vllm
-from tests.cases import Case
+from tests.support.cases import Case
 
 Call = Callable[[], Tensor]
 Peer = Callable[[Case, dict[str, Any]], Call]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.cases import Case
+from tests.support.cases import Case
 
 QUERIES = "32- or 8-bit queries"
 FEATURES = (

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.cannot import allow
-from tests.cases import Case
+from tests.support.cases import Case
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.cannot import Cannot, allow
-from tests.cases import Case
+from tests.support.cases import Case
 
 WORKSPACE_BYTES = 512 << 20
 

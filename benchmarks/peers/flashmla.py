@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.cannot import Cannot, allow
-from tests.cases import Case
+from tests.support.cases import Case
 
 HEAD_DIM, VALUE_DIM, PAGE = 576, 512, 64
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import paged_attn
 from benchmarks.peers.cannot import Cannot
-from tests.cases import Case
+from tests.support.cases import Case
 
 
 def call(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:

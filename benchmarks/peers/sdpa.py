@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.peers.cannot import Cannot, allow
 from benchmarks.suites import is_uniform
-from tests.cases import Case
+from tests.support.cases import Case
 
 
 def cudnn(case: Case, inputs: dict[str, Any]) -> Callable[[], Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.peers.cannot import Cannot, allow
-from tests.cases import Case
+from tests.support.cases import Case
 
 HOMES = ("vllm.v1.attention.ops.triton_unified_attention", "vllm.attention.ops.triton_unified_attention")
 SEGMENTS, MIN_PROGRAMS = 16, 128  # of vLLM's Triton backend

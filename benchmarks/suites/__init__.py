@@ -15,7 +15,7 @@ from benchmarks.suites.models import LAYERS, MODEL_LAYERS
 from benchmarks.suites.phases import DECODE, MIXED, PREFILL, RAGGED
 from benchmarks.suites.speculation import SINGLE, SPEC
 from benchmarks.suites.widths import MLA, WIDE
-from tests.cases import Case
+from tests.support.cases import Case
 
 __all__ = ["SIZES", "SUITES", "is_uniform", "uniform"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.cases import E4M3, Case
+from tests.support.cases import E4M3, Case
 
 SIZES: dict[str, Any] = dict(
     heads=32, kv_heads=8, head_dim=128, page_size=16, dtype=torch.bfloat16, bounds=True, lse=False

@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.suites.batches import FP8, uniform
 from benchmarks.suites.phases import MIXED, PREFILL
-from tests.cases import E4M3
+from tests.support.cases import E4M3
 
 # Beside each fp8 case its bfloat16 twin, for their ratio is what counts.
 FP8_CACHES = tuple(

@@ -11,7 +11,7 @@ from benchmarks.measure import spread
 from benchmarks.peers import OURS, Call
 from benchmarks.peers.cannot import Cannot
 from paged_attn import reference
-from tests.cases import Case
+from tests.support.cases import Case
 
 SMALL = Case("small", (3, 1), (20, 33), heads=2, kv_heads=1, head_dim=16, lse=False)
 EVEN = Case("even", (5, 5), (5, 5), heads=4, kv_heads=2, head_dim=16, dtype=torch.bfloat16, lse=False)

@@ -34,8 +34,7 @@ def version(folder: Path, value: float, microseconds: float) -> Path:
         "benchmarks/measure.py": f"""
             def measure(calls, rounds): return {{name: rounds * {microseconds} * 1e-6 for name in calls}}
             """,
-        "tests/__init__.py": "",
-        "tests/cases.py": """
+        "benchmarks/inputs.py": """
             def build(case, device):
                 assert device == "cuda"
                 return {"size": case.size}

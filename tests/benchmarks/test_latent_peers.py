@@ -15,7 +15,7 @@ from benchmarks.inputs import inputs_of
 from benchmarks.peers import flashinfer, flashmla
 from benchmarks.peers.cannot import Cannot
 from paged_attn import reference
-from tests.cases import Case
+from tests.support.cases import Case
 
 LATENT: dict[str, Any] = dict(heads=4, kv_heads=1, head_dim=576, value_dim=512, page_size=64, latent=True, lse=False)
 CASE = Case("drafts", (2, 2), (130, 64), dtype=torch.bfloat16, **LATENT)

@@ -12,7 +12,7 @@ from benchmarks.inputs import inputs_of, tree
 from benchmarks.peers import PEERS, flashinfer, sdpa
 from benchmarks.peers.cannot import Cannot, allow, features
 from tests.benchmarks.stand_ins import EVEN, SMALL, truth
-from tests.cases import E4M3, Case
+from tests.support.cases import E4M3, Case
 
 
 def test_peers_that_need_no_package_decline_or_agree_here() -> None:

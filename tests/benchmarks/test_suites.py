@@ -16,7 +16,7 @@ from benchmarks.suites import SUITES, uniform
 from benchmarks.work import operations, traffic
 from paged_attn import reference
 from paged_attn.serving.trace import Request
-from tests.cases import E4M3, Case
+from tests.support.cases import E4M3, Case
 
 SMALL = Case("small", (3, 1), (20, 33), heads=2, kv_heads=1, head_dim=16, lse=False)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_attn.calls import attend
-from tests.cases import E4M3, Case, bits
+from tests.support.cases import E4M3, Case, bits
 
 Inputs = dict[str, Any]
 FP16 = torch.float16

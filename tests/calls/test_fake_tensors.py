@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import paged_attn
 from paged_attn.calls import call_cache
 from tests.calls.test_gradients import ALL_FP8, PLAIN, POSITIONAL, attention, operator, states, writing
-from tests.cases import E4M3
+from tests.support.cases import E4M3
 
 Inputs = dict[str, Any]
 

@@ -11,7 +11,7 @@ from torch import Tensor
 import paged_attn
 from paged_attn.calls import call_cache
 from paged_attn.launching import launch
-from tests.cases import E4M3, Case, build
+from tests.support.cases import E4M3, Case, build
 
 Inputs = dict[str, Any]
 FP16 = torch.float16

@@ -11,7 +11,7 @@ from paged_attn.calls import call_cache
 from tests.calls.changed import BASE, BASES, NUMBERS, OPTIONS, TENSOR_CHANGES, TENSORS, Inputs, changed
 from tests.calls.outcomes import outcome, same
 from tests.calls.remembered import described, recognised, signature_of
-from tests.cases import Case, build
+from tests.support.cases import Case, build
 
 pytestmark = pytest.mark.usefixtures("nothing_kept")
 

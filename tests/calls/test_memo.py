@@ -16,7 +16,7 @@ from paged_attn.calls import attend, call_cache
 from tests.calls.changed import BASE, BASES
 from tests.calls.outcomes import outcome, same
 from tests.calls.remembered import recognised
-from tests.cases import Case, build
+from tests.support.cases import Case, build
 
 pytestmark = pytest.mark.usefixtures("nothing_kept")
 

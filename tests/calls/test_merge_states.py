@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from paged_attn import merge_states, reference
-from tests.cases import TOLERANCES
+from tests.support.cases import TOLERANCES
 
 INF = torch.inf
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -14,7 +14,7 @@ from paged_attn.calls import call_cache
 from tests.calls.changed import BASE, BASES, NUMBERS, OPTIONS, TENSOR_CHANGES, TENSORS, changed
 from tests.calls.outcomes import outcome, same
 from tests.calls.remembered import signature_of
-from tests.cases import build
+from tests.support.cases import build
 
 # On a failure hypothesis imports what warns, and warnings are errors.
 pytestmark = [

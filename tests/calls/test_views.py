@@ -17,8 +17,8 @@ from paged_attn.calls import call_cache
 from paged_attn.checks import overlap
 from paged_attn.launching.template import arguments_for
 from paged_attn.records import layout
-from tests.bad_input import as_bytes, refuses
-from tests.cases import E4M3, Case, bits, build, run
+from tests.support.bad_input import as_bytes, refuses
+from tests.support.cases import E4M3, Case, bits, build, run
 
 CASE = Case("views", (1, 5), (9, 20), heads=4, kv_heads=2, page_size=8, sinks=True, alibi=True, qq_bias=4)
 FP8 = Case("views of fp8", (1, 4), (9, 20), heads=4, kv_heads=2, page_size=8, dtype=E4M3, scales="per_head")

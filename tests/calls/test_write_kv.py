@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from paged_attn import write_kv
-from tests.cases import E4M3, E5M2, Case
-from tests.other_calls import run_write
-from tests.ties import beside_ties, divided
+from tests.support.cases import E4M3, E5M2, Case
+from tests.support.other_calls import run_write
+from tests.support.ties import beside_ties, divided
 
 HALF, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 LAYOUTS = ["NHD", "HND", "x"]

@@ -7,7 +7,8 @@ import torch
 
 import paged_attn
 from paged_attn.arguments import ARGUMENTS
-from tests.bad_input import (
+from tests.checks.test_check_batch import BATCH
+from tests.support.bad_input import (
     CALLS,
     PLAIN,
     QUERY,
@@ -24,8 +25,7 @@ from tests.bad_input import (
     to,
     value,
 )
-from tests.cases import E4M3, E5M2, Case, build
-from tests.checks.test_check_batch import BATCH
+from tests.support.cases import E4M3, E5M2, Case, build
 
 NAN, INF = float("nan"), float("inf")
 SCALES = "[], [1], [kv_heads], [1, kv_heads] or [seqs, kv_heads] with kv_heads = 2, seqs = 3"
@@ -402,7 +402,8 @@ def test_attention_refuses(call: str, change: Change, error: type[Exception], te
 def test_every_argument_of_attention_is_refused_somewhere() -> None:
     arguments = build(PLAIN).keys() | {"k_new", "v_new", "qq_bias", "q_scale", "max_seqlen_q", "max_seqlen_k", "check"}
     arguments |= {"query_positions", "qq_mask", "gate"}
-    arguments -= {x.name for x in ARGUMENTS if x.check}  # tests/test_arguments.py has a wrong value of each rule
+    # tests/arguments/test_arguments.py has a wrong value of each rule
+    arguments -= {x.name for x in ARGUMENTS if x.check}
     named = " ".join(text for *_, text in BATCH + OPTIONS)
     assert [name for name in arguments if name not in named] == []
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import paged_attn
-from tests.bad_input import (
+from tests.support.bad_input import (
     HND,
     NHD,
     NHD_VALUES,
@@ -23,7 +23,7 @@ from tests.bad_input import (
     to,
     value,
 )
-from tests.cases import E5M2
+from tests.support.cases import E5M2
 
 
 def pair(

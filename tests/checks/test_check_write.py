@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import paged_attn
-from tests.bad_input import (
+from tests.support.bad_input import (
     HND_VALUES,
     NHD,
     NHD_VALUES,
@@ -21,7 +21,7 @@ from tests.bad_input import (
     to,
     value,
 )
-from tests.cases import E4M3, E5M2, is_fp8
+from tests.support.cases import E4M3, E5M2, is_fp8
 
 KV = "[tokens, kv_heads, head_dim]"
 VALUES_OF = "[tokens, kv_heads, value_dim]"

@@ -10,8 +10,8 @@ import torch
 
 import paged_attn
 from paged_attn.launching.platform import Device
-from tests.bad_input import Change, Inputs, as_bytes, refuses, value
-from tests.cases import BAD_PAGE, Case, build, run
+from tests.support.bad_input import Change, Inputs, as_bytes, refuses, value
+from tests.support.cases import BAD_PAGE, Case, build, run
 
 # The cache has 12 pages of 8 (9 where the window frees some), the table 7 columns (6 beside new keys), q 8 tokens.
 CHECKED = Case("checked", (1, 4, 2, 0), (20, 4, 33, 0), page_size=8, padding=1)

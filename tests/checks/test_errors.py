@@ -23,15 +23,15 @@ from paged_attn.preparation import offline
 from paged_attn.preparation.score_mod_ref import named, named_by
 from paged_attn.serving import pages, scheduler, trace
 from paged_attn.serving.caches import Caches
-from tests.bad_input import accept, call_of
 from tests.checks.test_swapped import call as swapped_call
 from tests.checks.test_wrong_calls import TABLE_OF_WRONG
-from tests.errors import ANY, ROOT, Entry, catalogue, said
+from tests.support.bad_input import accept, call_of
+from tests.support.errors import ANY, ROOT, Entry, catalogue, said
 
 # Tables whose rows end in the exact text of the error with which the row is refused.
 TABLES = ("checks.test_check.OPTIONS", "checks.test_check_batch.BATCH", "checks.test_check_write.WRITE")
 TABLES += ("checks.test_check_write.MERGE", "checks.test_contents.CONTENTS")
-TABLES += ("test_score_mod.REFUSED", "test_step.REFUSED", "test_padding.REFUSED")
+TABLES += ("features.test_score_mod.REFUSED", "steps.test_step.REFUSED", "steps.test_padding.REFUSED")
 # Warnings of a process with another Triton, of which these tests start one.
 ELSEWHERE = {
     "the process that compiles ended with status": "test_a_process_that_fails_says_why",
@@ -312,7 +312,7 @@ def test_a_message_without_an_entry_is_told_by_its_template() -> None:
     assert entry.matches("q must be float16, got int32")
     assert not entry.matches("q must be float16")
     source = ast.parse('raise ValueError(f"a{b!r} c" + (d if e else "") + "f")')
-    from tests.errors import _template
+    from tests.support.errors import _template
 
     call = next(node for node in ast.walk(source) if isinstance(node, ast.Call))
     assert _template(call.args[0]) == "a{} c{}f"

@@ -11,9 +11,9 @@ import torch
 import paged_attn
 from paged_attn.calls import checked
 from paged_attn.integrations import flash_attn
-from tests.cases import E4M3, Case, build, run
 from tests.integrations.by_hand import Batch, close
-from tests.masks import MASKS
+from tests.support.cases import E4M3, Case, build, run
+from tests.support.masks import MASKS
 
 # more queries than keys, no keys, one key more, a decode, one of padding
 LENGTHS: dict[str, Any] = dict(query_lens=(40, 3, 6, 1, 1), seq_lens=(32, 0, 7, 20, 0), heads=4, kv_heads=2)

@@ -11,7 +11,7 @@ import torch
 
 import paged_attn
 from paged_attn.checks.swapped import looks_swapped
-from tests.bad_input import accept
+from tests.support.bad_input import accept
 
 AXES = {"NHD": "[pages, page_size, kv_heads, head_dim]", "HND": "[pages, kv_heads, page_size, head_dim]"}
 OTHER = {"NHD": "HND", "HND": "NHD"}

@@ -19,9 +19,9 @@ from torch import Tensor
 import paged_attn
 from paged_attn.cli import main
 from paged_attn.integrations import flash_attn
-from tests.bad_input import Change, Inputs, call_of, gapped, like, shaped, strided, to, value
-from tests.cases import E4M3
 from tests.checks.test_check_write import write_inputs
+from tests.support.bad_input import Change, Inputs, call_of, gapped, like, shaped, strided, to, value
+from tests.support.cases import E4M3
 
 I32 = torch.int32
 TWO, FOUR = torch.tensor([1, 2], dtype=I32), torch.tensor([0, 1, 4, 5], dtype=I32)

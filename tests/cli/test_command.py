@@ -18,7 +18,7 @@ from paged_attn.arguments import OF_MODELS
 from paged_attn.cli import main, prepare_command
 from paged_attn.launching.platform import Device
 from paged_attn.preparation import prepare as preparation
-from tests import score_mods
+from tests.support import score_mods
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "triton", "numpy", "matplotlib")
@@ -118,7 +118,7 @@ def test_prepare_hands_every_option_on(asked: list[dict[str, Any]]) -> None:
     words += "--side-by-side --page-stride 64 --kv-dtype e4m3 --layout x-packed "
     words += "--token-scales --causal-seqs --head-windows --prefix-lens --spans 3 "
     words += "--window 127 -1 --not-causal --alibi --sinks bfloat16 --qq-bias 4 --query-positions --new "
-    words += "--score-mod tests.score_mods:alibi --score-mod-args float32,37 "
+    words += "--score-mod tests.support.score_mods:alibi --score-mod-args float32,37 "
     words += "--gate float32 --qq-mask 2 "
     words += "--lse --scales tensor --integers int64 --page-indices int32 --max-seqs 8 --max-tokens 64 "
     words += "--max-seqlen 512 --processes 2 "

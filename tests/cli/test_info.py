@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from paged_attn.cli import info_command, machine, main
 from paged_attn.integrations import probes
 from paged_attn.launching import platform, triton_trial
-from tests.own_process import run
+from tests.support.own_process import run
 
 H200 = machine.Found("NVIDIA H200", "sm90", 132)
 

@@ -12,7 +12,7 @@ import pytest
 
 from paged_attn import __version__
 from paged_attn.cli import main
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 pytestmark = pytest.mark.thorough
 Command = Callable[[str], subprocess.CompletedProcess[str]]

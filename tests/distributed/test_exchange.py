@@ -15,8 +15,8 @@ from paged_attn import distributed
 from paged_attn.distributed import peers as peers_module
 from paged_attn.distributed import steps
 from paged_attn.distributed.steps import Sizes
-from tests import own_process
 from tests.distributed.works import states
+from tests.support import own_process
 
 pytestmark = pytest.mark.kernels
 

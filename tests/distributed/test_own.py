@@ -12,7 +12,7 @@ import triton
 import paged_attn
 from paged_attn import distributed
 from paged_attn.distributed import attention, groups
-from tests import score_mods
+from tests.support import score_mods
 
 SHARDS = [(0, 1, 1), (0, 2, 1), (1, 2, 1), (2, 3, 5), (0, 4, 16), (3, 4, 16), (1, 2, 1000)]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import paged_attn
 from paged_attn import distributed
-from tests.comparing import TOLERANCES
+from tests.support.comparing import TOLERANCES
 
 HEADS, KV_HEADS, DIM, STRIPE = 8, 2, 32, 8
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import ROOT, name
+from tests.support.documents import ROOT, name
 
 PACKAGE = ROOT / "paged_attn"
 # whose files the map does not name one by one

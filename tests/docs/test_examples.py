@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.own_process import run
+from tests.support.own_process import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAID = {

@@ -10,7 +10,7 @@ import pytest
 
 import paged_attn
 from paged_attn.checks.keywords import OTHERS
-from tests.documents import ROOT
+from tests.support.documents import ROOT
 
 TABLE = re.compile(r"^\| there \| `(\w+)` \| relation \|\n\|[-|]+\|\n((?:\|.*\n)+)", re.M)
 NAME = re.compile(r"`(\w+)`")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents import PAGES, ROOT, name
+from tests.support.documents import PAGES, ROOT, name
 
 FOLDERS = ("paged_attn", "tests", "benchmarks", "tools", "examples")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))

@@ -20,9 +20,24 @@ import paged_attn
 from benchmarks import headline, runner, tables
 from paged_attn import reference
 from paged_attn.cli import main
-from tests import tritons, warm
-from tests.cases import TOLERANCES
-from tests.documents import DIFFS, MADE, PAGES, README, ROOT, Block, anchors, apply, blocks, links, name, plain, prose
+from tests import tritons
+from tests.support import warm
+from tests.support.cases import TOLERANCES
+from tests.support.documents import (
+    DIFFS,
+    MADE,
+    PAGES,
+    README,
+    ROOT,
+    Block,
+    anchors,
+    apply,
+    blocks,
+    links,
+    name,
+    plain,
+    prose,
+)
 
 CODE = [page for page in PAGES if blocks(page, "python")]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import paged_attn
-from tests.documents import ROOT, name
+from tests.support.documents import ROOT, name
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

@@ -13,8 +13,8 @@ from paged_attn.explain import question
 from paged_attn.launching import triton_trial
 from paged_attn.planning import planner
 from paged_attn.records import problem
-from tests import warm
 from tests.explain.asked import ROOT, ask, call_to, printed, told
+from tests.support import warm
 
 
 def test_a_plain_decode_on_an_h200_goes_to_hoppers_kernels() -> None:
@@ -142,9 +142,9 @@ def test_own_keys_and_the_exchange_of_a_shard_are_told() -> None:
 
 
 def test_the_planner_is_told_of_a_users_function_what_a_call_would_tell_it() -> None:
-    from tests.score_mods import relative
+    from tests.support.score_mods import relative
 
-    asked = ask(score_mod="tests.score_mods:relative", score_mod_args="bfloat16,37")
+    asked = ask(score_mod="tests.support.score_mods:relative", score_mod_args="bfloat16,37")
     given, options, _ = call_to(asked)
     told = problem.problem_of(given, options, asked.device, interpreted=False).score_mod
     assert told == asked.problem.score_mod == (relative, ("*bf16", "i32"))

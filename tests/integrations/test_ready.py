@@ -24,9 +24,9 @@ from paged_attn.preparation.engine_steps import Padded, Served, plain
 from paged_attn.preparation.manifest import Asked
 from paged_attn.preparation.model import Model, distinct, variants_of
 from paged_attn.preparation.prepare import Summary
-from tests.own_process import run
 from tests.preparation.asked import H200, TINY
 from tests.preparation.models import BF16, LLAMA
+from tests.support.own_process import run
 
 compiles = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"

@@ -21,8 +21,8 @@ from transformers.generation.continuous_batching import continuous_api
 from paged_attn.integrations import transformers as adapter
 from paged_attn.integrations.transformers import continuous, ready, registration, steering
 from paged_attn.preparation.engine_steps import Padded
-from tests import warm
 from tests.integrations import tiny
+from tests.support import warm
 
 # A cache that the host has not filled holds any numbers; what the interpreter multiplies of them is masked afterwards.
 pytestmark = [

@@ -15,7 +15,7 @@ with warnings.catch_warnings():
 
     from paged_attn.integrations.vllm import backend
     from tests.integrations import vllm_batch as made
-    from tests.torch_ways import IN_TORCH
+    from tests.support.torch_ways import IN_TORCH
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # float32, sums in another order
 HALF_STEP = {"atol": 0.02, "rtol": 2.0**-4}  # an e4m3 result: half a step of 3 bits, and as much again

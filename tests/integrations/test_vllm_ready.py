@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests import warm
+from tests.support import warm
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -18,8 +18,8 @@ with warnings.catch_warnings():
     from vllm.v1.attention.backends import flex_attention
 
     from paged_attn.integrations.vllm import backend
-    from tests.chunks import in_order  # noqa: F401, a fixture of all tests
     from tests.integrations import vllm_batch as made
+    from tests.support.chunks import in_order  # noqa: F401, a fixture of all tests
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # float32, sums in another order
 WINDOW = 6

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from paged_attn.launching import driver
 from paged_attn.launching.driver import BOX
 from paged_attn.launching.template import Hole
-from tests import warm
+from tests.support import warm
 
 COUNT = 5  # addresses: of two tensors, of scratch, and the stream
 FIRST, SECOND = (1 << 40, 2 << 40, 3 << 40, 4 << 40, 7), (5 << 40, 6 << 40, 3 << 40, 4 << 40, 9)
@@ -241,7 +241,7 @@ def test_other_launchers_are_left_to_themselves(monkeypatch: pytest.MonkeyPatch)
 PROGRAM = """
 from paged_attn.launching import platform, driver, launch
 from paged_attn.preparation import offline
-from tests.variants import calls
+from tests.support.variants import calls
 
 kept = []
 offline.compile_only(platform.Device("sm90", 132), lambda _: None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 
-from tests.own_process import run
+from tests.support.own_process import run
 
 SCRIPT = """
 import json
 import torch, triton
-import tests.variants
+import tests.support.variants
 from tests.machine_code import compile_calls
 
 told = []
@@ -19,7 +19,7 @@ def hear(*, repr, compile, **_):
 triton.knobs.runtime.jit_post_compile_hook = hear
 triton.knobs.runtime.jit_cache_hook = hear
 names = ("prefill user alibi", "decode hnd", "write")
-calls = [call for call in tests.variants.calls() if call[0] in names]
+calls = [call for call in tests.support.variants.calls() if call[0] in names]
 for _ in compile_calls("sm90", calls): pass
 print(json.dumps(told))
 """

@@ -12,7 +12,7 @@ import pytest
 import triton
 
 from paged_attn.launching import triton_version
-from tests import warm
+from tests.support import warm
 
 KEYS = """
 import importlib, json, sys

@@ -19,7 +19,7 @@ from paged_attn.launching import launch, scratch
 from paged_attn.launching.template import Hole, fill, filler
 from tests.calls.changed import BASES, FP16
 from tests.calls.outcomes import outcome
-from tests.cases import build
+from tests.support.cases import build
 
 Cut = Callable[..., None]
 

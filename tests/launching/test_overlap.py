@@ -16,8 +16,8 @@ from paged_attn.launching import scratch
 from paged_attn.planning import planner
 from paged_attn.records.plan import Plan
 from tests import simulator
-from tests.cases import E4M3, bits, build, is_fp8, problem_of
-from tests.hopper_cases import DEVICE, sized
+from tests.support.cases import E4M3, bits, build, is_fp8, problem_of
+from tests.support.hopper_cases import DEVICE, sized
 
 pytestmark = [
     pytest.mark.gpu,

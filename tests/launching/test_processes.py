@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.own_process import ended, run
+from tests.support.own_process import ended, run
 
 on_the_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA itself does not survive a fork")
 FORK = """

@@ -12,10 +12,10 @@ from torch import Tensor
 
 import paged_attn
 from benchmarks.measure import capture
-from tests import hopper_plans, portable_plans
-from tests.cases import E4M3, build
-from tests.hopper_cases import CASES, sized
 from tests.kernels.common.test_schedule import Server
+from tests.support import hopper_plans, portable_plans
+from tests.support.cases import E4M3, build
+from tests.support.hopper_cases import CASES, sized
 
 pytestmark = pytest.mark.gpu
 LONGEST = 20_000

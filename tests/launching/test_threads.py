@@ -13,7 +13,7 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.launching import context, driver, launch, locks, memory
-from tests.own_process import run
+from tests.support.own_process import run
 
 THREADS = 4
 

@@ -18,7 +18,7 @@ import triton
 from paged_attn import selftest
 from paged_attn.kernels.hopper import dialect
 from paged_attn.launching import child, triton_trial, triton_version
-from tests import warm
+from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
 SMALL = [selftest.Case("decode", [1, 1], [5, 30]), selftest.Case("fp8", [1, 3], [9, 20], kv_dtype=torch.float8_e4m3fn)]

@@ -10,8 +10,9 @@ import pytest
 import triton
 
 from paged_attn.launching import triton_version
-from tests import tritons, variants, wide_variants
-from tests.hopper_cases import SMALL
+from tests import tritons
+from tests.support import variants, wide_variants
+from tests.support.hopper_cases import SMALL
 
 
 def child(program: str) -> subprocess.Popen[str]:

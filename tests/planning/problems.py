@@ -15,8 +15,8 @@ from paged_attn.launching.platform import Device
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from paged_attn.preparation.score_mod_ref import named
 from paged_attn.records.problem import Problem
-from tests.cases import Case
-from tests.score_mods import MODS
+from tests.support.cases import Case
+from tests.support.score_mods import MODS
 
 H200 = Device("sm90", 132)
 # Options that a case and a model have under one name.

@@ -16,9 +16,9 @@ from paged_attn.planning import planner
 from paged_attn.preparation.model import Lengths, Model, problem_of
 from paged_attn.records.plan import UNBOUNDED, Launch
 from paged_attn.records.problem import Problem
-from tests.cases import E4M3
 from tests.kernels.hopper.planned import H200
-from tests.random_calls import SIZES, drawn
+from tests.support.cases import E4M3
+from tests.support.random_calls import SIZES, drawn
 
 
 def any_model(rng: random.Random) -> Model:

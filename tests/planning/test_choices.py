@@ -7,9 +7,9 @@ import difflib
 import pytest
 
 from paged_attn.planning.dialects import dialect
-from tests.cases import E4M3, Case, build, problem_of
 from tests.planning.choices import TABLE, choices
 from tests.planning.problems import H200, problem_of_case
+from tests.support.cases import E4M3, Case, build, problem_of
 
 
 @pytest.mark.skipif(dialect("hopper").why_not_on(H200) is not None, reason="the table has Hopper's kernels")

@@ -11,9 +11,9 @@ from paged_attn.kernels.hopper.planning.coverage import MAX_BYTES_OF_COPIES
 from paged_attn.planning import planner
 from paged_attn.planning.planner import in_whole_pages
 from paged_attn.preparation.model import Lengths, Model, problem_of
-from tests.cases import E4M3
 from tests.planning.problems import H200
 from tests.preparation.models import LLAMA
+from tests.support.cases import E4M3
 
 SMALL: dict[str, Any] = LLAMA | dict(page_size=4)
 

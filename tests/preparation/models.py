@@ -40,5 +40,5 @@ MODELS = {
     "pages of one, fp8, window": LLAMA
     | dict(page_size=1, page_indices=torch.int32, cache_dtype=E4M3, window_size=(1023, -1)),
     "a shard": LLAMA | dict(shard=(1, 4, 16), out_dtype=torch.float32, return_lse=True),
-    "a user's function": LLAMA | dict(score_mod=Named("tests.score_mods", "relative", (torch.float32, 37))),
+    "a user's function": LLAMA | dict(score_mod=Named("tests.support.score_mods", "relative", (torch.float32, 37))),
 }

@@ -15,9 +15,9 @@ import triton
 
 import paged_attn
 from paged_attn.serving.batch import batch_of
-from tests import warm
 from tests.preparation.models import BF16
 from tests.preparation.traffic import SEQS, TOKENS, steps
+from tests.support import warm
 
 HANGS = 3600  # seconds after which a process is taken for one that never ends, on however loaded a machine
 PREPARE = """
@@ -25,7 +25,7 @@ import json, sys
 import torch
 import paged_attn
 from paged_attn.launching.platform import Device
-from tests.score_mods import relative
+from tests.support.score_mods import relative
 
 if __name__ == "__main__":
     for options in ({}, dict(score_mod=relative, score_mod_args=(torch.empty(1), 37))):

@@ -9,7 +9,7 @@ import torch
 
 from paged_attn import reference
 from paged_attn.records.key_bounds import KeyBounds, key_bounds_of
-from tests.cases import Case
+from tests.support.cases import Case
 
 WINDOWS = list(itertools.product((-1, 0, 3, 40), (-1, 0, 2, 40)))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import triton
 
-from tests import durations
+from tests.support import durations
 
 
 def test_compilations_of_a_test_are_counted_unless_somebody_else_listens(monkeypatch: pytest.MonkeyPatch) -> None:

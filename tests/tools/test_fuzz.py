@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests import cases, fuzzing, spent
-from tests.cases import BAD_PAGE, Case, build
-from tests.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration
+from tests.support import cases, fuzzing, spent
+from tests.support.cases import BAD_PAGE, Case, build
+from tests.support.random_calls import ANYTHING, BATCH, GPU, INTERPRETER, SIMULATOR, batch, configuration
 
 # On a failure hypothesis imports what warns, and warnings are errors.
 pytestmark = pytest.mark.filterwarnings("ignore:mypy_extensions.TypedDict:DeprecationWarning")

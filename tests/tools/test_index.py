@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from tests import hosts, index, tritons
-from tests.documents import ROOT
+from tests import hosts, tritons
+from tests.support import index
+from tests.support.documents import ROOT
 
 STATUS = {"gone": 404, "broken": 503}
 

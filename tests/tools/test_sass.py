@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests import sass
+from tests.support import sass
 
 
 def test_code_that_comes_back_from_behind_the_rest_makes_no_loop() -> None:

@@ -70,7 +70,7 @@ class _Hook:
 
 def test_a_cpu_takes_one_case_in_so_many_and_the_first_of_each_test() -> None:
     def item(file: str, test: str, case: int) -> Any:
-        said = SimpleNamespace(path=Path(file), nodeid=f"tests/{file}::{test}[{case}]")
+        said = SimpleNamespace(path=Path(file), nodeid=f"tests/features/{file}::{test}[{case}]")
         said.get_closest_marker = lambda name: name == "thorough" and test == "d"
         return said
 
@@ -89,7 +89,7 @@ def test_a_cpu_takes_one_case_in_so_many_and_the_first_of_each_test() -> None:
         assert 10 < len(taken[test]) < 30
         assert {case % 3 for case in taken[test]} == {0, 1, 2}, "a column of a matrix is left out"
     assert len(kept) + len(hook.left) == len(items)
-    for words, arguments in (("", ["tests/test_latent.py"]), ("thorough", ["tests"])):
+    for words, arguments in (("", ["tests/features/test_latent.py"]), ("thorough", ["tests"])):
         config = SimpleNamespace(args=arguments, hook=hook, option=SimpleNamespace(markexpr=words))
         asked = list(items)
         selection.thin_out(config, asked)
@@ -106,13 +106,13 @@ def test_a_gpu_takes_the_root_of_the_number_of_cases_that_are_variants_and_the_f
         return [items.index(x) for x in kept]
 
     for cases, count in ((1, 1), (2, 1), (3, 2), (12, 3), (25, 5), (64, 8), (400, 8)):
-        some = taken("tests/test_masks.py", cases)
+        some = taken("tests/features/test_masks.py", cases)
         assert some == sorted(set(some)), "in their order"
         assert some[0] == 0
         assert len(some) == count
         assert len(taken("tests/kernels/hopper/test_hopper_tree.py", cases)) == count
         assert len(taken("tests/checks/test_check.py", cases)) == cases
-    before, after = (set(taken("tests/test_masks.py", cases)) for cases in (100, 101))
+    before, after = (set(taken("tests/features/test_masks.py", cases)) for cases in (100, 101))
     assert len(before - after) <= 1, "one more case takes the place of one"
 
 

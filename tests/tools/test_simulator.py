@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.cases import E4M3, E5M2, Case, run
-from tests.hopper_cases import ragged, sized
 from tests.simulator import COMPILER, SIMULATES, assembly
 from tests.simulator.assembly import LANES
 from tests.simulator.machine import Kernel
+from tests.support.cases import E4M3, E5M2, Case, run
+from tests.support.hopper_cases import ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.skipif(COMPILER is None, reason="needs g++")]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import warm
+from tests.support import warm
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there processes are started as they always are")
 FACTS = """

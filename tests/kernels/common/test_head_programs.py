@@ -18,7 +18,7 @@ from paged_attn.kernels.common.head_programs import programs_by_work, share_by_w
 from paged_attn.kernels.common.records import Batch, Modifiers
 from paged_attn.launching import platform
 from paged_attn.planning import planner
-from tests.cases import Case, build, problem_of
+from tests.support.cases import Case, build, problem_of
 
 
 def programs_of(units: list[int], programs: int, step: int = 1) -> list[int]:

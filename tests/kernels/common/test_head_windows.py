@@ -20,9 +20,9 @@ from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.tiles import may_hide
 from paged_attn.launching import platform
 from paged_attn.planning import planner
-from tests.cases import Case, build, problem_of
 from tests.kernels.common.test_visited_tiles import BLOCK_Q, CALLS, LENGTHS, TILE, counted, modifiers, tensors
-from tests.masks import COUNT, SPANS, blocks_of, together
+from tests.support.cases import Case, build, problem_of
+from tests.support.masks import COUNT, SPANS, blocks_of, together
 
 FAR = 1 << 30
 GROUP = 3

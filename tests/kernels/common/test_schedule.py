@@ -11,7 +11,7 @@ from torch import Tensor
 import paged_attn
 from benchmarks.measure import capture
 from paged_attn import reference
-from tests.cases import TOLERANCES, bound_of
+from tests.support.cases import TOLERANCES, bound_of
 
 pytestmark = pytest.mark.gpu
 BF16 = torch.bfloat16

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import triton
 
-from tests import warm
 from tests.machine_code import ARITHMETIC, compiled
+from tests.support import warm
 
 FOR_NVIDIA = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
@@ -56,7 +56,7 @@ def test_explain_says_what_the_compiler_said(tmp_path: Any) -> None:
         ("own_blocks", "", "a score_mod that Gluon does not compile (GluonSemantic.arange() missing"),
     ):
         command = ["-m", "paged_attn", "explain", "--device", "h200"]
-        command += ["--score-mod", f"tests.score_mods:{mod}", "--score-mod-args", args]
+        command += ["--score-mod", f"tests.support.score_mods:{mod}", "--score-mod-args", args]
         environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
         done = warm.run(command, environment)
         assert done.returncode == 0, done.stderr

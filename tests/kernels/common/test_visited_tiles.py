@@ -20,9 +20,9 @@ from paged_attn.kernels.common.schedule import first_tile
 from paged_attn.kernels.portable.tiles import may_hide
 from paged_attn.launching import platform
 from paged_attn.planning import planner
-from tests.cases import Case, build, problem_of
-from tests.masks import BOUNDS as MASKS
-from tests.masks import GAPS, Mask, blocks_of
+from tests.support.cases import Case, build, problem_of
+from tests.support.masks import BOUNDS as MASKS
+from tests.support.masks import GAPS, Mask, blocks_of
 
 TILE, BLOCK_Q = 4, 4
 

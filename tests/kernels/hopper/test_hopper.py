@@ -16,11 +16,24 @@ from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.planning import planner
 from paged_attn.records.key_bounds import key_bounds_of
 from paged_attn.records.plan import Launch
-from tests import hopper_plans
-from tests.cases import E4M3, Case, bits, build, compare, problem_of, run
-from tests.hopper_cases import BLOCKS, CASES, DECODE, DECODES, DEVICE, LINES, LONG, MIXED, PACKED, SMALL, ragged, sized
-from tests.random_batches import DECODES as RANDOM_DECODES
-from tests.random_batches import KINDS, RANDOM, random_decodes, random_lengths
+from tests.support import hopper_plans
+from tests.support.cases import E4M3, Case, bits, build, compare, problem_of, run
+from tests.support.hopper_cases import (
+    BLOCKS,
+    CASES,
+    DECODE,
+    DECODES,
+    DEVICE,
+    LINES,
+    LONG,
+    MIXED,
+    PACKED,
+    SMALL,
+    ragged,
+    sized,
+)
+from tests.support.random_batches import DECODES as RANDOM_DECODES
+from tests.support.random_batches import KINDS, RANDOM, random_decodes, random_lengths
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from paged_attn.planning import planner
-from tests import hopper_plans
-from tests.cases import build, problem_of, run
-from tests.hopper_cases import DEVICE
-from tests.random_calls import any_case
+from tests.support import hopper_plans
+from tests.support.cases import build, problem_of, run
+from tests.support.hopper_cases import DEVICE
+from tests.support.random_calls import any_case
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
 WAYS = (hopper_plans.mixed, hopper_plans.two_lists, hopper_plans.apart, hopper_plans.long, hopper_plans.wide)

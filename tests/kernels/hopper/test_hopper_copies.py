@@ -11,9 +11,9 @@ import torch
 
 import paged_attn
 from paged_attn.planning import planner
-from tests import hopper_plans
-from tests.cases import Case, build, problem_of, run
-from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, FEATURES, NEW, ragged, sized
+from tests.support import hopper_plans
+from tests.support.cases import Case, build, problem_of, run
+from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, FEATURES, NEW, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "copied")]
 

@@ -9,8 +9,8 @@ import torch
 
 from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.records import layout
-from tests.cases import Case, build, problem_of
 from tests.kernels.hopper.planned import CALL, H200, PACKED
+from tests.support.cases import Case, build, problem_of
 
 # what makes boxes impossible, or needs what only the portable kernels do
 LEFT: list[dict[str, Any]] = [

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from paged_attn.planning import planner
-from tests import hopper_plans
-from tests.cases import E4M3, build, problem_of, run
-from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support import hopper_plans
+from tests.support.cases import E4M3, build, problem_of, run
+from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

@@ -8,10 +8,10 @@ import pytest
 
 from paged_attn.kernels.hopper.planning import coverage as hopper
 from paged_attn.planning import planner
-from tests.cases import Case, build, problem_of, run
-from tests.hopper_cases import DEVICE, ragged, sized
-from tests.hopper_plans import planned
 from tests.kernels.hopper.planned import even
+from tests.support.cases import Case, build, problem_of, run
+from tests.support.hopper_cases import DEVICE, ragged, sized
+from tests.support.hopper_plans import planned
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

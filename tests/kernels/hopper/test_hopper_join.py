@@ -12,9 +12,9 @@ from paged_attn.explain.host_schedule import cut
 from paged_attn.kernels.hopper.planning import share_layout
 from paged_attn.planning import planner
 from paged_attn.records.key_bounds import key_bounds_of
-from tests import hopper_plans
-from tests.cases import Case, build, problem_of, run
-from tests.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, PACKED, ragged, sized
+from tests.support import hopper_plans
+from tests.support.cases import Case, build, problem_of, run
+from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, PACKED, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

@@ -9,8 +9,8 @@ import torch
 
 import paged_attn
 from paged_attn.planning import planner
-from tests.cases import E4M3, E5M2, Case, build, compare, problem_of
-from tests.hopper_cases import DEVICE, ragged, sized
+from tests.support.cases import E4M3, E5M2, Case, build, compare, problem_of
+from tests.support.hopper_cases import DEVICE, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import triton
 
-from tests import variants
-from tests.hopper_complaints import (
+from tests.kernels import digests
+from tests.machine_code import ARITHMETIC, SHARED, compiled
+from tests.support import variants
+from tests.support.hopper_complaints import (
     BESIDE_BLOCKS,
     BRIEF,
     COLUMNS,
@@ -27,8 +29,6 @@ from tests.hopper_complaints import (
     merge_complaints,
     products,
 )
-from tests.kernels import digests
-from tests.machine_code import ARITHMETIC, SHARED, compiled
 
 FOR_NVIDIA = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tests import hopper_plans
-from tests.cases import run
-from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
-from tests.masks import LONG_MASKS as MASKS
+from tests.support import hopper_plans
+from tests.support.cases import run
+from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support.masks import LONG_MASKS as MASKS
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

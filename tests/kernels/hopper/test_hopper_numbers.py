@@ -11,11 +11,11 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.planning import planner
-from tests import hopper_plans, small_weights
-from tests.cases import E4M3, E5M2, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of
-from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, RISING, ragged, sized
-from tests.small_weights import check_small_weight
-from tests.ties import check_results_beside_ties
+from tests.support import hopper_plans, small_weights
+from tests.support.cases import E4M3, E5M2, FP8_NORM, LINE_NORM, Case, bits, build, compare, problem_of
+from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, RISING, ragged, sized
+from tests.support.small_weights import check_small_weight
+from tests.support.ties import check_results_beside_ties
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

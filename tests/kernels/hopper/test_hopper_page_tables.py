@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import paged_attn
-from tests import hopper_plans
-from tests.cases import build, run
-from tests.hopper_cases import DEVICE, E4M3_CACHE, FEATURES, NEW, PACKED, ragged, sized
+from tests.support import hopper_plans
+from tests.support.cases import build, run
+from tests.support.hopper_cases import DEVICE, E4M3_CACHE, FEATURES, NEW, PACKED, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

@@ -13,8 +13,8 @@ from paged_attn.kernels.hopper.planning import operands
 from paged_attn.kernels.hopper.planning.block_launches import blocks_launch
 from paged_attn.kernels.hopper.planning.share_launches import shares_launch
 from paged_attn.records.problem import Problem
-from tests.cases import Case, build, problem_of, rounds_weights
 from tests.kernels.hopper.planned import CALL, FP8, H200, MIXED, even
+from tests.support.cases import Case, build, problem_of, rounds_weights
 
 
 @pytest.mark.parametrize("group", [1, 3, 4, 7, 48, 64])

@@ -10,10 +10,10 @@ import torch
 
 import paged_attn
 from paged_attn.planning import planner
-from tests import hopper_plans
-from tests.cases import build, problem_of, run
-from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
-from tests.trees import assert_branches, random_tree, with_tree
+from tests.support import hopper_plans
+from tests.support.cases import build, problem_of, run
+from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support.trees import assert_branches, random_tree, with_tree
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

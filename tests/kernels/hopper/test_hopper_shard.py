@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from paged_attn.planning.planner import plan
-from tests import hopper_plans
-from tests.cases import build, problem_of, run
-from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, PACKED, ragged, sized
+from tests.support import hopper_plans
+from tests.support.cases import build, problem_of, run
+from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, PACKED, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper", "copied")]
 

@@ -13,10 +13,11 @@ from paged_attn.kernels.hopper.planning.share_launches import shares_launch
 from paged_attn.planning import planner
 from paged_attn.records.plan import UNBOUNDED
 from paged_attn.records.problem import Problem
-from tests import hopper_plans, simulator
-from tests.cases import E4M3, build, problem_of, run
-from tests.hopper_cases import DEVICE, sized
+from tests import simulator
 from tests.kernels.hopper.planned import MIXED, even
+from tests.support import hopper_plans
+from tests.support.cases import E4M3, build, problem_of, run
+from tests.support.hopper_cases import DEVICE, sized
 
 pytestmark = pytest.mark.simulated
 

@@ -9,8 +9,8 @@ import torch
 
 from paged_attn.kernels.hopper.planning.shapes import is_wide
 from paged_attn.planning import planner
-from tests.cases import E4M3, E5M2, Case, build, problem_of, run
-from tests.hopper_cases import DEVICE, FEATURES, ragged, sized
+from tests.support.cases import E4M3, E5M2, Case, build, problem_of, run
+from tests.support.hopper_cases import DEVICE, FEATURES, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from paged_attn.planning import planner
-from tests import hopper_plans
-from tests.cases import E4M3, E5M2, Case, build, problem_of, run
-from tests.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, E4M3_NO_LSE, FEATURES, NEW, PACKED, ragged, sized
 from tests.simulator import SIMULATES
+from tests.support import hopper_plans
+from tests.support.cases import E4M3, E5M2, Case, build, problem_of, run
+from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, E4M3_NO_LSE, FEATURES, NEW, PACKED, ragged, sized
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper]
 

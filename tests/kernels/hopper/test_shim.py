@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from paged_attn.kernels.hopper import shim
-from tests import warm
+from tests.support import warm
 
 ROOT = Path(__file__).parents[3]
 KERNELS = sorted(path for path in (ROOT / "paged_attn" / "kernels" / "hopper").rglob("*.py") if path.name != "shim.py")
@@ -111,7 +111,7 @@ def test_what_the_shim_offers_is_what_kernels_take() -> None:
 def test_kernels_compile_under_the_names_of_later_versions(variant: str, names: list[str], tmp_path: Path) -> None:
     program = f"""
 from tests.machine_code import compile_calls
-from tests.variants import calls
+from tests.support.variants import calls
 
 kernel, = compile_calls("sm90", [call for call in calls([{variant!r}]) if call[0] == {variant!r}])
 print(kernel[1].metadata.name)

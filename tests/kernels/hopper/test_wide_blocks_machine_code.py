@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import triton
 
-from tests.hopper_complaints import products
 from tests.machine_code import SHARED, compiled
+from tests.support.hopper_complaints import products
 
 pytestmark = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"

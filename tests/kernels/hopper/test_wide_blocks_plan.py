@@ -13,8 +13,8 @@ from paged_attn.kernels.hopper.planning import coverage, regimes
 from paged_attn.kernels.hopper.planning.block_tiles import MAX_SLOTS, blocks_take
 from paged_attn.kernels.hopper.planning.operands import WIDEN
 from paged_attn.launching.platform import Device
-from tests.cases import E4M3, Case, build, problem_of
 from tests.planning.test_any_plan import complaints
+from tests.support.cases import E4M3, Case, build, problem_of
 
 PREFILL = Case(
     "prefill", (200, 900), (700, 900), heads=8, kv_heads=2, head_dim=192, value_dim=128, dtype=torch.bfloat16, lse=False

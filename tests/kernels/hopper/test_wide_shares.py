@@ -14,7 +14,7 @@ from paged_attn.kernels.hopper.planning import coverage
 from paged_attn.kernels.hopper.planning.operands import WIDEN
 from paged_attn.kernels.hopper.planning.wide_heads import shares_take
 from paged_attn.launching.platform import Device
-from tests.cases import E4M3, Case, build, problem_of
+from tests.support.cases import E4M3, Case, build, problem_of
 
 MIMO = Case(
     "two widths",

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import triton
 
-from tests.hopper_complaints import merge_complaints, products
 from tests.machine_code import SHARED, compiled
+from tests.support.hopper_complaints import merge_complaints, products
 
 pytestmark = pytest.mark.skipif(
     "nvidia" not in triton.backends.backends, reason="this Triton does not compile for nvidia"
@@ -61,7 +61,7 @@ VARIANTS = [pytest.param(x, marks=[pytest.mark.thorough] * (x not in ALWAYS)) fo
 def found(thorough: bool) -> list[dict[str, Any]]:
     """Reports of the whole suite's variants, or of the others: a process each."""
     names = [x for x in PRODUCTS if (x in ALWAYS) != thorough]
-    return compiled("sm90", *names, "--exactly", "--calls", "tests.wide_variants")
+    return compiled("sm90", *names, "--exactly", "--calls", "tests.support.wide_variants")
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

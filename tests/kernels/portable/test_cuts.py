@@ -10,7 +10,7 @@ import torch
 import paged_attn
 from paged_attn.kernels.portable import launches as portable_plan
 from paged_attn.launching import scratch
-from tests.cases import Case, build
+from tests.support.cases import Case, build
 
 CUT = Case("cut", (1, 1, 3), (70, 9, 33), heads=4, kv_heads=2, head_dim=16, dtype=torch.float16, sinks=True)
 

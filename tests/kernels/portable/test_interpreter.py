@@ -16,10 +16,10 @@ from triton.runtime.interpreter import InterpreterBuilder, InterpreterError
 
 import paged_attn
 from paged_attn.launching import platform, triton_version
-from tests import replayed
-from tests.cases import E4M3, Case, bits, build, run
-from tests.interpreter import PATCHES, READ, is_as_read, quicken
-from tests.test_paged_attention import EVERYTHING, FEW, Cut
+from tests.features.test_paged_attention import EVERYTHING, FEW, Cut
+from tests.support import replayed
+from tests.support.cases import E4M3, Case, bits, build, run
+from tests.support.interpreter import PATCHES, READ, is_as_read, quicken
 
 Both = Callable[[Callable[[], Any]], tuple[Any, Any]]
 

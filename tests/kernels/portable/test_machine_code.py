@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 
 from paged_attn.launching import launch, triton_version
-from tests import variants
 from tests.kernels import digests
 from tests.machine_code import ARITHMETIC, MULTIPROCESSORS, SHARED, compiled
+from tests.support import variants
 
 THOROUGH_PARTS = 4  # processes: so many that workers share them evenly, so few that imports do not count
 # All variants for sm90; in the whole suite those whose machine code is held by digests, and of each other kind one.

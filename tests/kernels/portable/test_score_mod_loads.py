@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paged_attn.kernels.common.score_mod import address_depends_on_first_load
-from tests.own_process import run
+from tests.support.own_process import run
 
 SCRIPT = """
 from paged_attn.kernels.common.score_mod import ScoreMod, loads_by_score, type_of
-from tests.score_mods import MODS
+from tests.support.score_mods import MODS
 for name, mod in MODS.items():
     if loads_by_score(ScoreMod(mod.triton, tuple(type_of(x) for x in mod.args(4, "cpu")))):
         print(name)
@@ -17,9 +17,9 @@ for name, mod in MODS.items():
 
 
 COMPILE = """
-from tests.cases import Case, build
+from tests.support.cases import Case, build
 from tests.machine_code import compile_calls
-from tests.variants import PREFILL
+from tests.support.variants import PREFILL
 import paged_attn
 
 CALLS = dict(score_mod="curve"), dict(score_mod="relative", positions="tree", qq_bias=32, tree=True)

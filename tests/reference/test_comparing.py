@@ -1,0 +1,35 @@
+"""The comparison of results with the reference's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paged_attn import reference
+from tests.support import comparing
+from tests.support.cases import E4M3, Case, build, compare
+
+
+def test_compare_accepts_the_rounded_reference_and_rejects_a_wrong_weight() -> None:
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        case = Case("long", (1,), (900,), dtype=dtype, padding=1)
+        inputs = build(case)
+        out, lse = reference.paged_attention(**inputs)
+        assert compare(case, out, lse.float(), inputs) <= 1
+        short = {**inputs, "seq_lens": inputs["seq_lens"] - 40, "causal": False}  # forty keys forgotten
+        wrong, wrong_lse = reference.paged_attention(**{**short, "out": torch.empty_like(out)})
+        with pytest.raises(AssertionError, match="long: out"):
+            compare(case, wrong, lse.float(), inputs)
+        with pytest.raises(AssertionError, match="long: lse"):
+            compare(case, out, wrong_lse.float(), inputs)
+
+
+def test_compare_accepts_zeros_of_fp8_where_no_row_of_many_sees_a_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(comparing, "rounds_weights", lambda problem: True)  # as some of Hopper's kernels do
+    case = Case("blind", (1,), (0,), heads=8, head_dim=64, dtype=E4M3, cache_dtype=E4M3, out_dtype=E4M3, padding=130)
+    inputs = build(case)
+    inputs["out"] = torch.zeros_like(inputs["out"])
+    _, lse = reference.paged_attention(**inputs)
+    assert compare(case, inputs["out"], lse.float(), inputs) <= 1

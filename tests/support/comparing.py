@@ -1,0 +1,194 @@
+"""What a result may be off, and the comparison of a call's with the reference's."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.support.formats import E4M3, E5M2, bits, is_fp8, widest
+from tests.support.torch_ways import IN_TORCH
+
+if TYPE_CHECKING:
+    from tests.support.cases import Case
+
+# dtype: (compute, store).  The bound of an element is  compute * sum_j p_j |v_j|  +  store * |out|:
+#   compute: rounding the weights p_j to the dtype of the dot, relative to the sum of the weighted magnitudes;
+#   store: rounding the result to the dtype of `out`.
+# An absolute tolerance is vacuous for long sequences, whose outputs shrink like 1 / sqrt(keys); this one shrinks too.
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float32: (2e-5, 1e-6),  # sums of thousands of products, exp2 of scores up to 60
+    torch.float16: (2**-10, 2**-11),  # 11 bits: half an ulp is 2^-11; twice that for p and the sum being rounded apart
+    torch.bfloat16: (2**-7, 2**-7),  # 8 bits: half an ulp is 2^-8; a store in the interpreter truncates, a whole ulp
+    E4M3: (2**-7, 2**-4),  # 4 bits: half an ulp is 2^-4; fp8 operands are exact in bfloat16, which bounds the dot
+    E5M2: (2**-7, 2**-3),  # 3 bits: half an ulp is 2^-3
+}
+# Where queries and keys are fp8, Hopper's prefill rounds the weights to e4m3 as well: half an ulp is 2^-4.
+FP8_WEIGHTS = 2**-4 + 2**-7
+# Without log-sum-exps these come from a line through each octave: -8.0% to +6.5% with the rounding, of their sum as
+# well: 7.3% of the magnitudes of values that are equally large, 8.0% beside a sink, which is exact.  No proof for any
+# values: sum_j p_j e_j (v_j - out) / (1 + e) is at most 8.7% of the magnitudes and the result together.
+LINE_WEIGHTS = 0.073 + 2**-7
+# These errors are relative to a weight, and hold above its type's smallest normal number.  Below, a weight is rounded
+# to a multiple of the smallest subnormal: in float16 by up to 2^-25; in e4m3, where the largest weight is 2^5, by 2^-10
+# of that: 2^-15.  Row maxima have a weight of 1, so that no sum of weights is less, and a result is off by that much of
+# sum_j |v_j|.  It shows where values of larger weights are zero.  bfloat16 and float32 end far below what sums keep.
+WEIGHTS_END, FP8_WEIGHTS_END = {torch.float16: 2.0**-25}, 2.0**-15
+# Norm of the errors of many results, relative to the norm of the results (root mean squares of one weight: 2.7%, 3.1%).
+# Bounds of single elements would hide a lost tile or a wrong sum.
+FP8_NORM, LINE_NORM, FP8_OUT_NORM = 0.035, 0.04, 0.03
+MANY = 1 << 16
+# Tolerances by dtype of q, relative to 1 + |lse|.  Products of inputs are exact and their sums float32, but fp8 tensor
+# cores keep about 14 bits of a sum.
+LSE_TOLERANCES: dict[torch.dtype, float] = {
+    torch.float32: 2e-5,
+    torch.float16: 1e-4,
+    torch.bfloat16: 1e-4,
+    E4M3: 2e-3,
+    E5M2: 2e-3,
+}
+
+
+def compare(
+    case: Case, out: Tensor, lse: Tensor | None, inputs: dict[str, Any], more: float = 0.0, on: str | None = None
+) -> float:
+    """Assert that out and lse are right for these inputs: close, 0 where nothing was seen, untouched where not asked.
+
+    more: by how much weights may be off beside their rounding.  on: where to compute, if not where the tensors are.
+    Returns the worst error as a share of its bound.
+    """
+    from paged_attn import reference
+
+    problem = None if IN_TORCH else problem_of(inputs)
+    of_e4m3 = problem is not None and case.dtype == case.dtype_of_cache == E4M3 and rounds_weights(problem)
+    if on is not None:
+        inputs = {name: _moved(x, on) for name, x in inputs.items()}
+        out, lse = out.to(on), lse if lse is None else lse.to(on)
+    if case.score_mod:
+        inputs = {**inputs, "score_mod": mod_of(case).torch}
+    given = {**inputs, "out": None, "return_lse": True}
+    both, want_lse = reference.paged_attention(**_with_magnitudes(given))
+    want, weighted = both.chunk(2, dim=2)
+    if is_fp8(out.dtype):
+        want = want.clamp(-torch.finfo(out.dtype).max, torch.finfo(out.dtype).max)
+
+    asked = asked_tokens(case).to(out.device)
+    got = out.double()
+    assert got[~asked].isnan().all(), f"{case.name}: rows that `only` leaves out were written"
+
+    dot = widest(case.dtype, case.dtype_of_cache)
+    compute = TOLERANCES[dot][0]
+    if of_e4m3:
+        compute = LINE_WEIGHTS if lse is None else FP8_WEIGHTS
+        if asked.sum() * want[0].numel() >= MANY:
+            norm = math.hypot(LINE_NORM if lse is None else FP8_NORM, FP8_OUT_NORM * is_fp8(out.dtype))
+            off, most = float((got - want)[asked].norm()), norm * float(want[asked].norm())  # 0 where nobody sees
+            assert off <= most, f"{case.name}: results are {off:.3g} off in all, at most {most:.3g} expected"
+    bound = bound_of(want, weighted, compute + 2 * more, out.dtype)  # a weight and the sum of all
+    least = FP8_WEIGHTS_END if of_e4m3 else 0.0 if problem is None else WEIGHTS_END.get(problem.compute, 0.0)
+    if least and not ((got - want).abs() <= bound)[asked].all():
+        bound = bound + least * _sums_of_magnitudes(given)
+    worst = worst_share(f"{case.name}: out", got, want, bound, asked)
+    if lse is None:
+        return worst
+    assert (lse.dtype, lse.shape) == (torch.float32, want_lse.shape), f"{case.name}: lse is {lse.dtype} {lse.shape}"
+    lse_bound = LSE_TOLERANCES[case.dtype] * (1 + want_lse.abs())
+    return max(worst, worst_share(f"{case.name}: lse", lse.double(), want_lse, lse_bound, asked))
+
+
+def _with_magnitudes(given: dict[str, Any]) -> dict[str, Any]:
+    """A call of the reference whose values are followed by their magnitudes, as further dims: one pass over scores."""
+    dims = {"v_cache": 2 if given["k_cache"].dim() == 5 else 3, "v_new": 2}
+    if given.get("k_new") is not None and given["v_new"] is None:
+        given = given | {"v_new": given["k_new"][..., : given["v_cache"].shape[3]]}
+    values = {name: given[name] for name in dims if given.get(name) is not None}
+    doubled = {name: torch.cat([bits(v), bits(_magnitude(v))], dims[name]).view(v.dtype) for name, v in values.items()}
+    gate = given.get("gate")
+    return given | doubled | ({} if gate is None else {"gate": torch.cat([gate, gate], 2)})
+
+
+def _sums_of_magnitudes(given: dict[str, Any]) -> Tensor:
+    """sum_j |v_j| over the keys that each query sees: of equal weights, times their number."""
+    from paged_attn import reference
+
+    bias = given.get("qq_bias")
+    if bias is not None:
+        bias = torch.where(bias == -torch.inf, bias, 0.0)
+    mod = given.get("score_mod")
+    hides = None if mod is None else lambda *args: torch.where(mod(*args) == -torch.inf, -torch.inf, 0.0)
+    equal: dict[str, Any] = dict(
+        softmax_scale=0.0, softcap=0.0, alibi_slopes=None, sinks=None, qq_bias=bias, score_mod=hides
+    )
+    both, log_number = reference.paged_attention(**_with_magnitudes(given | equal))
+    return both.chunk(2, dim=2)[1] * log_number.exp()[..., None]
+
+
+def mod_of(case: Case) -> Any:
+    pytest.importorskip("triton", reason="a score_mod of tests is a function under @triton.jit")
+    from tests.support.score_mods import MODS
+
+    return MODS[case.score_mod]
+
+
+def _moved(x: Any, device: Any) -> Any:
+    if isinstance(x, tuple):
+        return tuple(_moved(y, device) for y in x)
+    return x.to(device) if isinstance(x, Tensor) else x
+
+
+def bound_of(want: Tensor, weighted: Tensor, compute: float, out: torch.dtype) -> Tensor:
+    """The largest error of each element (TOLERANCES); weighted: the same attention over the magnitudes of values."""
+    smallest = torch.finfo(out).smallest_normal * torch.finfo(out).eps
+    bound = compute * weighted + TOLERANCES[out][1] * want.abs() + smallest
+    return bound.where(weighted != 0, 0.0)  # nothing seen, or only the sink: exactly 0
+
+
+def problem_of(inputs: dict[str, Any], device: Any = None) -> Any:
+    """What the planner is told of a call, on a device that need not be there."""
+    from paged_attn.arguments import bound
+    from paged_attn.checks import argument_rows as check
+    from paged_attn.launching import platform
+    from paged_attn.records import problem
+
+    given, options = bound(inputs)
+    check.check_attention(given, options)
+    return problem.problem_of(given, options, device or platform.device_of(given.q.device), platform.INTERPRET)
+
+
+def rounds_weights(problem: Any) -> bool:
+    """Whether the kernels of a call multiply fp8 weights."""
+    from paged_attn.planning import planner
+
+    return any(x.pipe is not None and x.pipe.FP8_PRODUCTS for x in planner.plan(problem).launches)
+
+
+def asked_tokens(case: Case) -> Tensor:
+    """[tokens] bool: the rows that the call must write; padding counts where `only` is not given."""
+    wanted = {None: lambda n: True, "decode": lambda n: n == 1, "prefill": lambda n: n != 1}[case.only]
+    per_sequence = torch.tensor([wanted(n) for n in case.query_lens], dtype=torch.bool)
+    rows = per_sequence.repeat_interleave(torch.tensor(case.query_lens, dtype=torch.long))
+    return torch.cat([rows, torch.full((case.padding,), case.only is None)])
+
+
+def worst_share(what: str, got: Tensor, want: Tensor, bound: Tensor, asked: Tensor) -> float:
+    """The largest |got - want| / bound over the asked rows; asserts that it is at most 1."""
+    got, want, bound = got[asked], want[asked], bound[asked]
+    if got.numel() == 0:
+        return 0.0
+    error = torch.where(got == want, 0.0, (got - want).abs())  # equal infinities differ by nothing
+    share = torch.where(error == 0, 0.0, error / bound).nan_to_num(nan=torch.inf, posinf=torch.inf)
+    worst = int(share.argmax())
+    where = tuple(int(i) for i in torch.unravel_index(share.argmax(), share.shape))
+    token = int(asked.nonzero()[where[0]])
+    assert share.flatten()[worst] <= 1, (
+        f"{what}{[token, *where[1:]]} is {got[where]:.6g}, want {want[where]:.6g} within {bound[where]:.3g}; "
+        f"{int((share > 1).sum())} of {share.numel()} elements are off"
+    )
+    return float(share.flatten()[worst])
+
+
+def _magnitude(tensor: Tensor) -> Tensor:
+    return (bits(tensor) & 0x7F).view(tensor.dtype) if is_fp8(tensor.dtype) else tensor.abs()

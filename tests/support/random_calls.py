@@ -1,0 +1,229 @@
+"""What a random call may be: a line for each argument, drawn from the plainest to the rarest.
+
+`configuration` draws what kernels are compiled for, `batch` the lengths and numbers that one kernel meets in one call:
+many batches of one configuration cost little.  A source of random numbers may be `random.Random` or hypothesis's, which
+shrinks what it has drawn: the first of several choices, False and small numbers are where it ends.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from paged_attn.arguments import ARGUMENTS, BY_NAME, OPTION, REFUSED
+from tests.support.cases import E4M3, E5M2, Case, is_fp8
+from tests.support.random_batches import random_decodes, random_lengths
+
+Fields = dict[str, Any]
+Draw = Callable[[random.Random, Fields], Any]
+FP16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+class Limits(NamedTuple):
+    """What a machine can afford."""
+
+    heads: int  # of a case
+    head_dim: int
+    keys: float  # of a sequence, as a power of two
+
+
+GPU = Limits(heads=64, head_dim=256, keys=11.5)
+SIMULATOR = Limits(heads=16, head_dim=256, keys=9.5)
+INTERPRETER = Limits(heads=8, head_dim=64, keys=6)
+TORCH = Limits(heads=16, head_dim=128, keys=7.5)
+
+
+def sometimes(rng: random.Random, share: float) -> bool:
+    return rng.random() >= 1 - share
+
+
+def one_of(*values: Any) -> Draw:
+    return lambda rng, known: rng.choice(values)
+
+
+def maybe(share: float) -> Draw:
+    return lambda rng, known: sometimes(rng, share)
+
+
+def refused(name: str, fields: Fields) -> bool:
+    """Whether an argument may not stand beside one that these fields of a case give."""
+    others = [x.argument if x.beside == name else x.beside for x in REFUSED if name in (x.argument, x.beside)]
+    return any(fields.get(field) for other in others for field in BY_NAME[other].model)
+
+
+# What the Hopper kernels may be asked for, of a model and of a case.  Later lines know what earlier ones have drawn.
+SIZES: dict[str, Draw] = {
+    "dtype": one_of(BF16, BF16, FP16, E4M3),
+    "cache_dtype": lambda rng, f: E4M3 if f["dtype"] == E4M3 else rng.choice([f["dtype"]] * 3 + [E4M3, E5M2]),
+    "head_dim": one_of(128, 128, 128, 64, 64, 40, 80, 96, 192, 256),
+    "page_size": one_of(16, 16, 8, 24, 32, 64, 128, 544),
+    "layout": one_of("NHD", "NHD", "HND", "x"),
+    "new": maybe(0.2),
+    "window_size": lambda rng, f: (rng.choice([-1, -1, -1, 0, 100, 1200]), -1),
+    "chunk": one_of(None, None, None, None, None, 100, 1024),
+    "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0),
+    "alibi": maybe(0.1),
+}
+# Of heads in turn: a full one beside a streaming one, by KV head or within groups; streaming ones; to both sides.
+HEAD_WINDOWS = (
+    ((-1, -1), (100, -1)), ((-1, -1), (-1, -1), (64, -1), (0, -1)), ((5, -1), (70, 3), (0, 0)), ((-1, 0), (63, 50)),
+)  # fmt: skip
+# Keys over ranks: stripes of one position, of parts of pages and tiles, of whole ones, of no power of two; one rank.
+SHARDS = ((0, 1, 16), (1, 2, 1), (0, 4, 8), (2, 3, 5), (3, 4, 16), (1, 2, 200))
+GROUPS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 20, 24, 32, 33, 40, 48, 64)
+# The rest of a case of these.
+OPTIONS: dict[str, Draw] = {
+    "kv_heads": one_of(1, 2, 3, 4),
+    "heads": lambda rng, f: f["kv_heads"] * rng.choice([n for n in GROUPS if n * f["kv_heads"] <= f["most_heads"]]),
+    "causal": lambda rng, f: not sometimes(rng, 0.1),
+    "causal_by_seq": maybe(0.1),
+    "slopes_of_seqs": maybe(0.3),
+    "alibi_symmetric": maybe(0.3),
+    "head_windows": one_of(*[()] * 9, HEAD_WINDOWS[0]),
+    "spans": one_of(*[0] * 9, 1, 3),
+    "clip_spans": maybe(0.3),
+    "prefix": one_of(*[0] * 9, 20, 100),
+    "sinks": maybe(0.2),
+    "lse": maybe(0.4),
+    "strided": maybe(0.1),
+    "scales": lambda rng, f: (
+        rng.choice(["none", "float", "tensor", "per_head", "per_seq"])
+        if is_fp8(f["cache_dtype"]) or is_fp8(f["dtype"])
+        else "none"
+    ),
+    "batch_invariant": lambda rng, f: not refused("batch_invariant", f) and sometimes(rng, 0.1),
+    "decode_form": maybe(0.2),
+    "positions": one_of("", "", "", "", "slots", "tree"),
+    "gate": maybe(0.1),
+    "qq_mask": one_of(0, 0, 0, 0, 0, 1, 2),
+    "token_scales": maybe(0.1),
+    "table": one_of("", "", "", "", "ragged", "gaps", "views"),
+    # what belongs to the results of all ranks is refused beside it
+    "shard": lambda rng, f: (
+        None
+        if any(f[name] for name in ("new", "sinks", "gate", "batch_invariant"))
+        else rng.choice([None] * 14 + [*SHARDS])
+    ),
+}
+ELSEWHERE = {"score_mod", "softmax_scale", "only"}  # of anything alone
+# Options that are drawn in no other way: mostly as they are by default.
+OPTIONS |= {
+    x.name: one_of(*[x.default] * 9, *x.others)
+    for x in ARGUMENTS
+    if x.kind == OPTION and hasattr(Case, x.name) and x.name not in {*SIZES, *OPTIONS, *ELSEWHERE}
+}
+# Anything that is legal.
+ANYTHING: dict[str, Draw] = {
+    **SIZES,
+    "dtype": one_of(BF16, FP16, F32, E4M3, E5M2),
+    "cache_dtype": lambda rng, f: rng.choice(
+        [E4M3, E5M2, FP16, BF16] if is_fp8(f["dtype"]) else [f["dtype"]] * 2 + [E4M3, E5M2]
+    ),
+    "head_dim": lambda rng, f: rng.choice(
+        [n for n in (64, 128, 16, 32, 80, 96, 192, 256, 1, 2, 20, 24, 40, 72, 136, 250) if n <= f["most_head_dim"]]
+    ),
+    "value_dim": lambda rng, f: rng.choice(
+        [None] * 8 + [n for n in (64, 128, 512, 1, 40) if n <= 2 * f["most_head_dim"]]
+    ),
+    "page_size": one_of(16, 1, 8, 12, 32, 64, 7, 128, 544),
+    "softcap": one_of(0.0, 0.0, 0.0, 10.0, 25.0, 3.0),
+    "alibi": maybe(0.2),
+    **OPTIONS,
+    "x": lambda rng, f: (
+        rng.choice([None, None, *(n for n in (1, 2, 4, 8, 16) if f["head_dim"] % n == 0)])
+        if f["layout"] == "x"
+        else None
+    ),
+    "new_dtype": lambda rng, f: rng.choice([BF16, FP16]) if is_fp8(f["dtype"]) and is_fp8(f["cache_dtype"]) else None,
+    "out_dtype": lambda rng, f: rng.choice([None] * 4 + [F32, BF16, FP16] + [E4M3, E5M2] * (f["shard"] is None)),
+    "own_out": lambda rng, f: sometimes(rng, 0.1) and f["shard"] is None,
+    "shared_buffer": maybe(0.2),
+    "latent": lambda rng, f: (
+        sometimes(rng, 0.15) and f["layout"] != "x" and (f["value_dim"] or f["head_dim"]) <= f["head_dim"]
+    ),
+    "integers": one_of(torch.int32, torch.int32, torch.int32, torch.int64),
+    "qq_bias": one_of(0, 0, 0, 1, 8, 64),
+    "tree": maybe(0.5),
+    "bias_of_seqs": maybe(0.5),
+    "softmax_scale": one_of(None, None, None, 0.3, 0.05, -0.1, 0.0),
+    "bounds": maybe(0.5),
+    "only": lambda rng, f: None if f["own_out"] else rng.choice([None] * 8 + ["decode", "prefill"]),
+    "score_mod": one_of(*[""] * 8, "alibi", "softcap", "relative"),
+}
+# What may differ from call to call of one configuration, beside lengths.
+BATCH: dict[str, Draw] = {
+    "window_size": lambda rng, f: tuple(n if n < 0 else rng.choice([n, n, n, 0, 1, 63, 64]) for n in f["window_size"]),
+    # numbers that kernels are told, not compiled for
+    "head_windows": lambda rng, f: f.get("head_windows") and rng.choice(HEAD_WINDOWS),
+    "chunk": lambda rng, f: f.get("chunk") and rng.choice([f["chunk"], 2, 64, 65, 200]),
+    "softmax_scale": lambda rng, f: (
+        f.get("softmax_scale")
+        if f.get("softmax_scale") in (-0.1, 0.0)
+        else rng.choice([f.get("softmax_scale")] * 2 + [0.3, 0.05])
+    ),
+    "softcap": lambda rng, f: f["softcap"] and rng.choice([f["softcap"], f["softcap"], 10.0, 25.0]),
+    "slack": one_of(0, 0, 0, 1, 40),
+    "padding": lambda rng, f: 0 if f["decode_form"] else rng.choice([0, 0, 0, 1, 3, 130]),
+    "seed": lambda rng, f: rng.randrange(1000),
+}
+# True: of calls in which sequences whose queries are among their keys have as many, or look like padding.
+CHECK = maybe(0.1)
+
+
+def checkable(fields: Fields, lengths: list[tuple[int, int]]) -> bool:
+    """lengths: queries and keys of each sequence."""
+    own = fields.get("causal", True) or fields.get("causal_by_seq") or fields.get("new")
+    return not own or all(queries < 2 or keys < 0 or keys >= queries for queries, keys in lengths)
+
+
+def drawn(rng: random.Random, lines: dict[str, Draw], **known: Any) -> Fields:
+    """Each line's, in their order; known: what has been drawn before, which the lines may look at."""
+    known = dict(known)
+    for name, draw in lines.items():
+        known[name] = draw(rng, known)
+    return {name: known[name] for name in lines}
+
+
+def configuration(rng: random.Random, limits: Limits, lines: dict[str, Draw] = ANYTHING) -> Fields:
+    """All fields of a case that kernels are compiled for."""
+    fields = drawn(rng, lines, most_heads=limits.heads, most_head_dim=limits.head_dim)
+    if not fields["causal"]:
+        fields["window_size"] = fields["window_size"][0], rng.choice([-1, 0, 50])
+    if fields.get("own_out"):
+        fields["out_dtype"] = fields["dtype"]
+    if "only" in fields and fields["decode_form"]:
+        fields["only"] = None
+    return fields
+
+
+def batch(rng: random.Random, fields: Fields, limits: Limits, lines: dict[str, Draw] = BATCH) -> Case:
+    """A call of a configuration: of any lengths."""
+    most = min(limits.keys, rng.choice([6.0, 8.0, 10.0, limits.keys]))
+    if fields["decode_form"]:
+        lengths = random_decodes(rng, most=most)
+    elif sometimes(rng, 0.3):
+        lengths = random_decodes(rng, drafts=True, most=most)
+    else:
+        lengths = random_lengths(rng, even=most > 9 and sometimes(rng, 0.3), most=most)
+    pairs = [_beside_a_border(rng, *pair) for pair in zip(lengths["query_lens"], lengths["seq_lens"])]
+    lengths |= dict(query_lens=tuple(q for q, _ in pairs), seq_lens=tuple(n for _, n in pairs))
+    fields = lengths | fields | drawn(rng, lines, **fields)
+    if "only" in fields and checkable(fields, pairs):
+        fields["check"] = CHECK(rng, fields)
+    return Case("drawn", **fields)
+
+
+def any_case(rng: random.Random, limits: Limits = GPU) -> Case:
+    """What the Hopper kernels may be asked for, of few heads."""
+    fields = configuration(rng, limits, SIZES | OPTIONS)
+    return batch(rng, fields, limits, {name: BATCH[name] for name in ("padding", "seed")})
+
+
+def _beside_a_border(rng: random.Random, queries: int, keys: int) -> tuple[int, int]:
+    """Every fourth sequence ends at a border of tiles or pages, or a key before or behind it; some end before key 0."""
+    if keys <= 0 or keys < queries or not sometimes(rng, 0.25):
+        return queries, -5 if keys == 0 and sometimes(rng, 0.05) else keys
+    return queries, max(queries, round(keys / 64) * 64 + rng.choice([0, -1, 1]))
