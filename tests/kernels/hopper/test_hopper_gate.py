@@ -10,7 +10,8 @@ import torch
 from paged_attn.planning import planner
 from tests.support import hopper_plans
 from tests.support.cases import E4M3, build, problem_of, run
-from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, NEW, PACKED, ragged, sized
+from tests.support.hopper_cases.short import BESIDE, LONG, MIXED_WITH_CHUNK
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
 
@@ -18,11 +19,7 @@ DECODES = ragged((1, 500), (1, 1500), (1, 1), (1, 0), (1, 900)) | dict(decode_fo
 LONE = ragged((1, 6000)) | dict(decode_form=True)
 OF_8 = ragged((8, 190), (8, 1900), (5, 132), (8, 8), (0, 77)) | dict(bounds=True)
 OF_32 = ragged((32, 240), (32, 1256), (20, 132), (32, 32)) | dict(bounds=True)
-MIXED = ragged((1, 500), (40, 230), (150, 150), (64, 300), (1, 1), (17, 33), (1, 0), (2, 130), (90, 700), (40, 9))
-BESIDE = ragged((200, 900), *[(1 + 3 * (i % 2), 64 + 37 * i) for i in range(20)], (70, 90)) | dict(bounds=True)
-LONG = ragged((300, 500), (300, 300), (300, 430)) | dict(bounds=True)
 CUT = ragged((64, 3000)) | dict(bounds=True)
-FEATURES: dict[str, Any] = dict(window_size=(200, -1), softcap=20.0, alibi=True, sinks=True)
 
 CASES: dict[str, dict[str, Any]] = {
     "decodes": DECODES,
@@ -44,11 +41,11 @@ CASES: dict[str, dict[str, Any]] = {
     "drafts of 32": OF_32,
     "drafts of 32, e4m3 cache, no lse": OF_32 | E4M3_CACHE | dict(lse=False),
     "drafts of 32, float16": OF_32 | dict(dtype=torch.float16),
-    "mixed": MIXED | dict(padding=5),
-    "mixed, e4m3 cache": MIXED | E4M3_CACHE,
-    "mixed, decodes only": MIXED | dict(only="decode"),
-    "mixed, prefills only": MIXED | dict(only="prefill", padding=5),
-    "mixed, invariant": MIXED | dict(batch_invariant=True, window_size=(100, -1), sinks=True),
+    "mixed": MIXED_WITH_CHUNK | dict(padding=5),
+    "mixed, e4m3 cache": MIXED_WITH_CHUNK | E4M3_CACHE,
+    "mixed, decodes only": MIXED_WITH_CHUNK | dict(only="decode"),
+    "mixed, prefills only": MIXED_WITH_CHUNK | dict(only="prefill", padding=5),
+    "mixed, invariant": MIXED_WITH_CHUNK | dict(batch_invariant=True, window_size=(100, -1), sinks=True),
     "decodes beside a chunk": BESIDE,
     "decodes beside a chunk, features": BESIDE | FEATURES,
     "long": LONG,

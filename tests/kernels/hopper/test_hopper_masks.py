@@ -9,6 +9,7 @@ import pytest
 from tests.support import hopper_plans
 from tests.support.cases import run
 from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support.hopper_cases.short import LONG, MIXED_WITH_CHUNK
 from tests.support.masks import LONG_MASKS as MASKS
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
@@ -17,8 +18,6 @@ pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures
 # those of no context, of no keys and of no queries.
 DECODES = ragged((1, 512), (1, 0), (1, 1), (1, 1500), (1, 130), (1, 257)) | dict(decode_form=True)
 DRAFTS = ragged((8, 190), (8, 200), (5, 132), (8, 8), (1, 64), (0, 77), (8, 700)) | dict(bounds=True)
-MIXED = ragged((1, 500), (40, 230), (150, 150), (64, 300), (1, 1), (17, 33), (1, 0), (2, 130), (90, 700), (40, 9))
-LONG = ragged((300, 500), (300, 300), (300, 430)) | dict(bounds=True)
 ALL: dict[str, Any] = dict(softcap=20.0, alibi=True, sinks=True)
 
 CASES: dict[str, dict[str, Any]] = {
@@ -31,10 +30,10 @@ CASES: dict[str, dict[str, Any]] = {
     "drafts, tree at depths": DRAFTS | dict(positions="tree", qq_bias=8, tree=True, alibi=True),
     "drafts, x-packed": DRAFTS | PACKED,
     "drafts, all e4m3": DRAFTS | ALL_E4M3,
-    "mixed": MIXED,
-    "mixed, all": MIXED | ALL,
-    "mixed, e4m3 cache": MIXED | E4M3_CACHE,
-    "mixed, invariant": MIXED | dict(batch_invariant=True, sinks=True),
+    "mixed": MIXED_WITH_CHUNK,
+    "mixed, all": MIXED_WITH_CHUNK | ALL,
+    "mixed, e4m3 cache": MIXED_WITH_CHUNK | E4M3_CACHE,
+    "mixed, invariant": MIXED_WITH_CHUNK | dict(batch_invariant=True, sinks=True),
     "long": LONG,
     "long, softcap": LONG | dict(softcap=20.0, lse=False),
     "long, new": LONG | NEW,
@@ -78,4 +77,4 @@ def test_windows_by_head_may_be_slices_of_a_wider_tensor() -> None:
 @pytest.mark.parametrize("way", ["long", "two_lists", "apart"])
 def test_uneven_queries_served_in_other_ways_give_the_results_of_the_reference(way: str, mask: str) -> None:
     with getattr(hopper_plans, way)():
-        run(sized(mask, **MIXED | ALL | MASKS[mask]), DEVICE)
+        run(sized(mask, **MIXED_WITH_CHUNK | ALL | MASKS[mask]), DEVICE)

@@ -12,7 +12,8 @@ import paged_attn
 from paged_attn.planning import planner
 from tests.support import hopper_plans
 from tests.support.cases import build, problem_of, run
-from tests.support.hopper_cases import ALL_E4M3, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support.hopper_cases.short import BESIDE, LONG, MIXED_WITH_CHUNK
 from tests.support.trees import assert_branches, random_tree, with_tree
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
@@ -21,16 +22,11 @@ WINDOW: dict[str, Any] = dict(window_size=(10, -1))  # shorter than trees are de
 WIDE: dict[str, Any] = dict(window_size=(150, -1))
 BOTH: dict[str, Any] = dict(window_size=(9, 4), causal=False)
 ALIBI: dict[str, Any] = dict(alibi=True)
-CAPPED: dict[str, Any] = dict(softcap=20.0, lse=False)
 # Trees of so many nodes that begin in a tile, at its first slot and at its last, of no context; plain ones, and none.
 OF_4 = ragged((4, 191), (4, 196), (4, 132), (3, 3), (1, 1), (0, 77), (4, 700)) | dict(bounds=True)
 OF_8 = ragged((8, 190), (8, 200), (5, 132), (8, 8), (1, 64), (0, 77), (8, 700)) | dict(bounds=True)
 OF_16 = ragged((16, 190), (16, 208), (9, 132), (16, 16), (1, 64), (0, 77)) | dict(bounds=True)
 OF_64 = ragged((64, 240), (64, 256), (50, 132), (64, 64)) | dict(bounds=True)
-# and prefill and decodes beside them
-MIXED = ragged((1, 500), (40, 230), (150, 150), (64, 300), (1, 1), (17, 33), (1, 0), (2, 130), (90, 700), (40, 9))
-BESIDE = ragged((200, 900), *[(1 + 3 * (i % 2), 64 + 37 * i) for i in range(20)], (70, 90)) | dict(bounds=True)
-LONG = ragged((300, 500), (300, 300), (300, 430)) | dict(bounds=True)
 
 CASES: dict[str, dict[str, Any]] = {
     "drafts of 4, window": OF_4 | WINDOW,
@@ -56,11 +52,11 @@ CASES: dict[str, dict[str, Any]] = {
     "drafts of 64, all e4m3, no lse": OF_64 | WINDOW | ALIBI | ALL_E4M3 | dict(lse=False),
     "drafts of 64, x-packed": OF_64 | WINDOW | ALIBI | PACKED,
     "drafts of 64, x-packed, new": OF_64 | WINDOW | PACKED | NEW,
-    "mixed, window": MIXED | WINDOW,
-    "mixed, wide window, alibi": MIXED | WIDE | ALIBI,
-    "mixed, e4m3 cache": MIXED | WINDOW | ALIBI | E4M3_CACHE,
-    "mixed, prefills only": MIXED | WINDOW | dict(only="prefill", padding=5),
-    "mixed, invariant": MIXED | WINDOW | ALIBI | dict(batch_invariant=True),
+    "mixed, window": MIXED_WITH_CHUNK | WINDOW,
+    "mixed, wide window, alibi": MIXED_WITH_CHUNK | WIDE | ALIBI,
+    "mixed, e4m3 cache": MIXED_WITH_CHUNK | WINDOW | ALIBI | E4M3_CACHE,
+    "mixed, prefills only": MIXED_WITH_CHUNK | WINDOW | dict(only="prefill", padding=5),
+    "mixed, invariant": MIXED_WITH_CHUNK | WINDOW | ALIBI | dict(batch_invariant=True),
     "decodes beside a chunk": BESIDE | WIDE | ALIBI,
     "decodes beside a chunk, new": BESIDE | WINDOW | NEW,
     "long, window": LONG | WINDOW,

@@ -9,17 +9,10 @@ import pytest
 from paged_attn.planning import planner
 from tests.support import hopper_plans
 from tests.support.cases import build, problem_of, run
-from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, NEW, PACKED, ragged, sized
+from tests.support.hopper_cases import ALL_E4M3, CAPPED, DEVICE, E4M3_CACHE, FEATURES, NEW, PACKED, sized
+from tests.support.hopper_cases.short import BESIDE, DECODES, LONG, MIXED, OF_8, OF_32
 
 pytestmark = [pytest.mark.simulated, pytest.mark.hopper, pytest.mark.usefixtures("on_hopper")]
-
-DECODES = ragged((1, 500), (1, 700), (1, 1), (1, 0), (1, 300)) | dict(decode_form=True)
-OF_8 = ragged((8, 190), (8, 600), (5, 132), (8, 8), (0, 77)) | dict(bounds=True)
-OF_32 = ragged((32, 240), (32, 456), (20, 132), (32, 32)) | dict(bounds=True)
-MIXED = ragged((1, 500), (40, 230), (150, 150), (64, 300), (1, 1), (17, 33), (1, 0), (2, 130), (40, 9))
-BESIDE = ragged((200, 900), *[(1 + 3 * (i % 2), 64 + 37 * i) for i in range(20)], (70, 90)) | dict(bounds=True)
-LONG = ragged((300, 500), (300, 300), (300, 430)) | dict(bounds=True)
-FEATURES: dict[str, Any] = dict(window_size=(200, -1), softcap=20.0, alibi=True, sinks=True)
 
 CASES: dict[str, dict[str, Any]] = {
     "decodes": DECODES,
