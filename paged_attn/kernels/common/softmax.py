@@ -31,7 +31,7 @@ def seen(score):
 
 @triton.jit
 def base_of(row_max):
-    """Number that is subtracted from exponents: the maximum, or 0 for rows that saw nothing (-inf - -inf is NaN)."""
+    """Number [R] that is subtracted from exponents: the maximum, or 0 for rows that saw no key (-inf - -inf is NaN)."""
     return tl.where(row_max > float("-inf"), row_max, 0.0)
 
 
@@ -58,7 +58,7 @@ def update(state, scores, unit, v, S: tl.constexpr, ALL_SEE: tl.constexpr):
 
 @triton.jit
 def merge(state, acc, row_max, row_sum):
-    """Join with another state of the same rows; the acc of a state that saw nothing is arbitrary."""
+    """Join a state with acc [R, D], row_max [R], row_sum [R]; acc of rows that saw no key is arbitrary."""
     both = tl.maximum(state.max, row_max)
     base = base_of(both)
     decay = tl.exp2(state.max - base)

@@ -67,7 +67,7 @@ def attend_block(block, rows, q, begin, end, first, cache, boxes, new, batch, mo
 
 @triton.jit
 def keep(partial, share, slots, slot, ahead, rows, state, S: tl.constexpr):
-    """Store the state of one piece in a slot of a share."""
+    """Store the state of one piece in slot `slot` of share `share`."""
     row = tl.arange(0, S.ROWS)
     at = slot_of(share, slots, slot, rows.kv_head, ahead, S) * S.LIVE + row
     store_partial(partial, at, rows.valid & (row < S.LIVE), tl.arange(0, S.VALUE_PADDED), state, S)
@@ -78,7 +78,7 @@ def attend_pieces(
     block, rows, q, begin, end, cut, share, slot, ahead, cache, boxes, new, batch, mods, scales, partial,
     S: tl.constexpr,
 ):  # fmt: skip
-    """Fold the states of pieces [begin, end) in order; cut: also store each state, from a slot of a share on.
+    """Fold the states of pieces [begin, end) in order; cut: also store each, from slot `slot` of share `share` on.
 
     A row's result depends on its position alone; pieces that only other rows of the block see change nothing.
     """

@@ -129,7 +129,7 @@ def _many(p: Problem, shortest: int, longest: int = UNBOUNDED) -> Launch:
 
 
 def _holds_tiles_ahead(p: Problem, rows: int) -> bool:
-    """Whether Triton can pipeline a loop with the user's score_mod; with wgmma it cannot if loads depend on scores."""
+    """Whether Triton can pipeline a loop with the user's score_mod: with wgmma, not if loads depend on scores."""
     return p.score_mod is None or p.device.arch != "sm90" or rows < 64 or not loads_by_score(p.score_mod)
 
 
@@ -230,7 +230,7 @@ def cut_by_head(p: Problem) -> bool:
 
 
 def kv_heads_cut_alike(p: Problem) -> int:
-    """KV heads that are cut alike, whose states lie side by side (`schedule.slot_of`)."""
+    """Number of KV heads that are cut alike, whose states lie side by side (`schedule.slot_of`)."""
     return 1 if cut_by_head(p) else p.kv_heads
 
 
@@ -257,7 +257,7 @@ def most_pieces(p: Problem, piece: int, query_len: int) -> int:
 
 
 def affordable(shares: int, blocks: int, share_bytes: int) -> int:
-    """Limit shares to MAX_SCRATCH_BYTES; 0 if no more shares than blocks are left."""
+    """Number of shares whose states fit MAX_SCRATCH_BYTES, at most `shares`; 0 if that is no more than blocks."""
     most = MAX_SCRATCH_BYTES // share_bytes
     return shares if shares <= most else most if most > blocks else 0
 

@@ -172,7 +172,7 @@ def padded_dims(p: Problem) -> tuple[int, int, int | None]:
     if not p.latent:
         return max(16, next_power_of_2(p.head_dim)), value_dim, None
     rest = p.head_dim - p.value_width
-    return value_dim, value_dim, max(32, next_power_of_2(rest)) if rest else 0  # a dot needs 16, and pairs have half
+    return value_dim, value_dim, max(32, next_power_of_2(rest)) if rest else 0  # a dot needs 16, or 32 in pairs
 
 
 def head_blocks(p: Problem) -> int:
@@ -205,7 +205,7 @@ def fit(p: Problem, config: Config) -> Config:
     stored_dims = dim + value_dim if rest is None else dim + rest
     stored_bytes = stored_dims * (p.cache.itemsize if config.pairs else p.compute.itemsize)
     limit = SHARED_MEMORY.get(p.device.arch, 65536)
-    # Hopper's and Blackwell's tensor cores read shared memory: one more stage is there, and the queries
+    # tensor cores of Hopper and Blackwell read shared memory, which then has all stages; elsewhere registers have one
     from_shared = p.device.capability in (90, 100) and config.rows >= 64
     # transposed float32 values of many dims leave no tile of a stage in registers
     turned = p.packed and p.compute == torch.float32 and p.widest >= WIDE

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .call import Call, Seq, narrow, per_head, quiet
 
-KEPT = 16 << 20  # bytes of a scratch tensor that stays for the next call: pages of fresh memory cost more than a copy
+KEPT = 16 << 20  # bytes of scratch that stays for the next call: fresh memory costs more, by page faults, than a copy
 _scratch = threading.local()
 
 
