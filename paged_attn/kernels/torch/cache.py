@@ -192,7 +192,7 @@ def _positions(spans: Sequence[Span], device: torch.device) -> Tensor:
 
 
 def _live(spans: Sequence[Span], device: torch.device) -> Tensor:
-    """bool [B, 1]: whether a span has positions."""
+    """Whether each span has positions, bool [B, 1]."""
     return torch.tensor([span.end > span.first for span in spans], device=device)[:, None]
 
 
