@@ -70,7 +70,7 @@ def chunk_of(pos, mods):
 
 @triton.jit
 def first_key_of(pos, left, mods):
-    """First key, inclusive, that a query at `pos` sees: `left` keys before it, but in its own chunk."""
+    """First key, inclusive, that a query at `pos` sees: `left` keys before it, or its chunk's first key if later."""
     first = pos - left
     if mods.chunk is not None:
         first = tl.maximum(first, chunk_of(pos, mods) * mods.chunk)

@@ -46,7 +46,7 @@ def rows_of_step(step, tokens, E: tl.constexpr):
 
 @triton.jit
 def first_head(owner, E: tl.constexpr):
-    """The first head of an owner's rows among those of a rank's results."""
+    """Number of an owner's first head among the heads of a rank's results."""
     if E.OWN_HEADS == E.HEADS:
         return 0
     else:

@@ -261,7 +261,7 @@ def store_joined(out, lse, acc, top, total, row, token, index, head, valid, dim,
     rows = RowTile(token, 0, index, head, head, head, head, head, valid, 0, 0, 0, 0, 0, 0, 0)
     store_results(out, rows, dim, finish(acc, total[:, None]), None, S)
     if lse is not None:
-        seen = total != 0  # also where it is not a number
+        seen = total != 0  # also where total is NaN
         found = tl.where(seen, top + tl.log2(tl.where(seen, total, 1.0)) * LN2, float("-inf"))
         tl.store(lse + row, found, mask=valid)
 

@@ -19,7 +19,7 @@ from .schedule import QUOTIENT_TOLERANCE, work
 
 # Keys that take as long to process as the state of one piece takes to be written, read and joined.
 KEYS_WORTH_A_CUT = tl.constexpr(640)
-# Numbers of pieces of the longest block up to which each number is tried; larger ones are tried by doubling.
+# Each number of pieces of the longest block up to this one is tried.  Beyond it, numbers double.
 MAX_PIECES = tl.constexpr(8)
 # Keys that take as long to process as joining one piece beyond MAX_PIECES; one program joins all pieces of a block.
 KEYS_WORTH_A_JOIN = tl.constexpr(64)

@@ -84,7 +84,7 @@ class Modifiers(NamedTuple):
     sinks: Any = None  # [heads]
     score_mod_args: Any = None  # arguments of Shape.SCORE_MOD behind (score, query_pos, key_pos, head)
     query_positions: Any = None  # int [tokens], positions of queries and of the call's own keys; None: slots
-    position_right: Any = None  # with query_positions: as `right`, in positions of own keys; `right` counts slots
+    position_right: Any = None  # with query_positions: as `right`, but in positions of the call's own keys
     causal: Any = None  # bool [seqs]: sequences for which `right` is 0; comes with `right`
     prefix_lens: Any = None  # int [seqs]: keys before these lengths are always visible
     spans: Any = None  # int [seqs, spans_count, 2]: slots in [first, second) see each other
@@ -95,7 +95,7 @@ class Modifiers(NamedTuple):
     spans_right: Any = None
     chunk: Any = None  # positions of a chunk; queries see keys of their own chunk only.  Comes with a smaller `left`
     qq_bias_stride_seq: Any = None  # from matrix to matrix, one for each sequence; None: one matrix for all
-    qq_mask: Any = None  # int32 [tokens, qq_words]: a bit for each own key of the sequence that the query sees
+    qq_mask: Any = None  # int32 [tokens, qq_words]: a bit for each of the call's own keys, 1 if the query sees the key
     qq_mask_stride: Any = None
     qq_words: Any = None
     head_windows: Any = None  # int [heads, 2]: keys visible before and after, -1: all; comes with left and right

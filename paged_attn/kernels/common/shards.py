@@ -2,7 +2,7 @@
 
 Stripes of Shape.STRIPE consecutive positions go to ranks 0, 1, ... in turn.  A rank's caches hold its own keys one
 after another, numbered from 0.  The order of own keys is that of their positions, so own keys between two positions lie
-between two numbers.  Bounds are converted once for each row, and masks need no position of a key.
+between two numbers.  Bounds are converted once for each row, and masks by these bounds need no key's position.
 """
 
 import triton

@@ -85,7 +85,7 @@ def load_kv(
 ):  # fmt: skip
     """Load rows [N, PADDED / PARTS] of stored elements: dims [BEGIN, BEGIN + WIDTH).
 
-    Rows that are not live [N] are zeros; live None is all rows.
+    live [N]: rows that are not live become zeros; None: all rows are live.
     """
     HEAD_DIM: tl.constexpr = WIDTH // kv.PARTS
     DIM: tl.constexpr = PADDED // kv.PARTS

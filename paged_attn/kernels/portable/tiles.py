@@ -22,7 +22,7 @@ def may_hide(tile, source, span, S: tl.constexpr):
 def step(state, q, rows, kv, boxes, source, ids, tile, span, mods, S: tl.constexpr, FULL: tl.constexpr):
     """Fold one tile, the keys from position `tile` on, into the state; FULL: every row sees all keys of the tile."""
     page, slot = locate(source, ids, tile, S)
-    # Values of other keys become zeros, because 0 * NaN is NaN; live None: all keys are live.
+    # Values of keys that are not live become zeros, because 0 * NaN is NaN.  live None: all keys are live.
     if S.REST is not None:
         live = None if FULL else lives(tile + tl.arange(0, S.TILE), source)
         k, v = load_latent(kv.key, page, slot, rows.kv_head, live, S)

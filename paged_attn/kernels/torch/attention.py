@@ -15,7 +15,7 @@ from .visible import Sight, runs_of, sight_of
 
 TOGETHER = 4096  # keys of a group, at most; every sequence counts as many as the longest one
 MOST_QUERIES = 128  # queries of a group, at most
-ALIKE = 1.25, 32  # a group's longest sequence has at most so many times the keys of its shortest, and so many more
+ALIKE = 1.25, 32  # keys of a group's longest sequence, at most: ALIKE[0] times those of its shortest + ALIKE[1]
 
 
 def attend(call: Call) -> None:

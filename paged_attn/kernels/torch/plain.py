@@ -61,7 +61,7 @@ def scaled(call: Call, sight: Sight) -> Scaled | None:
 
 
 def _numbers(call: Call) -> Scaled | None:
-    """The scales of a call, if each is one number for all that it scales."""
+    """The scales of a call, if each is one number, and products of numbers stay in float32's range."""
     given = call.given
     found = [per_head(x, call.sizes.kv_heads) for x in (given.q_scale, given.k_scale, given.v_scale)]
     numbers = [x for x in found if isinstance(x, float)]
@@ -125,14 +125,14 @@ def _few(call: Call, scales: Scaled, query: Tensor, group: Sequence[Seq], spans:
 
 
 def _padding(spans: Sequence[Span], keys: Tensor) -> Tensor:
-    """float32 [B, 1, 1, N]: minus infinity behind each span."""
+    """Mask float32 [B, 1, 1, N]: minus infinity behind each span."""
     ends = torch.tensor([max(x.end - x.first, 0) for x in spans], device=keys.device)[:, None, None, None]
     hidden = torch.arange(keys.shape[1], device=keys.device) >= ends
     return torch.zeros(hidden.shape, dtype=torch.float32, device=keys.device).masked_fill_(hidden, float("-inf"))
 
 
 def _many(call: Call, sight: Sight, scales: Scaled, query: Tensor, seq: Seq, span: Span) -> Iterator[State]:
-    """States of the queries [T, G, M, D] of one sequence: over its context, and over its own keys."""
+    """States of the queries [T, G, M, D] of one sequence: over its context, by pieces, and over the call's own keys."""
     query = query.permute(1, 2, 0, 3)
     causal = sight.is_causal(seq)
     border = seq.context_len if causal else span.end

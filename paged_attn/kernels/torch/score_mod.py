@@ -53,10 +53,7 @@ def apply_score_mod(
     """Replace scores [rows, keys] by a function's results; a program has ROWS rows."""
     row, key = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     live = (row < rows)[:, None] & (key < keys)[None, :]
-    row, key = (
-        tl.minimum(row, rows - 1),
-        tl.minimum(key, keys - 1),
-    )  # the function gets no others
+    row, key = tl.minimum(row, rows - 1), tl.minimum(key, keys - 1)  # the function gets no others
     at = scores + row[:, None] * keys + key[None, :]
     query, head = tl.load(query_pos + row)[:, None], tl.load(heads + row)[:, None]
     new = SCORE_MOD(tl.load(at), query, tl.load(key_pos + key)[None, :], head, *args)
