@@ -16,9 +16,9 @@ from ..launching.template import arguments_for
 from ..planning.planner import plan, steps_of
 from ..records import layout
 from ..records.call import Call, scales
+from ..records.formats import cdiv, next_power_of_2
 from ..records.key_bounds import key_bounds_of
 from ..records.problem import problem_of
-from ..records.rounding import cdiv, next_power_of_2
 from .limits import FAR, scale_and_cap
 
 TENSORS = {*Tensors._fields}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ..records.rounding import cdiv
+from ..records.formats import cdiv
 
 GIVES = ("heads", "all")
 MAX_PROGRAMS = 128  # programs that wait for peers run side by side

@@ -13,7 +13,7 @@ from ..kernels.shared_steps import JOINS_ALIKE, heads_of
 from ..launching.launch import Launches, Step
 from ..launching.template import arguments_for
 from ..records import layout
-from ..records.rounding import cdiv
+from ..records.formats import cdiv
 from .sizes import MAX_PROGRAMS, MAX_RANKS, Sizes, fours_of, packed_shape
 
 ELEMENTS = 512  # of a rank's rows that a program handles at a time: 16 bytes of each thread

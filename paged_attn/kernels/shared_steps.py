@@ -12,8 +12,8 @@ from ..launching.launch import Step, own
 from ..records import layout
 from ..records.call import ROOM, Call
 from ..records.copies import PAGE, Copies
+from ..records.formats import cdiv, next_power_of_2
 from ..records.plan import Launch
-from ..records.rounding import cdiv, next_power_of_2
 from .common.copying import copy_pages_kernel
 from .common.merge import merge_blocks_kernel, merge_states_kernel
 from .common.records import KV, Heads, KeyValues, Modifiers, Rows

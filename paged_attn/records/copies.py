@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from . import layout
+from .formats import cdiv
 from .problem import Problem, Stripes
-from .rounding import cdiv
 
 PAGE = 128  # slots of a page: whole tiles
 

@@ -1,4 +1,4 @@
-"""Facts from dtypes and shapes of caches, for code that needs no record of Triton."""
+"""Facts from dtypes and shapes of caches, and rounding up, without Triton."""
 
 import torch
 
@@ -19,3 +19,16 @@ def page_of(k_cache: torch.Tensor, kv_layout: str) -> tuple[int, int]:
 def value_dim_of(k_cache: torch.Tensor, v_cache: torch.Tensor) -> int:
     """Dims of values, which are not the innermost axis of x-packed caches."""
     return v_cache.shape[2 if k_cache.ndim == 5 else 3]
+
+
+# Triton has cdiv and next_power_of_2, too, but for kernels also: they take 2 us a call, and a plan makes a dozen calls.
+
+
+def cdiv(x: int, y: int) -> int:
+    """x / y, rounded up."""
+    return -(-x // y)
+
+
+def next_power_of_2(x: int) -> int:
+    """The next power of two >= x; 0 for x <= 0."""
+    return 1 << (x - 1).bit_length() if x > 0 else 0

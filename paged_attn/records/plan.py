@@ -1,8 +1,13 @@
-"""A planner's result: the launches of a call, and the layout of each launch."""
+"""A planner's result, the launches of a call, and the rows and thresholds of the tables from which planners choose.
 
+`docs/regimes.md` is generated from the tables, and `explain` names the row of a call.
+"""
+
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..kernels.common.records import Shape
+from .problem import Problem
 
 UNBOUNDED = 2**31 - 1  # upper bound on query tokens of a sequence where there is none
 
@@ -82,3 +87,31 @@ class Plan(NamedTuple):
             for launch in self.launches
             for x in launch.parts
         )
+
+
+# ---- tables ---------------------------------------------------------------------------------------
+
+
+class Threshold(NamedTuple):
+    """Describes a number, as `Annotated[int, Threshold(...)]`: its unit, its reason, and the measurement behind it."""
+
+    unit: str
+    reason: str
+    decided: str  # the line of a suite or of benchmarks/NOTES.md, shortened: case, figures
+
+
+class Regime(NamedTuple):
+    """A row of a table; the first row whose condition holds takes the call."""
+
+    name: str
+    calls: str  # the calls of this row, beyond those of the rows before
+    kernels: str  # kernel, tile, warps, who cuts keys
+    reason: str
+    decided: str  # as in Threshold
+    when: Callable[[Problem], bool]
+    launches: Callable[[Problem], tuple[Launch, ...]]
+
+
+def row_of(table: Sequence[Regime], p: Problem) -> Regime:
+    """The row that takes a call."""
+    return next(row for row in table if row.when(p))

@@ -17,8 +17,8 @@ from ..strides import lies_in
 from . import layout
 from .formats import is_fp8, page_of, value_dim_of
 from .key_bounds import key_bounds_of
-from .plan import UNBOUNDED
 
+INT32_MAX = 2**31 - 1
 # Up to this softcap, 2^-23 of the softcap is less than the error of float32 products.
 FAR_CAP = 64.0
 
@@ -135,7 +135,7 @@ def problem_of(given: Tensors, options: Options, device: Device, interpreted: bo
     # bounds that the host knows: number of queries, and of keys in the page table and outside the cache; one row may
     # take all of a ragged table
     pages = given.page_table.shape[1 if given.page_starts is None else 0]
-    room = min(pages * page_size + (tokens if new else 0), UNBOUNDED)
+    room = min(pages * page_size + (tokens if new else 0), INT32_MAX)
     bounds = key_bounds_of(options)
     return Problem(
         tokens=tokens,

@@ -14,7 +14,7 @@ from paged_attn.kernels import portable
 from paged_attn.kernels.hopper import planning
 from paged_attn.kernels.hopper.planning import block_kinds, regimes
 from paged_attn.kernels.portable import regimes as portable_regimes
-from paged_attn.records.regime import Regime, Threshold
+from paged_attn.records.plan import Regime, Threshold
 
 PAGE = Path(__file__).parents[2] / "docs" / "regimes.md"
 INTRODUCTION = """# Regimes

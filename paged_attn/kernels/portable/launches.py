@@ -6,10 +6,9 @@ from typing import Annotated
 import torch
 import triton
 
-from ...records.plan import UNBOUNDED, Config, Launch, Merge
+from ...records.formats import cdiv, next_power_of_2
+from ...records.plan import UNBOUNDED, Config, Launch, Merge, Threshold
 from ...records.problem import Problem
-from ...records.regime import Threshold
-from ...records.rounding import cdiv, next_power_of_2
 from ..common.records import Shape
 from ..common.score_mod import loads_by_score, of_this_dialect
 from .tuning import (

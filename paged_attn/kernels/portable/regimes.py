@@ -1,8 +1,7 @@
 """The table of regimes of the portable kernels: conditions on a call, and the launches that it gets."""
 
-from ...records.plan import Launch
+from ...records.plan import Launch, Regime, row_of
 from ...records.problem import Problem
-from ...records.regime import Regime, row_of
 from .launches import blocks, blocks_and_few, one_block, one_block_of_all_rows, rows_fit_one_block
 from .tuning import head_blocks
 

@@ -6,10 +6,9 @@ from typing import Annotated
 
 import torch
 
-from ...records.plan import Config
+from ...records.formats import next_power_of_2
+from ...records.plan import Config, Threshold
 from ...records.problem import Problem
-from ...records.regime import Threshold
-from ...records.rounding import next_power_of_2
 
 KEYS_PER_PIECE: Annotated[
     int,

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Annotated, NamedTuple
 
+from ....records.plan import Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
 from . import cost
 from .block_tiles import blocks_of_half_tiles
 from .operands import NONE, columns_of_list, conversion, has_tanh, terms_of

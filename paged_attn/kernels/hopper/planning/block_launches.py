@@ -3,11 +3,9 @@
 import math
 from typing import Annotated
 
-from ....records.formats import MANTISSA
-from ....records.plan import UNBOUNDED, Launch
+from ....records.formats import MANTISSA, cdiv, next_power_of_2
+from ....records.plan import UNBOUNDED, Launch, Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
-from ....records.rounding import cdiv, next_power_of_2
 from ...common.pieces import PIECES_PER_PROGRAM
 from ..args import Pipe
 from . import cost

@@ -2,9 +2,8 @@
 
 from typing import Annotated, NamedTuple
 
-from ....records.plan import UNBOUNDED
+from ....records.plan import UNBOUNDED, Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
 from .operands import (
     MAX_ROWS,
     NONE,

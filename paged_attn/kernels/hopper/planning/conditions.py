@@ -2,10 +2,9 @@
 
 from typing import Annotated
 
-from ....records.plan import UNBOUNDED
+from ....records.formats import cdiv
+from ....records.plan import UNBOUNDED, Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
-from ....records.rounding import cdiv
 from ...portable.launches import MAX_ROWS_OF_ONE_BLOCK
 from . import cost
 from .cost import long_scores

@@ -6,9 +6,9 @@ kernel, because `prepare` compiles for these numbers only.
 
 from typing import Annotated
 
+from ....records.formats import cdiv, next_power_of_2
+from ....records.plan import Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
-from ....records.rounding import cdiv, next_power_of_2
 from .shapes import is_even
 from .wide_heads import reads_latents
 

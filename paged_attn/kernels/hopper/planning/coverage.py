@@ -10,9 +10,8 @@ import torch
 from ....launching.locks import FIRST
 from ....launching.scratch import Need
 from ....records.copies import Copies, copies_of
-from ....records.plan import Launch
+from ....records.plan import Launch, Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
 from ...common.score_mod import ScoreMod
 from .block_tiles import blocks_take
 from .conditions import all_rows_are_few, blocks_are_parts

@@ -7,10 +7,9 @@ batch and the page table decide which program does what, and never change a resu
 import math
 from typing import Annotated
 
-from ....records.plan import UNBOUNDED, Launch
+from ....records.formats import cdiv, next_power_of_2
+from ....records.plan import UNBOUNDED, Launch, Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
-from ....records.rounding import cdiv, next_power_of_2
 from ...portable.launches import affordable, cut_by_head, kv_heads_cut_alike, most_pieces
 from ...portable.tuning import KEYS_PER_PIECE
 from ..args import Pipe

@@ -4,10 +4,9 @@ from typing import Annotated
 
 import torch
 
-from ....records.plan import UNBOUNDED
+from ....records.formats import next_power_of_2
+from ....records.plan import UNBOUNDED, Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
-from ....records.rounding import next_power_of_2
 from .cost import seqs_tried
 from .shapes import VALUES_PER_CORE_ROW, is_decode, is_wide, padded_dim, rows_of, widest_of
 from .wide_heads import only_columns, wide_columns

@@ -4,9 +4,8 @@ A call gets the launches of the first row whose condition holds.  Numbers in the
 folder.  `docs/regimes.md` shows both tables, and `explain` names the row.
 """
 
-from ....records.plan import UNBOUNDED, Launch
+from ....records.plan import UNBOUNDED, Launch, Regime, row_of
 from ....records.problem import Problem
-from ....records.regime import Regime, row_of
 from . import conditions, invariant, launch_order
 from .conditions import MAX_HEADS, all_blocks_are_parts, parts_save_a_launch, shares_have_more_rows
 from .operands import MAX_ROWS, NONE, conversion, decodes_have_shares, fp8_rows_are_columns, packed_rows_are_columns

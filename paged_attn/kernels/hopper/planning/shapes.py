@@ -5,9 +5,9 @@ import math
 import torch
 import triton
 
+from ....records.formats import next_power_of_2
 from ....records.plan import Config, Launch
 from ....records.problem import Problem
-from ....records.rounding import next_power_of_2
 from ...common.records import Shape
 from ...common.score_mod import of_this_dialect
 from ...portable.launches import merge_of

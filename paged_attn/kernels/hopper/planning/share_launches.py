@@ -4,9 +4,8 @@ import math
 from typing import Annotated
 
 from ....records.formats import MANTISSA
-from ....records.plan import UNBOUNDED, Launch
+from ....records.plan import UNBOUNDED, Launch, Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
 from ...portable.launches import cut_by_head, kv_heads_cut_alike
 from ..args import Pipe
 from .operands import MAX_COLUMNS, WIDEN, has_tanh

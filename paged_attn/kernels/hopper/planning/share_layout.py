@@ -3,9 +3,9 @@
 import math
 from typing import Annotated, NamedTuple
 
+from ....records.formats import cdiv, next_power_of_2
+from ....records.plan import Threshold
 from ....records.problem import Problem
-from ....records.regime import Threshold
-from ....records.rounding import cdiv, next_power_of_2
 from . import cost
 from .block_tiles import ELEMENTS_OF_TILES_BESIDE, RINGS_OF_FEW_ROWS
 from .operands import MAX_COLUMNS, MAX_REGISTER_COLUMNS, MAX_ROWS, columns_beside, columns_of_shares

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
+from ....records.formats import cdiv, next_power_of_2
 from ....records.plan import UNBOUNDED
 from ....records.problem import Problem
-from ....records.rounding import cdiv, next_power_of_2
 from .shapes import SHARED_BYTES, in_boxes, is_decode, is_wide, padded_dim, padded_value_dim, rows_of, widest_of
 
 MIN_WIDTH, MAX_WIDTH, MAX_LATENT_WIDTH = 40, 512, 576  # dims of keys and of values; dims of latent keys
