@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from types import BuiltinFunctionType
 from typing import Any, ClassVar
 
-from . import context, triton_version
+import torch
+
+from . import triton_version
 from .locks import FIRST
 from .template import AtAddress, Descriptors, Hole
 
@@ -71,7 +73,7 @@ class Places(dict[int, tuple[int, Any]]):
             for places in list(self.everyones):
                 places.clear()
         Places.encodings += 1
-        context.provide()
+        provide_context()
         box = self.encoded(address)[0]
         self[address] = found = (id(box) + type(box).__basicsize__ - BOX, box)
         return found
@@ -197,7 +199,7 @@ def _direct(
             finally:
                 spare.append(mine)
         if failed:  # perhaps the thread had no context yet; else Triton's launcher says what is wrong
-            context.provide()
+            provide_context()
             otherwise(addresses)
 
     return direct
@@ -216,3 +218,36 @@ def _start() -> Callable[..., int]:
     """cuLaunchKernelEx(config, function, parameters, extra)."""
     start: Callable[..., int] = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
     return start
+
+
+# ---- the context of a thread ---------------------------------------------------------------------
+# The driver needs a context to load code or to encode a descriptor.  torch makes no context current for a thread that
+# stays on the first device.  Triton's launcher does so only at launch.
+
+
+@functools.cache
+def _cuda() -> ctypes.CDLL | None:
+    """The driver; None on a machine without it."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+@functools.cache
+def _primary(index: int) -> ctypes.c_void_p:
+    """The primary context of a device, in which CUDA's runtime and torch work; null if the driver has none."""
+    cuda, device, found = _cuda(), ctypes.c_int(), ctypes.c_void_p()
+    if cuda is not None and not cuda.cuDeviceGet(ctypes.byref(device), index):
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(found), device)  # held to the end of the process, as torch does
+    return found
+
+
+def provide_context() -> None:
+    """Make the current device's context this thread's, if the thread has none."""
+    cuda, current = _cuda(), ctypes.c_void_p()
+    if cuda is None or cuda.cuCtxGetCurrent(ctypes.byref(current)) or current:
+        return
+    context = _primary(torch.cuda.current_device())
+    if context:
+        cuda.cuCtxSetCurrent(context)

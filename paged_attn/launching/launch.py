@@ -12,9 +12,8 @@ import triton
 from triton.compiler import CompiledKernel
 from triton.runtime.interpreter import InterpretedFunction
 
-from . import context, driver, platform, scratch, triton_trial, triton_version
-from .hooks import tell_plainly
-from .keys import settle
+from . import driver, platform, scratch, triton_trial, triton_version
+from .jit_functions import settle, tell_plainly
 from .locks import FIRST
 from .platform import INTERPRET, current, interpreting
 from .template import STREAM, Descriptors, Hole, Placed, caller, fill, filler
@@ -51,7 +50,7 @@ def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> Any:
         with interpreting():
             return kernel[grid](*args, **options)
     with FIRST:
-        context.provide()
+        driver.provide_context()
         tell_plainly(kernel)
         settle(kernel)
         compiled = kernel.warmup(*args, grid=grid, **options)

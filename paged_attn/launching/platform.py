@@ -153,6 +153,17 @@ def current(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device)
 
 
+def child_environment(*without: str) -> dict[str, str]:
+    """Environment for a child: this process's packages, compiled kernels, and no variable named in `without`."""
+    environment = os.environ | {
+        "TRITON_INTERPRET": "0",
+        "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path),
+    }
+    for name in without:
+        environment.pop(name, None)
+    return environment
+
+
 _pretended: Device | None = None
 
 

@@ -14,13 +14,14 @@ room gets new memory.
 
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import memory
 from .locks import left_free
 
 # Counters that an arena grows by: 4 MiB.  With 132 multiprocessors this suffices for some 7000 captured decodes.  With
@@ -55,7 +56,7 @@ class Arena:
 
     def grow(self, least: int = COUNTERS_PER_CHUNK) -> None:
         """Add a chunk, zeroed before anybody can be handed a part of it."""
-        (chunk,) = memory.kept(lambda: (self._zeroed(least),), self.device)
+        (chunk,) = kept_memory(lambda: (self._zeroed(least),), self.device)
         with self.lock:
             self.chunks.append(chunk)
             self.left, self.low = least, False
@@ -117,11 +118,13 @@ def own(own: Own, device: torch.device) -> list[Tensor]:
     return [memory[begin : begin + x.nbytes].view(x.dtype).view(x.shape) for x, begin in zip(own.likes, own.begins)]
 
 
+Make = Callable[[], tuple[Tensor, ...]]
 NONE = Room(None, None)
 Place = tuple[int | None, int, int]  # device, stream and number
 _rooms: dict[Place, Room] = {}  # kept rooms, which eager calls share
 _turned_away: deque[Place] = deque(maxlen=MAX_ROOMS_PER_DEVICE)  # the latest calls for which no room was kept
 _keeping = left_free()
+_other_streams: dict[torch.device, torch.cuda.Stream] = {}  # for `kept_memory`
 _arenas: dict[torch.device, Arena] = {}
 
 
@@ -166,7 +169,7 @@ def _make(place: Place, room: Room | None, states: int, counters: int, device: t
         return _room(*_memory(states, counters, device), arena(device))
     had = room or NONE
     wanted = max(had.states_size, states), max(had.counters_size, counters)
-    kept_states, kept_counters = memory.kept(lambda: _memory(*wanted, device), device)
+    kept_states, kept_counters = kept_memory(lambda: _memory(*wanted, device), device)
     room = _room(kept_states, kept_counters, arena(device))
     with _keeping:
         _rooms.pop(place, None)
@@ -200,3 +203,55 @@ def _room(states: Tensor, counters: Tensor, arena: Arena | None = None) -> Room:
 
 def _empty(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(count, dtype=dtype, device=device)
+
+
+# ---- kept memory ---------------------------------------------------------------------------------
+# Around a call, torch may take memory from a pool that must not be kept: a pool of the user, or the pool of a graph
+# that torch.compile warms up.  A pool applies to the calling thread (torch 2.13) or to the current stream (earlier
+# versions).  Modes of the calling thread may change how tensors are made.  So another thread allocates, on another
+# stream.
+
+
+def kept_memory(make: Make, device: torch.device) -> tuple[Tensor, ...]:
+    """Make tensors by a function in another thread and on another stream, for use on the device's current stream."""
+    if device.type != "cuda":
+        return make()
+    user = torch.cuda.current_stream(device)
+
+    def work() -> tuple[Tensor, ...]:
+        ours = _other_than(user, device)
+        with torch.cuda.device(device), torch.cuda.stream(ours):
+            tensors = make()
+            user.wait_event(ours.record_event())
+            for tensor in tensors:
+                tensor.record_stream(user)  # once dropped, its memory is reused only after that stream's work
+        return tensors
+
+    return _in_a_thread(work)
+
+
+def _other_than(user: torch.cuda.Stream, device: torch.device) -> torch.cuda.Stream:
+    """A stream that differs from the user's: torch hands out a few streams in turn, so a new one may be the same."""
+    stream = _other_streams.get(device) or _other_streams.setdefault(device, torch.cuda.Stream(device))
+    while stream == user:
+        stream = torch.cuda.Stream(device)
+    return stream
+
+
+def _in_a_thread(work: Make) -> tuple[Tensor, ...]:
+    """Call a function in a new thread and return or raise its outcome; in this thread if Python is about to exit."""
+    future: Future[tuple[Tensor, ...]] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    thread = Thread(target=run, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no new threads at exit
+        return work()
+    thread.join()
+    return future.result()

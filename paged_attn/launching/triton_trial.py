@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import triton
 
-from . import child, platform, triton_version
+from . import platform, triton_version
 
 SECONDS = 600  # limit of a trial; most of its time is compiling
 
@@ -80,9 +80,8 @@ def _ask(arch: str, index: int) -> str:
     """Try in another process and return its verdict; keep the verdict unless something else may have stopped it."""
     command = [sys.executable, "-c", f"from paged_attn import selftest; selftest.try_kernels({arch!r}, {index})"]
     try:
-        done = subprocess.run(
-            command, env=child.environment("PAGED_ATTN_HOPPER"), capture_output=True, text=True, timeout=SECONDS
-        )
+        environment = platform.child_environment("PAGED_ATTN_HOPPER")
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         why = f"a few calls, tried in a process of their own, took more than {SECONDS} s"
         _keep(arch, why)

@@ -8,8 +8,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from ..launching import launch, platform, triton_version
-from ..launching.hooks import tell_plainly
-from ..launching.keys import settle
+from ..launching.jit_functions import settle, tell_plainly
 
 
 class CompileOnly:

@@ -17,7 +17,8 @@ import threading
 from time import monotonic
 from typing import Any
 
-from ..launching import child, triton_version
+from ..launching import triton_version
+from ..launching.platform import child_environment
 from .manifest import Asked, Held, keep
 from .prepare import Summary
 from .processes import Pool, processors
@@ -55,7 +56,7 @@ def _begin(asked: Asked, turn: Held | None) -> Any:
     task = base64.b64encode(pickle.dumps((asked, turn is not None))).decode()
     return subprocess.Popen(
         [sys.executable, "-c", PROGRAM, task],
-        env=child.environment(*without), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=child_environment(*without), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, pass_fds=held,
     )  # fmt: skip
 

@@ -17,7 +17,7 @@ from tests.support import warm
 KEYS = """
 import importlib, json, sys
 from paged_attn.kernels import common, portable
-from paged_attn.launching.keys import settle
+from paged_attn.launching.jit_functions import settle
 
 kernels = []
 for name in sys.argv[2:]:

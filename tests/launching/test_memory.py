@@ -16,7 +16,7 @@ import torch
 import paged_attn
 from paged_attn import reference
 from paged_attn.calls import call_cache
-from paged_attn.launching import driver, launch, memory, scratch, template
+from paged_attn.launching import driver, launch, scratch, template
 from paged_attn.launching.template import AtAddress, Hole
 from paged_attn.planning import planner
 
@@ -113,14 +113,14 @@ def test_kept_memory_is_made_by_another_thread_and_on_another_stream(monkeypatch
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: user_like.get(n := next(numbers)) or Stream(n))
     monkeypatch.setattr(torch.cuda, "stream", Entered)
     monkeypatch.setattr(torch.cuda, "device", Entered)
-    monkeypatch.setattr(memory, "_streams", {})
+    monkeypatch.setattr(scratch, "_other_streams", {})
     kept = Kept()
 
     def make() -> Any:
         seen.append(threading.current_thread() is threading.main_thread())
         return (kept,)
 
-    assert memory.kept(make, torch.device("cuda", 0)) == (kept,)
+    assert scratch.kept_memory(make, torch.device("cuda", 0)) == (kept,)
     assert seen == ["cuda:0", 2, False, (1, "event of 2"), ("used on", 1)]
 
 
@@ -198,7 +198,7 @@ def test_a_hundred_thousand_signatures_keep_the_latest(monkeypatch: pytest.Monke
 
 def test_a_hundred_thousand_addresses_keep_descriptors_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit counts all launches together, and a descriptor in use stays."""
-    monkeypatch.setattr(driver.context, "provide", lambda: None)
+    monkeypatch.setattr(driver, "provide_context", lambda: None)
     monkeypatch.setattr(driver, "KNOWN_TO_ALL", 2000)
     monkeypatch.setattr(driver.Places, "encodings", 2000)  # whatever others keep is forgotten first
     everyone = [driver.Places(lambda address: [SimpleNamespace(address=address)]) for _ in range(200)]

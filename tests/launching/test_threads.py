@@ -12,7 +12,7 @@ import torch
 
 import paged_attn
 from paged_attn import reference
-from paged_attn.launching import context, driver, launch, locks, memory
+from paged_attn.launching import driver, launch, locks, scratch
 from tests.support.own_process import run
 
 THREADS = 4
@@ -148,16 +148,16 @@ class Cuda:
 def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A driver, and 3 as the current device."""
     stands_in = Cuda()
-    monkeypatch.setattr(context, "_cuda", lambda: stands_in)
+    monkeypatch.setattr(driver, "_cuda", lambda: stands_in)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    context._primary.cache_clear()
+    driver._primary.cache_clear()
     yield stands_in
-    context._primary.cache_clear()
+    driver._primary.cache_clear()
 
 
 def test_a_thread_without_a_context_gets_its_devices(cuda: Cuda) -> None:
     def work(_: int) -> int:
-        context.provide()
+        driver.provide_context()
         return cuda.now[threading.get_ident()]
 
     assert in_threads(work) == [1013] * THREADS
@@ -166,7 +166,7 @@ def test_a_thread_without_a_context_gets_its_devices(cuda: Cuda) -> None:
 
 def test_a_context_that_is_there_stays(cuda: Cuda) -> None:
     cuda.now[threading.get_ident()] = 5
-    context.provide()
+    driver.provide_context()
     assert cuda.now == {threading.get_ident(): 5}
     assert not cuda.retained
 
@@ -183,7 +183,7 @@ def test_what_a_thread_of_ours_raises_is_raised_here() -> None:
         raise MemoryError("of the device")
 
     with pytest.raises(MemoryError, match="of the device"):
-        memory._in_a_thread(work)
+        scratch._in_a_thread(work)
 
 
 # ---- on a GPU ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import triton
 
 from paged_attn import selftest
 from paged_attn.kernels.hopper import dialect
-from paged_attn.launching import child, triton_trial, triton_version
+from paged_attn.launching import platform, triton_trial, triton_version
 from tests.support import warm
 
 ROOT = Path(__file__).parents[2]
@@ -151,7 +151,7 @@ def test_names_that_are_missing_are_reason_enough(asked: list[Any], monkeypatch:
 def test_that_process_has_the_packages_of_this_one_and_decides_for_itself(monkeypatch: Any) -> None:
     monkeypatch.setenv("PAGED_ATTN_HOPPER", "1")
     monkeypatch.setattr(sys, "path", ["", "/first"])
-    environment = child.environment("PAGED_ATTN_HOPPER")
+    environment = platform.child_environment("PAGED_ATTN_HOPPER")
     assert environment["PYTHONPATH"] == os.pathsep.join([".", "/first"])
     assert environment["TRITON_INTERPRET"] == "0"
     assert "PAGED_ATTN_HOPPER" not in environment

@@ -21,7 +21,7 @@ from triton.compiler import ASTSource
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
-from ...launching.keys import settle
+from ...launching.jit_functions import settle
 from ...launching.locks import FIRST
 from ...launching.platform import INTERPRET
 
